@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -145,18 +146,20 @@ def stopped_by_signals() -> Iterator[threading.Event]:
 
 @contextmanager
 def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None]:
-    """Cancel Spark's jobs once an event is set; the body then ends as by Ctrl-C.
+    """Cancel the body's jobs, and no others of the session, once an event is set; it then ends as by Ctrl-C.
 
     Raises:
         KeyboardInterrupt: the body was cancelled; what it was about to write was not written.
     """
-    over = threading.Event()
+    over, tag, context = threading.Event(), f"retryapp-{secrets.token_hex(6)}", spark.sparkContext
+    context.addJobTag(tag)
 
     def cancel() -> None:
         while not over.wait(CANCEL_POLL_S):
             if stopped.is_set():  # again and again: between two jobs there is nothing to cancel
-                spark.sparkContext.setLogLevel("OFF")  # pages about jobs that were cancelled
-                spark.sparkContext.cancelAllJobs()
+                if not brought_along():
+                    context.setLogLevel("OFF")  # pages about jobs that were cancelled
+                context.cancelJobsWithTag(tag)
 
     canceller = threading.Thread(target=cancel, name="retryapp-cancel", daemon=True)
     canceller.start()
@@ -169,6 +172,7 @@ def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None
     finally:
         over.set()
         canceller.join()
+        context.removeJobTag(tag)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""``retryapp pipeline compact | expire | vacuum | rebuild | erase``: maintain a lake."""
+"""``retryapp pipeline compact | expire | vacuum | rebuild | gaps | erase``: maintain a lake."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from retryapp.cli._options import Length, json_option, pipeline_client_config
+from retryapp.cli._output import instant, table
 from retryapp.cli._spark import interruptible, lake_options, print_waiting, spark_session, wait_option
 from retryapp.cli._target import connect, reach
 from retryapp.cli.console import emit
@@ -90,6 +91,35 @@ def rebuild(*, since: datetime, lake: str, session: SessionOptions, wait_s: floa
     with _upkeep(lake, session, wait_s) as upkeep:
         rows = upkeep.rebuild(since.date())
     emit({"rows": rows}, f"{rows:,} rows decoded again", as_json=as_json)
+
+
+@click.command()
+@click.option("--acknowledge", "names", metavar="GAP", multiple=True, help="A loss that is known; may be repeated.")
+@click.option("--note", default="", help="Why it needs no more attention; shown with the gap.")
+@lake_options
+@json_option
+def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOptions, as_json: bool) -> None:
+    """List the offsets that were lost before they were archived; acknowledge some.
+
+    'analyse' and 'report' fail because of a gap until it is acknowledged; afterwards they show it as a warning.
+    """
+    now_ms = SystemClock().wall_ms()
+    with spark_session(replace(session, brief=True)) as spark, interruptible(spark):
+        from retryapp.pipeline.facts import Facts
+        from retryapp.pipeline.gaps import Gaps
+        from retryapp.pipeline.lake import open_lake
+
+        known = Gaps(Facts(spark, open_lake(spark, lake)))
+        known.acknowledge(names, now_ms=now_ms, note=note)
+        rows = known.rows()
+    columns = ("gap", "topic", "partition", "from_offset", "to_offset", "reason", "note")
+    shown = [
+        (*(str("" if row[name] is None else row[name]) for name in columns), instant(row["acknowledged_ms"], now_ms))
+        for row in rows
+    ]
+    headings = ("gap", "topic", "partition", "from offset", "to", "reason", "note", "acknowledged")
+    text = table(headings, shown) if rows else "nothing was lost"
+    emit({"gaps": rows}, text, as_json=as_json)
 
 
 @click.command()

@@ -23,7 +23,7 @@ from retryapp.cli._spark import (
     stopped_by_signals,
     wait_option,
 )
-from retryapp.cli._upkeep import compact, erase, expire, rebuild, vacuum
+from retryapp.cli._upkeep import compact, erase, expire, gaps, rebuild, vacuum
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.jvm import ensure_jars, spark_jars
@@ -36,10 +36,9 @@ from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
-    from retryapp.pipeline.archive import Archived
+    from retryapp.pipeline.archive import Archived, Driven, OnProgress
     from retryapp.pipeline.outlook import TopicOutlook
-    from retryapp.pipeline.positions import Life
-    from retryapp.pipeline.runner import Driven, OnProgress
+    from retryapp.pipeline.state import Life
 
 
 @click.group(name="pipeline")
@@ -61,7 +60,7 @@ def command() -> None:
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
-for _other in (analyse, report, compact, expire, vacuum, rebuild, erase):
+for _other in (analyse, report, compact, expire, vacuum, rebuild, gaps, erase):
     command.add_command(_other)
 
 
@@ -231,10 +230,9 @@ def _progress(group: str) -> Iterator[OnProgress]:
 def progress_text(progress: Driven) -> str:
     """Return how far a run is, for people."""
     parts = [f"{progress.rows:,} rows", f"{progress.rows_per_s:,.0f}/s"]
-    if progress.behind is not None:
-        parts.append(f"{progress.behind:,} offsets behind")
-        if progress.rows_per_s > 0:
-            parts.append(f"about {progress.behind / progress.rows_per_s:,.0f} s left")
+    parts.append(f"{progress.behind:,} offsets behind")
+    if progress.rows_per_s > 0:
+        parts.append(f"about {progress.behind / progress.rows_per_s:,.0f} s left")
     return ", ".join(parts)
 
 
@@ -285,10 +283,12 @@ def outlook_text(topics: Sequence[TopicOutlook], now_ms: int) -> str:
             topic.topic,
             str(topic.epoch),
             f"{topic.behind:,}",
+            f"{topic.undecided:,}",
             instant(topic.oldest_unread_ms, now_ms),
-            "never" if topic.loss_at_ms is None and topic.behind else instant(topic.loss_at_ms, now_ms),
-            f"{topic.lost_offsets:,}",
+            "never" if topic.loss_at_ms is None and topic.oldest_unread_ms else instant(topic.loss_at_ms, now_ms),
+            "deleted" if topic.ended else f"{topic.lost_offsets:,}",
         )
         for topic in topics
     ]
-    return table(("topic", "epoch", "offsets behind", "oldest unread", "lost by retention", "offsets lost"), rows)
+    names = ("topic", "epoch", "offsets behind", "in open transactions", "oldest unread", "lost by retention")
+    return table((*names, "offsets lost"), rows)

@@ -16,6 +16,7 @@ delivery), never by a timestamp.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from typing import Annotated, Final, Literal
 
@@ -136,6 +137,9 @@ class Progress(LifecycleEvent):
 AnyEvent = Succeeded | Skipped | PolicyUsed | Progress
 Event = Annotated[AnyEvent, Field(discriminator="kind")]
 
+VERSION: Final = 1
+KINDS: Final = frozenset({"succeeded", "skipped", "policy", "progress"})
+
 _ADAPTER: Final[TypeAdapter[AnyEvent]] = TypeAdapter(Event)
 
 
@@ -147,3 +151,18 @@ def decode_event(raw: bytes) -> AnyEvent:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "value"
         raise DamagedEventError(f"{field}: {first['msg']}") from error
+
+
+def newer_event(raw: bytes) -> tuple[str, int] | None:
+    """Return kind and version of an event that only a newer worker can decode; None for anything else.
+
+    >>> newer_event(b'{"v":1,"kind":"held"}'), newer_event(b'{"v":2,"kind":"policy"}'), newer_event(b'{"v":1}')
+    (('held', 1), ('policy', 2), None)
+    """
+    try:
+        facts = json.loads(raw)
+        kind, version = str(facts["kind"]), int(facts["v"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    is_newer = version > VERSION or (version == VERSION and kind not in KINDS)
+    return (kind, version) if is_newer else None

@@ -4,45 +4,47 @@ Life of a run:
 
 1. Take the group's hold on the lake, and before anything is written the hold on the table of records.
 2. Look up the topics, their lives (topic ids), and the first and last offset of each partition.
-3. Compare with the lake: a new id opens an epoch; offsets that are gone before they were read become rows of ``gaps``.
-4. Note that the run has begun (``runs``), and continue from the group's checkpoint. Without a usable one a new one
-   starts from the table's own offsets: the table is the truth, checkpoints are disposable.
-5. Stream what is there, batch by batch, each one commit of ``records``; a repeated batch changes nothing.
-6. Look up the topics again and report one that was re-created meanwhile. Publish the cut (``runs``).
+3. Compare with the state that the table's last commit carries: a new id opens an epoch; offsets that are gone before
+   they were read become rows of ``gaps``.
+4. Read batch by batch, from the state's offsets to the ends of now. A batch and the state after it are one commit: a
+   run that dies has written both or neither.
+5. Look up the topics after each batch, and report one that was re-created while it was read.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.streaming.query import StreamingQuery
 
-from retryapp.core.errors import RetryAppError
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
-from retryapp.pipeline.errors import LakeUnusableError, OtherRunError, TopicChangedError
+from retryapp.pipeline.errors import OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.failures import named_failure
+from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.positions import IN_DOUBT, Gap, Life, Lives, Start, find_lives, find_start
-from retryapp.pipeline.read import read_stream
-from retryapp.pipeline.runner import Driven, OnProgress, drive
-from retryapp.pipeline.runs import FAILED, FINISHED, INTERRUPTED, REFUSED, LastRun, Run, RunLog
+from retryapp.pipeline.positions import IN_DOUBT, Gap, Offsets, Start, find_start, next_ranges
+from retryapp.pipeline.read import read_range
 from retryapp.pipeline.schemas import RECORDS
-from retryapp.pipeline.sources import Sources, find_sources
-from retryapp.pipeline.tables import ERASURES_TABLE, GAPS_TABLE, RECORDS_TABLE, TOPICS_TABLE, Tables
+from retryapp.pipeline.sources import find_sources
+from retryapp.pipeline.state import WRITER, Life, State, read_state
+from retryapp.pipeline.tables import ERASURES_TABLE, RECORDS_TABLE, Tables
 from retryapp.pipeline.transform import archive_rows
 
 JOB: Final = "archive"
-_OF_LIFE: Final = ("cluster_id", "topic_id", "epoch", "topic", "group", "main", "station")
+_OF_LIFE: Final = ("topic_id", "epoch", "topic", "group", "main", "station")
 DEFAULT_ROWS_PER_BATCH: Final = 500_000  # offsets that one batch covers at most
 
 
@@ -67,6 +69,36 @@ class Archived:
         return self.rows * 1_000 / max(1, self.elapsed_ms)
 
 
+@dataclass(slots=True)
+class Driven:
+    """What a run has done so far."""
+
+    rows: int = 0
+    batches: int = 0
+    rows_per_s: float = 0.0  # rate of the last batch
+    behind: int = 0  # offsets between the last batch and the ends at the run's start
+    interrupted: bool = False
+
+
+OnProgress = Callable[[Driven], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a run finds."""
+
+    cluster_id: str
+    state: State
+    start: Start
+    ends: Offsets
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to read or to note."""
+        left = any(self.ends[place] > position for place, position in self.start.positions.items())
+        return bool(left or self.start.gaps or self.start.fresh)
+
+
 class Archive:
     """Runs the job for one group (all its handlers) on one lake."""
 
@@ -89,7 +121,7 @@ class Archive:
         self._now_ms = now_ms
         self._admin = KafkaAdmin(connection)
         self._facts = Facts(spark, lake)
-        self._runs = RunLog(self._facts, now_ms)
+        self._gaps = Gaps(self._facts)
         self._holds = Holds(spark, lake)
 
     def run_once(
@@ -105,81 +137,88 @@ class Archive:
         Waits ``wait_s`` for another run of the group, at least ``TURN_S`` for others that write to the table. After an
         error what was committed stays.
         """
-        sources = find_sources(self._admin, self.group)
         take = partial(self._holds.take, JOB, on_wait=on_wait, stopped=stopped)
-        with take(f"{JOB} {sources.cluster_id} {self.group}", wait_s=wait_s):
-            last = self._runs.last(JOB, sources)
-            turn = take(RECORDS_HOLD, wait_s=max(wait_s, TURN_S))
-            watch = partial(drive, job=JOB, on_progress=on_progress, stopped=stopped)
-            return self._run(sources, last, turn, watch)
-
-    def _run(
-        self,
-        sources: Sources,
-        last: LastRun | None,
-        turn: AbstractContextManager[str | None],
-        watch: Callable[..., Driven],
-    ) -> Archived:
-        began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
-        lives = find_lives(self._facts, sources, began_ms)
-        start = find_start(self._tables, self._admin, sources, lives, last)
-        if last is not None and last.state == FINISHED and not (start.gaps or lives.fresh) and self._is_all(start):
-            return self._result(run_id, began_ms, sources, lives, start, Driven())
-        with turn as waited_for:
-            if waited_for is not None:  # the first look may be long ago
-                lives = find_lives(self._facts, sources, began_ms)
-                start = find_start(self._tables, self._admin, sources, lives, last)
-            self._tables.ensure_records()
-            self._note_gaps(start.gaps, run_id, began_ms)
-            for life in lives.fresh:  # after the gaps: the next run then reports a re-creation that this one did not
-                self._facts.put(TOPICS_TABLE, f"{sources.cluster_id} {life.topic}@{life.topic_id}", asdict(life))
-            run = self._runs.begin(run_id, JOB, sources, start.checkpoint or f"{sources.digest}-{run_id}")
-            try:
-                query = self._start(sources, lives, start, run)
-                driven = watch(query, resumed=start.checkpoint is not None)
-                self._check_unchanged(lives, run_id, driven)
-            except OtherRunError:
-                self._runs.end(run, REFUSED, rows=0, cut={})
-                raise
-            except RetryAppError as error:
-                with suppress(LakeUnusableError):  # on a full disk nothing can be noted; the next run sees no end
-                    self._runs.end(run, FAILED, rows=0, cut=start.positions, detail=str(error))
-                raise
-            result = self._result(run_id, began_ms, sources, lives, start, driven)
-            self._runs.end(run, INTERRUPTED if driven.interrupted else FINISHED, rows=driven.rows, cut=result.cut)
-            return result
-
-    def _is_all(self, start: Start) -> bool:
-        """Tell whether there is nothing to read: looking costs milliseconds, a query seconds."""
-        ends = Positions(self._connection).ends(list(start.positions))
-        return all(ends[place] <= position for place, position in start.positions.items())
-
-    def _result(
-        self, run_id: str, began_ms: int, sources: Sources, lives: Lives, start: Start, driven: Driven
-    ) -> Archived:
+        began_ms, run_id, driven = self._now_ms(), uuid.uuid4().hex[:12], Driven()
+        with take(f"{JOB} {self._admin.cluster_id()} {self.group}", wait_s=wait_s):
+            look = look_up(self._tables, self._admin, self.group)
+            cut = look.start.positions
+            if look.has_news or not self._is_current():
+                turn = take(RECORDS_HOLD, wait_s=max(wait_s, TURN_S))
+                look, cut = self._write(turn, run_id, driven, on_progress, stopped or threading.Event())
         return Archived(
-            group=sources.group,
+            group=self.group,
             run_id=run_id,
             rows=driven.rows,
             batches=driven.batches,
             elapsed_ms=self._now_ms() - began_ms,
-            topics=len(sources.topics),
-            gaps=start.gaps,
-            new_lives=lives.fresh,
+            topics=len(look.start.lives),
+            gaps=look.start.gaps,
+            new_lives=look.start.fresh,
             interrupted=driven.interrupted,
-            cut={**start.positions, **driven.ends},
+            cut=cut,
         )
 
-    def _start(self, sources: Sources, lives: Lives, start: Start, run: Run) -> StreamingQuery:
-        records = read_stream(self._spark, self._connection, start=start.positions, rows_per_batch=self._rows_per_batch)
-        rows = archive_rows(
-            records, self._topics_frame(lives), salt=self._lake.salt, run_id=run.run_id, erased=self._erased()
-        )
-        checkpoint = self._lake.checkpoint(JOB, run.checkpoint)
-        writer = rows.writeStream.format("delta").outputMode("append").trigger(availableNow=True)
-        writer = writer.queryName(f"{JOB}:{sources.group}").option("checkpointLocation", checkpoint)
-        writer = writer.option("mergeSchema", "true")  # a lake of an older build gets the columns that it lacks
-        return writer.start(self._lake.table(RECORDS_TABLE))  # its commits name query and batch: none comes twice
+    def _is_current(self) -> bool:
+        return self._tables.exists(RECORDS_TABLE) and not self._tables.missing_columns()
+
+    def _write(
+        self,
+        turn: AbstractContextManager[str | None],
+        run_id: str,
+        driven: Driven,
+        on_progress: OnProgress | None,
+        stopped: threading.Event,
+    ) -> tuple[Look, Offsets]:
+        with turn:
+            look = look_up(
+                self._tables, self._admin, self.group
+            )  # again: the state is of all groups, and one may have run
+            self._tables.ensure_records()
+            self._note_gaps(look.start.gaps, look.cluster_id, run_id)
+            positions, state, erased = dict(look.start.positions), look.state, self._erased()
+            begin, end = next_ranges(positions, look.ends, self._rows_per_batch)
+            todo = look.has_news
+            while todo:
+                if stopped.is_set():
+                    driven.interrupted = True
+                    break
+                reached = {**positions, **end}
+                after = state.after(self.group, look.start.lives_at(reached), look.cluster_id, run_id)
+                began_s = time.monotonic()
+                try:
+                    state = self._commit(after, self._rows(look, begin, end, run_id, erased))
+                except (PySparkException, Py4JJavaError) as error:
+                    if stopped.is_set():  # a supervisor ends Python workers too
+                        driven.interrupted = True
+                        break
+                    raise named_failure(error, job=JOB) from error
+                positions = reached
+                self._check_unchanged(look, begin, end, run_id)
+                begin, end = next_ranges(positions, look.ends, self._rows_per_batch)
+                todo = bool(begin)
+                driven.rows += state.rows
+                driven.batches += 1
+                driven.rows_per_s = state.rows / max(0.001, time.monotonic() - began_s)
+                driven.behind = sum(look.ends[place] - position for place, position in begin.items())
+                if on_progress is not None:
+                    on_progress(driven)
+        return look, positions
+
+    def _commit(self, after: State, rows: DataFrame) -> State:
+        """Append rows and the state after them, in one commit; return that state as the table has it."""
+        options = {"userMetadata": after.text(self._lake.id), "txnAppId": WRITER, "txnVersion": str(after.sequence)}
+        writer = rows.write.format("delta").mode("append").options(**options)
+        writer.save(self._lake.table(RECORDS_TABLE))
+        state = read_state(self._tables)
+        if state.run_id != after.run_id or state.sequence != after.sequence:  # Delta skips a sequence that is there
+            raise OtherRunError(JOB, f"run {state.run_id} has written commit {state.sequence}")
+        return state
+
+    def _rows(self, look: Look, begin: Offsets, end: Offsets, run_id: str, erased: DataFrame | None) -> DataFrame:
+        if not begin:  # only lives and gaps are news
+            return self._spark.createDataFrame([], RECORDS)
+        records = read_range(self._spark, self._connection, begin, end)
+        return archive_rows(records, self._topics_frame(look), salt=self._lake.salt, run_id=run_id, erased=erased)
 
     def _erased(self) -> DataFrame | None:
         """Return the keys whose records are not kept; None where there are none, which is faster."""
@@ -187,23 +226,35 @@ class Archive:
             return None
         return self._tables.read(ERASURES_TABLE).groupBy("key_hash").agg(F.max("erased_ms").alias("erased_ms"))
 
-    def _note_gaps(self, gaps: Iterable[Gap], run_id: str, found_ms: int) -> None:
+    def _note_gaps(self, gaps: Iterable[Gap], cluster_id: str, run_id: str) -> None:
         for gap in gaps:
-            self._facts.put(GAPS_TABLE, gap.name, gap.row(run_id, found_ms))
+            self._gaps.put(gap.row(cluster_id, run_id, self._now_ms()))
 
-    def _topics_frame(self, lives: Lives) -> DataFrame:
+    def _topics_frame(self, look: Look) -> DataFrame:
         columns = [field for field in RECORDS if field.name in _OF_LIFE]
-        values = [tuple(getattr(life, field.name) for field in columns) for life in lives.present]
-        return self._spark.createDataFrame(values, T.StructType(columns))
+        values = [tuple(getattr(life, field.name) for field in columns) for life in look.start.lives]
+        topics = self._spark.createDataFrame(values, T.StructType(columns))
+        return topics.withColumn("cluster_id", F.lit(look.cluster_id))
 
-    def _check_unchanged(self, lives: Lives, run_id: str, driven: Driven) -> None:
+    def _check_unchanged(self, look: Look, begin: Offsets, end: Offsets, run_id: str) -> None:
         """Raise if a topic was re-created while it was read: its rows then carry the wrong id."""
-        now = self._admin.describe_topics([life.topic for life in lives.present])
-        for life in lives.present:
+        read = [life for life in look.start.lives if any(place[0] == life.topic for place in begin)]
+        now = self._admin.describe_topics([life.topic for life in read]) if read else {}
+        for life in read:
             state = now.get(life.topic)
             if state is None or state.topic_id == life.topic_id:
                 continue
-            ends = [(place[1], end) for place, end in driven.ends.items() if place[0] == life.topic]
-            doubts = [Gap(life, partition, None, end, IN_DOUBT) for partition, end in ends]
-            self._note_gaps(doubts, run_id, self._now_ms())
+            places = [place for place in begin if place[0] == life.topic]
+            doubts = [Gap(life, place[1], begin[place], end[place], IN_DOUBT) for place in places]
+            self._note_gaps(doubts, look.cluster_id, run_id)
             raise TopicChangedError(life.topic, life.topic_id, state.topic_id, run_id)
+
+
+def look_up(tables: Tables, admin: KafkaAdmin, group: str) -> Look:
+    """Compare a group's topics with what the lake knows; changes nothing."""
+    state = read_state(tables)
+    sources = find_sources(admin, group, state.of_group(group))
+    state.check_cluster(sources.cluster_id, tables.lake.uri)
+    start = find_start(state, admin, sources)
+    ends = Positions(admin.connection).ends(list(start.positions)) if start.positions else {}
+    return Look(cluster_id=sources.cluster_id, state=state, start=start, ends=ends)

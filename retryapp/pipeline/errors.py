@@ -12,6 +12,16 @@ class SparkMissingError(EnvironmentFault):
         super().__init__(f"the pipeline needs PySpark ({problem}). Install it: pip install 'retryapp[spark]' (565 MB)")
 
 
+class SparkVersionError(EnvironmentFault):
+    """This Spark is not the one that the pipeline's jars are made for. Operator action: install that one."""
+
+    def __init__(self, found: str, needed: str) -> None:
+        super().__init__(
+            f"the pipeline needs Spark {needed}, and this is {found}. Install it (pip install 'retryapp[spark]'), or "
+            f"use a platform with Spark {needed}"
+        )
+
+
 class SparkStartError(EnvironmentFault):
     """Spark's JVM did not start. Operator action: read its output; memory and Java are the usual causes."""
 
@@ -53,14 +63,50 @@ class TopicChangedError(EnvironmentFault):
 
 
 class OtherRunError(EnvironmentFault):
-    """Another run of the same group writes to the lake. Operator action: wait for it, or stop it."""
+    """Another archive run has written to the lake meanwhile. Operator action: wait for it, or stop it."""
 
     def __init__(self, job: str, problem: str) -> None:
         super().__init__(
-            f"another {job} run of this group writes to this lake: {problem}. Wait for it, or stop it; nothing was "
-            f"written twice. If there is none, a crash left a damaged checkpoint: remove its folder, the next run "
-            f"continues from the offsets in the table"
+            f"another {job} run writes to this lake: {problem}. Wait for it, or stop it; nothing was written twice"
         )
+
+
+class OtherClusterError(EnvironmentFault):
+    """The lake has the records of another Kafka cluster. Operator action: correct ``--broker``, or use a new lake."""
+
+    def __init__(self, lake: str, known: str, found: str) -> None:
+        super().__init__(
+            f"the lake {lake} has the records of Kafka cluster {known!r}, and this is {found!r}. Correct --broker, or "
+            f"give each cluster a lake of its own (--lake); nothing was changed"
+        )
+
+
+class TableReplacedError(EnvironmentFault):
+    """The table of records is gone, or another one. Operator action: put it back, or begin again as advised."""
+
+    def __init__(self, table: str, problem: str, mark: str = "") -> None:
+        again = f"; to begin again with what topics still have, remove {mark}" if mark else ""
+        super().__init__(
+            f"the table {table} is not the one that this lake was archived to: {problem}. Put that table back{again}. "
+            f"Nothing was changed"
+        )
+
+
+class ErasureUnfinishedError(EnvironmentFault):
+    """Files with erased records could not be removed. Operator action: grant the rights, then ``erase --resume``."""
+
+    def __init__(self, first: str, count: int) -> None:
+        super().__init__(
+            f"{count} files that may hold erased records are still there, as {first}. The erasure has not ended: grant "
+            f"the right to remove them, then run 'retryapp pipeline erase --resume'"
+        )
+
+
+class GapUnknownError(EnvironmentFault):
+    """A lake has no such gap. Operator action: take the name from ``retryapp pipeline gaps``."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the lake has no gap {name!r}. 'retryapp pipeline gaps' lists them; nothing was changed")
 
 
 class HeldError(EnvironmentFault):

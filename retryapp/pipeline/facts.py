@@ -5,14 +5,17 @@ A file is written once and never changed. Its name is its identity: a fact that 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from pyspark.sql import SparkSession
 
 from retryapp.pipeline.lake import Files, Lake
+
+_LONGEST: Final = 200  # characters of a file's name; file systems take 255 bytes, with an ending
 
 
 class Facts:
@@ -54,9 +57,10 @@ class Facts:
 
 
 def fact_name(text: str) -> str:
-    """Return text as a file's name.
+    """Return text as a file's name; what is too long for one ends with its hash.
 
     >>> fact_name("a/b c")
     'a~2Fb~20c'
     """
-    return quote(text, safe="@").replace("%", "~")
+    name = quote(text, safe="@").replace("%", "~")
+    return name if len(name) <= _LONGEST else f"{name[:100]}@{hashlib.sha256(text.encode()).hexdigest()[:16]}"

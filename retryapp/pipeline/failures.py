@@ -8,10 +8,7 @@ from typing import Final
 from retryapp.core.errors import RetryAppError
 from retryapp.pipeline.errors import JobFailedError, OtherRunError
 
-_OTHER_RUN: Final = (
-    "Concurrent update to the log|Multiple streaming jobs|Multiple streaming queries|CONCURRENT_QUERY|"
-    "CONCURRENT_STREAM_LOG|DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionException"
-)
+_OTHER_RUN: Final = "DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionException"
 _ADVICE: Final = {
     "data may have been lost|KAFKA_DATA_LOSS|OffsetOutOfRange": (
         "Records were deleted before they were read: run again, the gap is recorded and the rest is archived"
@@ -33,25 +30,21 @@ _ADVICE: Final = {
     ),
     "ClassNotFoundException|Failed to find data source": "This Spark lacks a jar: see 'retryapp pipeline jars'",
 }
-_NOT_RESUMED: Final = (
-    "It could not continue from its checkpoint, which is damaged or outdated and will not be used again: run again, "
-    "the next run continues from the offsets in the table"
-)
 _OTHERWISE: Final = "'retryapp --traceback ...' shows Spark's own message"
 _BEFORE: Final = re.compile(r"^.*terminated with exception: ", re.DOTALL)
 _AFTER: Final = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
 MAX_CHARS: Final = 300
 
 
-def named_failure(error: Exception, *, job: str, stuck: bool = False) -> RetryAppError:
-    """Return our error for a failed query; ``stuck``: it did not finish one batch from its checkpoint."""
+def named_failure(error: Exception, *, job: str) -> RetryAppError:
+    """Return our error for a failed job."""
     text = str(error)
     if re.search(_OTHER_RUN, text):
         return OtherRunError(job, innermost(text))
     advice = _advice(text)
     if advice is None and (advice := _advice(causes := _causes(error))) is not None:
         text = causes
-    return JobFailedError(job, innermost(text), advice or (_NOT_RESUMED if stuck else _OTHERWISE))
+    return JobFailedError(job, innermost(text), advice or _OTHERWISE)
 
 
 def _advice(text: str) -> str | None:

@@ -1,7 +1,7 @@
 """Who may write to a lake: one archive run of a group at a time, one analysis, and one process to ``records``.
 
-Two runs with checkpoints of their own would each write the same records, and a vacuum removes the files of a batch that
-is being written. So a run takes holds, in this order: the analysis, the group, the table (``RECORDS_HOLD``).
+Two runs from the same offsets would do the same work, and a vacuum removes the files of a batch that is being written.
+So a run takes holds, in this order: the analysis, the group, the table (``RECORDS_HOLD``).
 
 A hold is a lock of the operating system on a file below ``holds/``, taken by Spark's JVM, which writes, and gone with
 it. Only folders of this machine have locks: on other file systems nothing is held, and one run at a time is the

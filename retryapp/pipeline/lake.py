@@ -1,7 +1,8 @@
-"""The lake: one URI with its tables and checkpoints, accessed through Hadoop's file systems in Spark's JVM."""
+"""The lake: one URI with its tables, accessed through Hadoop's file systems in Spark's JVM."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -34,9 +35,15 @@ class Lake:
         """Return a table's URI."""
         return f"{self.uri}/{name}"
 
-    def checkpoint(self, job: str, name: str) -> str:
-        """Return the URI of a job's checkpoint."""
-        return f"{self.uri}/checkpoints/{job}/v1/{name}"
+    @property
+    def id(self) -> str:
+        """Its identity, which does not tell its salt."""
+        return hashlib.sha256(f"lake {self.salt}".encode()).hexdigest()[:16]
+
+    @property
+    def made_mark(self) -> str:
+        """Return the URI of a file that is there once the table of records was made."""
+        return f"{self.uri}/records.json"
 
 
 def lake_uri(text: str) -> str:
@@ -149,6 +156,15 @@ class Files:
         """Remove a file or folder with everything in it; fine when there is none."""
         with self._errors_named():
             self._system.delete(self._path(uri), True)
+
+    def below(self, uri: str) -> list[str]:
+        """Return the URIs of all files in a folder and in those below it."""
+        found = []
+        with self._errors_named():
+            listing = self._system.listFiles(self._path(uri), True)
+            while listing.hasNext():
+                found.append(str(listing.next().getPath().toString()))
+        return found
 
     def names(self, uri: str) -> Iterable[str]:
         """Return the names in a folder; none where it does not exist."""

@@ -9,14 +9,11 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from retryapp.kafka import KafkaAdmin, Positions, read_offsets
-from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.archive import look_up
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.positions import find_lives, find_start
-from retryapp.pipeline.runs import RunLog
-from retryapp.pipeline.sources import find_sources, retention_of
+from retryapp.pipeline.sources import retention_of
 from retryapp.pipeline.tables import Tables
 
-JOB: Final = "archive"
 SOON_MS: Final = 3_600_000  # a loss sooner than this is a finding
 
 
@@ -26,38 +23,45 @@ class TopicOutlook:
 
     topic: str
     epoch: int
-    behind: int  # offsets between what is archived and the end; not a count of records
-    oldest_unread_ms: int | None  # when the oldest record arrived that is not archived; None: there is none
+    behind: int  # offsets between what is archived and the end, open transactions included; not a count of records
+    undecided: int  # of these, at or after the first record of an open transaction: they cannot be read yet
+    oldest_unread_ms: int | None  # when the oldest record arrived that can be read and is not archived; None: none
     loss_at_ms: int | None  # when its retention ends; None: nothing unread, or no limit
     lost_offsets: int  # offsets that are gone already and were not archived
+    ended: bool  # it was deleted or created again since: what was not archived is gone, and its number not known
 
     def at_risk(self, now_ms: int) -> bool:
         """Tell whether records are lost, or will be soon."""
-        return self.lost_offsets > 0 or (self.loss_at_ms is not None and self.loss_at_ms < now_ms + SOON_MS)
+        return (
+            self.ended or self.lost_offsets > 0 or (self.loss_at_ms is not None and self.loss_at_ms < now_ms + SOON_MS)
+        )
 
 
 def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutlook, ...]:
     """Return the outlook of each topic of a group, by name; changes nothing."""
-    facts, tables = Facts(spark, lake), Tables(spark, lake)
-    sources = find_sources(admin, group)
-    lives = find_lives(facts, sources, 0)
-    start = find_start(tables, admin, sources, lives, RunLog(facts, int).last(JOB, sources))
-    ends = Positions(admin.connection).ends(list(start.positions))
-    retention_ms = retention_of(admin, [source.topic for source in sources.topics])
+    look = look_up(Tables(spark, lake), admin, group)
+    start, ends = look.start, look.ends
+    last = Positions(admin.connection).ends(list(ends), committed=False) if ends else {}
+    retention_ms = retention_of(admin, [life.topic for life in start.lives])
+    present = {life.topic for life in start.lives}
+    ended = {gap.life.topic: gap.life for gap in start.gaps if gap.to_offset is None}
     found = []
-    for life in sorted(lives.present, key=lambda life: life.topic):
-        places = [place for place in sources.places if place[0] == life.topic]
+    for life in (*start.lives, *(life for topic, life in ended.items() if topic not in present)):
+        places = [place for place in start.positions if place[0] == life.topic]
         unread = {place[1]: start.positions[place] for place in places if start.positions[place] < ends[place]}
+        undecided = sum(last[place] - max(ends[place], start.positions[place]) for place in places)
         oldest_ms = _oldest(admin, life.topic, unread)
-        kept_ms = retention_ms[life.topic]
+        kept_ms = retention_ms.get(life.topic)
         found.append(
             TopicOutlook(
                 topic=life.topic,
                 epoch=life.epoch,
-                behind=sum(ends[life.topic, partition] - position for partition, position in unread.items()),
+                behind=sum(max(0, last[place] - start.positions[place]) for place in places),
+                undecided=max(0, undecided),
                 oldest_unread_ms=oldest_ms,
                 loss_at_ms=None if oldest_ms is None or kept_ms is None else oldest_ms + kept_ms,
                 lost_offsets=sum(gap.offsets for gap in start.gaps if gap.life.topic == life.topic),
+                ended=life.topic in ended,
             )
         )
     return tuple(found)

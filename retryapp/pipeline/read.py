@@ -36,21 +36,22 @@ def offsets_json(positions: Positions) -> str:
     return json.dumps(nested)
 
 
-def read_stream(
-    spark: SparkSession, connection: KafkaConnection, *, start: Positions, rows_per_batch: int
-) -> DataFrame:
-    """Return the records of topics as a stream; ``start`` (every partition) is for a stream without a checkpoint.
+def read_range(spark: SparkSession, connection: KafkaConnection, begin: Positions, end: Positions) -> DataFrame:
+    """Return the records from ``begin`` to before ``end``; both have the same partitions.
 
     Returns:
         key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int,
         headers array<struct<key: string, value: binary>>.
     """
+    partitions: dict[str, list[int]] = {}
+    for topic, partition in begin:
+        partitions.setdefault(topic, []).append(partition)
     return (
-        spark.readStream.format("kafka")
+        spark.read.format("kafka")
         .options(**kafka_options(connection))
-        .option("subscribe", ",".join(sorted({topic for topic, _ in start})))
-        .option("startingOffsets", offsets_json(start))
-        .option("maxOffsetsPerTrigger", rows_per_batch)
+        .option("assign", json.dumps(partitions))
+        .option("startingOffsets", offsets_json(begin))
+        .option("endingOffsets", offsets_json(end))
         .option("failOnDataLoss", "true")
         .load()
     )

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from retryapp.core.errors import RetryAppError
 from retryapp.core.headers import decode_metadata
-from retryapp.core.lifecycle import decode_event
+from retryapp.core.lifecycle import decode_event, newer_event
 from retryapp.core.record import Headers
 from retryapp.core.topology import TopicRole
 from retryapp.pipeline.schemas import EVENT, METADATA, READING
@@ -33,11 +33,13 @@ def _read_record(station: str, headers: Headers, value: bytes | None) -> tuple[A
     """Return failure id, metadata, the fields of the event's kind, and why it is unreadable."""
     try:
         if station == EVENTS:
-            event = decode_event(value or b"")
-            fields = vars(event)
+            fields = vars(decode_event(value or b""))
             return fields.get("failure_id"), None, fields, None
         metadata = decode_metadata(headers)
     except RetryAppError as error:
+        newer = newer_event(value or b"") if station == EVENTS else None
+        if newer is not None:
+            return None, None, dict(zip(("kind", "v"), newer, strict=True)), None
         return None, None, None, str(error)
     if metadata is None:
         return None, None, None, NO_HEADERS

@@ -100,10 +100,10 @@ RECORDS: Final = table(
 )
 
 GAPS: Final = struct(
-    "cluster_id string, topic_id string, epoch integer, topic string, partition integer, from_offset long, "
-    "to_offset long, reason string, found_ms long, run_id string"
+    "cluster_id string, group string, topic_id string, epoch integer, topic string, partition integer, "
+    "from_offset long, to_offset long, reason string, found_ms long, run_id string"
 )
-"""Offsets that were not read; ``to_offset`` is exclusive; reasons: retention, re-created, in-doubt."""
+"""Offsets that were not read; ``to_offset`` is exclusive; reasons: retention, re-created, deleted, in-doubt."""
 
 ERASURES: Final = struct("key_hash string, erased_ms long, ended_ms long")
 """Records of the key that arrived until ``erased_ms`` are not kept; ``ended_ms`` is null while the erasure runs."""

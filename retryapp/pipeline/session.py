@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from retryapp.jvm import MINIMUM_JAVA, Progress, ensure_jars, find_java, spark_jars
-from retryapp.pipeline.errors import SparkMissingError, SparkStartError
+from retryapp.pipeline.errors import SparkMissingError, SparkStartError, SparkVersionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SPARK_VERSION: Final = (4, 2)
 REDACTED: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore|ssl[.]key"
 """Options whose names match are hidden by Spark in logs, plans and its pages."""
 
@@ -100,8 +101,12 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
     """Return a session: the active one, the platform's, or a new one with our jars."""
     active = active_session()
     if active is not None:
+        _check_version(active.version)
         return active
+    from pyspark import __version__ as pyspark_version
     from pyspark.sql import SparkSession as Session
+
+    _check_version(pyspark_version)
 
     builder = Session.builder.appName("retryapp")
     if brought_along():
@@ -131,6 +136,12 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
             return builder.getOrCreate()
     except (PySparkException, RuntimeError, OSError) as error:
         raise SparkStartError(str(home), str(error).strip().splitlines()[0]) from error
+
+
+def _check_version(found: str) -> None:
+    """Raise if this is a Spark that our jars and expressions are not made for."""
+    if tuple(map(int, found.split(".")[:2])) != SPARK_VERSION:
+        raise SparkVersionError(found, ".".join(map(str, SPARK_VERSION)))
 
 
 @contextmanager

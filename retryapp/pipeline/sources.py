@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from retryapp.core.errors import TopicMissingError
 from retryapp.core.topology import HandlerTopology, TopicRole
 from retryapp.kafka import KafkaAdmin, find_handlers
+
+if TYPE_CHECKING:
+    from retryapp.pipeline.state import Life
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,23 +39,22 @@ class Sources:
         """Every topic and partition."""
         return [(source.topic, number) for source in self.topics for number in range(source.partitions)]
 
-    @property
-    def digest(self) -> str:
-        """Name of exactly these topics in exactly these lives; checkpoints carry it."""
-        lives = "\n".join([self.cluster_id, *(f"{source.topic}@{source.topic_id}" for source in self.topics)])
-        return hashlib.sha256(lives.encode()).hexdigest()[:16]
 
-
-def find_sources(admin: KafkaAdmin, group: str) -> Sources:
-    """Look up the topics of a group."""
-    stations = stations_of(find_handlers(admin, group), admin.topic_names())
-    if not stations:
+def find_sources(admin: KafkaAdmin, group: str, known: Iterable[Life] = ()) -> Sources:
+    """Look up the topics of a group; ``known`` ones also where the topics that name their handler are gone."""
+    names = admin.topic_names()
+    found = stations_of(find_handlers(admin, group), names)
+    stations = {name: (topology.main, role.value) for name, (topology, role) in found.items()}
+    lives = {life.topic: (life.main, life.station) for life in known}
+    if not stations and not lives:
         remedy = f"Group {group!r} has no handlers there: correct --group (the Faust app's id) or --broker"
         raise TopicMissingError(f"{group}.*.dlq", admin.connection.bootstrap, remedy)
+    stations = {name: place for name, place in lives.items() if name in set(names)} | stations
     topics = []
-    for name, state in sorted(admin.describe_topics(stations).items()):
-        ids = {"topic": name, "topic_id": state.topic_id, "group": group, "main": stations[name][0].main}
-        topics.append(Source(**ids, station=stations[name][1].value, partitions=state.partitions))
+    for name, state in sorted(admin.describe_topics(stations).items()) if stations else ():
+        main, station = stations[name]
+        ids = {"topic": name, "topic_id": state.topic_id, "group": group, "main": main, "station": station}
+        topics.append(Source(**ids, partitions=state.partitions))
     return Sources(cluster_id=admin.cluster_id(), group=group, topics=tuple(topics))
 
 

@@ -4,7 +4,7 @@ Every command holds the table of records (see `hold`). An erasure takes these st
 
 1. Write the key's hash to ``erasures``: from now on no record of it that has arrived until now is archived.
 2. Delete its rows from ``records``, by the hash: Delta keeps the text of a deletion in its log.
-3. Remove the files that left the table, whatever their age, and the deletion's change data.
+3. Remove every file that is not the table's, whatever its age, and look whether one is left.
 4. Remove ``derived``; the next analysis makes it again without the rows.
 5. Write that it ended. An erasure without an end can be finished by its hash, without the key.
 """
@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.erasures import Erasure, Erasures
-from retryapp.pipeline.errors import TableMissingError
+from retryapp.pipeline.errors import ErasureUnfinishedError, TableMissingError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
@@ -78,9 +78,13 @@ class Upkeep:
             return self._delete(f"date < '{before.isoformat()}'")
 
     def vacuum(self, hours: int) -> None:
-        """Remove files that left the table this long ago; readers of older versions then fail."""
-        with self._take("vacuum", RECORDS_HOLD):
-            self._vacuum(hours)
+        """Remove files that left a table this long ago, the analysis' tables too; readers of older versions fail."""
+        derived = self._lake.table(DERIVED)
+        with self._take("vacuum", ANALYSIS_HOLD), self._take("vacuum", RECORDS_HOLD):
+            for name in self._tables.files.names(derived):
+                if self._tables.files.exists(f"{derived}/{name}/_delta_log"):
+                    self._vacuum(quoted(f"{derived}/{name}"), hours)
+            self._vacuum(self._records, hours)
 
     def erase(self, key: bytes) -> Erased:
         """Erase all records of a key that have arrived until now; waits for a running analysis, which has read them."""
@@ -105,7 +109,7 @@ class Upkeep:
             predicate = "key_hash = '{0.key_hash}' AND timestamp_ms <= {0.erased_ms}".format
             erased = tuple(Erased(each.key_hash, self._delete(predicate(each))) for each in erasures)
             if erasures:
-                self._vacuum(0)
+                self._purge()
                 self._tables.files.remove(self._lake.table(DERIVED))
             for each in erasures:
                 self._erasures.end(each, self._now_ms())
@@ -114,16 +118,37 @@ class Upkeep:
     def rebuild(self, since: date) -> int:
         """Decode the rows of days from ``since`` on again, as an older retryapp may have found them unreadable."""
         with self._take("rebuild", RECORDS_HOLD):
+            self._tables.ensure_records()
             rows = self._tables.read(RECORDS_TABLE).where(F.col("date") >= F.lit(since))
             count = rows.count()
-            options = {"replaceWhere": f"date >= '{since.isoformat()}'", "mergeSchema": "true"}
-            writer = reread_rows(rows).write.format("delta").mode("overwrite").options(**options)
+            writer = reread_rows(rows).write.format("delta").mode("overwrite")
+            writer = writer.option("replaceWhere", f"date >= '{since.isoformat()}'")
             writer.save(self._lake.table(RECORDS_TABLE))
         return count
 
-    def _vacuum(self, hours: int) -> None:
+    def _vacuum(self, table: str, hours: int) -> None:
         with setting(self._spark, _CHECK, "false"):
-            self._spark.sql(f"VACUUM {self._records} RETAIN {hours} HOURS").collect()
+            self._spark.sql(f"VACUUM {table} RETAIN {hours} HOURS").collect()
+
+    def _purge(self) -> None:
+        """Remove each file that is not the table's. A vacuum keeps those whose time is ahead of the driver's clock.
+
+        Raises:
+            ErasureUnfinishedError: one is still there.
+        """
+        place = self._lake.table(RECORDS_TABLE)
+        live = {name.rsplit("/", 1)[-1] for name in self._tables.read(RECORDS_TABLE).inputFiles()}
+        files = self._tables.files
+
+        def left() -> list[str]:
+            return [
+                uri for uri in files.below(place) if "/_delta_log/" not in uri and uri.rsplit("/", 1)[-1] not in live
+            ]
+
+        for uri in left():
+            files.remove(uri)
+        if still := left():
+            raise ErasureUnfinishedError(still[0], len(still))
 
     def _delete(self, predicate: str) -> int:
         statement = f"DELETE FROM {self._records} WHERE {predicate}"  # noqa: S608 - dates, numbers and hashes of ours

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import threading
 from dataclasses import dataclass
@@ -13,14 +14,20 @@ from unittest.mock import Mock
 import pytest
 from lives import CLUSTER, GROUP, MAIN, NOON_MS, TOPIC_ID, Archive
 
+from retryapp.cli.console import ExitCode
+from retryapp.cli.main import run as retryapp
 from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import SIDE_BY_SIDE, Derived
 from retryapp.pipeline.analysis.job import Analysed, Analysis
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES
 from retryapp.pipeline.errors import TableMissingError
+from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
+from retryapp.pipeline.positions import DELETED, Gap
 from retryapp.pipeline.report.facts import collect
 from retryapp.pipeline.sources import Source, Sources
+from retryapp.pipeline.state import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 
 if TYPE_CHECKING:
@@ -143,6 +150,36 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(
     back = job.analyse(3)
     assert (back.full, back.journeys) == (True, 2)
     assert job.collect()["totals"]["failed"] == 2
+
+
+def test_a_loss_fails_the_checks_until_it_is_acknowledged(
+    spark: SparkSession,
+    analysed: tuple[Analysts, Analysed, Analysed],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It stays visible, as a warning with the note; a gap that is not there is refused."""
+    folder = tmp_path / "lake"
+    shutil.copytree(Path(analysed[0].lake.uri.removeprefix("file://")), folder)
+    job = Analysts(spark, open_lake(spark, str(folder)))
+    life = Life(topic=f"{GROUP}.{MAIN}.dlq", topic_id="id-dlq", group=GROUP, main=MAIN, station="dlq", epoch=1)
+    gaps = Gaps(Facts(spark, job.lake))
+    for _ in range(2):
+        gaps.put(Gap(life, 0, 3, None, DELETED).row(CLUSTER, "r1", NOON_MS))
+    (gap,) = gaps.rows()
+    assert [verdict.name for verdict in job.analyse(6).verdicts if verdict.is_error] == [
+        "nothing was lost before it was archived"
+    ]
+    line = ["pipeline", "gaps", "--lake", job.lake.uri, "--json", "--acknowledge"]
+    assert retryapp([*line, "unknown"]) == ExitCode.ENVIRONMENT
+    capsys.readouterr()
+    assert retryapp([*line, gap["gap"], "--note", "deleted on purpose"]) == ExitCode.FINE
+    (shown,) = json.loads(capsys.readouterr().out)["gaps"]
+    assert (shown["topic"], shown["from_offset"], shown["note"]) == (life.topic, 3, "deleted on purpose")
+    after = job.analyse(6)
+    assert after.is_sound
+    (warning,) = [verdict for verdict in after.verdicts if verdict.failures]
+    assert "deleted on purpose" in warning.examples[0]
 
 
 def test_a_table_that_cannot_be_made_ends_the_others(spark: SparkSession, lake: Lake) -> None:

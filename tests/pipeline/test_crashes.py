@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from commands import PATIENCE_S, Command, batches, is_in_mid_batch
+from commands import PATIENCE_S, Command, batches
 from delta import places_of, rows_of
 from history import Group
 from quick import INTERPRETED
@@ -49,11 +49,11 @@ def full(connection: KafkaConnection) -> Group:
 
 
 def test_a_driver_killed_in_mid_batch(spark: SparkSession, full: Group, tmp_path: Path) -> None:
-    """Its batch is begun and not done; the next run finishes it and the rest."""
+    """The next run adds what it had not committed."""
     lake = tmp_path / "lake"
     words = ("--rows-per-batch", "250", "--master", "local[2]")
     with Command(tmp_path, "archive", *words, lake=lake, group=full) as process:
-        process.wait_until(lambda: is_in_mid_batch(lake, after=2))
+        process.wait_until(lambda: batches(lake) >= 2)
         process.kill()
     assert 0 < places_of(lake).total() < RECORDS, "it was not killed in the middle"
     assert full.archive(spark, open_lake(spark, str(lake))).run_once().gaps == ()
@@ -65,7 +65,7 @@ def test_a_signal_to_all_processes(full: Group, tmp_path: Path) -> None:
     """SIGTERM in an archive run, Ctrl-C in an analysis: each ends with a word and 130, and a rerun continues."""
     lake, words = tmp_path / "lake", ("--master", "local[2]")
     with Command(tmp_path, "archive", "--rows-per-batch", "100", *words, lake=lake, group=full) as archive:
-        archive.wait_until(lambda: batches(lake, "commits"))
+        archive.wait_until(lambda: batches(lake))
         assert archive.signal_all(signal.SIGTERM) == 130
         archive.check_clean()
         assert archive.end()[1]["groups"][0]["interrupted"]
@@ -99,18 +99,15 @@ def test_an_analysis_beside_an_archive_that_continues(full: Group, tmp_path: Pat
     """Both do their work: the analysis takes its turn between two rounds, and each record is there once."""
     lake = tmp_path / "lake"
 
-    def finished() -> int:
-        return len(list((lake / "runs").glob("*finished.json")))
-
     with Command(tmp_path, "archive", "--every", "50ms", "--master", "local[1]", lake=lake, group=full) as archive:
-        archive.wait_until(finished)
+        archive.wait_until(lambda: batches(lake))
         with Command(tmp_path / "other", "analyse", lake=lake, group=full) as analyse:
             code, facts = analyse.end()
         assert code in {0, 1}, facts  # dead letters of no main record are findings
         assert [each["group"] for each in facts["archived"]] == [full.topology.group]
-        before = finished()
+        before = batches(lake)
         full.send_dead(4)
-        archive.wait_until(lambda: finished() > before)
+        archive.wait_until(lambda: batches(lake) > before)
         assert archive.signal_all(signal.SIGTERM) in {0, 130}
     assert places_of(lake) == full.places()
 
@@ -124,7 +121,7 @@ def test_an_executor_killed_in_mid_batch(cluster: Cluster, full: Group, tmp_path
     words = ("--master", cluster.url, "--rows-per-batch", "1000")
     with Command(tmp_path, "archive", *words, lake=lake, group=full, **cluster.settings) as driver:
         driver.wait_until(lambda: len(cluster.executors()) == 2)
-        driver.wait_until(lambda: is_in_mid_batch(lake))
+        driver.wait_until(lambda: batches(lake))
         cluster.executors()[0].kill()
         assert driver.wait(PATIENCE_S) == 0, driver.log[-3_000:]
     assert places_of(lake) == full.places()

@@ -84,7 +84,7 @@ def test_a_folder_without_locks_is_refused(spark: SparkSession, lake: Lake) -> N
 
 
 def test_two_first_runs_write_each_record_once(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
-    """Both would begin a checkpoint of their own, and Spark would not notice: the later one is refused, or waits."""
+    """Both would begin at the same offsets: the later one is refused, or waits."""
     group.send_dead(10)
     second, name = group.archive(spark, lake), f"archive {group.admin.cluster_id()} {group.topology.group}"
     with (

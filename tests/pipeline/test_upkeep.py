@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run as retryapp
 from retryapp.kafka import read_topic
 from retryapp.pipeline.erasures import Erasure, Erasures
-from retryapp.pipeline.errors import HeldError
+from retryapp.pipeline.errors import ErasureUnfinishedError, HeldError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds
 from retryapp.pipeline.lake import Files, Lake
@@ -88,7 +89,7 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     upkeep: Callable[..., Upkeep],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Table, log, quarantine, change data, checkpoints, reports; and nothing of it comes back from the topics.
+    """Table, log, quarantine, change data, reports; and nothing of it comes back from the topics.
 
     Where it dies between its steps, the command, given again, ends it.
     """
@@ -108,15 +109,22 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     newest_ms = max(record.timestamp_ms for record in read_topic(group.connection, group.topology.dlq))
     assert (remains.topic, remains.records) == (group.topology.dlq, 3)
     assert remains.expires_ms == newest_ms + 30 * 86_400_000
-    steps: tuple[tuple[type, str], ...] = ((Upkeep, "_delete"), (Upkeep, "_vacuum"), (Files, "remove"))
+    steps: tuple[tuple[type, str], ...] = ((Upkeep, "_delete"), (Upkeep, "_purge"), (Files, "remove"))
     for owner, step in steps:
         with monkeypatch.context() as dying:
             dying.setattr(owner, step, dies)
             with pytest.raises(SystemExit):
                 upkeep().erase(ADDRESS)
         assert list(files_with(tmp_path / "lake", ADDRESS)), f"it had ended before {step}"
+    for file in (tmp_path / "lake" / RECORDS_TABLE).rglob("*.parquet"):
+        os.utime(file, (FAR_MS / 1_000, FAR_MS / 1_000))  # written by a machine whose clock is ahead: a vacuum keeps it
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Files, "remove", lambda *_: None)
+        with pytest.raises(ErasureUnfinishedError, match=r"files that may hold erased records .* --resume"):
+            upkeep().erase(ADDRESS)
+    assert len(Erasures(Facts(spark, lake)).open()) == 1
     upkeep().erase(ADDRESS)
-    assert job.run_once().rows == 1
+    assert job.run_once().rows == 0
     assert list(files_with(tmp_path / "lake", ADDRESS)) == []
     assert keys(spark, lake) == [b"other"]
 
@@ -147,7 +155,7 @@ def test_an_erasure_that_dies_is_resumed_without_its_key(
             upkeep.erase(b"grace")
     (begun,) = Erasures(Facts(spark, lake)).open()
     group.dead(1, dead(3), key=b"grace", value=b"grace is back")
-    assert job.run_once().rows == 2, "read; one of them is left out"
+    assert job.run_once().rows == 1, "one of the two is left out"
     assert keys(spark, lake) == [b"grace", b"grace", b"other"]
 
     where = ["--lake", lake.uri, "--broker", group.connection.bootstrap, "--group", group.topology.group]
@@ -168,7 +176,7 @@ def test_an_erasure_that_dies_is_resumed_without_its_key(
 
     behind = Upkeep(spark, lake, now_ms=lambda: begun.erased_ms - 1)  # a machine whose clock is slow
     with monkeypatch.context() as dying:
-        dying.setattr(Upkeep, "_vacuum", dies)
+        dying.setattr(Upkeep, "_purge", dies)
         with pytest.raises(SystemExit):
             upkeep.erase(b"grace")
     assert behind.erase(b"grace").rows == 0, "it reaches as far as the one before"
@@ -215,8 +223,13 @@ def test_compact_rebuild_expire_and_vacuum(
     assert job.rebuild(DAY) == 3
     assert rows() == before
     assert table.read(RECORDS_TABLE).where("unreadable is null").count() == 0, "these rows have no headers"
+    for _ in range(2):  # as two analyses leave it
+        spark.range(1).write.format("delta").mode("overwrite").save(lake.table(f"{DERIVED}/checks"))
     job.vacuum(0)
     assert len(list((tmp_path / "lake" / "records").glob("date=*/*.parquet"))) == 1
+    assert len(list((tmp_path / "lake" / DERIVED / "checks").glob("*.parquet"))) == len(
+        spark.read.format("delta").load(lake.table(f"{DERIVED}/checks")).inputFiles()
+    )
     spark.sql(f"CREATE TABLE named USING delta LOCATION '{lake.table(RECORDS_TABLE)}'")  # as docs/pipeline.md says
     assert spark.table("named").count() == 3
     spark.sql("DROP TABLE named")

@@ -5,10 +5,10 @@ A failed check of severity ``error`` makes the command exit with 1; ``warn`` is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -146,3 +146,12 @@ def freshness(archived_ms: int, *, now_ms: int, within_ms: int) -> Verdict:
     age_ms = max(0, now_ms - archived_ms)
     text = f"the archive was brought up to date {age_ms // 1_000} s ago; at most {within_ms // 1_000} s are allowed"
     return Verdict("the archive is fresh", ERROR, int(age_ms > within_ms), text, ())
+
+
+def acknowledged(losses: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Report the losses that somebody has acknowledged: they fail nothing, and stay visible."""
+    shown = [
+        f"{row['gap']} {row['topic']} {row['partition']}: {row['note']}" for row in losses if row["acknowledged_ms"]
+    ]
+    text = "losses that were acknowledged" if shown else "holds"
+    return Verdict("no loss is only acknowledged", WARN, len(shown), text, tuple(shown[:EXAMPLES]))

@@ -116,19 +116,15 @@ class Derived:
         if not LakeTables(self._spark, self._lake).exists(RECORDS_TABLE):
             raise TableMissingError(self._lake.uri)
         place = self._lake.table(RECORDS_TABLE)
-        version = int(self._history(1)[0]["version"])
+        version = int(LakeTables(self._spark, self._lake).history(1)[0]["version"])
         return self._spark.read.format("delta").option("versionAsOf", version).load(place), version
 
-    def operations_since(self, version: int) -> frozenset[str] | None:
-        """Return what was done to the archive's table after a version; None where its log no longer tells."""
-        rows = [row for row in self._history() if row["version"] >= version]
-        if not any(row["version"] == version for row in rows):
+    def operations_between(self, former: int, version: int) -> frozenset[str] | None:
+        """Return what was done to the archive's table between versions; None where its log no longer tells."""
+        rows = LakeTables(self._spark, self._lake).history(version - former + 1) if version >= former else []
+        if not any(row["version"] == former for row in rows):
             return None
-        return frozenset(_operation(row) for row in rows if row["version"] > version)
-
-    def _history(self, limit: int | None = None) -> list[Any]:
-        shown = "" if limit is None else f" LIMIT {limit}"
-        return self._spark.sql(f"DESCRIBE HISTORY {quoted(self._lake.table(RECORDS_TABLE))}{shown}").collect()
+        return frozenset(_operation(row) for row in rows if former < row["version"] <= version)
 
 
 def _operation(row: Any) -> str:

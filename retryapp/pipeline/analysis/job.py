@@ -17,14 +17,25 @@ from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, touched_ids, traces_of
 from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, CUT, JOURNEYS_TABLE
+from retryapp.pipeline.facts import Facts
+from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.tables import GAPS_TABLE, Tables
+from retryapp.pipeline.schemas import GAPS
 
 JOB: Final = "analyse"
 FRESH_MS: Final = 86_400_000
 APPENDS: Final = frozenset(
-    {"STREAMING UPDATE", "WRITE Append", "OPTIMIZE", "VACUUM START", "VACUUM END", "CREATE TABLE", "SET TBLPROPERTIES"}
+    {
+        "STREAMING UPDATE",
+        "WRITE Append",
+        "OPTIMIZE",
+        "VACUUM START",
+        "VACUUM END",
+        "CREATE TABLE",
+        "SET TBLPROPERTIES",
+        "ADD COLUMNS",
+    }
 )
 """Operations on the archive's table that change no journey."""
 
@@ -52,7 +63,7 @@ class Analysis:
 
     def __init__(self, spark: SparkSession, lake: Lake, *, now_ms: Callable[[], int]) -> None:
         self._spark = spark
-        self._tables = Tables(spark, lake)
+        self._gaps = Gaps(Facts(spark, lake))
         self._derived = Derived(spark, lake)
         self._now_ms = now_ms
         self._holds = Holds(spark, lake)
@@ -138,8 +149,13 @@ class Analysis:
                     "retention": lambda: counts.retention(journeys, kept, now_ms=now_ms),
                 }
             )
-            gaps = self._tables.read(GAPS_TABLE).where(F.col("topic").isin(*(name for name, _ in topics)))
+            groups = {each.mains.group for each in taken}
+            losses = [row for row in self._gaps.rows() if row.get("group") in groups or row["topic"] in dict(topics)]
+            names = GAPS.fieldNames()
+            new = [tuple(row.get(name) for name in names) for row in losses if row["acknowledged_ms"] is None]
+            gaps = self._spark.createDataFrame(new, GAPS)
             found = checks.judge(checks.all_checks(records, journeys, progress, read("ledger"), gaps))
+            found.append(checks.acknowledged(losses))
         finally:
             progress.unpersist()
         found.append(known)
@@ -176,5 +192,5 @@ class Analysis:
             return False
         if any(place[:-1] not in lives for place in now):  # a main topic that was re-created, or is new
             return False
-        operations = self._derived.operations_since(former["table_version"])
+        operations = self._derived.operations_between(former["table_version"], state["table_version"])
         return operations is not None and operations <= APPENDS

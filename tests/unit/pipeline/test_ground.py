@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from retryapp.cli import _spark
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
-from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError
+from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError, SparkVersionError
+from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import named_failure
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.session import _collector, java_home
+from retryapp.pipeline.session import _check_version, _collector, java_home
 from retryapp.pipeline.sources import stations_of
 
 
@@ -74,14 +77,13 @@ def test_a_failed_job_says_what_to_do(said: str, advice: str) -> None:
 
 
 def test_other_failures_are_told_apart() -> None:
-    """A cause in the stack alone, as of a task that could not write; a damaged checkpoint; another run."""
+    """A cause in the stack alone, as of a task that could not write; another run."""
     error = RuntimeError("[TASK_WRITE_FAILED] Task failed while writing rows")
     error._stackTrace = "x.SparkException: failed\n\tat x.y(z)\nCaused by: java.io.IOException: No space left on device"  # type: ignore[attr-defined]
     text = str(named_failure(error, job="archive"))
     assert "failed: java.io.IOException: No space left on device. The disk is full" in text
-    assert "will not be used again" in str(named_failure(RuntimeError("Unexpected end"), job="archive", stuck=True))
-    text = "Multiple streaming queries are concurrently using file:/x"
-    assert isinstance(named_failure(RuntimeError(text), job="archive", stuck=True), OtherRunError)
+    text = "io.delta.exceptions.ConcurrentTransactionException: x"
+    assert isinstance(named_failure(RuntimeError(text), job="archive"), OtherRunError)
 
 
 def test_without_pyspark_the_command_says_what_to_install(
@@ -131,3 +133,35 @@ def test_a_whole_java_is_used_as_it_is(fake_java: Any, tmp_path: Path, monkeypat
 def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours: tuple[str, ...]) -> None:
     """It does not start with two; whoever names one in the environment keeps it."""
     assert _collector(given) == ours
+
+
+def test_a_body_that_is_stopped_cancels_its_own_jobs() -> None:
+    """A notebook's other jobs in the same context go on."""
+    session, stopped, cancelled = Mock(), threading.Event(), threading.Event()
+    context = session.sparkContext
+    context.cancelJobsWithTag.side_effect = lambda _: cancelled.set()
+
+    def job() -> None:
+        stopped.set()
+        assert cancelled.wait(30)
+        raise ValueError("cancelled")
+
+    with pytest.raises(KeyboardInterrupt), _spark.cancelled_by(stopped, session):
+        job()
+    tag = context.addJobTag.call_args.args
+    assert context.cancelJobsWithTag.call_args.args == context.removeJobTag.call_args.args == tag
+    context.cancelAllJobs.assert_not_called()
+
+
+def test_another_spark_is_refused() -> None:
+    """Jars and expressions are of one version."""
+    with pytest.raises(SparkVersionError, match=r"needs Spark 4\.2, and this is 3\.5\.1"):
+        _check_version("3.5.1")
+    _check_version("4.2.7")
+
+
+def test_a_long_name_is_a_file_name() -> None:
+    """Of a group with the longest name that Kafka takes; two of them stay two."""
+    names = {fact_name("g" * 240 + end) for end in ("a", "b")}
+    assert len(names) == 2
+    assert max(map(len, names)) < 200

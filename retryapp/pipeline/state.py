@@ -1,0 +1,154 @@
+"""How far the archive has come: each of its commits to the table of records carries that in its metadata.
+
+Rows and state are one commit, so no crash can part them, and their order is Delta's, not a clock's. A restored table
+has the state of the version that it was restored to. Where the log does not tell (a lake of an earlier version, a table
+that somebody overwrote) the rows themselves say how far they reach.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql import functions as F
+
+from retryapp.pipeline.errors import NewerLakeError, OtherClusterError, TableReplacedError
+from retryapp.pipeline.tables import RECORDS_TABLE, Tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+STATE_VERSION: Final = 1
+WRITER: Final = "retryapp archive"  # Delta's name for the writer: of two commits with one sequence the later one fails
+_LOOKS: Final = (1, 10, 100, 1_000, 10_000)  # commits of the log that are read, until one has a state
+_KEEPING: Final = frozenset(
+    {"OPTIMIZE", "VACUUM START", "VACUUM END", "DELETE", "UPDATE", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES",
+     "ADD COLUMNS", "CHANGE COLUMN"}
+)  # fmt: skip
+"""Operations after which what was archived still is, or was deleted on purpose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """One life of a topic, from its creation to its deletion."""
+
+    topic: str
+    topic_id: str
+    group: str
+    main: str
+    station: str
+    epoch: int  # 1 for the first life of the name that was seen
+    next: tuple[int | None, ...] = ()  # by partition: all before it is archived; None: not known; empty: it is over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """How far the archive has come, for all groups of a lake."""
+
+    cluster_id: str | None = None  # None: nothing was archived yet
+    sequence: int = 0  # greater with each commit of the archive
+    run_id: str = ""  # of the run that made it
+    lives: tuple[Life, ...] = ()  # the last one of each topic
+    rows: int = 0  # that its commit added
+
+    def life(self, topic: str) -> Life | None:
+        """Return a topic's last known life."""
+        return next((life for life in self.lives if life.topic == topic), None)
+
+    def of_group(self, group: str) -> tuple[Life, ...]:
+        """Return the lives of a group's topics that have not ended."""
+        return tuple(life for life in self.lives if life.group == group and life.next)
+
+    def check_cluster(self, cluster_id: str, lake: str) -> None:
+        """Raise if the lake has another cluster's records."""
+        if self.cluster_id not in {None, cluster_id}:
+            raise OtherClusterError(lake, str(self.cluster_id), cluster_id)
+
+    def after(self, group: str, present: Sequence[Life], cluster_id: str, run_id: str) -> State:
+        """Return the state that a commit makes of this one: the group has these lives, its others are over."""
+        names = {life.topic for life in present}
+        over = (replace(life, next=()) if life.group == group else life for life in self.lives)
+        lives = (*(life for life in over if life.topic not in names), *present)
+        return State(cluster_id=cluster_id, sequence=self.sequence + 1, run_id=run_id, lives=lives)
+
+    def text(self, lake_id: str) -> str:
+        """Return it as a commit's metadata."""
+        facts = asdict(self) | {"retryapp": STATE_VERSION, "lake": lake_id}
+        return json.dumps({name: value for name, value in facts.items() if name != "rows"}, ensure_ascii=False)
+
+
+def read_state(tables: Tables) -> State:
+    """Return how far the archive has come."""
+    if not tables.exists(RECORDS_TABLE):
+        tables.check_never_made()
+        return State()
+    head = upto = None
+    for most in _LOOKS:
+        commits = tables.history(most)
+        head = commits[0]["version"] if head is None else head
+        for commit in commits:
+            if upto is not None and commit["version"] > upto:
+                continue  # undone by a RESTORE
+            state = _state_of(commit, tables)
+            if state is not None:
+                return state if upto is None else replace(state, sequence=head)
+            restored = _restored_to(commit)
+            if restored is not None:
+                upto = restored
+            elif not _keeps(commit):
+                return _state_of_rows(tables.read(RECORDS_TABLE), head)
+        if len(commits) < most:
+            break
+    return _state_of_rows(tables.read(RECORDS_TABLE), head or 0)
+
+
+def _state_of(commit: Row, tables: Tables) -> State | None:
+    try:
+        facts = json.loads(commit["userMetadata"] or "{}")
+    except ValueError:
+        return None
+    if not isinstance(facts, dict) or "retryapp" not in facts:
+        return None
+    if facts["retryapp"] > STATE_VERSION:
+        raise NewerLakeError(f"the state of the lake {tables.lake.uri}", facts["retryapp"], STATE_VERSION)
+    if facts["lake"] != tables.lake.id:
+        raise TableReplacedError(tables.lake.table(RECORDS_TABLE), "it is of another lake")
+    lives = tuple(Life(**{**life, "next": tuple(life["next"])}) for life in facts["lives"])
+    rows = int((commit["operationMetrics"] or {}).get("numOutputRows", 0))
+    return State(
+        cluster_id=facts["cluster_id"], sequence=facts["sequence"], run_id=facts["run_id"], lives=lives, rows=rows
+    )
+
+
+def _restored_to(commit: Row) -> int | None:
+    """Return the version that a RESTORE names; None for one to a time."""
+    version = _parameters(commit).get("version") if commit["operation"] == "RESTORE" else None
+    return None if version is None else int(version)
+
+
+def _keeps(commit: Row) -> bool:
+    rewrites = commit["operation"] == "WRITE" and "predicate" in _parameters(commit)  # the rows of some days
+    return commit["operation"] in _KEEPING or rewrites
+
+
+def _parameters(commit: Row) -> Mapping[str, Any]:
+    return commit["operationParameters"] or {}
+
+
+def _state_of_rows(records: DataFrame, version: int) -> State:
+    """Return what the rows say; ``version`` of the table is greater than any sequence before."""
+    identity = ("cluster_id", "topic", "topic_id", "epoch", "group", "main", "station")
+    found = records.groupBy(*identity, "partition").agg((F.max("offset") + 1).alias("next")).collect()
+    lives: dict[str, dict[str, Any]] = {}
+    nexts: dict[tuple[str, str], dict[int, int]] = {}
+    for row in sorted(found, key=lambda row: row["epoch"]):
+        lives[row["topic"]] = {name: row[name] for name in identity[1:]}
+        nexts.setdefault((row["topic"], row["topic_id"]), {})[row["partition"]] = row["next"]
+    made = []
+    for life in lives.values():
+        ends = nexts[life["topic"], life["topic_id"]]
+        made.append(Life(**life, next=tuple(ends.get(number) for number in range(max(ends) + 1))))
+    cluster_id = max((row["cluster_id"] for row in found), default=None)
+    return State(cluster_id=cluster_id, sequence=version, lives=tuple(made))
