@@ -252,6 +252,7 @@ def test_a_million_bytes_and_three_megabytes_that_fit_only_compressed(house: Sta
 def test_a_topic_that_does_not_serve_fails_attempts_and_no_partition(house: Stage) -> None:
     """Missing, ours, too small: the others go on, and a topic that is made later is found."""
     topic, out = named(house, "publishing"), named(house, "payments")
+    before = len(house.workers[0].log.splitlines())
     missing, small = f"missing-{house.group}", f"small-{house.group}"
     admin = KafkaAdmin(house.connection)
     admin.create_main_topic(small, partitions=1)
@@ -273,7 +274,7 @@ def test_a_topic_that_does_not_serve_fails_attempts_and_no_partition(house: Stag
     house.wait_settled(topic)
     assert [result["attempt"] for _, result in results(house, missing)] == [2]
     assert sorted(metadata.origin.offset for _, metadata in evidence.dead()) == [2, 3]
-    lines = house.workers[0].log.splitlines()
+    lines = house.workers[0].log.splitlines()[before:]  # before: a new topic may have had no leader for a moment
     assert not [line for line in lines if "retryapp.lane_failed" in line and topic in line]
 
 

@@ -136,7 +136,7 @@ def test_dead_letters_of_one_failure_are_causes_by_reason(spark: SparkSession) -
         ("down", None, "503: gone", 3, 2, 0, 0, 1),  # as of the newest, where one fingerprint has several
     ]
     examples = [[e["failure_id"][-1] for e in row["examples"]] for row in found.collect()]
-    assert examples == [["2", "0"], ["1"], ["4"], ["3", "4"]]
+    assert examples == [["2", "0"], ["1"], ["4"], ["4", "3"]]
 
 
 def test_keys_that_fail_again(tables: Tables) -> None:

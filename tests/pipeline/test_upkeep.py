@@ -242,12 +242,11 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
     spark: SparkSession,
     group: Group,
     lake: Lake,
-    append: Callable[[], None],
     upkeep: Callable[..., Upkeep],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A vacuum would take a running batch's files, and an erasure would miss what is written."""
-    append()
+    Tables(spark, lake).ensure_records()
     holds, job = Holds(spark, lake), upkeep(wait_s=0.0)
     commands: dict[str, Callable[[], object]] = {
         "compact": job.compact,

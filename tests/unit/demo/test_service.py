@@ -1,0 +1,29 @@
+"""The service's answers, as the demo's handler raises them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from retryapp.core.causes import template_of
+from retryapp.demo.data import Flight
+from retryapp.demo.service import EnrichmentService, _unavailable
+
+FLIGHT = {"id": 1, "arr_time": 900, "tailnum": "N14228"}
+
+
+def test_its_failures_are_causes_of_their_own(tmp_path: Path) -> None:
+    """404, 422 and 503 come apart; flights and planes do not."""
+    service = EnrichmentService(tmp_path / "visits.log")
+
+    def answered(**changed: object) -> str:
+        answer = service._answer(lambda *_: None, Flight.model_construct(**FLIGHT | changed))
+        return f"{answer.status}: {answer.text}"
+
+    busy = _unavailable(lambda *_: None, 3)
+    unknown, another = answered(tailnum="N999ZZ", id=7), answered(tailnum="N123", id=8)
+    late, later = answered(arr_time=None, id=7), answered(arr_time=None, id=8)
+    assert unknown != another
+    assert late != later
+    assert {template_of(text) for text in (unknown, another)} == {"404: <text>"}
+    assert {template_of(text) for text in (late, later)} == {"422: <text>"}
+    assert template_of(f"{busy.status}: {busy.text}") == "503: <text>"
