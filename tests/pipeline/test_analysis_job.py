@@ -152,6 +152,7 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(
     assert job.collect()["totals"]["failed"] == 2
 
 
+@pytest.mark.extended
 def test_a_loss_fails_the_checks_until_it_is_acknowledged(
     spark: SparkSession,
     analysed: tuple[Analysts, Analysed, Analysed],

@@ -37,6 +37,7 @@ def delete_topics(group: Group, *topics: str) -> None:
         future.result(30)
 
 
+@pytest.mark.extended
 def test_a_clock_that_is_behind_orders_nothing(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
     """The second of three runs has a clock five minutes behind; a round without news reads one commit of the log."""
     clocks = iter((NOW_MS, NOW_MS - 300_000, NOW_MS + 1_000, NOW_MS + 2_000))
@@ -56,6 +57,7 @@ def test_a_clock_that_is_behind_orders_nothing(spark: SparkSession, group: Group
     assert places_of(tmp_path / "lake") == group.places()
 
 
+@pytest.mark.extended
 def test_a_restored_table_is_archived_again(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
     """From the state of that version; what topics have lost since is a gap."""
     job, table, dlq = group.archive(spark, lake), quoted(lake.table(RECORDS_TABLE)), group.topology.dlq
