@@ -103,7 +103,7 @@ class _Shop:
 @pytest.fixture
 def shop(bootstrap: str) -> _Shop:
     """A handler with its topics, three partitions, empty."""
-    topology = HandlerTopology(group=f"shop.{uuid.uuid4().hex[:8]}", main=f"orders-{uuid.uuid4().hex[:8]}")
+    topology = HandlerTopology(group=f"shop-{uuid.uuid4().hex[:8]}.eu", main=f"orders-{uuid.uuid4().hex[:8]}")
     admin = KafkaAdmin(KafkaConnection(bootstrap))
     plan = ensure_topics(admin, [topology], PlanOptions(create_main_partitions=3))
     return _Shop(Operator(bootstrap), topology, plan.states[topology.main].topic_id)
