@@ -134,7 +134,7 @@ def judge(checks: Sequence[Check]) -> list[Verdict]:
 def known_offsets(forgotten: Sequence[str]) -> Verdict:
     """Judge whether Kafka has the group's offsets; it forgets those of a group that was away for long."""
     text = (
-        "partitions of which Kafka has no committed offset any more: counted up to the last progress event"
+        "partitions of which Kafka has no committed offset any more: counted as far as the archive tells"
         if forgotten
         else "holds"
     )

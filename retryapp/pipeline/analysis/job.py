@@ -108,7 +108,8 @@ class Analysis:
     def _cut(self, taken: Sequence[TakenCut], records: DataFrame) -> tuple[list[tuple[Any, ...]], list[str]]:
         """Return the rows of the cut, and the partitions whose offsets Kafka has forgotten.
 
-        It does so when a group was away for a week. Its workers' counts say how far it had come.
+        It does so when a group was away for a week. Its workers' counts say how far it had come; where these are gone,
+        too (they are kept for a week, dead letters for longer), the last record that failed does.
         """
         rows = [row for each in taken for row in each.rows]
         if all(row[-1] is not None for row in rows):
@@ -118,10 +119,13 @@ class Analysis:
         counted = records.where(F.col("event.kind") == "progress").groupBy(*places)
         said = counted.agg(F.max_by("event.to_offset", at).alias("reached")).collect()
         reached = {(row["group"], row["main"], row["partition"]): row["reached"] for row in said}
+        failed = traces_of(records).groupBy("group", "main", "topic_id", "partition").agg(F.max("offset")).collect()
+        traced = {tuple(row[:4]): row[4] + 1 for row in failed}
         known, forgotten = list[tuple[Any, ...]](), list[str]()
         for cluster_id, group, main, topic_id, number, offset in rows:
-            if offset is None and (offset := reached.get((group, main, number))) is not None:
-                forgotten.append(f"{group} {main} {number}")
+            if offset is None:
+                offset = reached.get((group, main, number)) or traced.get((group, main, topic_id, number))
+                forgotten += [] if offset is None else [f"{group} {main} {number}"]
             known.append((cluster_id, group, main, topic_id, number, offset or 0))
         return known, forgotten
 
