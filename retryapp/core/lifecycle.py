@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -138,7 +138,7 @@ AnyEvent = Succeeded | Skipped | PolicyUsed | Progress
 Event = Annotated[AnyEvent, Field(discriminator="kind")]
 
 VERSION: Final = 1
-KINDS: Final = frozenset({"succeeded", "skipped", "policy", "progress"})
+KINDS: Final = frozenset(each.model_fields["kind"].default for each in get_args(AnyEvent))
 
 _ADAPTER: Final[TypeAdapter[AnyEvent]] = TypeAdapter(Event)
 

@@ -170,9 +170,8 @@ class Archive:
         stopped: threading.Event,
     ) -> tuple[Look, Offsets]:
         with turn:
-            look = look_up(
-                self._tables, self._admin, self.group
-            )  # again: the state is of all groups, and one may have run
+            # again: the state is of all groups, and one may have run
+            look = look_up(self._tables, self._admin, self.group)
             self._tables.ensure_records()
             self._note_gaps(look.start.gaps, look.cluster_id, run_id)
             positions, state, erased = dict(look.start.positions), look.state, self._erased()

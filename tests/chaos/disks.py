@@ -19,7 +19,7 @@ from harness import wait_for
 from rocksdict import Options, Rdict
 
 from chaos.act import Act
-from chaos.network import fault_of_all
+from chaos.network import fault_of_all, load
 
 STORE_MB = 24
 BROKER_MB = 420
@@ -133,9 +133,7 @@ def fill_broker(acts: Sequence[Act], times: int) -> None:
     for act in acts:
         act.raise_curtain(1)
     for _ in range(acts[0].some(times)):
-        for act in acts:
-            act.publish(16)
-            act.busy(2)
+        load(acts, 16)
         with fault_of_all(acts, "broker's disk full"):
             filler = _fill(broker.data, acts[0].rng.choice((0, 4_096)))
             for act in acts:

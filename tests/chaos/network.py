@@ -73,6 +73,13 @@ def fault_of_all(acts: Sequence[Act], kind: str) -> Iterator[None]:
         act.busy(2, timeout_s=120, revive=True)
 
 
+def load(acts: Sequence[Act], count: int) -> None:
+    """Publish so many records to each group, and have some of them under way."""
+    for act in acts:
+        act.publish(count)
+        act.busy(2)
+
+
 def _alone(acts: Sequence[Act]) -> Broker:
     ground = acts[0].ground
     assert isinstance(ground, Ground)
@@ -85,9 +92,7 @@ def restart_broker(acts: Sequence[Act], times: int) -> None:
     for act in acts:
         act.raise_curtain(1)
     for _ in range(acts[0].some(times)):
-        for act in acts:
-            act.publish(24)
-            act.busy(2)
+        load(acts, 24)
         starting = rng.random() < 0.3
         if starting:
             for act in acts:
@@ -117,9 +122,7 @@ def break_nodes(acts: Sequence[Act], times: int) -> None:
     for act in acts:
         act.raise_curtain(1)
     for _ in range(acts[0].some(times)):
-        for act in acts:
-            act.publish(24)
-            act.busy(2)
+        load(acts, 24)
         kind = rng.choice([*ends, "each in turn", "stands still"])
         if kind in ends:
             nodes = ends[kind]()
@@ -157,9 +160,7 @@ def pause_broker(acts: Sequence[Act], lengths_s: Sequence[float]) -> None:
         act.raise_curtain(1)
     most: list[float] = []
     for length_s in lengths_s[: acts[0].some(len(lengths_s))]:
-        for act in acts:
-            act.publish(40)
-            act.busy(2)
+        load(acts, 40)
         with fault_of_all(acts, f"paused for {length_s:g} s"):
             os.kill(pid, signal.SIGSTOP)
             try:

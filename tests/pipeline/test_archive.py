@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from delta import places_of
 from history import Group
-from pyspark.sql import types as T
 from samples import dead, waiting
 
 from retryapp.core.headers import encode_metadata
-from retryapp.pipeline import tables
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
@@ -47,25 +45,6 @@ def lake(spark: SparkSession, folder: Path) -> Lake:
 def rows(spark: SparkSession, lake: Lake) -> Rows:
     """Read the archive."""
     return lambda *order: Tables(spark, lake).read(RECORDS_TABLE).orderBy(*order).collect()
-
-
-def test_a_lake_of_an_older_build_gets_the_columns_that_it_lacks(
-    spark: SparkSession, group: Group, lake: Lake, rows: Rows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its rows have none of them."""
-
-    def older(column: Any) -> Any:
-        kept = [field for field in column.dataType if field.name != "delivery"]
-        return T.StructField(column.name, T.StructType(kept), metadata=column.metadata)
-
-    schema = [older(field) if field.name in {"metadata", "event"} else field for field in tables.RECORDS]
-    with monkeypatch.context() as then:
-        then.setattr(tables, "RECORDS", T.StructType(schema))
-        Tables(spark, lake).ensure_records()
-    group.retry(0, waiting(0, delivery=3), key=b"k", value=b"")
-    group.flush()
-    assert group.archive(spark, lake).run_once().rows == 1
-    assert [row["metadata"]["delivery"] for row in rows("offset")] == [3]
 
 
 def test_each_record_once_with_its_bytes(

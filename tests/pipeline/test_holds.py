@@ -67,7 +67,7 @@ def test_a_lock_outlives_a_second_try_of_its_own_process(spark: SparkSession, la
 
 
 def test_a_folder_without_locks_is_refused(spark: SparkSession, lake: Lake) -> None:
-    """Nobody would be kept from writing there; a file that Java may only read stands for a disk without locks."""
+    """No run could keep another from writing. A file that Java may only read stands in for such a disk."""
 
     def unlockable(place: str, _: str) -> Any:
         Path(place).touch()

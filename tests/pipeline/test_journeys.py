@@ -94,7 +94,7 @@ def test_a_replay_starts_attempts_anew(spark: SparkSession) -> None:
 
 
 def test_deliveries_that_spend_no_attempt_are_in_order(spark: SparkSession) -> None:
-    """By their own number; one that nobody archived is counted, one that is there twice too."""
+    """Their own number orders them. A missing one is counted, and so is one that is there twice."""
     archive = Archive()
     archive.succeeded(1, 2, delivery=5, lateness_ms=9)
     archive.failed(1, 1, delivery=3, started_ms=NOON_MS + 60_003, due_at_ms=NOON_MS + 60_500, tier="1s")

@@ -93,7 +93,7 @@ def test_a_run_of_the_archive_is_seen_over_http(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Rows and rounds of `archive --every --metrics-port`, while it runs; afterwards nobody listens."""
+    """`archive --every --metrics-port` serves rows and rounds while it runs, and closes the port at its end."""
     group = Group(connection, topology)
     group.make(partitions=2)
     for number in range(5):

@@ -37,8 +37,8 @@ OLDER = """
         from_ms: bigint, to_ms: bigint, received: bigint, first_try_ok: bigint, failed: bigint>,
     unreadable string
 """
-"""As of a version without ``run_id``, ``metadata.original_reason``, ``metadata.history.error_type``,
-``event.skipped``: a column of each depth."""
+"""As of a version without ``run_id``, ``metadata.delivery``, ``metadata.original_reason``,
+``metadata.history.error_type``, ``event.skipped``: a column of each depth."""
 
 
 def test_an_older_table_is_continued(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
@@ -60,8 +60,9 @@ def test_an_older_table_is_continued(spark: SparkSession, group: Group, lake: La
     assert job.run_once().rows == 1
     assert tables.missing_columns() == []
     assert places_of(tmp_path / "lake") == group.places()
-    columns = ("run_id", "metadata.original_reason", "metadata.history.error_type", "event.skipped")
+    later = ("metadata.delivery", "metadata.original_reason", "metadata.history.error_type", "event.skipped")
+    columns = ("run_id", *later)
     first, second = tables.read(RECORDS_TABLE).orderBy("offset").select(*columns).collect()
-    assert tuple(first) == (None, None, None, None)
-    assert second["run_id"] == read_state(tables).run_id
+    assert tuple(first) == (None,) * len(columns)
+    assert (second["run_id"], second["delivery"]) == (read_state(tables).run_id, dead(1).delivery)
     assert job.run_once().rows == 0

@@ -302,7 +302,7 @@ class RetryConsumer(Consumer):
 
     @property
     def active(self) -> frozenset[TP]:
-        """What may be fetched now. Thread-safe; Faust hands its live set over, which emptied would mean all."""
+        """What may be fetched now. Thread-safe: Faust's own set changes meanwhile."""
         return frozenset(self._active_partitions or ())
 
     def take_in(self, records: Any) -> None:
@@ -342,11 +342,6 @@ class RetryConsumer(Consumer):
         delivered = self._delivered[tp]
         if self.app.topics.acks_enabled_for(message.topic) and (not delivered or message.offset > delivered[-1]):
             delivered.append(message.offset)
-
-    async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> Any:
-        # Faust hands its live set over; emptied in the meantime it would mean "all partitions"
-        frozen = None if active_partitions is None else frozenset(active_partitions)
-        return await super()._getmany(frozen, timeout)  # type: ignore[arg-type]
 
     async def _stay_awake(self) -> None:
         """Wait with nothing to fetch, without looking idle to `max_poll_interval`."""

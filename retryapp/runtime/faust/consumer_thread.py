@@ -99,17 +99,17 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
         counts = {topic: len(cluster.partitions_for_topic(topic) or ()) for topic in intake.topics}
         self.consumer.loop.call_soon_threadsafe(intake.on_counted, counts)
 
-    async def getmany(self, active_partitions: Any, timeout: float) -> Any:
+    async def getmany(self, _active_partitions: Any, timeout: float) -> Any:
         """Fetch for `timeout` seconds, or until the user's topics have records; hand ours over as they come.
 
         Were each fetch asked for and answered through the main loop, one that has much to do would take several of its
         rounds for it, and fetched records would wait meanwhile.
         """
-        return await self.call_thread(self._fetch_on, active_partitions, timeout)
+        return await self.call_thread(self._fetch_on, timeout)
 
-    async def _fetch_on(self, active: Any, timeout_s: float) -> Any:
-        ends_s = time.monotonic() + timeout_s
-        while True:
+    async def _fetch_on(self, timeout_s: float) -> Any:
+        consumer, ends_s = self.consumer, time.monotonic() + timeout_s
+        while active := consumer.active:  # a partition may be full by now, and none would mean all
             await asyncio.sleep(self._next_fetch_s - time.monotonic())
             client = self._ensure_consumer()
             left_s = max(0.0, ends_s - time.monotonic())
@@ -117,14 +117,11 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
             now_s = time.monotonic()
             if sum(map(len, records.values())) < _SMALL_FETCH_RECORDS:
                 self._next_fetch_s = now_s + _FETCH_REST_S
-            consumer = self.consumer
             goes_on = now_s < ends_s and consumer.flow_active and not consumer.busy and not self.should_stop
             if not goes_on or not all(map(consumer.ours, records)):
                 return records
             await self._hand_over(records)
-            active = consumer.active  # not before: a partition may be full now
-            if not active:
-                return Stamped()
+        return Stamped()
 
     async def _hand_over(self, records: Stamped) -> None:
         """Have the main loop take records of ours, and wait for that; a fault of its own is raised here."""

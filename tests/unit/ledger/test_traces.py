@@ -61,7 +61,7 @@ def test_a_copy_of_somebody_else_is_nobodys(topics, changes, partition, text):
 
 
 def test_damaged_headers_leave_what_can_be_read(topics):
-    """Without an attempt, or a delivery that may be, it is loose; without an origin it is nobody's."""
+    """Without an attempt or a possible delivery its place in the order is unknown; without an origin, its record."""
     headers = encode_metadata(waiting(42))
     torn = tuple((name, b"x" if name == RETRY_ATTEMPT else value) for name, value in headers)
     told = told_by(record("app.orders.retry", torn), Station.RETRY, RETRY, topics)

@@ -198,7 +198,7 @@ def fetching(
         monkeypatch.setattr(stopped_thread, "_consumer", client)
         monkeypatch.setattr(stopped_thread, "_fetch_records", fetches)
         async with asyncio.timeout(5):
-            returned = await stopped_thread._fetch_on({MAIN, USERS}, 1.0)
+            returned = await stopped_thread._fetch_on(1.0)
         return {tp: [record.offset for record in batch] for tp, batch in returned.items()}, fetches.asked
 
     return run
