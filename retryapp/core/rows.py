@@ -45,6 +45,8 @@ IDENTITY_BYTES: Final = 21
 ROW_KEY_BYTES: Final = 29
 IDENTITY_AT: Final = 8
 """Start of the identity in a row key."""
+OFFSET_AT: Final = 13
+"""Start of the offset of the first delivery in an identity."""
 ROW_OVERHEAD_BYTES: Final = 48
 """Bytes of a row without key, value and headers."""
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
@@ -60,6 +62,10 @@ _KEY: Final = struct.Struct(">QBQIQ")
 _FIXED: Final = struct.Struct(">BBBBQQIIIiiII")
 _DUE: Final = struct.Struct(">Q")
 _DUE_AT: Final = 4
+_LAST_DUE: Final = _DUE.pack(MAX_EPOCH_MS)
+_LENGTHS: Final = struct.Struct(">iiII")
+_LENGTHS_AT: Final = _FIXED.size - _LENGTHS.size
+_KNOWN: Final = bytes((ROW_VERSION, 0, 0))
 _PAIR: Final = struct.Struct(">Ii")
 
 
@@ -114,7 +120,7 @@ def is_identity(key: bytes | None) -> bool:
 
 def origin_offset(identity: bytes) -> int:
     """Return the offset of the first delivery in an identity."""
-    return int.from_bytes(identity[-8:], "big")
+    return int.from_bytes(identity[OFFSET_AT:], "big")
 
 
 def row_key(due_at_ms: int, identity: bytes) -> bytes:
@@ -137,11 +143,17 @@ def parse_row_key(raw: bytes) -> RowKey:
     return RowKey(*_KEY.unpack(raw))
 
 
+def key_of_row(raw: bytes, identity: bytes) -> bytes:
+    """Return the key of a row in the local store, without decoding it; see `row_due_ms`."""
+    if len(raw) < _FIXED.size or raw[0] != ROW_VERSION:
+        return bytes(_DUE.size) + identity
+    due = raw[_DUE_AT : _DUE_AT + _DUE.size]
+    return (due if due < _LAST_DUE else _LAST_DUE) + identity
+
+
 def row_due_ms(raw: bytes) -> int:
     """Return when a row is due, without decoding it; 0, at once, where the bytes are no row: it is looked at then."""
-    if len(raw) < _FIXED.size or raw[0] != ROW_VERSION:
-        return 0
-    return min(int.from_bytes(raw[_DUE_AT : _DUE_AT + 8], "big"), MAX_EPOCH_MS)
+    return int.from_bytes(key_of_row(raw, b""), "big")
 
 
 def _length(data: bytes | None) -> int:
@@ -169,7 +181,7 @@ def encode_row(row: PendingRow) -> bytes:
 def row_header(raw: bytes, name: bytes) -> bytes | None:
     """Return the value of a row's first header of a name without decoding the others, or None; raises as decode_row."""
     try:
-        version, state, hold, *_, key_length, value_length, count, more = _FIXED.unpack_from(raw)
+        key_length, value_length, count, more = _LENGTHS.unpack_from(raw, _LENGTHS_AT)
     except struct.error:
         _lengths(raw)
         raise
@@ -180,13 +192,13 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
         first += key_length
     if value_length > 0:
         first += value_length
-    known = version == ROW_VERSION and not state and not hold
+    known = raw[: len(_KNOWN)] == _KNOWN
     if not known or key_length < -1 or value_length < -1 or first + total + more != len(raw):
         _lengths(raw)  # says what is wrong
     for start, length in spans:
-        if raw.startswith(name, first + start):
-            start += first + len(name)
-            return None if length < 0 else raw[start : start + length]
+        at = first + start + len(name)
+        if raw[first + start : at] == name:
+            return None if length < 0 else raw[at : at + length]
     return None
 
 

@@ -64,6 +64,10 @@ class PendingTable(LocalTable, Protocol):
     def recovered(self) -> None:
         """Note that the changelog was read to its end."""
 
+    @property
+    def flushing(self) -> bool:
+        """Whether the next write would wait for the disk, because a recovery has written much."""
+
     def touch(self, now_ms: int) -> None:
         """Note that the table is in use."""
 

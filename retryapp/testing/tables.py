@@ -127,6 +127,11 @@ class MemoryPendingTable(_Stored, PendingTable):
     def recovered(self) -> None:
         self._keep((), None, None)
 
+    @property
+    @override
+    def flushing(self) -> bool:
+        return False
+
     @override
     def touch(self, now_ms: int) -> None:
         pass

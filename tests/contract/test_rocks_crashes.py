@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,14 @@ def cut_off(path: Path) -> None:
     table.close()  # never: but the last reference to a table closes it, so it has to live until here
 
 
+def cut_off_at_the_end(path: Path) -> None:
+    """Die when the changelog was read to its end, and the disk does not have it yet."""
+    table = filled(path, SLICES)
+    table.recovered()
+    die()
+    table.close()  # as above
+
+
 def serve_and_die(path: Path) -> None:
     """Finish a recovery, change a little, and die."""
     table = filled(path, SLICES)
@@ -79,13 +88,15 @@ def offsets(table: RocksPendingTable) -> Iterator[int]:
         last = page[-1][0]
 
 
-def test_a_recovery_that_died_left_exactly_what_it_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [cut_off, cut_off_at_the_end])
+def test_a_recovery_that_died_left_exactly_what_it_says(tmp_path: Path, where: Callable[[Path], None]) -> None:
     """All rows up to the offset that the store claims, their look-ups and their count; the next one goes on there."""
-    run("cut_off", tmp_path / "3")
+    run(where.__name__, tmp_path / "3")
     table = RocksPendingTable(tmp_path / "3", IDENTITY, now_ms=0, max_age_ms=None)
     assert table.dropped is None
     kept = table.next_offset
-    assert 0 < kept < SLICES * SLICE, "the rows in memory went with the process, those on the disk did not"
+    assert 0 < kept <= SLICES * SLICE
+    assert where is cut_off_at_the_end or kept < SLICES * SLICE, "the rows in memory went with the process"
     assert list(offsets(table)) == list(range(kept))
     assert dict(table.counts()) == {"1m": kept}
     last, none = record(kept - 1)[0], record(kept)[0]
@@ -112,6 +123,26 @@ def test_a_short_tail_is_kept_without_a_file_of_its_own(tmp_path: Path) -> None:
     table = filled(tmp_path / "3", 5)
     table.recovered()
     assert list((tmp_path / "3").glob("*.sst")) == []
+    table.close()
+
+
+def test_a_recovery_begins_to_flush_at_its_end(tmp_path: Path) -> None:
+    """The next write finds it done and waits for nothing; a reading that missed nothing has nothing to flush."""
+    table = filled(tmp_path / "3", SLICES)
+    seen: list[bool] = []
+    table.recovered()
+    deadline_s = time.monotonic() + 60
+    while table.flushing:
+        seen.append(True)
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+    assert seen
+    files = set((tmp_path / "3").glob("*.sst"))
+    key, value = record(SLICES * SLICE)
+    table.write([Row(key, value, "1m")], SLICES * SLICE)
+    assert set((tmp_path / "3").glob("*.sst")) == files
+    table.recovered()
+    assert not table.flushing
     table.close()
 
 

@@ -8,8 +8,10 @@ the table: they would never be due.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from retryapp.core import marks
@@ -21,6 +23,9 @@ from retryapp.ports import LaneBatch, LaneReceipt, PendingTable, SeenTable, Topi
 
 logger = logging.getLogger(__name__)
 
+_KEY_VALUE = attrgetter("key", "value")
+_FLUSH_LOOK_S = 0.005
+_FLUSH_LOOKS = 400
 TAIL_OFFSETS = 10_000
 """Where the last progress record of a changelog is looked for first: so far before its end, a few transactions."""
 
@@ -38,7 +43,7 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
             if differs:
                 return True
             looked_for, records = None, records[1:]
-        table.recover(((record.key or b"", record.value) for record in records), position)
+        table.recover(map(_KEY_VALUE, records), position)
         return False
 
     reached = await reader.read(changelog, start, take)
@@ -50,6 +55,10 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
     if table.next_offset < reached:
         table.recover((), reached)  # compaction or retention has deleted the rest
     table.recovered()
+    for _ in range(_FLUSH_LOOKS):  # other lanes go on meanwhile; a disk that takes longer is named by the next write
+        if not table.flushing:
+            break
+        await asyncio.sleep(_FLUSH_LOOK_S)
     return True
 
 

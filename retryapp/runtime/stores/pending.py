@@ -16,6 +16,7 @@ the table knows needs no look-up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,16 +28,16 @@ from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import RETRY_TIER, HeaderReader
 from retryapp.core.rows import (
     IDENTITY_AT,
+    IDENTITY_BYTES,
+    OFFSET_AT,
     due_bound,
     is_identity,
-    origin_offset,
+    key_of_row,
     parse_row_key,
-    row_due_ms,
     row_header,
-    row_key,
 )
 from retryapp.ports import PendingTable, Row
-from retryapp.runtime.stores.store import RocksTable, Store, StoreIdentity
+from retryapp.runtime.stores.store import RocksTable, StoreIdentity
 
 _INDEX = b"\x01"
 _ROWS_START = b"\x00"
@@ -47,10 +48,8 @@ _SHORT_TAIL = 2_000
 """Records that a recovery writes through the write-ahead log: a restart that missed little writes no file."""
 
 
-def tier_of(value: bytes | None) -> str:
+def tier_of(value: bytes) -> str:
     """Return the tier that a row waits in, `?` when the row does not say."""
-    if value is None:
-        return "?"
     try:
         raw = row_header(value, _TIER_NAME)
     except DamagedRowError:
@@ -64,49 +63,6 @@ def _tier_text(raw: bytes) -> str:
         return HeaderReader({RETRY_TIER: raw}).name(RETRY_TIER)
     except DamagedMetadataError:
         return "?"
-
-
-class _Changes:
-    """A batch in the making, read as if its steps so far had taken effect; keeps the store's counts and `newest`."""
-
-    def __init__(self, store: Store) -> None:
-        self.batch: WriteBatch = store.batch()
-        self._store = store
-        self._looked_up: dict[bytes, bytes | None] = {}
-
-    def put(self, identity: bytes, value: bytes, tier: str) -> bytes:
-        """Put a row of a record that has none; return its key."""
-        self._store.meta.newest = max(self._store.meta.newest, origin_offset(identity))
-        key = row_key(row_due_ms(value), identity)
-        self._count(tier, 1)
-        look_up = key[:IDENTITY_AT] + tier.encode()
-        self._looked_up[identity] = look_up
-        self.batch.put(key, value)
-        self.batch.put(_INDEX + identity, look_up)
-        return key
-
-    def remove(self, identity: bytes) -> bytes | None:
-        """Remove the row of a record, if there is one; return its key."""
-        if identity in self._looked_up:
-            look_up = self._looked_up[identity]
-        elif origin_offset(identity) > self._store.meta.newest:
-            return None  # later in the main topic than all that the table had
-        else:
-            look_up = self._store.get(_INDEX + identity)
-        if look_up is None:
-            return None
-        key = look_up[:IDENTITY_AT] + identity
-        self.batch.delete(key)
-        self.batch.delete(_INDEX + identity)
-        self._count(look_up[IDENTITY_AT:].decode(), -1)
-        self._looked_up[identity] = None
-        return key
-
-    def _count(self, tier: str, change: int) -> None:
-        counts = self._store.meta.counts
-        counts[tier] = counts.get(tier, 0) + change
-        if not counts[tier]:
-            del counts[tier]
 
 
 class RocksPendingTable(RocksTable, PendingTable):
@@ -167,41 +123,69 @@ class RocksPendingTable(RocksTable, PendingTable):
 
     @override
     def write(self, rows: Sequence[Row], changelog_offset: int | None) -> None:
-        changes = _Changes(self._store)
-        for identity, value, tier in rows:
-            self._change(changes, identity, value, tier)
+        latest = {row.identity: row for row in rows}
+        puts = [row for row in latest.values() if row.value is not None]
+        batch = self._changes(latest, *zip(*puts, strict=True)) if puts else self._changes(latest)
         self._removed += len(rows)
         if self._removed >= _PURGE_ROWS and self._cursor:
-            changes.batch.delete_range(_ROWS_START, min((self._cursor, *self._passed)))
+            batch.delete_range(_ROWS_START, min((self._cursor, *self._passed)))
             self._removed = 0
         if changelog_offset is not None:
             self._store.meta.written = changelog_offset
-        self._commit(changes.batch, None if changelog_offset is None else changelog_offset + 1, self._now_ms)
+        self._commit(batch, None if changelog_offset is None else changelog_offset + 1, self._now_ms)
 
     @override
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
         # The table does not become younger before `recovered`: recoveries that never reach the end could keep it for
         # longer than the changelog keeps the tombstones that it lacks.
-        changes = _Changes(self._store)
-        for identity, value in records:
-            if is_identity(identity):
-                self._recovering += 1
-                self._change(changes, identity, value, tier_of(value))
+        latest = {identity: value for identity, value in records if is_identity(identity)}
+        self._recovering += len(latest)
+        puts = {identity: value for identity, value in latest.items() if value is not None}
+        batch = self._changes(latest, puts, puts.values(), [tier_of(value) for value in puts.values()])
         self._store.meta.written = None  # the changelog has it: a recovery that is cut off is continued, not repeated
         logged = self._recovering <= _SHORT_TAIL
-        self._commit(changes.batch, next_offset, self._store.meta.used_ms, logged=logged)
+        self._commit(batch, next_offset, self._store.meta.used_ms, logged=logged)
 
-    def _change(self, changes: _Changes, identity: bytes, value: bytes | None, tier: str) -> None:
-        former = changes.remove(identity)
-        if former is not None:
-            self._passed.discard(former)
-        if value is not None:
-            self._cursor = min(self._cursor, changes.put(identity, value, tier))
+    def _changes(
+        self,
+        changed: Collection[bytes],
+        identities: Collection[bytes] = (),
+        values: Collection[bytes] = (),
+        tiers: Collection[str] = (),
+    ) -> WriteBatch:
+        """Return a batch that removes the rows of `changed` and puts those of `identities`; the counts follow."""
+        meta, batch = self._store.meta, self._store.batch()
+        counts = Counter(meta.counts)
+        newest = b"" if meta.newest < 0 else meta.newest.to_bytes(IDENTITY_BYTES - OFFSET_AT, "big")
+        for identity in [identity for identity in changed if identity[OFFSET_AT:] <= newest]:
+            if (look_up := self._store.get(_INDEX + identity)) is not None:
+                former = look_up[:IDENTITY_AT] + identity
+                batch.delete(former)
+                batch.delete(_INDEX + identity)
+                counts[look_up[IDENTITY_AT:].decode()] -= 1
+                self._passed.discard(former)
+        if identities:
+            keys = list(map(key_of_row, values, identities))
+            for key, value in zip(keys, values, strict=True):
+                batch.put(key, value)
+            for key, tier in zip(keys, tiers, strict=True):  # apart from the rows: a quarter less work for RocksDB
+                batch.put(_INDEX + key[IDENTITY_AT:], key[:IDENTITY_AT] + tier.encode())
+            counts.update(tiers)
+            self._cursor = min(self._cursor, min(keys))
+            meta.newest = int.from_bytes(max(newest, max([key[IDENTITY_AT + OFFSET_AT :] for key in keys])), "big")
+        meta.counts = {tier: count for tier, count in counts.items() if count}
+        return batch
 
     @override
     def recovered(self) -> None:
         self._store.meta.written = None
-        self._commit(self._store.batch(), None, self._now_ms)
+        logged, self._recovering = self._recovering <= _SHORT_TAIL, 0
+        self._store.write(self._store.batch(), self._now_ms, logged=logged, last=True)
+
+    @property
+    @override
+    def flushing(self) -> bool:
+        return self._store.flushing
 
     @override
     def touch(self, now_ms: int) -> None:

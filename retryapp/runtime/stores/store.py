@@ -187,12 +187,12 @@ class Store:
         """Return an empty write batch."""
         return WriteBatch(raw_mode=True)
 
-    def write(self, batch: WriteBatch, used_ms: int, *, logged: bool = True) -> None:
+    def write(self, batch: WriteBatch, used_ms: int, *, logged: bool = True, last: bool = False) -> None:
         """Write a batch together with the store's description, atomically; `used_ms`: see `StoreMeta`.
 
         `logged=False` skips the write-ahead log, for series of batches that the topic has. A crash still leaves a
         prefix of the batches: memtables reach the disk in order, each with its last description. The next logged write
-        flushes them first, or its log would be replayed onto a store that lacks them.
+        flushes them first, or its log would be replayed onto a store that lacks them; the `last` batch begins that.
 
         Raises:
             DiskFullError, StoreBrokenError: the outcome is unknown; drop the store.
@@ -204,6 +204,8 @@ class Store:
             if not logged:
                 self._unlogged = True
                 db.write(batch, _UNLOGGED)
+                if last:
+                    db.flush(wait=False)
                 return
             if self._unlogged:
                 db.flush()
@@ -211,6 +213,11 @@ class Store:
             db.write(batch)
         except Exception as exc:
             raise self._broken(exc) from exc
+
+    @property
+    def flushing(self) -> bool:
+        """Whether the next logged write would wait for the disk."""
+        return self._unlogged and bool(self.db.property_int_value("rocksdb.num-immutable-mem-table"))
 
     def close(self) -> None:
         """Close it, and delete it if it failed, also if closing fails. Never raises; may be called twice."""

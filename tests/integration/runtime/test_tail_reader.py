@@ -74,7 +74,7 @@ async def test_readers_of_several_partitions_take_turns_and_miss_nothing(
 ) -> None:
     """Each turn assigns and seeks again, wherever the fetched batches begin."""
     monkeypatch.setattr(tail, "TURN_S", 0.0)
-    monkeypatch.setattr(tail, "_FETCHED", 97)
+    monkeypatch.setattr(tail, "SLICE_RECORDS", 97)
     name = make_topic(3)
     tps = [TopicPartition(name, n) for n in range(3)]
     await fill(bootstrap, tps, 400)

@@ -21,9 +21,11 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import StoreAheadError
 from retryapp.core.record import Headers, failure_id
+from retryapp.engine.lane import recovery
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
 from retryapp.ports import DeadRow, LaneBatch, LaneReceipt, TopicPartition
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
+from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import VirtualClock
 
@@ -72,6 +74,28 @@ async def opened(lane: KafkaTransport) -> KafkaTransport:
     await lane.recover()
     await lane.release({})
     return lane
+
+
+@pytest.mark.parametrize("looks", [2, 99])
+async def test_an_opening_waits_a_while_for_the_disk_and_lets_others_run(
+    open_lane: OpenLane, topics: Topics, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """A disk that takes longer is left to the next write, which names what is wrong with it."""
+    monkeypatch.setattr(recovery, "_FLUSH_LOOKS", 5)
+    monkeypatch.setattr(recovery, "_FLUSH_LOOK_S", 0)
+    asked: list[bool] = []
+
+    def flushing(_table: RocksPendingTable) -> bool:
+        asked.append(len(asked) < looks)
+        return asked[-1]
+
+    monkeypatch.setattr(RocksPendingTable, "flushing", property(flushing))
+    row = waiting_row(1)
+    topics.put(CHANGELOG, row.identity, row.value)
+    lane = await opened(open_lane())
+    assert asked == [*[True] * min(looks, 5), *[False] * (looks < 5)]
+    assert lane.pending is not None
+    assert lane.pending.find(row.identity) is not None
 
 
 def publish_letter(topics: Topics, lane: KafkaTransport, origin_offset: int) -> int:

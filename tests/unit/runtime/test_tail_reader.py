@@ -36,6 +36,8 @@ class _Cluster:
         """Raised by the next reading."""
         self.silent = False
         """Nothing comes any more."""
+        self.list_records = 1_000
+        """Length of the lists that consumers give."""
 
     def fill(self, partition: int, count: int) -> TopicPartition:
         tp = TopicPartition("log", partition)
@@ -77,8 +79,9 @@ class _Consumer:
     def seek(self, _tp: Any, offset: int) -> None:
         self._at = offset
 
-    async def getmany(self, tp: Any, *, timeout_ms: int, max_records: int) -> dict[Any, list[Found]]:
+    async def getmany(self, tp: Any, *, timeout_ms: int, max_records: int) -> dict[Any, list[list[Found]]]:
         assert self.assigned == [tp], "somebody else reads with this consumer"
+        assert max_records == 1, "a list at a time"
         cluster = self._cluster
         await asyncio.sleep(0.001)
         if cluster.hang_at == tp.partition:
@@ -89,9 +92,9 @@ class _Consumer:
             raise error
         if cluster.silent:
             return {}
-        found = cluster.partitions[TopicPartition(*tp)][self._at : self._at + max_records]
+        found = cluster.partitions[TopicPartition(*tp)][self._at : self._at + cluster.list_records]
         self._at += len(found)
-        return {tp: found}
+        return {tp: [found]}
 
     async def position(self, _tp: Any) -> int:
         return self._at
@@ -150,6 +153,24 @@ async def test_a_partition_is_read_to_its_end_in_slices(cluster: _Cluster, monke
     assert (options["isolation_level"], options["auto_offset_reset"]) == ("read_committed", "none")
 
 
+async def test_slices_are_bounded_in_bytes(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that is larger than a slice may be comes alone."""
+    monkeypatch.setattr(tail, "SLICE_BYTES", 10)
+    sizes = [3, 3, 3, 3, 30, 0, 0, 9, 1, 5]
+    tp = cluster.fill(0, 0)
+    cluster.partitions[tp] = [Found(n, b"k", b"v" * size or None) for n, size in enumerate(sizes)]
+    slices: list[tuple[list[int], int]] = []
+
+    def sink(records: list[Found], next_offset: int) -> None:
+        slices.append(([record.offset for record in records], next_offset))
+
+    assert await cluster.reader.read(tp, 0, sink) == 10
+    assert [n for records, _ in slices for n in records] == list(range(10))
+    assert [next_offset for _, next_offset in slices] == [records[-1] + 1 for records, _ in slices]
+    assert all(len(records) == 1 or sum(sizes[n] for n in records) <= 10 for records, _ in slices)
+    assert len(slices) < 8
+
+
 async def test_a_sink_that_has_enough_ends_the_reading(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest is not read."""
     monkeypatch.setattr(tail, "SLICE_RECORDS", 1)
@@ -193,7 +214,7 @@ async def test_a_consumer_that_saw_an_error_is_not_used_again(cluster: _Cluster,
 async def test_long_readings_take_turns(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane with a large table must not use up the deadlines of all others; each goes on from where it was."""
     monkeypatch.setattr(tail, "TURN_S", 0.0)
-    monkeypatch.setattr(tail, "_FETCHED", 10)
+    cluster.list_records = 10
     big, small = cluster.fill(0, 1_000), cluster.fill(1, 20)
     order: list[tuple[int, int]] = []
 
@@ -212,7 +233,7 @@ async def test_long_readings_take_turns(cluster: _Cluster, monkeypatch: pytest.M
 async def test_background_readings_take_one_turn_among_them(cluster: _Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are: a lane that opens waits for one of them."""
     monkeypatch.setattr(tail, "TURN_S", 0.0)
-    monkeypatch.setattr(tail, "_FETCHED", 10)
+    cluster.list_records = 10
     fills = [cluster.fill(n, 200) for n in range(8)]
     opening = cluster.fill(9, 50)
     order: list[int] = []

@@ -19,7 +19,7 @@ from retryapp.runtime.clients.unreadable import KeptRecords, TolerantRecords, Un
 
 OURS = TopicPartition("orders", 0)
 OTHERS = TopicPartition("clicks", 0)
-BASE, CRC, ATTRIBUTES, LAST_DELTA, COUNT = 0, 17, 21, 23, 57
+BASE, CRC, ATTRIBUTES, LAST_DELTA, PRODUCER, COUNT = 0, 17, 21, 23, 43, 57
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,23 @@ def signed(raw: bytearray) -> bytearray:
     """Put the right checksum in."""
     raw[CRC:ATTRIBUTES] = struct.pack(">I", calc_crc32c(bytes(raw[ATTRIBUTES:])))
     return raw
+
+
+def by_producer(raw: bytearray, producer_id: int) -> bytearray:
+    """Make a batch one of a producer's transaction."""
+    raw[ATTRIBUTES : ATTRIBUTES + 2] = struct.pack(">h", 0x10)
+    raw[PRODUCER : PRODUCER + 8] = struct.pack(">q", producer_id)
+    return signed(raw)
+
+
+def end_of_transaction(base: int, producer_id: int, *, commit: bool = True) -> bytearray:
+    """Return the marker that ends a producer's transaction."""
+    builder = DefaultRecordBatchBuilder(2, 0, True, producer_id, 0, -1, 1 << 20)
+    builder.append(0, 1_700_000_000_000, struct.pack(">hh", 0, commit), bytes(6), [])
+    raw = bytearray(builder.build())
+    raw[BASE : BASE + 8] = struct.pack(">q", base)
+    raw[ATTRIBUTES : ATTRIBUTES + 2] = struct.pack(">h", 0x30)
+    return signed(raw)
 
 
 def flipped(raw: bytearray) -> bytearray:
@@ -186,15 +203,55 @@ def test_a_broken_frame_is_no_reason_to_guess() -> None:
 
 
 def test_a_consumer_that_asks_for_bare_records_gets_what_the_others_get() -> None:
-    """Offset, key, value and headers are the same, odd batches included; the key is not changed on the way."""
-    raw = bytes(batch(0) + batch(3, header=b"\xff\xfe"))
+    """In lists, from within a batch on, odd batches and transactions included; the key is not changed on the way."""
+    aborted, kept = 7, 8
+    batches = {
+        3: batch(0),
+        6: batch(3, header=b"\xff\xfe"),
+        9: batch(6),
+        12: by_producer(batch(9), aborted),
+        15: by_producer(batch(12), kept),
+        16: end_of_transaction(15, aborted, commit=False),
+        19: by_producer(batch(16), aborted),
+        20: end_of_transaction(19, kept),
+        21: end_of_transaction(20, aborted),
+    }
 
-    def told(*, bare_ones: bool) -> list[Any]:
-        records = TolerantRecords(OTHERS, KeptRecords(raw), [], 1, bare if bare_ones else None, None, True, 1)
+    def given(*, lists: bool, start: int) -> list[Any]:
+        raw = bytes(b"".join(each for end, each in batches.items() if end > start))  # as a broker answers
+        aborts = [(aborted, 9)] if start < 16 else []
+        records = TolerantRecords(OTHERS, KeptRecords(raw), aborts, start, bare if lists else None, None, True, 1)
         found = list(records)
-        assert records.next_fetch_offset == 6
-        assert any(isinstance(each, ConsumerRecord) for each in found) is not bare_ones
+        assert records.next_fetch_offset == 21
+        assert any(isinstance(each, ConsumerRecord) for each in found) is not (lists or start > 18)
+        if lists:
+            found = [record for records in found for record in records]
         return [(each.offset, each.key, each.value, tuple(each.headers)) for each in found]
 
-    assert told(bare_ones=True) == told(bare_ones=False)
+    offsets = [*range(9), *range(12, 15), *range(16, 19)]
+    for start in range(21):
+        records = given(lists=True, start=start)
+        assert [record[0] for record in records] == [offset for offset in offsets if offset >= start]
+        assert records == given(lists=False, start=start)
     assert bare(b"k") == b"k"
+
+
+def test_lists_end_with_a_batch_and_say_how_far_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows a list was not read yet: a reader may stop after each."""
+    monkeypatch.setattr(unreadable, "LIST_RECORDS", 5)
+    raw = bytes(b"".join(batch(base, 2) for base in range(0, 16, 2)))
+    records = TolerantRecords(OTHERS, KeptRecords(raw), [], 1, bare, None, True, 1)
+    lists = [([record.offset for record in found], records.next_fetch_offset) for found in records]
+    assert lists == [([1, 2, 3, 4, 5], 6), ([6, 7, 8, 9, 10, 11], 12), ([12, 13, 14, 15], 16)]
+
+
+def test_a_damaged_batch_is_an_error_and_nothing_after_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lists before it are sound; the reader that gets the error has not moved past what it was not given."""
+    monkeypatch.setattr(unreadable, "LIST_RECORDS", 3)
+    records = TolerantRecords(
+        OTHERS, KeptRecords(bytes(batch(0) + flipped(batch(3)) + batch(6))), [], 0, bare, None, True, 1
+    )
+    assert [record.offset for record in next(records)] == [0, 1, 2]
+    assert records.next_fetch_offset == 3
+    with pytest.raises(CorruptRecordException):
+        next(records)
