@@ -1,7 +1,7 @@
 """`python -m benchmarks.journeys`: how long the analysis takes over an archive of millions of records.
 
-Steps: a lake whose archive Spark itself writes, without Kafka, with the columns that an analysis reads; the table
-of journeys alone; the whole analysis with every table and check, as ``retryapp pipeline analyse --full`` makes them.
+Steps: a lake whose archive Spark itself writes, without Kafka, with headers and events as workers write them; the whole
+analysis, as ``retryapp pipeline analyse --full`` makes it; the facts of a report; an analysis without news.
 
 Of 20 records that fail, 12 succeed at the second attempt, 5 at the third, 2 die at the fifth and 1 waits: 2.5 records
 in the archive for each. One in ten of the main topic fails. Workers' counts cover all of it, so that every check holds.
@@ -22,7 +22,6 @@ from retryapp.stage import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql import types as T
 
     from retryapp.pipeline.analysis.cuts import TakenCut
 
@@ -39,8 +38,6 @@ NOON_MS = 1_900_000_000_000
 
 def rows_of(spark: SparkSession, failures: int) -> DataFrame:
     """Return the columns of the archive's ``records`` for so many records that failed."""
-    from retryapp.pipeline.schemas import EVENT, METADATA
-
     lives = _lives(spark, failures)
     kind = "case when step < steps or number % 20 = 19 then 'retry' when number % 20 < 17 then 'events' else 'dlq' end"
     steps = (
@@ -48,28 +45,26 @@ def rows_of(spark: SparkSession, failures: int) -> DataFrame:
         .withColumn("station", F.expr(kind))
         .withColumn("started_ms", F.expr("began_ms + (step - 1) * 60010"))
         .withColumn("origin", F.expr(f"concat('{MAIN}@{TOPIC_ID}/', partition, '/', origin_offset)"))
-        .withColumn("failure_id", F.concat(F.lit(f"{GROUP}/"), "origin"))
     )
     cause = F.expr("number div 5000 % 40")
-    metadata = {
-        "version": F.lit(1), "group": F.lit(GROUP), "handler": F.lit(HANDLER),
-        "origin": F.struct(
-            F.lit(MAIN).alias("topic"), F.lit(TOPIC_ID).alias("topic_id"), F.col("partition").cast("long"),
-            F.col("origin_offset").alias("offset"),
-        ),
-        "origin_timestamp_ms": F.col("began_ms"), "attempt": F.col("step"),
-        "due_at_ms": F.expr("if(station = 'retry', started_ms + 60000, null)"), "started_ms": F.col("started_ms"),
-        "policy": F.lit("5f1c2d3e"), "tier": F.expr("if(station = 'retry', '1m', null)"),
-        "first_failed_ms": F.col("began_ms"), "last_failed_ms": F.col("started_ms") + 250,
-        "error_type": F.concat(F.lit("shop.errors.Error"), cause),
-        "error_message": F.expr("concat('10.0.0.', number % 250, ':443 refused after ', number % 900, ' ms')"),
-        "reason": F.expr("if(station = 'dlq', 'exhausted', null)"), "fingerprint": F.concat(F.lit("print-"), cause),
-        "history": F.array(), "replays": F.lit(0), "null_value": F.lit(False),
+    said = {
+        "retry-version": F.lit(1), "retry-group": F.lit(GROUP), "retry-handler": F.lit(HANDLER),
+        "retry-origin": F.col("origin"), "retry-origin-timestamp-ms": F.col("began_ms"), "retry-attempt": F.col("step"),
+        "retry-due-ms": F.expr("if(station = 'retry', started_ms + 60000, null)"),
+        "retry-started-ms": F.col("started_ms"), "retry-policy": F.lit("5f1c2d3e"),
+        "retry-tier": F.expr("if(station = 'retry', '1m', null)"), "retry-first-failed-ms": F.col("began_ms"),
+        "retry-last-failed-ms": F.col("started_ms") + 250,
+        "retry-error-type": F.concat(F.lit("shop.errors.Error"), cause),
+        "retry-error-message": F.expr("concat('10.0.0.', number % 250, ':443 refused after ', number % 900, ' ms')"),
+        "retry-reason": F.expr("if(station = 'dlq', 'exhausted', null)"),
+        "retry-fingerprint": F.concat(F.lit("print-"), cause),
     }  # fmt: skip
+    pairs = (F.when(value.isNotNull(), _pair(F.lit(name), value)) for name, value in said.items())
     success = {
-        "kind": F.lit("succeeded"), "v": F.lit(1), "group": F.lit(GROUP), "handler": F.lit(HANDLER),
-        "failure_id": F.col("failure_id"), "origin": F.col("origin"), "replays": F.lit(0), "attempt": F.col("step"),
-        "started_ms": F.col("started_ms"), "ended_ms": F.col("started_ms") + 200, "lateness_ms": F.expr("number % 90"),
+        "v": F.lit(1), "kind": F.lit("succeeded"), "group": F.lit(GROUP), "handler": F.lit(HANDLER),
+        "failure_id": F.concat(F.lit(f"{GROUP}/"), "origin"), "origin": F.col("origin"), "replays": F.lit(0),
+        "attempt": F.col("step"), "delivery": F.col("step"), "started_ms": F.col("started_ms"),
+        "ended_ms": F.col("started_ms") + 200, "lateness_ms": F.expr("number % 90"),
     }  # fmt: skip
     is_event = F.col("station") == "events"
     failed = steps.select(
@@ -78,9 +73,8 @@ def rows_of(spark: SparkSession, failures: int) -> DataFrame:
         F.col("started_ms").alias("timestamp_ms"),
         F.when(~is_event, F.sha2(F.expr("cast(number % 50000 as string)"), 256)).alias("key_hash"),
         "station",
-        "failure_id",
-        F.when(~is_event, _struct(metadata, METADATA)).alias("metadata"),
-        F.when(is_event, _struct(success, EVENT)).alias("event"),
+        F.when(~is_event, F.array_compact(F.array(*pairs))).alias("headers"),
+        F.when(is_event, _json(success)).otherwise(F.lit(b"x" * 300)).alias("value"),
     )
     counted = _progress(lives, failures)
     return _whole(failed.unionByName(counted, allowMissingColumns=True))
@@ -104,8 +98,6 @@ def _width(failures: int) -> int:
 
 
 def _progress(lives: DataFrame, failures: int) -> DataFrame:
-    from retryapp.pipeline.schemas import EVENT
-
     width = _width(failures)
     ranges = lives.groupBy("partition", F.floor(F.col("origin_offset") / width).alias("range")).agg(
         F.count(F.lit(1)).alias("failed")
@@ -122,24 +114,27 @@ def _progress(lives: DataFrame, failures: int) -> DataFrame:
         (F.col("range") * width).alias("offset"),  # no step is 0: no other record has it
         F.lit(NOON_MS).cast("long").alias("timestamp_ms"),
         F.lit("events").alias("station"),
-        _struct(event, EVENT).alias("event"),
+        _json(event).alias("value"),
     )
 
 
-def _struct(columns: Mapping[str, Column], schema: T.StructType) -> Column:
-    given = (columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in schema)
-    return F.struct(*given)
+def _pair(name: Column, value: Column) -> Column:
+    return F.struct(name.alias("key"), value.cast("string").cast("binary").alias("value"))
+
+
+def _json(columns: Mapping[str, Column]) -> Column:
+    return F.to_json(F.struct(*(column.alias(name) for name, column in columns.items()))).cast("binary")
 
 
 def _whole(rows: DataFrame) -> DataFrame:
-    """Add the columns that are the same everywhere, and those that an analysis does not read."""
+    """Add the columns that are the same everywhere."""
     from retryapp.pipeline.schemas import RECORDS
     from retryapp.pipeline.transform import utc_day
 
     plain = {
         "cluster_id": F.lit(CLUSTER), "topic_id": F.concat(F.lit("id-"), "station"), "epoch": F.lit(1),
         "topic": F.concat(F.lit(f"{GROUP}.{MAIN}."), "station"), "date": utc_day(F.col("timestamp_ms")),
-        "group": F.lit(GROUP), "main": F.lit(MAIN), "run_id": F.lit("bench"), "headers": F.array(),
+        "group": F.lit(GROUP), "main": F.lit(MAIN), "run_id": F.lit("bench"),
     }  # fmt: skip
     return rows.select(
         *(
@@ -165,6 +160,10 @@ def taken_cut(failures: int) -> TakenCut:
     )
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def _timed(work: Callable[[], object]) -> float:
     began_s = time.monotonic()
     work()
@@ -175,11 +174,9 @@ def _timed(work: Callable[[], object]) -> float:
 @click.option("--events", type=click.IntRange(min=10_000), default=5_000_000, show_default=True)
 def main(events: int) -> None:
     """Measure the analysis; prints one JSON object."""
-    from retryapp.pipeline.analysis.derived import Derived
     from retryapp.pipeline.analysis.job import Analysis
-    from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
-    from retryapp.pipeline.analysis.schemas import CUT
     from retryapp.pipeline.lake import open_lake
+    from retryapp.pipeline.report.facts import collect
     from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 
     failures = -(-events * 20 // RECORDS_OF_20)
@@ -188,14 +185,13 @@ def main(events: int) -> None:
         Tables(spark, lake).ensure_records()
         rows = rows_of(spark, failures)
         write_s = _timed(lambda: rows.write.format("delta").mode("append").save(lake.table(RECORDS_TABLE)))
-        taken, derived = taken_cut(failures), Derived(spark, lake)
         load, before = os.getloadavg()[0], processor_s()
-        cut = spark.createDataFrame(taken.rows, CUT)
-        journeys = journeys_of(before_cut(traces_of(derived.records()[0]), cut))
-        journeys_s = _timed(lambda: derived.put_journeys(journeys, whole=True))
-        click.echo(f"archive written in {write_s:.1f} s, journeys in {journeys_s:.1f} s; now the analysis", err=True)
-        job = Analysis(spark, lake, now_ms=lambda: time.time_ns() // 1_000_000)
-        result = job.run([taken], broker="localhost:9092", full=True)
+        click.echo(f"archive written in {write_s:.1f} s; now the analysis", err=True)
+        job = Analysis(spark, lake, now_ms=_now_ms)
+        taken = [taken_cut(failures)]
+        result = job.run(taken, broker="localhost:9092", full=True)
+        report_s = _timed(lambda: collect(spark, lake, now_ms=_now_ms(), within_ms=86_400_000))
+        again_s = _timed(lambda: job.run(taken, broker="localhost:9092"))
         used = processor_s() - before
     if result.journeys != failures:
         raise RuntimeError(f"{result.journeys} journeys were made of {failures}")
@@ -203,8 +199,9 @@ def main(events: int) -> None:
         "events": failures * RECORDS_OF_20 // 20,
         "journeys": result.journeys,
         "write_s": write_s,
-        "journeys_s": journeys_s,
         "analysis_s": round(result.elapsed_ms / 1_000, 1),
+        "report_s": report_s,
+        "without_news_s": again_s,
         "wanted_s": WANTED_S,
         "cpu_s": {name: round(ms / 1_000, 1) for name, ms in used.items()},
         "failed_checks": [verdict.name for verdict in result.verdicts if verdict.failures],

@@ -58,14 +58,22 @@ def records_columns() -> str:
 
 def derived_tables() -> str:
     """Columns of the analysis' tables, a section each."""
-    from retryapp.pipeline.analysis.schemas import ATTEMPT, DERIVED_TABLES  # loads PySpark
+    from retryapp.pipeline.analysis.schemas import (
+        ATTEMPT,
+        DERIVED_TABLES,
+        READINGS,
+        READINGS_TABLE,
+        SAID,
+    )  # loads PySpark
 
     sections = []
-    for name, schema in DERIVED_TABLES.items():
+    for name, schema in {READINGS_TABLE: READINGS, **DERIVED_TABLES}.items():
         rows = ((f"`{field.name}`", _column_type(field), field.metadata["comment"]) for field in schema)
         sections.append(f"### {name}\n\n{table(('column', 'type', 'meaning'), rows)}")
         if name == "journeys":
             sections.append(f"An attempt has `{'`, `'.join(ATTEMPT.fieldNames())}`.\n")
+        if name == "readings":
+            sections.append(f"`said` has `{'`, `'.join(SAID.fieldNames())}`.\n")
     return "\n".join(sections)
 
 

@@ -1,12 +1,14 @@
-"""``retryapp pipeline analyse | report``: the analysis of the archive, as tables and as a page."""
+"""``retryapp pipeline analyse | report | causes``: the analysis of the archive, as tables and as a page."""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,11 +45,15 @@ if TYPE_CHECKING:
 
 DAY_MS: Final = 86_400_000
 
+since_option = click.option(
+    "--since", metavar="LENGTH", type=Length(), help="Only what happened in this time ('7d'). [default: all]"
+)
+
 
 @click.command()
 @broker_options
 @group_option
-@click.option("--full", is_flag=True, help="Derive every journey again, not only those with new records.")
+@click.option("--full", is_flag=True, help="Read every archived record again, not only new ones.")
 @click.option(
     "--compare-ledger", is_flag=True,
     help="Count the topics as 'retryapp ledger' does, and compare. Exact only while the group is idle.",
@@ -73,10 +79,10 @@ def analyse(
 ) -> ExitCode:
     """Archive what is there, and derive the fate of every record that failed.
 
-    Takes the groups' offsets first, then archives, then derives the tables below 'derived/' of the lake: journeys,
-    funnel, lateness, causes, outages, offenders, cost, retention, ledger, checks. Only journeys with new records are
-    derived again. 'retryapp pipeline report' shows them, --report does so at once. If an 'archive' run of the group is
-    at work on the lake, the command waits for its round and does not archive the same records again.
+    Takes the groups' offsets first, then archives, then makes the tables below 'derived/' of the lake. Each record is
+    parsed once; without news the last result stands. 'retryapp pipeline report' shows it, --report does so at once. If
+    an 'archive' run of the group is at work on the lake, the command waits for its round and does not archive the same
+    records again.
 
     \b
     Exit codes: 0 every check holds, 1 a check fails (or the ledger differs), 130 stopped by Ctrl-C or SIGTERM.
@@ -109,9 +115,9 @@ def analyse(
         message = "interrupted: what was archived stays, and a rerun continues"
         emit_error("Interrupted", message, ExitCode.INTERRUPTED, as_json=as_json)
         return ExitCode.INTERRUPTED
-    made = "all derived again" if analysed.full else f"{analysed.touched:,} of them derived again"
+    read = "no new records" if not analysed.read else f"{analysed.read:,} records read"
     parts = [
-        f"{analysed.journeys:,} journeys, {made}, in {analysed.elapsed_ms / 1_000:.1f} s",
+        f"{analysed.journeys:,} journeys, {read}, in {analysed.elapsed_ms / 1_000:.1f} s",
         _checks(analysed.verdicts),
     ]
     names = ("group", "rows")
@@ -137,10 +143,16 @@ def analyse(
     "--fresh-within", "within_ms", metavar="LENGTH", default="1d", show_default=True, type=Length(),
     help="Maximum age of the analysis; an older one is a failed check.",
 )  # fmt: skip
+@since_option
 @lake_options
 @json_option
-def report(*, out: Path, within_ms: int, lake: str, session: SessionOptions, as_json: bool) -> ExitCode:
+def report(
+    *, out: Path, within_ms: int, since: int | None, lake: str, session: SessionOptions, as_json: bool
+) -> ExitCode:
     """Write the analysis as one page, most urgent first; with --json print it instead.
+
+    With --since, figures are of attempts that ended since then, and each cause is compared with the time before that is
+    as long: new, more, fewer, gone. What waits, is dead or lost is told of all time.
 
     \b
     Exit codes: 0 every check holds, 1 a check fails.
@@ -150,10 +162,84 @@ def report(*, out: Path, within_ms: int, lake: str, session: SessionOptions, as_
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.report.facts import collect
 
-        facts = collect(spark, open_lake(spark, lake), now_ms=now_ms, within_ms=within_ms)
+        since_ms = None if since is None else now_ms - since
+        facts = collect(spark, open_lake(spark, lake), now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
     click.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _write(out, facts))
     failed = any(check["severity"] == "error" and check["failures"] for check in facts["checks"])
     return ExitCode.FINDING if failed else ExitCode.FINE
+
+
+@click.command()
+@click.option("--resolve", metavar="CAUSE", multiple=True, help="It is mended; it comes back as 'regressed'.")
+@click.option("--ignore", metavar="CAUSE", multiple=True, help="Leave it out of what to do.")
+@click.option("--reopen", metavar="CAUSE", multiple=True, help="Neither resolved nor ignored any more.")
+@click.option("--until", metavar="LENGTH", type=Length(), help="--ignore ends after this time ('7d'). [default: never]")
+@click.option("--topic", "main", metavar="NAME", help="Only of this main topic. [default: all]")
+@click.option("--by", "who", default=lambda: _user(), show_default="the user's name", help="Who decides.")
+@click.option("--note", default="", help="Why.")
+@since_option
+@lake_options
+@json_option
+def causes(
+    *,
+    resolve: tuple[str, ...],
+    ignore: tuple[str, ...],
+    reopen: tuple[str, ...],
+    until: int | None,
+    main: str | None,
+    who: str,
+    note: str,
+    since: int | None,
+    lake: str,
+    session: SessionOptions,
+    as_json: bool,
+) -> None:
+    """List what records fail of, as of the last analysis; decide about causes.
+
+    \b
+    Examples:
+      retryapp pipeline causes --since 7d
+      retryapp pipeline causes --resolve 3f6a91c2 --note "payments 2.4"
+      retryapp pipeline causes --ignore 3f6a91c2 --until 30d
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    if until is not None and not ignore:
+        raise click.UsageError("--until goes with --ignore")
+    now_ms = SystemClock().wall_ms()
+    with spark_session(replace(session, brief=True)) as spark, interruptible(spark):
+        from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, Decision, Decisions, chosen
+        from retryapp.pipeline.facts import Facts
+        from retryapp.pipeline.lake import open_lake
+        from retryapp.pipeline.report.facts import causes_of
+
+        opened = open_lake(spark, lake)
+        rows = causes_of(spark, opened, now_ms=now_ms)
+        wanted = {**dict.fromkeys(resolve, RESOLVED), **dict.fromkeys(ignore, IGNORED), **dict.fromkeys(reopen, OPEN)}
+        found = {cause: state for name, state in wanted.items() for cause in chosen(rows, name, main=main)}
+        known = Decisions(Facts(spark, opened))
+        for (group, topic, fingerprint), state in found.items():
+            decision = Decision(
+                group=group, main=topic, fingerprint=fingerprint, state=state, decided_ms=now_ms, who=who, note=note,
+                until_ms=now_ms + until if until is not None and state == IGNORED else None,
+            )  # fmt: skip
+            known.put(decision)
+        shown = causes_of(spark, opened, now_ms=now_ms, since_ms=None if since is None else now_ms - since)
+    names = ("cause", "topic", "what", "decision", "change", "dead", "waiting", "recovered", "failed attempts")
+    lines = [
+        (
+            row["fingerprint"], row["main"], row["template"] or row["error_type"], row["decision"], row["change"] or "",
+            *(f"{row[name]:,}" for name in ("dead", "pending", "recovered", "failures")),
+        )
+        for row in shown
+    ]  # fmt: skip
+    emit({"causes": shown}, table(names, lines) if lines else "nothing failed", as_json=as_json)
+
+
+def _user() -> str:
+    """Return the user's name; in a container a user may have a number only."""
+    try:
+        return getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _archive(archives: Sequence[Archive], wait_s: float, stopped: threading.Event) -> list[Archived]:
@@ -205,7 +291,7 @@ def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken
     from retryapp.pipeline.analysis.derived import Derived
 
     admin, differences, at_rest, total = KafkaAdmin(connection), [], True, Counter[str]()
-    rows = [row.asDict() for row in Derived(spark, lake).read("ledger").collect()]
+    rows = (Derived(spark, lake).result() or {})["ledger"]
     for cut in taken:
         group = cut.mains.group
         for topology in find_handlers(admin, group):

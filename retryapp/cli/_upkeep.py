@@ -1,11 +1,11 @@
-"""``retryapp pipeline compact | expire | vacuum | rebuild | gaps | erase``: maintain a lake."""
+"""``retryapp pipeline expire | vacuum | gaps | erase``: maintain a lake."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from retryapp.pipeline.upkeep import Upkeep
 
 R = TypeVar("R")
-_day = click.DateTime(["%Y-%m-%d"])
 
 
 def _upkeep_options(function: Callable[..., R]) -> Callable[..., R]:
@@ -43,17 +42,6 @@ def _upkeep(lake: str, session: SessionOptions, wait_s: float) -> Iterator[Upkee
         now_ms = SystemClock().wall_ms
         opened = open_lake(spark, lake)
         yield Upkeep(spark, opened, now_ms=now_ms, wait_s=wait_s, on_wait=print_waiting, stopped=stopped)
-
-
-@click.command()
-@click.option("--since", type=_day, help="Only days from this one on, in UTC. [default: all]")
-@_upkeep_options
-def compact(*, since: datetime | None, lake: str, session: SessionOptions, wait_s: float, as_json: bool) -> None:
-    """Join the small files that runs leave; run it daily. Readers are not affected, archive runs wait."""
-    with _upkeep(lake, session, wait_s) as upkeep:
-        counts = upkeep.compact(None if since is None else since.date())
-    text = f"{counts['removed']:,} files became {counts['added']:,}; vacuum removes the old ones"
-    emit(counts, text, as_json=as_json)
 
 
 @click.command()
@@ -81,16 +69,6 @@ def vacuum(*, hours: int, lake: str, session: SessionOptions, wait_s: float, as_
     with _upkeep(lake, session, wait_s) as upkeep:
         upkeep.vacuum(hours)
     emit({"hours": hours}, f"files unused for {hours} hours removed", as_json=as_json)
-
-
-@click.command()
-@click.option("--from", "since", type=_day, required=True, help="First day, in UTC.")
-@_upkeep_options
-def rebuild(*, since: datetime, lake: str, session: SessionOptions, wait_s: float, as_json: bool) -> None:
-    """Decode archived records again from their bytes, after an upgrade that can read more of them."""
-    with _upkeep(lake, session, wait_s) as upkeep:
-        rows = upkeep.rebuild(since.date())
-    emit({"rows": rows}, f"{rows:,} rows decoded again", as_json=as_json)
 
 
 @click.command()
@@ -148,9 +126,10 @@ def erase(
 ) -> None:
     """Erase every record of a key from the lake: rows, log, quarantine, change data and reports.
 
-    Records of the key that are still on topics and arrived until now are not archived later. The topics themselves keep
-    them until their retention ends; --broker and --group list them with that date. Readers of older versions of the
-    table fail afterwards. Archive runs and analyses are waited for, each as long as --wait says.
+    Records of the key that have arrived or failed until now are not archived later, though they are still on topics or
+    wait. The topics themselves keep them until their retention ends; --broker and --group list them with that date.
+    Readers of older versions of the table fail afterwards. Archive runs and analyses are waited for, each as long as
+    --wait says.
     """
     if (key is not None) + (key_file is not None) + resume != 1:
         raise click.UsageError("give one of --key, --key-file and --resume")

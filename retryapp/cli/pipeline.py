@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from retryapp.cli._analyse import analyse, report
+from retryapp.cli._analyse import analyse, causes, report
 from retryapp.cli._options import Length, json_option
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import (
@@ -23,7 +23,7 @@ from retryapp.cli._spark import (
     stopped_by_signals,
     wait_option,
 )
-from retryapp.cli._upkeep import compact, erase, expire, gaps, rebuild, vacuum
+from retryapp.cli._upkeep import erase, expire, gaps, vacuum
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.jvm import ensure_jars, spark_jars
@@ -60,7 +60,7 @@ def command() -> None:
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
-for _other in (analyse, report, compact, expire, vacuum, rebuild, gaps, erase):
+for _other in (analyse, report, causes, expire, vacuum, gaps, erase):
     command.add_command(_other)
 
 
@@ -210,11 +210,9 @@ def _record_round(
     metrics: PipelineMetrics, connection: KafkaConnection, result: Archived, *, began_ms: int, ended_ms: int
 ) -> None:
     metrics.round_ended(
-        "archive",
         result.group,
         began_ms=began_ms,
         ended_ms=ended_ms,
-        rows=result.rows,
         gaps=len(result.gaps),
         retention_ms=retention_of(KafkaAdmin(connection), {topic for topic, _ in result.cut}),
     )

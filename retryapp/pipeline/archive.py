@@ -9,6 +9,7 @@ Life of a run:
 4. Read batch by batch, from the state's offsets to the ends of now. A batch and the state after it are one commit: a
    run that dies has written both or neither.
 5. Look up the topics after each batch, and report one that was re-created while it was read.
+6. With each fiftieth batch join the small files that batches leave.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -29,6 +30,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
+from retryapp.pipeline.erasures import Erasures, without_erased
 from retryapp.pipeline.errors import OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.failures import named_failure
@@ -40,12 +42,13 @@ from retryapp.pipeline.read import read_range
 from retryapp.pipeline.schemas import RECORDS
 from retryapp.pipeline.sources import find_sources
 from retryapp.pipeline.state import WRITER, Life, State, read_state
-from retryapp.pipeline.tables import ERASURES_TABLE, RECORDS_TABLE, Tables
+from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 from retryapp.pipeline.transform import archive_rows
 
 JOB: Final = "archive"
 _OF_LIFE: Final = ("topic_id", "epoch", "topic", "group", "main", "station")
 DEFAULT_ROWS_PER_BATCH: Final = 500_000  # offsets that one batch covers at most
+JOIN_EVERY: Final = 50  # commits of the archive, after which small files are joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +123,9 @@ class Archive:
         self._rows_per_batch = rows_per_batch
         self._now_ms = now_ms
         self._admin = KafkaAdmin(connection)
-        self._facts = Facts(spark, lake)
-        self._gaps = Gaps(self._facts)
+        facts = Facts(spark, lake)
+        self._gaps = Gaps(facts)
+        self._erasures = Erasures(facts)
         self._holds = Holds(spark, lake)
 
     def run_once(
@@ -142,7 +146,7 @@ class Archive:
         with take(f"{JOB} {self._admin.cluster_id()} {self.group}", wait_s=wait_s):
             look = look_up(self._tables, self._admin, self.group)
             cut = look.start.positions
-            if look.has_news or not self._is_current():
+            if look.has_news or not self._tables.is_current():
                 turn = take(RECORDS_HOLD, wait_s=max(wait_s, TURN_S))
                 look, cut = self._write(turn, run_id, driven, on_progress, stopped or threading.Event())
         return Archived(
@@ -158,9 +162,6 @@ class Archive:
             cut=cut,
         )
 
-    def _is_current(self) -> bool:
-        return self._tables.exists(RECORDS_TABLE) and not self._tables.missing_columns()
-
     def _write(
         self,
         turn: AbstractContextManager[str | None],
@@ -174,24 +175,21 @@ class Archive:
             look = look_up(self._tables, self._admin, self.group)
             self._tables.ensure_records()
             self._note_gaps(look.start.gaps, look.cluster_id, run_id)
-            positions, state, erased = dict(look.start.positions), look.state, self._erased()
+            positions, state, erased = dict(look.start.positions), look.state, self._erasures.reach()
             begin, end = next_ranges(positions, look.ends, self._rows_per_batch)
             todo = look.has_news
             while todo:
-                if stopped.is_set():
-                    driven.interrupted = True
-                    break
                 reached = {**positions, **end}
                 after = state.after(self.group, look.start.lives_at(reached), look.cluster_id, run_id)
-                began_s = time.monotonic()
-                try:
-                    state = self._commit(after, self._rows(look, begin, end, run_id, erased))
-                except (PySparkException, Py4JJavaError) as error:
-                    if stopped.is_set():  # a supervisor ends Python workers too
-                        driven.interrupted = True
-                        break
-                    raise named_failure(error, job=JOB) from error
+                began_s, driven.interrupted = time.monotonic(), stopped.is_set()
+                if not driven.interrupted:
+                    with _failures_named(driven, stopped):
+                        state = self._commit(after, self._rows(look, begin, end, run_id, erased))
+                if driven.interrupted:
+                    break
                 positions = reached
+                if not driven.batches:
+                    self._tables.check_shared()
                 self._check_unchanged(look, begin, end, run_id)
                 begin, end = next_ranges(positions, look.ends, self._rows_per_batch)
                 todo = bool(begin)
@@ -201,6 +199,9 @@ class Archive:
                 driven.behind = sum(look.ends[place] - position for place, position in begin.items())
                 if on_progress is not None:
                     on_progress(driven)
+            if state.sequence // JOIN_EVERY > look.state.sequence // JOIN_EVERY and not driven.interrupted:
+                with _failures_named(driven, stopped):
+                    self._tables.join_small_files()
         return look, positions
 
     def _commit(self, after: State, rows: DataFrame) -> State:
@@ -213,17 +214,12 @@ class Archive:
             raise OtherRunError(JOB, f"run {state.run_id} has written commit {state.sequence}")
         return state
 
-    def _rows(self, look: Look, begin: Offsets, end: Offsets, run_id: str, erased: DataFrame | None) -> DataFrame:
+    def _rows(self, look: Look, begin: Offsets, end: Offsets, run_id: str, erased: Mapping[str, int]) -> DataFrame:
         if not begin:  # only lives and gaps are news
             return self._spark.createDataFrame([], RECORDS)
         records = read_range(self._spark, self._connection, begin, end)
-        return archive_rows(records, self._topics_frame(look), salt=self._lake.salt, run_id=run_id, erased=erased)
-
-    def _erased(self) -> DataFrame | None:
-        """Return the keys whose records are not kept; None where there are none, which is faster."""
-        if not self._facts.names(ERASURES_TABLE):
-            return None
-        return self._tables.read(ERASURES_TABLE).groupBy("key_hash").agg(F.max("erased_ms").alias("erased_ms"))
+        rows = archive_rows(records, self._topics_frame(look), salt=self._lake.salt, run_id=run_id)
+        return without_erased(rows, erased)
 
     def _note_gaps(self, gaps: Iterable[Gap], cluster_id: str, run_id: str) -> None:
         for gap in gaps:
@@ -247,6 +243,17 @@ class Archive:
             doubts = [Gap(life, place[1], begin[place], end[place], IN_DOUBT) for place in places]
             self._note_gaps(doubts, look.cluster_id, run_id)
             raise TopicChangedError(life.topic, life.topic_id, state.topic_id, run_id)
+
+
+@contextmanager
+def _failures_named(driven: Driven, stopped: threading.Event) -> Iterator[None]:
+    """Name what fails in Spark; what does after a signal was interrupted: a supervisor ends Python workers too."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        driven.interrupted = stopped.is_set()
+        if not driven.interrupted:
+            raise named_failure(error, job=JOB) from error
 
 
 def look_up(tables: Tables, admin: KafkaAdmin, group: str) -> Look:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from retryapp.core.headers import RETRY_FIRST_FAILED_MS
 from retryapp.pipeline.facts import Facts, fact_name
 from retryapp.pipeline.tables import ERASURES_TABLE
 
 _ENDED: Final = "ended"
+_SAYS: Final = f"h -> h.key = '{RETRY_FIRST_FAILED_MS}' AND cast(h.value AS string) RLIKE '^[0-9]{{1,18}}$'"
+_FIRST_FAILED_MS: Final = (
+    f"array_min(transform(filter(headers, {_SAYS}), h -> try_cast(cast(h.value AS string) AS bigint)))"
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Erasure:
     """One erasure that began."""
 
-    erased_ms: int  # records that arrived until then are not kept, epoch milliseconds
+    erased_ms: int  # records that arrived or had failed until then are not kept, epoch milliseconds
     key_hash: str
+
+    @property
+    def predicate(self) -> str:
+        """Return which rows of ``records`` it erases, as SQL."""
+        return f"key_hash = '{self.key_hash}' AND {_reached(str(self.erased_ms))}"
 
 
 class Erasures:
@@ -26,16 +40,16 @@ class Erasures:
         self._facts = facts
 
     def begin(self, erasure: Erasure) -> None:
-        """Note that one begins: from now on no record of the key that arrived until then is archived."""
+        """Note that one begins: from now on no record of the key is archived that had arrived or failed until then."""
         self._put(erasure, None)
 
     def end(self, erasure: Erasure, ended_ms: int) -> None:
         """Note that nothing is left of it in the lake."""
         self._put(erasure, ended_ms)
 
-    def last(self, key_hash: str) -> Erasure | None:
-        """Return the erasure of a key that reaches farthest, ended or not; None where there is none."""
-        return max((each for each, is_end in self._named() if each.key_hash == key_hash and not is_end), default=None)
+    def reach(self) -> dict[str, int]:
+        """Return until when records of each erased key are not kept."""
+        return {each.key_hash: each.erased_ms for each, is_end in sorted(self._named()) if not is_end}
 
     def open(self) -> tuple[Erasure, ...]:
         """Return those that have not ended, by time; of each key the farthest, which covers the others."""
@@ -63,6 +77,20 @@ class Erasures:
     def _put(self, erasure: Erasure, ended_ms: int | None) -> None:
         row = {"key_hash": erasure.key_hash, "erased_ms": erasure.erased_ms, "ended_ms": ended_ms}
         self._facts.put(ERASURES_TABLE, _name(erasure, is_end=ended_ms is not None), row)
+
+
+def without_erased(rows: DataFrame, reach: Mapping[str, int]) -> DataFrame:
+    """Leave out what was erased before it was archived; ``rows`` have the columns of ``records``."""
+    if not reach:  # without a join it is faster
+        return rows
+    erased = rows.sparkSession.createDataFrame(list(reach.items()), "erased_hash string, erased_ms bigint")
+    gone = F.expr(f"key_hash = erased_hash AND {_reached('erased_ms')}")
+    return rows.join(F.broadcast(erased), on=gone, how="left_anti")
+
+
+def _reached(erased_ms: str) -> str:
+    """A record that waits has its next hop, with key and value, long after it was erased; its header tells."""
+    return f"(timestamp_ms <= {erased_ms} OR coalesce({_FIRST_FAILED_MS} <= {erased_ms}, false))"
 
 
 def _name(erasure: Erasure, *, is_end: bool) -> str:

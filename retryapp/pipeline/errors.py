@@ -42,6 +42,18 @@ class LakeUnusableError(EnvironmentFault):
         )
 
 
+class LakeNotSharedError(LakeUnusableError):
+    """A cluster's workers do not share the lake's folder. Operator action: undo the run as advised, mount it."""
+
+    def __init__(self, uri: str, undo: str) -> None:
+        super().__init__(
+            uri,
+            f"the cluster's workers wrote the run's rows to disks of their own, where nobody can read them. Undo that: "
+            f"remove the lake if it is new, else run {undo} in a Spark session on this machine. Then mount its folder "
+            f"on all nodes, or use another lake",
+        )
+
+
 class NewerLakeError(EnvironmentFault):
     """The lake was written by a newer retryapp. Operator action: upgrade this one; nothing was changed."""
 
@@ -107,6 +119,15 @@ class GapUnknownError(EnvironmentFault):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the lake has no gap {name!r}. 'retryapp pipeline gaps' lists them; nothing was changed")
+
+
+class CauseUnknownError(EnvironmentFault):
+    """The last analysis has no such cause. Operator action: take it from ``retryapp pipeline causes``."""
+
+    def __init__(self, fingerprint: str) -> None:
+        super().__init__(
+            f"the last analysis has no cause {fingerprint!r}. 'retryapp pipeline causes' lists them; nothing changed"
+        )
 
 
 class HeldError(EnvironmentFault):

@@ -62,5 +62,5 @@ def fact_name(text: str) -> str:
     >>> fact_name("a/b c")
     'a~2Fb~20c'
     """
-    name = quote(text, safe="@").replace("%", "~")
+    name = quote(text, safe="@").replace("~", "%7E").replace("%", "~")
     return name if len(name) <= _LONGEST else f"{name[:100]}@{hashlib.sha256(text.encode()).hexdigest()[:16]}"

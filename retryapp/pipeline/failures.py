@@ -16,6 +16,9 @@ _ADVICE: Final = {
     "UnknownTopicOrPartition|does not exist on this server|This server does not host": (
         "A topic was deleted while it was read: run again"
     ),
+    "FileNotFoundException: File file:.*/_delta_log/": (
+        "The cluster's workers do not see the lake's folder: mount it on all nodes, or give another lake (--lake)"
+    ),
     "No space left|Disk quota": "The disk is full: free space where the lake and Spark's temporary files are",
     "SaslAuthentication|TopicAuthorization|GroupAuthorization|SslAuthentication": (
         "The broker refused access: correct the login or the rights in --client-config"

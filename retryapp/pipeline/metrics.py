@@ -1,4 +1,4 @@
-"""Metrics of the archive for Prometheus; each round that ends in order brings them up to date."""
+"""What to alert on of the archive, for Prometheus; each round that ends in order brings it up to date."""
 
 from __future__ import annotations
 
@@ -18,35 +18,23 @@ class PipelineMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._rows = self._make(Counter, "rows", "Records archived.")
         self._gaps = self._make(Counter, "gaps", "Ranges that were lost before they were read.")
-        self._length = self._make(Gauge, "round_seconds", "How long the last round took.")
         self._last_round = self._make(Gauge, "last_round_timestamp_seconds", "When a round last ended in order.")
         self._loss = self._make(
             Gauge, "loss_timestamp_seconds", "When retention may delete what is not read yet, at the earliest.", "topic"
         )
 
     def _make(self, kind: Callable[..., M], name: str, text: str, *labels: str) -> M:
-        return kind(f"retryapp_pipeline_{name}", text, ("task", "group", *labels), registry=self.registry)
+        return kind(f"retryapp_pipeline_{name}", text, ("group", *labels), registry=self.registry)
 
     def round_ended(
-        self,
-        task: str,
-        group: str,
-        *,
-        began_ms: int,
-        ended_ms: int,
-        rows: int,
-        gaps: int,
-        retention_ms: Mapping[str, int | None],
+        self, group: str, *, began_ms: int, ended_ms: int, gaps: int, retention_ms: Mapping[str, int | None]
     ) -> None:
         """Record a round that ended in order; it looked at the topics' ends at ``began_ms``."""
-        self._rows.labels(task, group).inc(rows)
-        self._gaps.labels(task, group).inc(gaps)
-        self._length.labels(task, group).set((ended_ms - began_ms) / 1_000)
-        self._last_round.labels(task, group).set(ended_ms / 1_000)
+        self._gaps.labels(group).inc(gaps)
+        self._last_round.labels(group).set(ended_ms / 1_000)
         for topic, kept_ms in retention_ms.items():
-            self._loss.labels(task, group, topic).set(
+            self._loss.labels(group, topic).set(
                 float("inf") if kept_ms is None else (began_ms + kept_ms) / 1_000  # what is not read came since then
             )
 

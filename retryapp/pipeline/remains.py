@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from retryapp.core.errors import DamagedRowError
+from retryapp.core.rows import decode_row
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, find_handlers, read_topic
+from retryapp.kafka import KafkaAdmin, find_handlers, fold_changelog, read_topic
 from retryapp.pipeline.sources import stations_of
 
 
@@ -15,22 +17,34 @@ class Remains:
 
     topic: str
     records: int
-    expires_ms: int | None  # when the retention of the newest of them ends; None: no limit
+    expires_ms: int | None  # when the retention of the newest of them ends; None: no limit, or as long as it waits
 
 
 def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ...]:
-    """Read a group's main, retry and dead-letter topics and count a key's records."""
-    handlers = find_handlers(admin, group)
-    states = admin.describe_topics(_holding_keys(handlers, admin.topic_names()))
+    """Count a key's records on a group's main, retry and dead-letter topics, and those that wait on its changelogs."""
+    handlers, names = find_handlers(admin, group), admin.topic_names()
+    states = admin.describe_topics(_holding_keys(handlers, names))
     found = []
-    for name, state in sorted(states.items()):
+    for name, state in states.items():
         times = [record.timestamp_ms for record in read_topic(admin.connection, name) if record.key == key]
         if not times:
             continue
         retention_ms = int(state.config.get("retention.ms", "-1"))
         kept = retention_ms < 0 or "compact" in state.config.get("cleanup.policy", "delete")
         found.append(Remains(topic=name, records=len(times), expires_ms=None if kept else max(times) + retention_ms))
-    return tuple(found)
+    for changelog in {topology.pending_changelog for topology in handlers} & set(names):
+        rows = fold_changelog(admin.connection, changelog, lambda _, row: _is_of(key, row))
+        if waiting := sum(rows.values()):
+            found.append(Remains(topic=changelog, records=waiting, expires_ms=None))
+    return tuple(sorted(found, key=lambda part: part.topic))
+
+
+def _is_of(key: bytes, row: bytes) -> bool:
+    """Tell whether a row has a copy of a record of the key; of one that cannot be read, whether it may."""
+    try:
+        return decode_row(row).key == key
+    except DamagedRowError:
+        return key in row
 
 
 def _holding_keys(handlers: tuple[HandlerTopology, ...], names: tuple[str, ...]) -> set[str]:

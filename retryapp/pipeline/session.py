@@ -48,6 +48,8 @@ _DELTA: Final = {
 _OURS: Final = {
     **_DELTA,
     "spark.ui.showConsoleProgress": "false",
+    # An analysis has some 200 generated classes; with the default of 100 each one would compile all of them again.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     # Else each column that is made here asks the JVM twice where in Python it was made: a tenth of a small analysis.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # A run's records are of one day or two: as many open files cost less than a sort of whole records by day.
@@ -67,6 +69,7 @@ _LOCAL: Final = {
     # The defaults are for hundreds of cores: with them a Delta commit takes seconds and a vacuum minutes.
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+    "spark.sql.adaptive.enabled": "false",  # plans again after each stage
     "spark.sql.shuffle.partitions": str(min(16, max(2, os.cpu_count() or 2))),
 }
 

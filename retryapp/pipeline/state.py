@@ -18,11 +18,10 @@ from retryapp.pipeline.errors import NewerLakeError, OtherClusterError, TableRep
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame
 
 STATE_VERSION: Final = 1
 WRITER: Final = "retryapp archive"  # Delta's name for the writer: of two commits with one sequence the later one fails
-_LOOKS: Final = (1, 10, 100, 1_000, 10_000)  # commits of the log that are read, until one has a state
 _KEEPING: Final = frozenset(
     {"OPTIMIZE", "VACUUM START", "VACUUM END", "DELETE", "UPDATE", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES",
      "ADD COLUMNS", "CHANGE COLUMN"}
@@ -85,28 +84,24 @@ def read_state(tables: Tables) -> State:
         tables.check_never_made()
         return State()
     head = upto = None
-    for most in _LOOKS:
-        commits = tables.history(most)
-        head = commits[0]["version"] if head is None else head
-        for commit in commits:
-            if upto is not None and commit["version"] > upto:
-                continue  # undone by a RESTORE
-            state = _state_of(commit, tables)
-            if state is not None:
-                return state if upto is None else replace(state, sequence=head)
-            restored = _restored_to(commit)
-            if restored is not None:
-                upto = restored
-            elif not _keeps(commit):
-                return _state_of_rows(tables.read(RECORDS_TABLE), head)
-        if len(commits) < most:
+    for commit in tables.commits():
+        head = commit["version"] if head is None else head
+        if upto is not None and commit["version"] > upto:
+            continue  # undone by a RESTORE
+        state = _state_of(commit, tables)
+        if state is not None:
+            return state if upto is None else replace(state, sequence=head)
+        restored = _restored_to(commit)
+        if restored is not None:
+            upto = restored
+        elif commit.get("operation") not in _KEEPING:
             break
     return _state_of_rows(tables.read(RECORDS_TABLE), head or 0)
 
 
-def _state_of(commit: Row, tables: Tables) -> State | None:
+def _state_of(commit: Mapping[str, Any], tables: Tables) -> State | None:
     try:
-        facts = json.loads(commit["userMetadata"] or "{}")
+        facts = json.loads(commit.get("userMetadata") or "{}")
     except ValueError:
         return None
     if not isinstance(facts, dict) or "retryapp" not in facts:
@@ -116,25 +111,16 @@ def _state_of(commit: Row, tables: Tables) -> State | None:
     if facts["lake"] != tables.lake.id:
         raise TableReplacedError(tables.lake.table(RECORDS_TABLE), "it is of another lake")
     lives = tuple(Life(**{**life, "next": tuple(life["next"])}) for life in facts["lives"])
-    rows = int((commit["operationMetrics"] or {}).get("numOutputRows", 0))
+    rows = int(commit.get("operationMetrics", {}).get("numOutputRows", 0))
     return State(
         cluster_id=facts["cluster_id"], sequence=facts["sequence"], run_id=facts["run_id"], lives=lives, rows=rows
     )
 
 
-def _restored_to(commit: Row) -> int | None:
+def _restored_to(commit: Mapping[str, Any]) -> int | None:
     """Return the version that a RESTORE names; None for one to a time."""
-    version = _parameters(commit).get("version") if commit["operation"] == "RESTORE" else None
+    version = commit["operationParameters"].get("version") if commit.get("operation") == "RESTORE" else None
     return None if version is None else int(version)
-
-
-def _keeps(commit: Row) -> bool:
-    rewrites = commit["operation"] == "WRITE" and "predicate" in _parameters(commit)  # the rows of some days
-    return commit["operation"] in _KEEPING or rewrites
-
-
-def _parameters(commit: Row) -> Mapping[str, Any]:
-    return commit["operationParameters"] or {}
 
 
 def _state_of_rows(records: DataFrame, version: int) -> State:

@@ -5,24 +5,29 @@ The Delta table keeps statistics of numbers only: text in the statistics of a lo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
-from typing import Final
+from contextlib import ExitStack, suppress
+from typing import Any, Final
+from urllib.parse import unquote
 
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import types as T
+from pyspark.sql import DataFrame, SparkSession
 
-from retryapp.pipeline.errors import TableReplacedError
+from retryapp.pipeline.errors import LakeNotSharedError, LakeUnusableError, TableReplacedError
 from retryapp.pipeline.lake import Files, Lake
-from retryapp.pipeline.schemas import ERASURES, RECORDS, SCHEMA_VERSION
+from retryapp.pipeline.schemas import RECORDS
+from retryapp.pipeline.session import setting
 
 RECORDS_TABLE: Final = "records"
 ERASURES_TABLE: Final = "erasures"
 DERIVED: Final = "derived"  # folder of everything that is made of `records` and can be made again
 
-VERSION_PROPERTY: Final = "retryapp.schema"
-
-_SCHEMAS: Final[Mapping[str, T.StructType]] = {RECORDS_TABLE: RECORDS, ERASURES_TABLE: ERASURES}
-_NUMBERS: Final = "epoch,partition,offset,timestamp_ms"
+_PROPERTIES: Final = {
+    "delta.dataSkippingStatsColumns": "epoch,partition,offset,timestamp_ms",
+    "delta.enableDeletionVectors": "false",  # what is deleted has to leave its file
+    "delta.autoOptimize.optimizeWrite": "true",  # a file for each day of a batch, however many tasks read it
+    "delta.logRetentionDuration": "interval 7 days",  # a round a minute is 1,440 commits a day
+}
 _COMMENT: Final = "Every record of the retry, dead-letter and events topics, once"
 
 
@@ -33,56 +38,117 @@ class Tables:
         self.spark = spark
         self.lake = lake
         self.files = Files(spark, lake.uri)
+        self._is_current = False
 
     def ensure_records(self) -> None:
-        """Make the archive's table where there is none; add the columns that a former version did not have."""
+        """Make the archive's table where there is none; add what a former version did not have."""
+        place = quoted(self.lake.table(RECORDS_TABLE))
         if not self.exists(RECORDS_TABLE):
             self.check_never_made()
-            self.spark.sql(_create_records(self.lake.table(RECORDS_TABLE)))
-        elif missing := self.missing_columns():
-            columns = ", ".join(f"{path} {kind.simpleString()}" for path, kind in missing)
-            self.spark.sql(f"ALTER TABLE {quoted(self.lake.table(RECORDS_TABLE))} ADD COLUMNS ({columns})")
+            self.spark.sql(_create_records(place))
+        elif not self.is_current():
+            columns, properties = self._missing()
+            if columns:
+                self.spark.sql(f"ALTER TABLE {place} ADD COLUMNS ({', '.join(columns)})")
+            if properties:
+                self.spark.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ({_listed(properties)})")
         self.files.create(self.lake.made_mark, "{}")
+
+    def is_current(self) -> bool:
+        """Tell whether the archive's table is there, and has all that it has today; looks closely once."""
+        if not self.exists(RECORDS_TABLE):
+            return False
+        self._is_current = self._is_current or not any(self._missing())
+        return self._is_current
+
+    def _missing(self) -> tuple[list[str], dict[str, str]]:
+        """Return the columns and properties that a former version's table does not have; what somebody set stays."""
+        place = self.lake.table(RECORDS_TABLE)
+        found = self.spark.read.format("delta").load(place).schema.fieldNames()
+        columns = [f"`{field.name}` {field.dataType.simpleString()}" for field in RECORDS if field.name not in found]
+        known = {row["key"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {quoted(place)}").collect()}
+        return columns, {name: value for name, value in _PROPERTIES.items() if name not in known}
 
     def check_never_made(self) -> None:
         """Raise if the table of records was there once: an empty one in its place would hide what was lost."""
         if self.files.exists(self.lake.made_mark):
             raise TableReplacedError(self.lake.table(RECORDS_TABLE), "it is gone", self.lake.made_mark)
 
-    def missing_columns(self) -> list[tuple[str, T.DataType]]:
-        """Return path and type of the columns that the table of records lacks, as an earlier version made it."""
-        place = self.lake.table(RECORDS_TABLE)
-        return list(_missing(RECORDS, self.spark.read.format("delta").load(place).schema, ""))
+    def join_small_files(self) -> None:
+        """Rewrite the small files of each day as one.
 
-    def history(self, limit: int) -> list[Row]:
-        """Return the last commits to the table of records, the newest first."""
-        place = quoted(self.lake.table(RECORDS_TABLE))
-        return self.spark.sql(f"DESCRIBE HISTORY {place} LIMIT {limit}").collect()
+        Delta's own ``autoCompact`` counts files in memory: in a process that found some, it rewrites after each commit.
+        """
+        sizes = {"minFileSize": 64, "maxFileSize": 128}  # MiB
+        with ExitStack() as stack:
+            for name, size in sizes.items():
+                option, value = f"spark.databricks.delta.optimize.{name}", str(size * 1_048_576)
+                stack.enter_context(setting(self.spark, option, value, required=False))
+            self.spark.sql(f"OPTIMIZE {quoted(self.lake.table(RECORDS_TABLE))}").collect()
+
+    def check_shared(self) -> None:
+        """Raise if the last rows are not on this machine: each worker of a cluster then wrote to a disk of its own."""
+        is_local = str(self.spark.sparkContext.master).partition("[")[0] == "local"
+        if is_local or self.files.local_folder(self.lake.uri) is None:
+            return
+        version = next(commit["version"] for commit in self.commits() if commit["operation"] == "WRITE")
+        lines = (self.files.read(self._log.file(version)) or "").splitlines()
+        added = [unquote(json.loads(line)["add"]["path"]) for line in lines if line.startswith('{"add"')]
+        place = self.lake.table(RECORDS_TABLE)
+        if not all(self.files.exists(f"{place}/{path}") for path in added):
+            raise LakeNotSharedError(self.lake.uri, f"RESTORE {quoted(place)} TO VERSION AS OF {version - 1}")
+
+    def commits(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the commits to the table of records; see ``Log``."""
+        return self._log.commits()
+
+    @property
+    def _log(self) -> Log:
+        return Log(self.files, self.lake.table(RECORDS_TABLE))
 
     def exists(self, name: str) -> bool:
         """Tell whether a table exists."""
-        return self.files.exists(self.lake.table(name) + ("/_delta_log" if name == RECORDS_TABLE else ""))
+        return self._log.exists() if name == RECORDS_TABLE else self.files.exists(self.lake.table(name))
 
     def read(self, name: str) -> DataFrame:
-        """Return ``records`` or ``erasures``; empty where the table does not exist yet."""
-        schema, place = _SCHEMAS[name], self.lake.table(name)
-        if not self.exists(name):
-            return self.spark.createDataFrame([], schema)
-        if name == RECORDS_TABLE:
-            return self.spark.read.format("delta").load(place)  # of an earlier version, it may lack columns
-        return self.spark.read.format("json").schema(schema).load(place)
+        """Return a Delta table of the lake, as a version before this one may have made it; ``records`` may be empty."""
+        if name == RECORDS_TABLE and not self.exists(name):
+            return self.spark.createDataFrame([], RECORDS)
+        return self.spark.read.format("delta").load(self.lake.table(name))
 
 
-def _missing(wanted: T.DataType, found: T.DataType, path: str) -> Iterator[tuple[str, T.DataType]]:
-    if isinstance(wanted, T.ArrayType) and isinstance(found, T.ArrayType):
-        yield from _missing(wanted.elementType, found.elementType, f"{path}.element")
-    if isinstance(wanted, T.StructType) and isinstance(found, T.StructType):
-        for field in wanted:
-            place = f"{path}.`{field.name}`".lstrip(".")
-            if field.name in found.fieldNames():
-                yield from _missing(field.dataType, found[field.name].dataType, place)
-            else:
-                yield place, field.dataType
+class Log:
+    """The log of a Delta table, read file by file: a query of the history lists all of it, and is a job of Spark's."""
+
+    def __init__(self, files: Files, table: str) -> None:
+        self._files = files
+        self._place = f"{table}/_delta_log"
+
+    def exists(self) -> bool:
+        """Tell whether there is a table."""
+        return self._files.exists(self._place)
+
+    def commits(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what it says of each commit, with its ``version``: the newest first, as far as it is asked for."""
+        version = self._last_version()
+        while (text := self._files.read(self.file(version))) is not None:
+            said = (line for line in text.splitlines() if line.startswith('{"commitInfo"'))
+            yield {**json.loads(next(said, "{}")).get("commitInfo", {}), "version": version}
+            version -= 1
+
+    def file(self, version: int) -> str:
+        """Return the URI of a commit."""
+        return f"{self._place}/{version:020}.json"
+
+    def _last_version(self) -> int:
+        version = 0
+        with suppress(ValueError, LakeUnusableError):  # it is being written: no rename makes it appear as a whole
+            version = int(json.loads(self._files.read(f"{self._place}/_last_checkpoint") or "{}").get("version", 0))
+        if not self._files.exists(self.file(version)):
+            return max((int(name[:20]) for name in self._files.names(self._place) if name[20:] == ".json"), default=0)
+        while self._files.exists(self.file(version + 1)):
+            version += 1
+        return version
 
 
 def quoted(place: str) -> str:
@@ -96,18 +162,16 @@ def _literal(text: str) -> str:
     return f"'{escaped}'"
 
 
+def _listed(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"{_literal(key)} = {_literal(value)}" for key, value in properties.items())
+
+
 def _create_records(place: str) -> str:
     columns = ", ".join(
         f"`{field.name}` {field.dataType.simpleString()} COMMENT {_literal(field.metadata['comment'])}"
         for field in RECORDS
     )
-    properties = {
-        VERSION_PROPERTY: str(SCHEMA_VERSION),
-        "delta.dataSkippingStatsColumns": _NUMBERS,
-        "delta.enableDeletionVectors": "false",  # what is deleted has to leave its file
-    }
-    listed = ", ".join(f"{_literal(key)} = {_literal(value)}" for key, value in properties.items())
     return (
-        f"CREATE TABLE IF NOT EXISTS {quoted(place)} ({columns}) USING delta PARTITIONED BY (date) "
-        f"COMMENT {_literal(_COMMENT)} TBLPROPERTIES ({listed})"
+        f"CREATE TABLE IF NOT EXISTS {place} ({columns}) USING delta PARTITIONED BY (date) "
+        f"COMMENT {_literal(_COMMENT)} TBLPROPERTIES ({_listed(_PROPERTIES)})"
     )

@@ -1,8 +1,9 @@
-"""Maintenance of a lake: compact, expire, vacuum, rebuild, erase.
+"""Maintenance of a lake: expire, vacuum, erase.
 
-Every command holds the table of records (see `hold`). An erasure takes these steps; each may be repeated after a crash:
+Every command holds the table of records (see `hold`), and its commits repeat the archive's state: the log may forget
+older ones. An erasure takes these steps; each may be repeated after a crash:
 
-1. Write the key's hash to ``erasures``: from now on no record of it that has arrived until now is archived.
+1. Write the key's hash to ``erasures``: from now on no record of it that has arrived or failed until now is archived.
 2. Delete its rows from ``records``, by the hash: Delta keeps the text of a deletion in its log.
 3. Remove every file that is not the table's, whatever its age, and look whether one is left.
 4. Remove ``derived``; the next analysis makes it again without the rows.
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from typing import Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import ErasureUnfinishedError, TableMissingError
@@ -28,10 +29,11 @@ from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.session import setting
+from retryapp.pipeline.state import read_state
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
-from retryapp.pipeline.transform import reread_rows
 
 _CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
+_METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,34 +67,26 @@ class Upkeep:
             raise TableMissingError(lake.uri)
         self._records = quoted(lake.table(RECORDS_TABLE))
 
-    def compact(self, since: date | None = None) -> dict[str, int]:
-        """Join small files, of days from ``since`` on or all; return the numbers of ``removed`` and ``added`` files."""
-        where = "" if since is None else f" WHERE date >= '{since.isoformat()}'"
-        with self._take("compact", RECORDS_HOLD):
-            metrics = self._spark.sql(f"OPTIMIZE {self._records}{where}").collect()[0]["metrics"]
-        return {"removed": int(metrics["numFilesRemoved"]), "added": int(metrics["numFilesAdded"])}
-
     def expire(self, before: date) -> int:
         """Delete the rows of days before one; return how many. Their files go with the next vacuum."""
-        with self._take("expire", RECORDS_HOLD):
+        with self._changing("expire", RECORDS_HOLD):
             return self._delete(f"date < '{before.isoformat()}'")
 
     def vacuum(self, hours: int) -> None:
         """Remove files that left a table this long ago, the analysis' tables too; readers of older versions fail."""
         derived = self._lake.table(DERIVED)
-        with self._take("vacuum", ANALYSIS_HOLD), self._take("vacuum", RECORDS_HOLD):
+        with self._changing("vacuum", ANALYSIS_HOLD, RECORDS_HOLD):
             for name in self._tables.files.names(derived):
                 if self._tables.files.exists(f"{derived}/{name}/_delta_log"):
                     self._vacuum(quoted(f"{derived}/{name}"), hours)
             self._vacuum(self._records, hours)
 
     def erase(self, key: bytes) -> Erased:
-        """Erase all records of a key that have arrived until now; waits for a running analysis, which has read them."""
+        """Erase a key's records that have arrived or failed until now; waits for an analysis, which has read them."""
         hashed = hash_key(key, self._lake.salt)
 
         def until_now() -> tuple[Erasure]:
-            last = self._erasures.last(hashed)  # where clocks differ, it may reach farther
-            return (Erasure(max(self._now_ms(), 0 if last is None else last.erased_ms), hashed),)
+            return (Erasure(max(self._now_ms(), self._erasures.reach().get(hashed, 0)), hashed),)  # clocks may differ
 
         return self._erase(until_now)[0]
 
@@ -102,12 +96,11 @@ class Upkeep:
 
     def _erase(self, which: Callable[[], Sequence[Erasure]]) -> tuple[Erased, ...]:
         """Erase; ``which`` is called under the hold, because another process may have finished some meanwhile."""
-        with self._take("erase", ANALYSIS_HOLD), self._take("erase", RECORDS_HOLD):
+        with self._changing("erase", ANALYSIS_HOLD, RECORDS_HOLD):
             erasures = which()
             for each in erasures:
                 self._erasures.begin(each)
-            predicate = "key_hash = '{0.key_hash}' AND timestamp_ms <= {0.erased_ms}".format
-            erased = tuple(Erased(each.key_hash, self._delete(predicate(each))) for each in erasures)
+            erased = tuple(Erased(each.key_hash, self._delete(each.predicate)) for each in erasures)
             if erasures:
                 self._purge()
                 self._tables.files.remove(self._lake.table(DERIVED))
@@ -115,16 +108,13 @@ class Upkeep:
                 self._erasures.end(each, self._now_ms())
         return erased
 
-    def rebuild(self, since: date) -> int:
-        """Decode the rows of days from ``since`` on again, as an older retryapp may have found them unreadable."""
-        with self._take("rebuild", RECORDS_HOLD):
-            self._tables.ensure_records()
-            rows = self._tables.read(RECORDS_TABLE).where(F.col("date") >= F.lit(since))
-            count = rows.count()
-            writer = reread_rows(rows).write.format("delta").mode("overwrite")
-            writer = writer.option("replaceWhere", f"date >= '{since.isoformat()}'")
-            writer.save(self._lake.table(RECORDS_TABLE))
-        return count
+    @contextmanager
+    def _changing(self, job: str, *holds: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name in holds:
+                stack.enter_context(self._take(job, name))
+            stack.enter_context(setting(self._spark, _METADATA, read_state(self._tables).text(self._lake.id)))
+            yield
 
     def _vacuum(self, table: str, hours: int) -> None:
         with setting(self._spark, _CHECK, "false"):

@@ -43,7 +43,7 @@ def shown() -> dict[str, list[dict[str, str]]]:
     metrics.begin("orders", ["5m"])
     metrics.observe(Observation(event=Event.DEAD, handler="orders", reason="exhausted", error_type="E"))
     archive = PipelineMetrics()
-    archive.round_ended("archive", "billing", began_ms=0, ended_ms=1, rows=0, gaps=0, retention_ms={})
+    archive.round_ended("billing", began_ms=0, ended_ms=1, gaps=0, retention_ms={})
     series: dict[str, list[dict[str, str]]] = {}
     text = metrics.text().decode() + generate_latest(archive.registry).decode()
     for family in text_string_to_metric_families(text):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
+from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Progress, Succeeded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, failure_id
@@ -62,14 +63,7 @@ class Archive:
         station = "retry" if told.reason is None else "dlq"
         if told.reason is not None:
             told = replace(told, due_at_ms=None, tier=None)
-        self.add(
-            station,
-            partition,
-            metadata=_struct(told),
-            failure_id=told.failure_id,
-            key_hash=key,
-            timestamp_ms=arrived_ms,
-        )
+        self.add(station, partition, headers=encode_metadata(told), key_hash=key, timestamp_ms=arrived_ms)
 
     def succeeded(self, offset: int, attempt: int, *, partition: int = 0, **facts: Any) -> None:
         """A record is done after a failure."""
@@ -79,23 +73,29 @@ class Archive:
             group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text,
             attempt=attempt, started_ms=began, ended_ms=began + 50, lateness_ms=facts.pop("lateness_ms", 7), **facts,
         )  # fmt: skip
-        self.add("events", partition, event=event.model_dump(), failure_id=event.failure_id, key_hash="of-the-event")
+        self.add("events", partition, value=event.to_json(), key_hash="of-the-event")
 
     def counted(self, first: int, end: int, *, ok: int, failed: int, partition: int = 0, **facts: Any) -> None:
         """A worker says what it counted."""
+        facts = {"from_ms": NOON_MS, "received": ok + failed, **facts}
         event = Progress(
             group=GROUP, handler="shop.charge", main=MAIN, partition=partition, from_offset=first, to_offset=end,
-            from_ms=NOON_MS, to_ms=NOON_MS + MINUTE_MS, received=facts.pop("received", ok + failed), first_try_ok=ok,
-            failed=failed, **facts,
+            to_ms=NOON_MS + MINUTE_MS, first_try_ok=ok, failed=failed, **facts,
         )  # fmt: skip
-        self.add("events", partition, event=event.model_dump())
+        self.add("events", partition, value=event.to_json())
 
     def frame(self, spark: SparkSession, rows: Iterable[dict[str, Any]] | None = None) -> DataFrame:
         """Return them as the archive's table."""
         from retryapp.pipeline.schemas import RECORDS
 
         chosen = self.rows if rows is None else list(rows)
-        return spark.createDataFrame([_row(row, RECORDS.fieldNames()) for row in chosen], RECORDS)
+        return spark.createDataFrame([tuple(map(row.get, RECORDS.fieldNames())) for row in chosen], RECORDS)
+
+    def readings(self, spark: SparkSession) -> DataFrame:
+        """Return what they say."""
+        from retryapp.pipeline.analysis.readings import readings_of
+
+        return readings_of(self.frame(spark))
 
 
 def cut(spark: SparkSession, *ends: int, topic_id: str = TOPIC_ID) -> DataFrame:
@@ -111,17 +111,3 @@ _PLAIN = RetryMetadata(
     due_at_ms=NOON_MS + MINUTE_MS, started_ms=NOON_MS, policy="p1", tier="1m", first_failed_ms=NOON_MS,
     last_failed_ms=NOON_MS, error_type="ValueError", error_message="no", fingerprint="f1",
 )  # fmt: skip
-
-
-def _struct(told: RetryMetadata) -> dict[str, Any]:
-    facts = {name: getattr(told, name) for name in told.__slots__}
-    facts["origin"] = {name: getattr(told.origin, name) for name in ("topic", "topic_id", "partition", "offset")}
-    return {**facts, "history": []}
-
-
-def _row(row: dict[str, Any], names: list[str]) -> tuple[Any, ...]:
-    from retryapp.pipeline.schemas import EVENT
-
-    event = row.get("event")
-    full = {**row, "event": None if event is None else {name: event.get(name) for name in EVENT.fieldNames()}}
-    return tuple(full.get(name) for name in names)

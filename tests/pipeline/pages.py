@@ -19,7 +19,7 @@ def _row(names: str, *values: Any, **more: Any) -> dict[str, Any]:
 
 def facts(*, text: str = "HTTP 503 from https://payments.example.org/charge", **changes: Any) -> dict[str, Any]:
     """Return facts; ``text`` stands wherever a record has a say."""
-    outage = "fingerprint error_type from_ms to_ms failures peak_per_minute usual_per_minute"
+    outage = "from_ms to_ms records share usual is_over causes"
     funnel = "attempt tier succeeded retried dead waiting share cumulative"
     two_days_ago = NOON_MS - 2 * DAY_MS
     ledger = (
@@ -27,8 +27,9 @@ def facts(*, text: str = "HTTP 503 from https://payments.example.org/charge", **
         "lost extra uncounted gaps overlaps"
     )
     tables: dict[str, Any] = {
-        "version": 1,
+        "version": 2,
         "now_ms": NOON_MS,
+        "since_ms": None,
         "analysed_ms": NOON_MS - MINUTE_MS,
         "groups": ["billing"],
         "broker": "kafka-1:9092",
@@ -36,10 +37,14 @@ def facts(*, text: str = "HTTP 503 from https://payments.example.org/charge", **
         "causes": [_cause(number, text) for number in range(7)],
         "outages": [
             _row(
-                outage, "a0ffee", "shop.errors.PaymentsDown", NOON_MS - 9 * MINUTE_MS, NOON_MS - 2 * MINUTE_MS, 1_840,
-                412, 3.0,
+                outage, NOON_MS - 9 * MINUTE_MS, NOON_MS - 2 * MINUTE_MS, 1_840, 0.87, 0.02, False,
+                [{"fingerprint": "a0ffee", "error_type": "shop.errors.PaymentsDown", "records": 1_840,
+                  "template": ""}],
             ),
-            _row(outage, "a1", "TimeoutError", two_days_ago, two_days_ago + 90_000, 64, 40, 2.0),
+            _row(
+                outage, two_days_ago, two_days_ago + 90_000, 64, 0.4, 0.01, True,
+                [{"fingerprint": "a1", "error_type": "TimeoutError", "records": 64, "template": "timed out"}],
+            ),
         ],
         "offenders": [
             _row(
@@ -112,6 +117,8 @@ def _cause(number: int, text: str) -> dict[str, Any]:
         f"f{number}" * 3, "exhausted", template_of(text), types[number],
         2_000 // (number + 1), 900 // (number + 1), 300 // (number + 1) ** 2,
         30 // (number + 1), 500 // (number + 1),
+        before=0, change="new" if number == 0 else None, decision="open", who=None, note=None, decided_ms=None,
+        until_ms=None,
         first_seen_ms=NOON_MS - (number + 1) * DAY_MS // 2,
         last_seen_ms=NOON_MS - number * MINUTE_MS,
         examples=[{"failure_id": f"billing/orders@kq8G0bTz/0/{number}", "message": text}],

@@ -20,8 +20,10 @@ QUICK: Final = " ".join(QUICK_JVM)
 class Cluster:
     """A standalone master and two workers, from the installed PySpark: the wheel has no start scripts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, apart: Path | None = None) -> None:
+        """Start it; ``apart`` is a folder of which each worker has one of its own, as on other machines."""
         self.folder = folder
+        self.apart = apart
         self.daemons: list[Child] = []
         port, *self.web = free_ports(4)
         self.url = f"spark://{HOST}:{port}"
@@ -55,6 +57,8 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": QUICK,
         }
+        if self.apart is not None and "Worker" in name:
+            command = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(self.apart), *command]
         number = len(self.daemons)
         daemon = Child(name, command, log_file=self.folder / f"daemon-{number}.log", env=settings)
         self.daemons.append(daemon.start())

@@ -1,15 +1,13 @@
-"""The job on a lake that is there already: what a run makes anew, and what it leaves as it was."""
+"""The job on a lake that is there already: what a run reads, and what it leaves as it was."""
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 from lives import CLUSTER, GROUP, MAIN, NOON_MS, TOPIC_ID, Archive
@@ -17,10 +15,10 @@ from lives import CLUSTER, GROUP, MAIN, NOON_MS, TOPIC_ID, Archive
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run as retryapp
 from retryapp.pipeline.analysis.cuts import TakenCut
-from retryapp.pipeline.analysis.derived import SIDE_BY_SIDE, Derived
+from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.job import Analysed, Analysis
 from retryapp.pipeline.analysis.schemas import DERIVED_TABLES
-from retryapp.pipeline.errors import TableMissingError
+from retryapp.pipeline.errors import OtherRunError, TableMissingError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
@@ -29,9 +27,10 @@ from retryapp.pipeline.report.facts import collect
 from retryapp.pipeline.sources import Source, Sources
 from retryapp.pipeline.state import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
+from retryapp.pipeline.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -43,12 +42,12 @@ class Analysts:
     spark: SparkSession
     lake: Lake
 
-    def analyse(self, offset: int | None) -> Analysed:
+    def analyse(self, offset: int | None, *, full: bool = False) -> Analysed:
         """Run the job up to an offset of one partition; None: Kafka has none."""
         main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=1)
         mains = Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,))
         cut = TakenCut(mains, {(MAIN, 0): offset}, {}, {f"{GROUP}.{MAIN}.dlq": None})
-        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([cut], broker="kafka-1:9092")
+        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([cut], broker="kafka-1:9092", full=full)
 
     def append(self, archive: Archive) -> None:
         """Write rows to the archive."""
@@ -86,11 +85,11 @@ def analysed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> t
     return job, first, job.analyse(6)  # record 5 was there before, and lay at the cut
 
 
-def test_late_records_touch_their_journeys_alone(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
-    """The first run makes all, the second those with new records and those that the cut released."""
+def test_each_record_is_parsed_once(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
+    """The first run reads all, the second what is new; one record was there before, and the cut released it."""
     job, first, second = analysed
-    assert (first.full, first.journeys, first.is_sound) == (True, 5, True)
-    assert (second.full, second.touched, second.journeys) == (False, 3, 6)
+    assert (first.full, first.read, first.journeys, first.is_sound) == (True, 7, 5, True)
+    assert (second.full, second.read, second.journeys) == (False, 2, 6)
     assert job.fates() == {0: "pending", 1: "done", 2: "pending", 3: "pending", 4: "dead", 5: "pending"}
 
 
@@ -111,7 +110,6 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
     ]
     assert [check["name"] for check in report["checks"] if check["failures"]] == []
     assert [row["topic"] for row in report["retention"]] == [f"{GROUP}.{MAIN}.dlq"]
-    assert set(DERIVED_TABLES) - {"journeys", "progress"} <= set(report)
     late = job.collect(NOON_MS + 2_000)
     assert [check["name"] for check in late["checks"] if check["failures"]] == ["the archive is fresh"]
 
@@ -144,14 +142,123 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(
     former, folder = Path(analysed[0].lake.uri.removeprefix("file://")), tmp_path / "lake"
     shutil.copytree(former, folder)
     job = Analysts(spark, open_lake(spark, str(folder)))
-    spark.sql(f"DELETE FROM {quoted(job.lake.table(RECORDS_TABLE))} WHERE failure_id LIKE '%/0/0'")  # noqa: S608 - a folder of this test
+    spark.sql(f"DELETE FROM {quoted(job.lake.table(RECORDS_TABLE))} WHERE station = 'retry' AND offset = 0")  # noqa: S608 - a folder of this test
     third = job.analyse(6)
     assert (third.full, third.journeys, third.is_sound) == (True, 5, False)
     (lost,) = [verdict for verdict in third.verdicts if verdict.is_error]
     assert (lost.name, lost.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
     back = job.analyse(3)
-    assert (back.full, back.journeys) == (True, 2)
+    assert (back.full, back.read, back.journeys) == (False, 0, 2)
     assert job.collect()["totals"]["failed"] == 2
+
+
+def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
+    """Its result is that of the run before, checked now; --full makes all again, and the same."""
+    job, _, second = analysed
+    derived = Derived(job.spark, job.lake)
+    before = {name: derived.read(name).inputFiles() for name in DERIVED_TABLES}
+    again = job.analyse(6)
+    assert {name: derived.read(name).inputFiles() for name in DERIVED_TABLES} == before
+    assert (again.full, again.read, again.journeys, again.verdicts) == (False, 0, 6, second.verdicts)
+    tables = {name: sorted(map(repr, derived.read(name).collect())) for name in DERIVED_TABLES}
+    full = job.analyse(6, full=True)
+    assert (full.full, full.read) == (True, 9)
+    assert {name: sorted(map(repr, derived.read(name).collect())) for name in DERIVED_TABLES} == tables
+
+
+def test_a_result_that_is_half_written_or_lacks_its_tables(spark: SparkSession, tmp_path: Path) -> None:
+    """The result before it stands; tables that are gone are made again, though nothing is new."""
+    job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()
+    Tables(spark, job.lake).ensure_records()
+    archive.failed(0, 1)
+    job.append(archive)
+    first = job.analyse(5)
+    derived = Derived(spark, job.lake)
+    (tmp_path / "lake" / "derived" / "analysis.000000002.json").write_text('{"version": 3, "run')
+    assert (derived.result() or {}).get("run_id") == first.run_id
+    shutil.rmtree(tmp_path / "lake" / "derived" / first.run_id)
+    again = job.analyse(5)
+    assert (again.run_id == first.run_id, again.read, job.fates()) == (False, 0, {0: "pending"})
+    main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=1)
+    mains = Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,))
+    cut = TakenCut(mains, {(MAIN, 0): 5}, {}, {f"{GROUP}.{MAIN}.dlq": None})
+    moved = Analysis(spark, job.lake, now_ms=lambda: NOON_MS).run([cut], broker="kafka-2:9092")
+    assert (moved.run_id, (derived.result() or {})["broker"]) == (again.run_id, "kafka-2:9092")
+
+
+def test_tables_of_the_run_before_stay_for_their_readers(lake: Lake, spark: SparkSession) -> None:
+    """Also when a result is noted again; of two runs that end at once one is refused, and removes nothing."""
+    derived, folder = Derived(spark, lake), Path(lake.uri.removeprefix("file://")) / "derived"
+    for run_id in ("a", "b", "b"):
+        (folder / run_id).mkdir(parents=True, exist_ok=True)
+        derived.put_result({"run_id": run_id})
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "analysis.000000003.json", "b"]
+    other, seen = Derived(spark, lake), ["analysis.000000003.json"]
+    derived.put_result({"run_id": "b"})
+    with patch.object(other, "_results", return_value=seen), pytest.raises(OtherRunError):
+        other.put_result({"run_id": "c"})
+    assert sorted(path.name for path in folder.iterdir()) == ["a", "analysis.000000004.json", "b"]
+
+
+def test_a_vacuum_between_is_no_reason_to_read_all_again(spark: SparkSession, tmp_path: Path) -> None:
+    """Its commits to the readings carry how far the archive came; a restore of the readings is a reason."""
+    job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()
+    Tables(spark, job.lake).ensure_records()
+    archive.failed(0, 1)
+    job.append(archive)
+    job.analyse(5)
+    Upkeep(spark, job.lake, now_ms=lambda: NOON_MS).vacuum(168)
+    archive.failed(1, 1)
+    job.append(archive)
+    after = job.analyse(5)
+    assert (after.full, after.read, after.journeys) == (False, 1, 2)
+    readings = quoted(job.lake.table("derived/readings"))
+    spark.sql(f"RESTORE {readings} TO VERSION AS OF 0").collect()
+    archive.failed(2, 1)
+    job.append(archive)
+    restored = job.analyse(5)
+    assert (restored.full, restored.read, restored.journeys) == (True, 3, 3)
+
+
+def test_a_window_is_of_its_time_and_the_totals_of_all(spark: SparkSession, tmp_path: Path) -> None:
+    """What is compared is as long as the window, and more only where the archive has all of it."""
+    job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()
+    Tables(spark, job.lake).ensure_records()
+    day_ms = 86_400_000
+    for offset in range(12):
+        archive.failed(offset, 1, fingerprint="old", started_ms=NOON_MS - 10 * day_ms)
+    archive.failed(12, 1, fingerprint="old", started_ms=NOON_MS - 7 * day_ms + 60_000)
+    for offset in range(13, 24):
+        archive.failed(offset, 1, fingerprint="fresh", started_ms=NOON_MS - 500)
+    job.append(archive)
+    job.analyse(50)
+
+    def seen(since_ms: int) -> tuple[dict[str, tuple[int, str | None]], dict[str, Any]]:
+        found = collect(spark, job.lake, now_ms=NOON_MS, within_ms=1_000, since_ms=since_ms)
+        return {row["fingerprint"]: (row["failures"], row["change"]) for row in found["causes"]}, found
+
+    week, report = seen(NOON_MS - 7 * day_ms)
+    assert week == {"old": (1, "fewer"), "fresh": (11, "new")}
+    assert report["headline"] == "24 records failed: 0 recovered, 24 waiting, 0 dead"
+    assert seen(NOON_MS - 100 * day_ms)[0] == {"old": (13, None), "fresh": (11, None)}
+    assert seen(NOON_MS - 100)[0]["fresh"] == (11, "new"), "a window of less than an interval has its interval"
+
+
+def test_a_clock_that_was_wrong_does_not_blur_all_others(spark: SparkSession, tmp_path: Path) -> None:
+    """A range from 1970 on, and a failure in the year 9999: intervals stay short, and no first try is lost."""
+    job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()
+    Tables(spark, job.lake).ensure_records()
+    for offset in range(20):
+        archive.failed(offset, 1, started_ms=NOON_MS + offset * 1_000)
+    archive.failed(20, 1, started_ms=253_402_300_000_000)
+    for first in range(21, 41):
+        archive.counted(first, first + 1, ok=1, failed=0)
+    archive.counted(41, 51, ok=10, failed=0, from_ms=0)
+    job.append(archive)
+    job.analyse(51)
+    result = Derived(spark, job.lake).result() or {}
+    rows = Derived(spark, job.lake).read("rollup").where("fingerprint IS NULL").collect()
+    assert (result["bin_ms"], sum(row["attempts"] for row in rows)) == (1_000, 30)
 
 
 @pytest.mark.extended
@@ -185,47 +292,28 @@ def test_a_loss_fails_the_checks_until_it_is_acknowledged(
     assert "deleted on purpose" in warning.examples[0]
 
 
-def test_a_table_that_cannot_be_made_ends_the_others(spark: SparkSession, lake: Lake) -> None:
-    """The error is raised once what was begun has ended; what had not begun by then is not made."""
-    derived, begun = Derived(spark, lake), []
-    names = sorted(set(DERIVED_TABLES) - {"journeys", "checks"})
-    assert len(names) > SIDE_BY_SIDE
-    slow, failing = names[:2]
-    has_failed = threading.Event()
+@pytest.mark.extended
+def test_decisions_about_causes(
+    spark: SparkSession,
+    analysed: tuple[Analysts, Analysed, Analysed],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Resolved, come back, ignored for a time, open again; a cause that is not there is refused."""
+    folder = tmp_path / "lake"
+    shutil.copytree(Path(analysed[0].lake.uri.removeprefix("file://")), folder)
 
-    def make(name: str) -> DataFrame:
-        begun.append(name)
-        if name == slow:
-            assert has_failed.wait(60.0)
-        if name != failing:
-            return spark.createDataFrame([], DERIVED_TABLES[name])
-        has_failed.set()
-        raise ValueError(name)
+    def run(*arguments: str, code: int = ExitCode.FINE) -> list[tuple[Any, ...]]:
+        assert retryapp(["pipeline", "causes", "--lake", str(folder), "--json", *arguments]) == code
+        said = json.loads(capsys.readouterr().out)
+        names = ("reason", "dead", "decision", "who", "change")
+        return [tuple(row[name] for name in names) for row in said.get("causes", [])]
 
-    with pytest.raises(ValueError, match=failing):
-        derived.put_all({name: functools.partial(make, name) for name in names})
-    assert {slow, failing} <= set(begun) < set(names)
-    assert derived.read(slow).count() == 0, "it had not ended"
-    with pytest.raises(TableMissingError):
-        derived.read(names[-1])
-
-
-@pytest.mark.parametrize("given", [None, "true"])
-def test_what_is_set_for_journeys_is_set_for_them_alone(spark: SparkSession, lake: Lake, given: str | None) -> None:
-    """Whether the user has set it or not, and also where they cannot be written."""
-    name = "spark.sql.execution.useObjectHashAggregateExec"
-    if given is not None:
-        spark.conf.set(name, given)
-    seen: list[str | None] = []
-
-    def look(*columns: object) -> DataFrame:
-        seen.append(spark.conf.get(name, None))
-        raise ValueError(columns)
-
-    unwritable = Mock(select=look)
-    try:
-        with pytest.raises(ValueError, match="failure_id"):
-            Derived(spark, lake).put_journeys(unwritable, whole=True)
-        assert (seen, spark.conf.get(name, None)) == (["false"], given)
-    finally:
-        spark.conf.unset(name)
+    assert run() == [("exhausted", 1, "open", None, None), (None, 0, "open", None, None)]
+    run("--resolve", "unknown", code=ExitCode.ENVIRONMENT)
+    assert run("--ignore", "f1", "--until", "7d", "--by", "ann")[0][2:] == ("ignored", "ann", None)
+    assert run("--reopen", "f1", "--by", "bob")[0][2:] == ("open", None, None)
+    # the records failed in 2030: after any decision of today
+    assert run("--resolve", "f1", "--topic", MAIN, "--by", "ann")[0][2:] == ("resolved", "ann", "regressed")
+    titles = [entry["title"] for entry in Analysts(spark, open_lake(spark, str(folder))).collect()["todo"]]
+    assert [title for title in titles if title.startswith("Came back")]

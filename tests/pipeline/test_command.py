@@ -59,7 +59,6 @@ def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Pat
     assert (code, archived["rows"]) == (1, 1)
     assert [(gap["reason"], gap["from_offset"], gap["to_offset"]) for gap in archived["gaps"]] == [("retention", 3, 4)]
     assert {"topic": topic, "partition": 0, "offset": 5} in archived["cut"]
-    assert command("compact") == (0, {"added": 1, "removed": 2})
     (tmp_path / "key").write_bytes(b"ada")
     facts = command("erase", "--key-file", str(tmp_path / "key"), *where)[1]
     assert (facts["rows"], facts["remains"]) == (3, []), "deleted from the topic above"
@@ -92,7 +91,7 @@ def test_what_is_missing_is_named(command: Command, connection: KafkaConnection)
     code, facts = command("archive", "--broker", connection.bootstrap, "--group", "unknown")
     assert (code, facts["error"]["type"]) == (3, "TopicMissingError")
     assert "--group" in facts["error"]["message"]
-    code, facts = command("compact")
+    code, facts = command("vacuum")
     assert (code, facts["error"]["type"]) == (3, "TableMissingError")
     assert "pipeline archive" in facts["error"]["message"]
     code, facts = command("archive", "--broker", "127.0.0.1:1", "--group", "unknown")

@@ -71,20 +71,42 @@ def test_a_signal_to_all_processes(full: Group, tmp_path: Path) -> None:
         assert archive.end()[1]["groups"][0]["interrupted"]
     assert 0 < places_of(lake).total() < RECORDS, "it was not stopped in the middle"
     with Command(tmp_path, "analyse", *words, lake=lake, group=full) as analyse:
-        analyse.wait_until(lambda: (lake / "derived" / "journeys").exists())
+        analyse.wait_until(lambda: (lake / "derived" / "readings").exists())
         assert analyse.signal_all(signal.SIGINT) == 130
         analyse.check_clean()
         error = analyse.end()[1]["error"]
         assert error["type"] == "Interrupted"
         assert "a rerun continues" in error["message"]
     assert places_of(lake) == full.places()
-    assert not (lake / "derived" / "state.json").exists(), "it was not stopped in the middle"
+    assert not list((lake / "derived").glob("analysis.*.json")), "it was not stopped in the middle"
     with Command(tmp_path, "analyse", *words, lake=lake, group=full) as again:
         code, facts = again.end()
         assert code in {0, 1}, facts  # dead letters of no main record are findings
         assert facts["journeys"] == RECORDS
         again.check_clean()
-    assert (lake / "derived" / "state.json").exists()
+    assert len(list((lake / "derived").glob("analysis.*.json"))) == 1
+
+
+def test_kill_9_in_the_steps_of_an_analysis(full: Group, spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever it had written, the next run has each record once, and leaves nothing of the killed ones."""
+    from retryapp.pipeline.analysis.derived import Derived
+    from retryapp.pipeline.lake import open_lake
+
+    lake, words = tmp_path / "lake", ("--master", "local[2]")
+    for step in ("readings/_delta_log/*.json", "*/journeys", "*/rollup"):
+        with Command(tmp_path, "analyse", *words, lake=lake, group=full) as analyse:
+            known = set((lake / "derived").glob(step))
+            analyse.wait_until(lambda known=known, step=step: set((lake / "derived").glob(step)) - known)
+            analyse.kill()
+        assert not list((lake / "derived").glob("analysis.*.json")), "it was not killed in the middle"
+    with Command(tmp_path, "analyse", *words, lake=lake, group=full) as again:
+        code, facts = again.end()
+    assert (code in {0, 1}, facts["journeys"], facts["read"]) == (True, RECORDS, 0), "each record was parsed once"
+    opened = open_lake(spark, str(lake))
+    found = [row["failure_id"] for row in Derived(spark, opened).read("journeys").collect()]
+    assert (len(found), len(set(found))) == (RECORDS, RECORDS)
+    assert spark.read.format("delta").load(opened.table("derived/readings")).count() == RECORDS
+    assert len(list((lake / "derived").iterdir())) == len({"readings", "analysis.000000001.json", facts["run_id"]})
 
 
 def test_sigterm_before_there_is_a_session(full: Group, tmp_path: Path) -> None:
@@ -126,6 +148,25 @@ def test_an_executor_killed_in_mid_batch(cluster: Cluster, full: Group, tmp_path
         assert driver.wait(PATIENCE_S) == 0, driver.log[-3_000:]
     assert places_of(lake) == full.places()
     assert {row[0] for row in rows_of(lake / "records", ("unreadable",))} == {None}
+
+
+def test_workers_that_do_not_see_the_lake_are_named(spark: SparkSession, group: Group, tmp_path: Path) -> None:
+    """As on machines that do not share a path; nothing is taken for archived."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("no right to give a process a disk of its own")
+    group.send_dead(4)
+    lake = open_lake(spark, str(tmp_path / "lake"))
+    cluster = Cluster(tmp_path, apart=tmp_path / "lake")
+    settings = cluster.settings
+    try:
+        with Command(tmp_path, "archive", "--master", cluster.url, lake=lake.uri, group=group, **settings) as driver:
+            code, facts = driver.end()
+    finally:
+        cluster.stop()
+    assert (code, facts["error"]["type"]) == (3, "JobFailedError"), facts
+    assert "workers do not see the lake's folder: mount it on all nodes" in facts["error"]["message"]
+    assert group.archive(spark, lake).run_once().rows == 4
+    assert places_of(tmp_path / "lake") == group.places()
 
 
 def test_spark_submit_archives_and_analyses_on_a_cluster(

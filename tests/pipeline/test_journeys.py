@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from lives import GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
-from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
 from retryapp.pipeline.analysis.schemas import JOURNEYS
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def found(spark: SparkSession, archive: Archive, *ends: int, **life: Any) -> dict[str, Any]:
     """Return journeys by failure id, without its constant head."""
-    traces = traces_of(archive.frame(spark))
+    traces = traces_of(archive.readings(spark))
     journeys = journeys_of(before_cut(traces, cut(spark, *ends, **life)) if ends else traces)
     assert journeys.schema.simpleString() == JOURNEYS.simpleString()
     rows = journeys.collect()
@@ -111,23 +111,6 @@ def test_deliveries_that_spend_no_attempt_are_in_order(spark: SparkSession) -> N
     assert (journey["fate"], journey["last_attempt"], journey["missing"], journey["copies"]) == ("done", 2, 1, 1)
 
 
-def test_an_archive_without_deliveries_is_in_the_order_of_attempts(spark: SparkSession) -> None:
-    """Older builds wrote neither columns; where the columns are there, older rows have nulls."""
-    archive = Archive()
-    archive.succeeded(1, 3, delivery=1)
-    archive.failed(1, 2, delivery=1, tier="5m")
-    archive.failed(1, 1)
-    now = archive.frame(spark)
-    for older in (
-        now.withColumns({name: F.col(name).dropFields("delivery") for name in ("metadata", "event")}),
-        now.withColumns({name: F.col(name).withField("delivery", F.lit(None)) for name in ("metadata", "event")}),
-    ):
-        (journey,) = journeys_of(traces_of(older)).collect()
-        tries = [(1, 1, None), (2, 2, "1m"), (3, 3, "5m")]
-        assert tried(journey, "delivery", "attempt", "tier") == tries
-        assert (journey["fate"], journey["missing"], journey["copies"]) == ("done", 0, 0)
-
-
 def test_a_dead_letter_for_an_attempt_that_was_told_is_no_further_attempt(spark: SparkSession) -> None:
     """A record that ends its workers dies with the number of the attempt that had failed before."""
     archive = Archive()
@@ -158,8 +141,9 @@ def test_what_cannot_be_read_is_no_journey(spark: SparkSession) -> None:
     archive = Archive()
     for origin in ("nonsense", "orders@id/1", "orders@id/one/2", "orders@id/99999999999/2", "", "@//"):
         archive.succeeded(7, 2)
-        archive.rows[-1]["event"]["origin"] = origin
-    archive.add("dlq", 0, unreadable="no retry headers")
+        event = json.loads(archive.rows[-1]["value"])
+        archive.rows[-1]["value"] = json.dumps(event | {"origin": origin}).encode()
+    archive.add("dlq", 0)
     archive.counted(0, 5, ok=5, failed=0)
     archive.failed(1, 1)
     assert len(found(spark, archive)) == 1

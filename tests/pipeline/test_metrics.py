@@ -58,20 +58,13 @@ def served() -> Iterator[tuple[PipelineMetrics, str]]:
 def test_a_round_says_until_when_nothing_is_lost(served: tuple[PipelineMetrics, str]) -> None:
     """What is not read arrived after the round had looked, so retention takes it that much later."""
     metrics, address = served
-    metrics.round_ended(
-        "archive",
-        "billing",
-        began_ms=1_000_000,
-        ended_ms=1_005_000,
-        rows=300,
-        gaps=2,
-        retention_ms={"a.dlq": 60_000, "a.events": None},
-    )
+    kept_ms = {"a.dlq": 60_000, "a.events": None}
+    metrics.round_ended("billing", began_ms=1_000_000, ended_ms=1_005_000, gaps=2, retention_ms=kept_ms)
     found = scrape(address)
     assert of(found, "last_round_timestamp_seconds") == 1_005
     assert of(found, "loss_timestamp_seconds", "a.dlq") == 1_060
     assert of(found, "loss_timestamp_seconds", "a.events") == float("inf")
-    assert (of(found, "rows_total"), of(found, "gaps_total"), of(found, "round_seconds")) == (300, 2, 5)
+    assert of(found, "gaps_total") == 2
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -93,13 +86,11 @@ def test_a_run_of_the_archive_is_seen_over_http(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """`archive --every --metrics-port` serves rows and rounds while it runs, and closes the port at its end."""
+    """`archive --every --metrics-port` serves them while it runs, and closes the port at its end."""
     group = Group(connection, topology)
     group.make(partitions=2)
-    for number in range(5):
-        group.dead(number % 2, dead(number))
-    scrapes: list[Samples] = []
-    addresses: list[str] = []
+    group.dead(0, dead(0))
+    scrapes: list[tuple[str, Samples]] = []
 
     def operator() -> None:
         said, deadline_s = "", time.monotonic() + 200
@@ -107,18 +98,12 @@ def test_a_run_of_the_archive_is_seen_over_http(
             said += capfd.readouterr().err
             found = re.search(r"metrics: (http://\S+)", said)
             if found is not None:
-                addresses[:] = [found.group(1)]
-                scrapes.append(scrape(addresses[0]))
-                rows = of(scrapes[-1], "rows_total")
-                if rows == 5 and not added:
-                    group.dead(0, dead(5))
-                    added.append(True)
-                if rows == 6:
+                scrapes.append((found.group(1), scrape(found.group(1))))
+                if of(scrapes[-1][1], "last_round_timestamp_seconds"):
                     break
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    added: list[bool] = []
     person = threading.Thread(target=operator)
     person.start()
     began_s = time.time()  # noqa: TID251 - what the program's own clock is held against
@@ -127,12 +112,10 @@ def test_a_run_of_the_archive_is_seen_over_http(
     ended_s = time.time()  # noqa: TID251
     person.join()
     assert code == 0
-    last = scrapes[-1]
-    assert of(last, "rows_total") == 6
-    assert 0 < (of(last, "round_seconds") or 0) < ended_s - began_s
+    address, last = scrapes[-1]
     assert began_s < (of(last, "last_round_timestamp_seconds") or 0) <= ended_s
     assert of(last, "gaps_total") == 0
     kept_ms = int(KafkaAdmin(connection).describe_topics([topology.dlq])[topology.dlq].config["retention.ms"])
     assert began_s < (of(last, "loss_timestamp_seconds", topology.dlq) or 0) - kept_ms / 1_000 <= ended_s
     with pytest.raises(OSError, match="refused"):
-        scrape(addresses[0])
+        scrape(address)

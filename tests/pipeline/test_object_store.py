@@ -92,10 +92,10 @@ def group(connection: KafkaConnection) -> Group:
 def run(store: Store, group: Group, tmp_path: Path) -> Callable[..., Command]:
     """Start a command of the pipeline on the store."""
 
-    def start(name: str, *words: str, of_group: bool = True) -> Command:
+    def start(name: str, *words: str) -> Command:
         line = ("--master", "local[2]", "--memory", "1g", *words)
         lake = f"s3a://{BUCKET}/retries"
-        return Command(tmp_path / "run", name, *line, lake=lake, group=group if of_group else None, **store.settings)
+        return Command(tmp_path / "run", name, *line, lake=lake, group=group, **store.settings)
 
     return start
 
@@ -121,8 +121,6 @@ def test_killed_continued_analysed_and_erased(
     (tmp_path / "key").write_bytes(ADDRESS)
     code, facts = run("erase", "--key-file", str(tmp_path / "key")).end()
     assert (code, facts["rows"]) == (0, 1)
-    code, facts = run("compact", of_group=False).end()
-    assert code == 0, facts
     erased = store.copy(tmp_path / "erased")
     assert places_of(erased / "retries").total() == RECORDS - 1
     assert not [path for path in erased.rglob("*") if path.is_file() and ADDRESS in path.read_bytes()]

@@ -1,7 +1,8 @@
-"""Both readers of headers and events agree: core's in a worker, and the same in Spark's Python workers on Arrow."""
+"""What Spark's Python workers make of a record on Arrow is what core's decoders say."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from retryapp.core.errors import RetryAppError
-from retryapp.core.headers import OUR_HEADERS, RETRY_DELIVERY, decode_metadata, encode_metadata
+from retryapp.core.headers import OUR_HEADERS, decode_metadata, encode_metadata
 from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded, decode_event, newer_event
-from retryapp.core.metadata import MAX_COUNT, HistoryEntry, RetryMetadata
-from retryapp.core.record import Headers, Origin
-from retryapp.pipeline.reading import NO_HEADERS, read_batch, read_columns
-from retryapp.pipeline.schemas import EVENT, HEADERS
-from retryapp.pipeline.wellformed import NATIVE, with_native
+from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS, HistoryEntry, RetryMetadata
+from retryapp.core.record import Headers, Origin, parse_origin
+from retryapp.pipeline.analysis.reading import NO_HEADERS, read_batch, read_columns
+from retryapp.pipeline.analysis.schemas import SAID
+from retryapp.pipeline.schemas import HEADERS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,7 @@ ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())
 NUMBERED = (
     T.StructType().add("number", "integer").add("station", "string").add("headers", HEADERS).add("value", "binary")
 )
-NOTHING: dict[str, Any] = {"failure_id": None, "metadata": None, "event": None, "unreadable": None}
+NOTHING: dict[str, Any] = dict.fromkeys(SAID.fieldNames())
 pytestmark = pytest.mark.timeout(300)
 QUIET = settings(deadline=None, database=None, print_blob=True)
 
@@ -130,20 +131,22 @@ def expected_of_headers(found: Headers) -> dict[str, Any]:
         return NOTHING | {"unreadable": str(error)}
     if read is None:
         return NOTHING | {"unreadable": NO_HEADERS}
-    facts = {**asdict(read), "history": [asdict(entry) for entry in read.history]}
-    return NOTHING | {"failure_id": read.failure_id, "metadata": facts}
+    facts = asdict(read)
+    own = {"kind": "dlq", "failure_id": read.failure_id, "ended_ms": read.last_failed_ms}
+    place = {name: facts["origin"][name] for name in ("topic_id", "partition", "offset")}
+    return NOTHING | {name: facts[name] for name in NOTHING.keys() & facts} | place | own
 
 
 def expected_of_event(value: bytes | None) -> dict[str, Any]:
     """Return what core says, as a row."""
     try:
         event = decode_event(value or b"")
+        place = asdict(parse_origin(event.origin)) if isinstance(event, Succeeded) else {}
     except RetryAppError as error:
-        if newer := newer_event(value or b""):
-            return NOTHING | {"event": dict.fromkeys(EVENT.fieldNames()) | {"kind": newer[0], "v": newer[1]}}
-        return NOTHING | {"unreadable": str(error)}
-    facts = dict.fromkeys(EVENT.fieldNames()) | event.model_dump()
-    return NOTHING | {"failure_id": facts["failure_id"], "event": facts}
+        newer = newer_event(value or b"")
+        return NOTHING | ({"kind": newer[0]} if newer else {"unreadable": str(error)})
+    facts = event.model_dump() | place
+    return NOTHING | {name: facts[name] for name in NOTHING.keys() & facts}
 
 
 ORIGIN = Origin("orders", "kq8G0bTz", 3, 1042)
@@ -161,34 +164,38 @@ SUCCESS = Succeeded(
 
 
 def test_events_of_newer_workers_are_kept() -> None:
-    """A kind or version that is not known yet is no damage: kind and version are read, damaged ones are reported."""
+    """A kind or version that is not known yet is no damage: the kind is read, damaged ones are reported."""
     values = [b'{"v":1,"kind":"held","x":2}', b'{"v":2,"kind":"policy"}', b'{"v":1,"kind":"policy"}', b"[]"]
     read = read_batch(pa.array(["events"] * 4), pa.array([[]] * 4, ARROW_HEADERS), pa.array(values)).to_pylist()
     assert [row["unreadable"] is None for row in read] == [True, True, False, False]
-    assert [(row["event"]["kind"], row["event"]["v"]) for row in read[:2]] == [("held", 1), ("policy", 2)]
+    assert [row["kind"] for row in read] == ["held", "policy", None, None]
+    nothing = read_batch(pa.nulls(0, pa.string()), pa.nulls(0, ARROW_HEADERS), pa.nulls(0, pa.binary()))
+    assert nothing.to_pylist() == []
 
 
-def test_what_is_not_asked_for_is_not_read() -> None:
-    """Rows that Spark has read itself come without a station, and leave no answer."""
-    found = encode_metadata(EXAMPLE)
-    said = [[{"key": key, "value": value} for key, value in found], None, None]
-    answer = read_batch(
-        pa.array(["retry", None, "events"], pa.string()), pa.array(said, ARROW_HEADERS), pa.nulls(3, pa.binary())
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("from_ms", 10**30), ("to_ms", MAX_EPOCH_MS + 1), ("partition", 2**31), ("to_offset", 2**63), ("received", 2**62)],
+)
+def test_numbers_that_no_column_holds_are_reported(name: str, number: int) -> None:
+    """JSON has no limit: one such event, by whomever, would end every analysis from then on."""
+    usual = {"from_offset": 0, "to_offset": 2, "from_ms": 1, "to_ms": 2, "received": 2, "first_try_ok": 2, "failed": 0}
+    names = {"v": 1, "kind": "progress", "group": "billing", "handler": "shop.charge", "main": "orders", "partition": 0}
+    values = [json.dumps(names | usual | changed).encode() for changed in ({name: number}, {})]
+    damaged, fine = read_batch(
+        pa.array(["events"] * 2), pa.array([[]] * 2, ARROW_HEADERS), pa.array(values)
     ).to_pylist()
-    assert answer == [expected_of_headers(found), None, expected_of_event(None)]
-    assert read_batch(pa.nulls(2, pa.string()), pa.nulls(2, ARROW_HEADERS), pa.nulls(2, pa.binary())).null_count == 2
+    assert str(damaged["unreadable"]).startswith(f"not a lifecycle event: {name}: {number} is more than ")
+    assert (damaged["kind"], fine["kind"], fine["received"]) == (None, "progress", 2)
 
 
-def test_the_columns_of_spark_say_it_too(generating: SparkSession) -> None:
-    """Spark's own expressions and Python workers, on the same records: what core says, whoever reads them.
-
-    The records are drawn first, so that all of them are one job. No example shrinks; the row that differs is told.
-    """
+def test_the_columns_of_spark_say_what_core_says(generating: SparkSession) -> None:
+    """Whatever the records are. They are drawn first, so that all are one job; the row that differs is told."""
     dead = replace(EXAMPLE, due_at_ms=None, tier=None, reason="exhausted", error_trace="Traceback:\n  100 % +\n")
     replayed = replace(EXAMPLE, delivery=9, replays=1, replay_id="r1")
-    usual = [EXAMPLE, replace(EXAMPLE, error_message="na\u00efve\n"), replayed, dead]
-    found: list[Headers] = [encode_metadata(each) for each in usual]
-    found.append(tuple((name, b"1" if name == RETRY_DELIVERY else value) for name, value in found[2]))
+    found = [
+        encode_metadata(each) for each in (EXAMPLE, replace(EXAMPLE, error_message="na\u00efve\n"), replayed, dead)
+    ]
     events: list[bytes | None] = [SUCCESS.to_json()]
 
     @settings(QUIET, max_examples=200)
@@ -199,17 +206,10 @@ def test_the_columns_of_spark_say_it_too(generating: SparkSession) -> None:
 
     draw()
     rows: list[tuple[Any, ...]] = [("dlq", list(each), None) for each in found]
-    rows += [("events", None, value) for value in events]
+    rows += [("events", [], value) for value in events]
     expected = [*map(expected_of_headers, found), *map(expected_of_event, events)]
     frame = generating.createDataFrame([(number, *row) for number, row in enumerate(rows)], NUMBERED)
-    both = with_native(frame, is_event=F.col("station") == F.lit("events")).select(
-        "number", NATIVE, read_columns(F.col("station"), F.col("headers"), F.col("value")).alias("by_core")
-    )
-    by_spark = set()
-    for number, native, by_core in both.collect():
-        assert by_core.asDict(recursive=True) == expected[number], rows[number]
-        if native is not None:
-            assert native.asDict(recursive=True) == expected[number], rows[number]
-            by_spark.add(number)
-    assert {*range(len(usual)), len(found)} <= by_spark, "what workers usually write needs no Python"
-    assert len(by_spark) > len(rows) / 10, "hardly any record was read by Spark's own expressions"
+    said = frame.select("number", read_columns(F.col("station"), F.col("headers"), F.col("value")).alias("said"))
+    for number, row in said.collect():
+        assert row.asDict() == expected[number], rows[number]
+    assert sum(each["unreadable"] is None for each in expected) > len(rows) / 10, "hardly any could be read"

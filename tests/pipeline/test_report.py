@@ -129,21 +129,41 @@ def test_nothing_to_do() -> None:
     assert "<svg" not in page
 
 
-def test_an_outage_is_one_call_and_only_while_something_waits_for_its_end() -> None:
-    """A service that is down fails in several ways; what nothing waits for is over, or no matter of time."""
-    shown = facts()
-    first = shown["outages"][0] | {"fingerprint": shown["causes"][0]["fingerprint"]}
-    second = first | {"fingerprint": shown["causes"][1]["fingerprint"], "error_type": "TimeoutError", "failures": 160}
-    (entry,) = [entry for entry in facts(outages=[first, second])["todo"] if "outage" in entry["title"]]
-    assert entry["title"] == "Possible outage: PaymentsDown, TimeoutError"
-    assert entry["text"].startswith("2,000 failures in orders, up to 412 a minute")
-    past = first | {"to_ms": NOON_MS - 7 * DAY_MS}
-    assert not [entry for entry in facts(outages=[past])["todo"] if "outage" in entry["title"]]
-    settled = [cause | {"pending": 0} for cause in shown["causes"]]
-    parted = [shown["causes"][0] | {"reason": None}, settled[0]]  # a row for each reason: they are added up
-    assert any("outage" in entry["title"] for entry in facts(outages=[first], causes=parted)["todo"])
-    over = facts(outages=[first, second], causes=settled)
-    assert not [entry for entry in over["todo"] if "outage" in entry["title"]]
+def test_an_outage_calls_for_action_while_it_goes_on() -> None:
+    """With its beginning, and how it differs from before; what is over is only listed."""
+    (entry,) = [entry for entry in facts()["todo"] if "outage" in entry["title"]]
+    assert (entry["level"], entry["title"]) == ("act", "Possible outage: PaymentsDown")
+    assert "87% of the first deliveries from orders fail (2% before): 1,840 records" in entry["text"]
+
+
+def test_causes_say_what_has_changed() -> None:
+    """What came back is first; what is ignored or resolved is listed, and nothing to do."""
+    first, second, third, fourth, *_ = facts()["causes"]
+    changed = [
+        first | {"decision": "ignored", "who": "ann", "note": "known"},
+        second | {"decision": "resolved", "who": "ann"},
+        third | {"decision": "resolved", "who": "bob", "decided_ms": NOON_MS - 3 * DAY_MS, "change": "regressed"},
+        fourth | {"change": "more", "before": 7},
+    ]
+    shown = facts(causes=changed)
+    entries = [entry for entry in shown["todo"] if " dead record" in entry["title"] or "Came back" in entry["title"]]
+    entries = [entry for entry in entries if "Keys" not in entry["title"]]
+    assert len(entries) == 2
+    assert entries[0]["title"].startswith("Came back: ValidationError")
+    assert "bob resolved it on 2030-03-14. " in entries[0]["text"]
+    assert "7 records in the time before. " in entries[1]["text"]
+    page = to_page(shown)
+    assert "ignored by ann: known" in page
+    assert page.count('class="mark regressed"') == 1
+
+
+def test_what_came_back_and_has_not_killed_yet_names_no_dead_letter() -> None:
+    """Its records wait: 'dead show' would find none of them."""
+    cause = facts()["causes"][0] | {"decision": "resolved", "who": "bob", "decided_ms": NOON_MS, "change": "regressed"}
+    found = facts(causes=[cause | {"dead": 0, "reason": None}])["todo"]
+    (entry,) = [each for each in found if each["title"].startswith("Came back")]
+    assert entry["command"].startswith("retryapp pending list --broker")
+    assert ("its records wait" in entry["text"], "Dead letters" in entry["text"]) == (True, False)
 
 
 def test_a_deadly_cause_has_a_name_a_remedy_and_its_newest_dead_letter() -> None:

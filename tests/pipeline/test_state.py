@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Producer
@@ -15,9 +17,10 @@ from history import Group
 from samples import waiting
 
 from retryapp.kafka import KafkaAdmin, Positions
+from retryapp.pipeline import archive
 from retryapp.pipeline.archive import Archive
-from retryapp.pipeline.errors import OtherClusterError, OtherRunError, TableReplacedError
-from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.errors import LakeNotSharedError, OtherClusterError, OtherRunError, TableReplacedError
+from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.outlook import find_outlook
 from retryapp.pipeline.positions import DELETED, RETENTION
 from retryapp.pipeline.state import read_state
@@ -39,21 +42,54 @@ def delete_topics(group: Group, *topics: str) -> None:
 
 @pytest.mark.extended
 def test_a_clock_that_is_behind_orders_nothing(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
-    """The second of three runs has a clock five minutes behind; a round without news reads one commit of the log."""
-    clocks = iter((NOW_MS, NOW_MS - 300_000, NOW_MS + 1_000, NOW_MS + 2_000))
-    read: list[int] = []
-    look = Tables.history
-    for count in (10, 10, 10, 0):
-        if count:
-            group.send_dead(count)
-        now_ms = next(clocks)
+    """The second of three runs has a clock five minutes behind."""
+    for now_ms in (NOW_MS, NOW_MS - 300_000, NOW_MS + 1_000):
+        group.send_dead(10)
         job = Archive(spark, group.connection, lake, group.topology.group, now_ms=lambda at_ms=now_ms: at_ms)
-        with pytest.MonkeyPatch.context() as watched:
-            watched.setattr(Tables, "history", lambda tables, limit: (read.append(limit), look(tables, limit))[1])
-            assert job.run_once().rows == count
-        if count:
-            read.clear()
-    assert read == [1]
+        assert job.run_once().rows == 10
+    assert places_of(tmp_path / "lake") == group.places()
+
+
+def test_small_files_are_joined_and_the_state_is_found_behind_that(
+    spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fiftieth batch does it, of whichever process; every round reads as few files of the log."""
+    monkeypatch.setattr(archive, "JOIN_EVERY", 3)
+    tables, read, look = Tables(spark, lake), list[str](), Files.read
+    monkeypatch.setattr(Files, "read", lambda files, uri: (read.append(uri), look(files, uri))[1])
+    for count, joined in ((4, False), (2, True), (1, False), (0, False)):
+        group.send_dead(count)
+        assert group.archive(spark, lake, rows_per_batch=2).run_once().rows == count
+        read.clear()
+        state = read_state(tables)
+        assert len(read) == 2 + joined, "the mark of the last checkpoint, and commits"
+        rows = tables.read(RECORDS_TABLE)
+        days = rows.select("date").distinct().count()
+        assert len(rows.inputFiles()) == (days if joined else days + 1), "each batch adds one"
+    assert state.sequence == 4
+    assert places_of(tmp_path / "lake") == group.places()
+
+
+def test_rows_that_are_not_on_this_machine_are_found_out(
+    spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster's workers wrote them to disks of their own; what the error says undoes that."""
+    check, cluster = Tables.check_shared, Mock()
+    cluster.sparkContext.master = "spark://master:7077"
+
+    def elsewhere(tables: Tables) -> None:
+        next((tmp_path / "lake").glob("records/date=*/*.parquet")).unlink()
+        monkeypatch.setattr(tables, "spark", cluster)
+        check(tables)
+
+    group.send_dead(4)
+    monkeypatch.setattr(Tables, "check_shared", elsewhere)
+    with pytest.raises(LakeNotSharedError, match="mount its folder on all nodes") as found:
+        group.archive(spark, lake).run_once()
+    monkeypatch.setattr(Tables, "check_shared", check)
+    (undo,) = re.findall(r"RESTORE delta\.`.*` TO VERSION AS OF \d+", str(found.value))
+    spark.sql(undo).collect()
+    assert group.archive(spark, lake).run_once().rows == 4
     assert places_of(tmp_path / "lake") == group.places()
 
 

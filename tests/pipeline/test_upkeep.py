@@ -11,22 +11,26 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from history import Group
 from lives import Archive as Rows
-from samples import dead
+from samples import dead, waiting
 
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run as retryapp
+from retryapp.core.headers import encode_metadata
+from retryapp.core.rows import PendingRow, encode_row, identity_of
 from retryapp.kafka import read_topic
+from retryapp.pipeline.analysis.readings import Read, Readings
 from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import ErasureUnfinishedError, HeldError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds
 from retryapp.pipeline.lake import Files, Lake
-from retryapp.pipeline.remains import find_remains
+from retryapp.pipeline.remains import Remains, find_remains
+from retryapp.pipeline.state import read_state
 from retryapp.pipeline.tables import DERIVED, ERASURES_TABLE, RECORDS_TABLE, Tables, quoted
 from retryapp.pipeline.upkeep import Upkeep
 
@@ -105,7 +109,15 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     report.write_bytes(ADDRESS)
     assert list(files_with(tmp_path / "lake", ADDRESS)), "the search finds nothing where something is"
     group.dead(1, dead(2), key=ADDRESS)  # on the topic, not archived yet
-    (remains,) = find_remains(group.admin, group.topology.group, ADDRESS)
+    row = PendingRow(ADDRESS, b"v", encode_metadata(waiting(0)))
+    rows = ((0, row), (0, replace(row, attempt=2)), (1, row), (2, replace(row, key=b"other")), (1, None))
+    for offset, each in rows:  # one that waits for the second time, one that is done, one of another key
+        value = None if each is None else encode_row(each)
+        group.send(group.topology.pending_changelog, 0, identity_of(waiting(offset).origin), value)
+    group.send(group.topology.pending_changelog, 0, identity_of(waiting(3).origin), b"damaged " + ADDRESS)
+    group.flush()
+    remains, pending = find_remains(group.admin, group.topology.group, ADDRESS)
+    assert pending == Remains(topic=group.topology.pending_changelog, records=2, expires_ms=None)
     newest_ms = max(record.timestamp_ms for record in read_topic(group.connection, group.topology.dlq))
     assert (remains.topic, remains.records) == (group.topology.dlq, 3)
     assert remains.expires_ms == newest_ms + 30 * 86_400_000
@@ -127,6 +139,44 @@ def test_erasing_a_key_leaves_no_trace_in_the_lake(
     assert job.run_once().rows == 0
     assert list(files_with(tmp_path / "lake", ADDRESS)) == []
     assert keys(spark, lake) == [b"other"]
+
+
+def test_a_record_that_waited_is_erased_with_its_later_hops(
+    spark: SparkSession, group: Group, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They arrive after the erasure, with key and payload; what is new of the key, or tells no time, is kept."""
+
+    def now_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+    def hop(number: int, first_failed_ms: int, key: bytes = b"ada") -> None:
+        group.retry(0, waiting(number, first_failed_ms=first_failed_ms, attempt=2, delivery=2), key=key, value=b"v")
+
+    job, failed_ms = group.archive(spark, lake), now_ms()
+    group.retry(0, waiting(0, first_failed_ms=failed_ms), key=b"ada", value=b"v")
+    assert job.run_once().rows == 1
+    maintenance = Upkeep(spark, lake, now_ms=now_ms)
+    assert maintenance.erase(b"ada").rows == 1
+    hop(0, failed_ms)
+    hop(1, failed_ms, key=b"other")
+    hop(2, now_ms() + 1)
+    group.send(group.topology.dlq, 0, b"ada", b"damaged", (("retry-first-failed-ms", b"1e3"), ("h", None)))
+    group.flush()
+    assert job.run_once().rows == 3
+    assert keys(spark, lake) == [b"ada", b"ada", b"other"]
+
+    with monkeypatch.context() as dying:  # a hop that is archived while an erasure is not finished goes with its end
+        dying.setattr(Upkeep, "_delete", dies)
+        with pytest.raises(SystemExit):
+            maintenance.erase(b"other")
+    (begun,) = Erasures(Facts(spark, lake)).open()
+    with monkeypatch.context() as blind:
+        blind.setattr(Erasures, "reach", lambda _: {})
+        hop(1, begun.erased_ms, key=b"other")
+        hop(3, begun.erased_ms + 1, key=b"other")
+        assert job.run_once().rows == 2
+    assert [erased.rows for erased in maintenance.resume_erasures()] == [2]
+    assert keys(spark, lake) == [b"ada", b"ada", b"other"]
 
 
 @pytest.mark.extended
@@ -154,7 +204,7 @@ def test_an_erasure_that_dies_is_resumed_without_its_key(
         with pytest.raises(SystemExit):
             upkeep.erase(b"grace")
     (begun,) = Erasures(Facts(spark, lake)).open()
-    group.dead(1, dead(3), key=b"grace", value=b"grace is back")
+    group.dead(1, replace(dead(3), first_failed_ms=now_ms()), key=b"grace", value=b"grace is back")
     assert job.run_once().rows == 1, "one of the two is left out"
     assert keys(spark, lake) == [b"grace", b"grace", b"other"]
 
@@ -191,7 +241,7 @@ def test_which_erasures_are_open(spark: SparkSession, lake: Lake, tmp_path: Path
     erasures.begin(kay)
     facts.put(ERASURES_TABLE, "cd 70", {"key_hash": "cd", "erased_ms": 70})  # as versions without an end wrote it
     assert erasures.open() == (lee, kay)
-    assert (erasures.last("ab"), erasures.last("ef")) == (kay, None)
+    assert erasures.reach() == {"ab": 100, "cd": 70}
     erasures.end(lee, 75)
     erasures.begin(Erasure(60, "ab"))
     erasures.end(Erasure(60, "ab"), 65)
@@ -205,37 +255,31 @@ def test_which_erasures_are_open(spark: SparkSession, lake: Lake, tmp_path: Path
     assert erasures.open() == (Erasure(200, "ab"),)
 
 
-def test_compact_rebuild_expire_and_vacuum(
+def test_expire_and_vacuum(
     spark: SparkSession, lake: Lake, tmp_path: Path, append: Callable[[], None], upkeep: Callable[..., Upkeep]
 ) -> None:
-    """The same rows in fewer files; decoded again; deleted by day; old files removed."""
+    """By day, and files that nothing needs; each commit says how far the archive has come, for the log forgets."""
     for _ in range(3):
         append()
-    job, table = upkeep(), Tables(spark, lake)
-    places = ("topic", "partition", "offset")
-
-    def rows() -> list[Any]:
-        return sorted(map(tuple, table.read(RECORDS_TABLE).select(*places).collect()))
-
-    before = rows()
-    assert job.compact() == {"removed": 3, "added": 1}
-    assert rows() == before
-    assert job.rebuild(DAY) == 3
-    assert rows() == before
-    assert table.read(RECORDS_TABLE).where("unreadable is null").count() == 0, "these rows have no headers"
+    job, table, folder = upkeep(), Tables(spark, lake), tmp_path / "lake"
+    before = read_state(table)
     for _ in range(2):  # as two analyses leave it
         spark.range(1).write.format("delta").mode("overwrite").save(lake.table(f"{DERIVED}/checks"))
+    Readings(spark, lake).update(full=False)
     job.vacuum(0)
-    assert len(list((tmp_path / "lake" / "records").glob("date=*/*.parquet"))) == 1
-    assert len(list((tmp_path / "lake" / DERIVED / "checks").glob("*.parquet"))) == len(
-        spark.read.format("delta").load(lake.table(f"{DERIVED}/checks")).inputFiles()
-    )
+    assert Readings(spark, lake).update(full=False) == Read(0, full=False), "a vacuum's commit hides nothing"
+    for name, files in (("records", "date=*/*.parquet"), (f"{DERIVED}/checks", "*.parquet")):
+        live = spark.read.format("delta").load(lake.table(name)).inputFiles()
+        assert len(list((folder / name).glob(files))) == len(live) > 0
     spark.sql(f"CREATE TABLE named USING delta LOCATION '{lake.table(RECORDS_TABLE)}'")  # as docs/pipeline.md says
     assert spark.table("named").count() == 3
     spark.sql("DROP TABLE named")
     assert job.expire(DAY) == 0
     assert job.expire(date(2200, 1, 1)) == 3
-    assert rows() == []
+    assert table.read(RECORDS_TABLE).count() == 0
+    for commit in sorted((folder / RECORDS_TABLE / "_delta_log").glob("*.json"))[:-1]:
+        commit.unlink()
+    assert read_state(table) == before
 
 
 def test_whoever_changes_the_table_waits_until_no_other_does(
@@ -249,11 +293,9 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
     Tables(spark, lake).ensure_records()
     holds, job = Holds(spark, lake), upkeep(wait_s=0.0)
     commands: dict[str, Callable[[], object]] = {
-        "compact": job.compact,
         "expire": lambda: job.expire(DAY),
         "vacuum": lambda: job.vacuum(0),
         "erase": lambda: job.erase(ADDRESS),
-        "rebuild": lambda: job.rebuild(DAY),
     }
     version = spark.sql(f"DESCRIBE HISTORY {quoted(lake.table(RECORDS_TABLE))}").count()
     with holds.take("archive", RECORDS_HOLD):
@@ -278,12 +320,12 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
     assert len(waited) == 1
     assert archive.run_once().rows == 1
     with holds.take("archive", RECORDS_HOLD), pytest.raises(HeldError):
-        upkeep(stopped=stopped).compact()
+        upkeep(stopped=stopped).expire(DAY)
     with ExitStack() as stack:
         stack.enter_context(holds.take("archive", RECORDS_HOLD))
-        assert upkeep(on_wait=lambda holder: stack.close()).compact()["added"] == 0
+        assert upkeep(on_wait=lambda holder: stack.close()).expire(DAY) == 0
 
-    line = ["pipeline", "compact", "--lake", lake.uri, "--wait"]
+    line = ["pipeline", "expire", "--older-than", "1d", "--lake", lake.uri, "--wait"]
     assert retryapp([*line, "soon"]) == ExitCode.USAGE
     capsys.readouterr()
     with holds.take("archive", RECORDS_HOLD):

@@ -1,37 +1,27 @@
-"""Checks on the tables: each is a frame of the rows that fail it, and one Spark job counts all.
+"""Checks on the tables: what must hold, with how many rows do not, and examples.
 
 A failed check of severity ``error`` makes the command exit with 1; ``warn`` is only reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from retryapp.core.classify import DeadReason
-from retryapp.pipeline.analysis.journeys import attempts_of
 
 ERROR: Final = "error"
 WARN: Final = "warn"
 EXAMPLES: Final = 5
-FATES: Final = ("done", "pending", "dead")
-OUTCOMES: Final = ("retried", "dead", "succeeded")
+FEW: Final = 10_000  # of fewer rows a tenth at each end may lie anywhere, of more a thousandth
+HOLDS: Final = "holds"
 REASONS: Final = tuple(reason.value for reason in DeadReason)
 
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check; ``text`` says what is wrong with ``rows``, which have a column ``example``."""
-
-    name: str
-    severity: str
-    text: str
-    rows: DataFrame
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,95 +40,123 @@ class Verdict:
         return self.severity == ERROR and self.failures > 0
 
 
-def _example(*columns: str) -> Column:
-    return F.concat_ws(" ", *(F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in columns)).alias(
-        "example"
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """One check of the rows of a frame; ``text`` says what is wrong."""
+
+    name: str
+    severity: str
+    text: str
+    wrong: Column
+    shown: tuple[str, ...]
+    count: Column | None = None  # how often a wrong row fails; None: once
+
+
+def of_readings(readings: DataFrame) -> list[Verdict]:
+    """Check what the archive's records say."""
+    places = readings.groupBy("life", "found_partition", "found_offset").agg(
+        F.count(F.lit(1)).alias("times"), F.max("topic").alias("topic"), F.max("said.unreadable").alias("unreadable")
     )
-
-
-def all_checks(
-    records: DataFrame, journeys: DataFrame, progress: DataFrame, ledger: DataFrame, gaps: DataFrame
-) -> list[Check]:
-    """Return every check that these tables can answer; all are of the analysed groups."""
-    checks: list[Check] = []
-
-    def unique(name: str, frame: DataFrame, *columns: str) -> None:
-        twice = frame.groupBy(*columns).count().where(F.col("count") > 1)
-        checks.append(Check(name, ERROR, f"rows that share {', '.join(columns)}", twice.select(_example(*columns))))
-
-    def none(name: str, frame: DataFrame, wrong: Column, text: str, *shown: str, severity: str = ERROR) -> None:
-        checks.append(Check(name, severity, text, frame.where(wrong).select(_example(*shown))))
-
-    def accepted(name: str, frame: DataFrame, column: str, values: Sequence[str], *shown: str) -> None:
-        wrong = F.col(column).isNotNull() & ~F.col(column).isin(*values)
-        none(name, frame, wrong, f"rows whose {column} is none of {', '.join(values)}", *shown, column)
-
-    place = ("group", "main", "partition")
-    tried = attempts_of(journeys).select("failure_id", "at.*")
-    delivery = ("failure_id", "delivery")
-    counted = F.col("first_try_ok") + F.col("failed") + F.col("skipped")
-    no_reason = (F.col("fate") == "dead") & F.col("reason").isNull()
-    unread = "records in quarantine: their failure ids are unknown"
-    missing = "records with missing attempts: they were deleted from their topic before the archive read them"
-    holes = "partitions with offsets that no progress event covers: they were set by hand, or an event is missing"
-    extra = (F.col("extra") > 0) & (F.col("overlaps") == 0)
+    place = ("topic", "found_partition", "found_offset")
     # fmt: off
-    unique("records are there once", records, "cluster_id", "topic_id", "partition", "offset")
-    none("records can be read", records, F.col("unreadable").isNotNull(), unread,
-         "topic", "partition", "offset", "unreadable", severity=WARN)
-    unique("journeys.failure_id is unique", journeys, "failure_id")
-    none("journeys.fate is there", journeys, F.col("fate").isNull(), "rows without fate", "failure_id")
-    accepted("journeys.fate is known", journeys, "fate", FATES, "failure_id")
-    accepted("journeys.reason is known", journeys, "reason", REASONS, "failure_id")
-    none("dead journeys have a reason", journeys, no_reason, "dead without a reason", "failure_id")
-    accepted("attempts.outcome is known", tried, "outcome", OUTCOMES, *delivery)
-    none("no attempt was early", tried, F.col("lateness_ms") < 0, "attempts that began before they were due",
-         *delivery, "lateness_ms")
-    none("no hand-off is there twice", journeys, F.col("copies") > 0, "records that were handed off more than once",
-         "failure_id", "copies", severity=WARN)
-    none("every attempt is archived", journeys, F.col("missing") > 0, missing,
-         "failure_id", "missing", severity=WARN)
-    none("nothing was lost before it was archived", gaps, F.lit(True), "ranges of offsets that were never read",
-         "topic", "partition", "from_offset", "to_offset", "reason")
-    none("ledger: what workers received adds up", progress, F.col("received") != counted,
-         "ranges whose received is not first_try_ok + failed + skipped", *place, "from_offset", "to_offset")
-    none("ledger: what failed has left a trace", ledger, F.col("lost") > 0,
-         "partitions in which more records failed than have a journey", *place, "lost")
-    none("ledger: no trace without a failure", ledger, extra,
-         "partitions in which more records have a journey than failed", *place, "extra")
-    none("ledger: workers counted without holes", ledger, F.col("gaps") > 0, holes, *place, "gaps", severity=WARN)
-    none("ledger: workers counted nothing twice", ledger, F.col("overlaps") > 0,
-         "partitions with offsets that two progress events cover", *place, "overlaps", severity=WARN)
+    return _judge(places, {},
+        _Check("records are there once", ERROR, "places that have several records", F.col("times") > 1, place),
+        _Check("records can be read", WARN, "records in quarantine: their failure ids are unknown",
+               F.col("unreadable").isNotNull(), (*place, "unreadable")),
+    )[0]
     # fmt: on
-    return checks
 
 
-def judge(checks: Sequence[Check]) -> list[Verdict]:
-    """Count the rows that fail, in one Spark job; return one verdict for each check, in their order."""
-    failing = [check.rows.select(F.lit(number).alias("number"), "example") for number, check in enumerate(checks)]
-    found = (
-        reduce(DataFrame.unionByName, failing)
-        .groupBy("number")
-        .agg(F.count(F.lit(1)).alias("failures"), F.max_by("example", "example", EXAMPLES).alias("examples"))
+def of_journeys(journeys: DataFrame) -> tuple[list[Verdict], Row]:
+    """Check journeys; return ``count`` too, and ``first_ms``, ``low_ms`` and ``high_ms`` of what they tell."""
+    early = F.filter("attempts", lambda attempt: attempt["lateness_ms"] < 0)
+    tried = journeys.withColumn("early", early).withColumn("late", F.get("early", 0))
+    shown = tried.select("*", F.col("late.delivery").alias("delivery"), F.col("late.lateness_ms").alias("lateness_ms"))
+    sums = {
+        "count": F.count(F.lit(1)),
+        "first_ms": F.least(F.min("first_failed_ms"), F.min("ended_ms"), F.min("last_timestamp_ms")),
+        **_usual(
+            F.coalesce("first_failed_ms", "ended_ms", "last_timestamp_ms"), F.coalesce("ended_ms", "last_timestamp_ms")
+        ),
+    }
+    # fmt: off
+    return _judge(shown, sums,
+        _Check("journeys.reason is known", ERROR, f"rows whose reason is none of {', '.join(REASONS)}",
+               F.col("reason").isNotNull() & ~F.col("reason").isin(*REASONS), ("failure_id", "reason")),
+        _Check("dead journeys have a reason", ERROR, "dead without a reason",
+               (F.col("fate") == "dead") & F.col("reason").isNull(), ("failure_id",)),
+        _Check("no attempt was early", ERROR, "attempts that began before they were due",
+               F.size("early") > 0, ("failure_id", "delivery", "lateness_ms"), F.size("early")),
+        _Check("no hand-off is there twice", WARN, "records that were handed off more than once",
+               F.col("copies") > 0, ("failure_id", "copies")),
+        _Check("every attempt is archived", WARN,
+               "records with missing attempts: they were deleted from their topic before the archive read them",
+               F.col("missing") > 0, ("failure_id", "missing")),
     )
-    by_number = {row["number"]: row for row in found.collect()}
-    verdicts = []
-    for number, check in enumerate(checks):
-        row = by_number.get(number)
-        failures, examples = (0, ()) if row is None else (row["failures"], tuple(reversed(row["examples"])))
-        text = check.text if row else "holds"
-        verdicts.append(Verdict(check.name, check.severity, failures, text, examples))
-    return verdicts
+    # fmt: on
+
+
+def of_progress(progress: DataFrame) -> tuple[list[Verdict], Row]:
+    """Check what workers counted; return ``first_ms``, ``low_ms`` and ``high_ms`` of their ranges too."""
+    counted = F.col("first_try_ok") + F.col("failed") + F.col("skipped")
+    text, place = "ranges whose received is not first_try_ok + failed + skipped", ("group", "main", "partition")
+    adds_up = _Check(
+        "ledger: what workers received adds up", ERROR, text, F.col("received") != counted,
+        (*place, "from_offset", "to_offset"),
+    )  # fmt: skip
+    return _judge(progress, {"first_ms": F.min("from_ms"), **_usual(F.col("from_ms"), F.col("to_ms"))}, adds_up)
+
+
+def _usual(begin_ms: Column, end_ms: Column) -> dict[str, Column]:
+    """Return between which instants most rows lie: one clock that was wrong would make all intervals months long."""
+    apart = F.when(F.count(F.lit(1)) < FEW, 0).otherwise(1)
+    low, high = F.percentile_approx(begin_ms, [0.1, 0.001]), F.percentile_approx(end_ms, [0.9, 0.999])
+    return {"low_ms": F.get(low, apart), "high_ms": F.get(high, apart)}
+
+
+def of_ledger(ledger: Iterable[Row]) -> list[Verdict]:
+    """Check the partitions of the ledger."""
+    rows = list(ledger)
+    holes = "partitions with offsets that no progress event covers: they were set by hand, or an event is missing"
+
+    def judge(name: str, severity: str, text: str, column: str, wrong: Iterable[Row]) -> Verdict:
+        places = ("group", "main", "partition", column)
+        examples = [" ".join(str(row[each]) for each in places) for row in wrong]
+        return verdict(f"ledger: {name}", severity, text, examples)
+
+    def above(column: str) -> list[Row]:
+        return [row for row in rows if row[column] > 0]
+
+    # fmt: off
+    return [
+        judge("what failed has left a trace", ERROR, "partitions in which more records failed than have a journey",
+              "lost", above("lost")),
+        judge("no trace without a failure", ERROR, "partitions in which more records have a journey than failed",
+              "extra", [row for row in above("extra") if not row["overlaps"]]),
+        judge("workers counted without holes", WARN, holes, "gaps", above("gaps")),
+        judge("workers counted nothing twice", WARN, "partitions with offsets that two progress events cover",
+              "overlaps", above("overlaps")),
+    ]
+    # fmt: on
+
+
+def of_losses(losses: Sequence[Row]) -> list[Verdict]:
+    """Check the ranges that were never read: those that somebody has acknowledged fail nothing, and stay visible."""
+    named = ("topic", "partition", "from_offset", "to_offset", "reason")
+    new = [" ".join(str(row[name]) for name in named) for row in losses if row["acknowledged_ms"] is None]
+    known = [
+        f"{row['gap']} {row['topic']} {row['partition']}: {row['note']}" for row in losses if row["acknowledged_ms"]
+    ]
+    return [
+        verdict("nothing was lost before it was archived", ERROR, "ranges of offsets that were never read", new),
+        verdict("no loss is only acknowledged", WARN, "losses that were acknowledged", known),
+    ]
 
 
 def known_offsets(forgotten: Sequence[str]) -> Verdict:
     """Judge whether Kafka has the group's offsets; it forgets those of a group that was away for long."""
-    text = (
-        "partitions of which Kafka has no committed offset any more: counted as far as the archive tells"
-        if forgotten
-        else "holds"
-    )
-    return Verdict("ledger: the group's offsets are known", WARN, len(forgotten), text, tuple(forgotten[:EXAMPLES]))
+    text = "partitions of which Kafka has no committed offset any more: counted as far as the archive tells"
+    return verdict("ledger: the group's offsets are known", WARN, text, forgotten)
 
 
 def freshness(archived_ms: int, *, now_ms: int, within_ms: int) -> Verdict:
@@ -148,10 +166,23 @@ def freshness(archived_ms: int, *, now_ms: int, within_ms: int) -> Verdict:
     return Verdict("the archive is fresh", ERROR, int(age_ms > within_ms), text, ())
 
 
-def acknowledged(losses: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Report the losses that somebody has acknowledged: they fail nothing, and stay visible."""
-    shown = [
-        f"{row['gap']} {row['topic']} {row['partition']}: {row['note']}" for row in losses if row["acknowledged_ms"]
-    ]
-    text = "losses that were acknowledged" if shown else "holds"
-    return Verdict("no loss is only acknowledged", WARN, len(shown), text, tuple(shown[:EXAMPLES]))
+def verdict(name: str, severity: str, text: str, examples: Sequence[str]) -> Verdict:
+    """Return the result of a check that found these rows."""
+    return Verdict(name, severity, len(examples), text if examples else HOLDS, tuple(examples[:EXAMPLES]))
+
+
+def _judge(frame: DataFrame, more: Mapping[str, Column], *checks: _Check) -> tuple[list[Verdict], Row]:
+    """Count the rows that fail, and more, in one pass; the first and the last of them are the examples."""
+    sums = [column.alias(name) for name, column in more.items()]
+    for number, check in enumerate(checks):
+        shown = F.concat_ws(" ", *(F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in check.shown))
+        example, times = F.when(check.wrong, shown), F.lit(1) if check.count is None else check.count
+        total = F.coalesce(F.sum(F.when(check.wrong, times)), F.lit(0))
+        sums += [total.alias(f"n{number}"), F.min(example).alias(f"a{number}"), F.max(example).alias(f"z{number}")]
+    (row,) = frame.agg(*sums).collect()
+    found = []
+    for number, check in enumerate(checks):
+        failures = int(row[f"n{number}"])
+        examples = tuple(dict.fromkeys((row[f"a{number}"], row[f"z{number}"]))) if failures else ()
+        found.append(Verdict(check.name, check.severity, failures, check.text if failures else HOLDS, examples))
+    return found, row.asDict()

@@ -6,28 +6,27 @@ events, what failed from the journeys; both must agree in each range.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.journeys import sorted_rows
-from retryapp.pipeline.analysis.schemas import LEDGER, PROGRESS, RETENTION
+from retryapp.pipeline.analysis.schemas import LEDGER, PROGRESS
 
 DAY_MS: Final = 86_400_000
 _PLACE: Final = ("cluster_id", "group", "main", "partition")
 
 
-def progress_of(records: DataFrame, cut: DataFrame) -> DataFrame:
+def progress_of(readings: DataFrame, cut: DataFrame) -> DataFrame:
     """Return the ranges that workers counted before the cut; a later one from 0 on is of a re-created main topic."""
-    names = [field.name for field in PROGRESS if field.name not in {"cluster_id", "gap_offsets", "overlap_offsets"}]
-    counted_ranges = records.where(F.col("event.kind") == "progress").select(
-        "cluster_id", *(F.col(f"event.{name}").alias(name) for name in names), "epoch", F.col("offset").alias("found")
-    )
-    counted_ranges = counted_ranges.withColumn("partition", F.col("partition").cast("int")).join(
-        F.broadcast(cut.select(*_PLACE, "cut_offset")), on=list(_PLACE), how="inner"
-    )
+    own = {"cluster_id", "group", "main", "gap_offsets", "overlap_offsets"}
+    counted_ranges = readings.where(F.col("said.kind") == "progress").select(
+        "cluster_id", "group", "main", "epoch", F.col("found_offset").alias("found"),
+        *(F.col(f"said.{field.name}") for field in PROGRESS if field.name not in own),
+    )  # fmt: skip
+    counted_ranges = counted_ranges.join(F.broadcast(cut.select(*_PLACE, "cut_offset")), on=list(_PLACE), how="inner")
     arrival = Window.partitionBy(*_PLACE).orderBy("epoch", "found")
     again = (F.col("from_offset") == 0) & (F.lag("to_offset").over(arrival) > 0)
     lives = counted_ranges.withColumn("life", F.sum(F.coalesce(again, F.lit(False)).cast("int")).over(arrival))
@@ -63,7 +62,7 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFram
     filled = whole.fillna(0, [name for name in counted if name in whole.columns])
     done = filled.withColumn("done", F.col("first_try_ok") + F.col("skipped") + F.col("recovered"))
     columns = [F.col(field.name).cast(field.dataType).alias(field.name) for field in LEDGER]
-    return sorted_rows(done.select(*columns), "group", "main", "partition")
+    return done.select(*columns)
 
 
 def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFrame:
@@ -101,23 +100,27 @@ def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFr
     )
 
 
-def retention(journeys: DataFrame, topics: DataFrame, *, now_ms: int) -> DataFrame:
-    """Return what dead-letter topics will forget, and when."""
-    dead = journeys.where(F.col("fate") == "dead").join(
-        F.broadcast(topics.withColumnRenamed("topic", "last_topic")), on="last_topic", how="left"
-    )
-    kept_ms = F.when(F.col("retention_ms") >= 0, F.col("retention_ms"))
-    left = F.col("last_timestamp_ms") + kept_ms - F.lit(now_ms)
+def retention(journeys: DataFrame, kept_ms: Mapping[str, int | None], *, now_ms: int) -> list[dict[str, Any]]:
+    """Return what dead-letter topics will forget, the next loss first.
+
+    ``kept_ms`` is how long topics keep records (None: no limit). Of the ``dead`` records of each topic, ``gone`` are
+    past it, ``within_day`` and ``within_week`` will be; ``next_loss_ms`` is when the next one is.
+    """
+    limits = [(topic, length_ms) for topic, length_ms in kept_ms.items() if length_ms is not None]
+    topics = journeys.sparkSession.createDataFrame(limits, "last_topic string, retention_ms bigint")
+    dead = journeys.where(F.col("fate") == "dead").join(F.broadcast(topics), on="last_topic", how="left")
+    left = F.col("last_timestamp_ms") + F.col("retention_ms") - F.lit(now_ms)
 
     def within(most_ms: int) -> Column:
-        return F.sum(F.coalesce((left > 0) & (left <= most_ms), F.lit(False)).cast("long"))
+        return F.count_if(F.coalesce((left > 0) & (left <= most_ms), F.lit(False)))
 
     found = dead.groupBy("group", "main", F.col("last_topic").alias("topic")).agg(
-        F.max(kept_ms).alias("retention_ms"),
+        F.max("retention_ms").alias("retention_ms"),
         F.count(F.lit(1)).alias("dead"),
-        F.sum(F.coalesce(left <= 0, F.lit(False)).cast("long")).alias("gone"),
+        F.count_if(F.coalesce(left <= 0, F.lit(False))).alias("gone"),
         within(DAY_MS).alias("within_day"),
         within(7 * DAY_MS).alias("within_week"),
-        F.min(F.when(left > 0, F.col("last_timestamp_ms") + kept_ms)).alias("next_loss_ms"),
+        F.min(F.when(left > 0, left + F.lit(now_ms))).alias("next_loss_ms"),
     )
-    return sorted_rows(found.select(*RETENTION.fieldNames()), F.asc_nulls_last("next_loss_ms"), "topic")
+    rows = [row.asDict() for row in found.collect()]
+    return sorted(rows, key=lambda row: (row["next_loss_ms"] is None, row["next_loss_ms"], row["topic"]))

@@ -1,102 +1,138 @@
-"""Figures of the journeys: recovery by attempt and tier, lateness, and cost."""
+"""Figures of a window: recovery by attempt, lateness, and cost. Summed by Spark, put in order here."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from math import expm1
+from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.journeys import attempts_of, sorted_rows
-from retryapp.pipeline.analysis.schemas import COST, FUNNEL, LATENESS
+from retryapp.pipeline.analysis.rollup import LATE, RECOVERY
 
-ACCURACY: Final = 10_000  # of quantiles: the error of a rank is at most 1 in so many
-MINUTE_MS: Final = 60_000.0
+MINUTE_MS: Final = 60_000
+QUANTILES: Final = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99}
+
+Row = dict[str, Any]
+_WAY: Final = ("group", "main", "replayed", "attempt", "tier", "outcome", "fate", "next_attempt", "next_tier")
 
 
-def funnel(journeys: DataFrame, progress: DataFrame) -> DataFrame:
-    """Return how many records each attempt brought home.
+def ways(rollup: DataFrame) -> list[Row]:
+    """Return the rollup without causes and time: some rows for each attempt of each handler."""
+    sums = (F.sum(name).alias(name) for name in ("attempts", "journeys", "handler_ms"))
+    return [row.asDict() for row in rollup.groupBy(*_WAY).agg(*sums).collect()]
 
-    The first row of a handler is its first deliveries: ``succeeded`` comes from the workers' own counts.
+
+def funnel(found: Iterable[Row], *, is_window: bool = False) -> list[Row]:
+    """Return how many records each attempt brought home, by group, main, replayed, attempt and tier.
+
+    ``entered`` attempts ended: ``succeeded``, ``retried`` or ``dead``; ``waiting`` records wait for it. ``share`` is
+    succeeded / entered, ``cumulative`` records done so far / records that entered attempt 1; None of a window, whose
+    later attempts are of records that began before it.
     """
-    by = ["group", "main", "replayed", "attempt", "tier"]
-    numbers = ("succeeded", "retried", "dead", "waiting")
-
-    def part(frame: DataFrame, replayed: Column, attempt: Column, tier: Column, **counted: Column) -> DataFrame:
-        counts = (counted.get(name, F.lit(0)).cast("long").alias(name) for name in numbers)
-        place = (replayed.alias("replayed"), attempt.cast("long").alias("attempt"), tier.cast("string").alias("tier"))
-        return frame.select("group", "main", *place, *counts)
-
-    is_replay, outcome = F.col("at.replays") > 0, F.col("at.outcome")
-    outcomes = {name: outcome == name for name in ("succeeded", "retried", "dead")}
-    tried = part(attempts_of(journeys), is_replay, F.col("at.attempt"), F.col("at.tier"), **outcomes)
-    first_tries = part(progress, F.lit(False), F.lit(1), F.lit(None), succeeded=F.col("first_try_ok"))
-    pending, coming = journeys.where(F.col("fate") == "pending"), F.col("last_attempt") + 1
-    waiting = part(pending, F.col("replays") > 0, coming, F.col("tier"), waiting=F.lit(1))
-    whole = tried.unionByName(first_tries).unionByName(waiting).groupBy(*by)
-    counts = whole.agg(*(F.sum(name).alias(name) for name in numbers))
-    entered = counts.withColumn("entered", F.col("succeeded") + F.col("retried") + F.col("dead"))
-    return sorted_rows(_shares(entered).select(*FUNNEL.fieldNames()), *by)
-
-
-def _shares(counts: DataFrame) -> DataFrame:
-    handler = Window.partitionBy("group", "main", "replayed")
-    so_far = handler.orderBy("attempt").rangeBetween(Window.unboundedPreceding, Window.currentRow)
-    began = F.sum(F.when(F.col("attempt") == 1, F.col("entered"))).over(handler)
-    return counts.withColumn("share", _ratio(F.col("succeeded"), F.col("entered"))).withColumn(
-        "cumulative", _ratio(F.sum("succeeded").over(so_far), began)
-    )
+    counts: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
+    for row in found:
+        place = (row["group"], row["main"], row["replayed"])
+        if row["attempt"] is not None:
+            counts[*place, row["attempt"], row["tier"]][row["outcome"]] += row["attempts"]
+        if row["next_attempt"] is not None:
+            replayed = row["replayed"] or row["next_attempt"] <= (row["attempt"] or 0)  # and not tried since
+            counts[*place[:2], replayed, row["next_attempt"], row["next_tier"]]["waiting"] += row["journeys"]
+    rows = []
+    for place, count in sorted(counts.items(), key=lambda item: (*item[0][:4], item[0][4] or "")):
+        row = dict(zip(("group", "main", "replayed", "attempt", "tier"), place, strict=True))
+        row |= {name: count[name] for name in ("succeeded", "retried", "dead", "waiting")}
+        row["entered"] = row["succeeded"] + row["retried"] + row["dead"]
+        rows.append(row)
+    for row in rows:
+        handler = [each for each in rows if all(each[name] == row[name] for name in ("group", "main", "replayed"))]
+        began = sum(each["entered"] for each in handler if each["attempt"] == 1)
+        done = sum(each["succeeded"] for each in handler if each["attempt"] <= row["attempt"])
+        row["share"] = _ratio(row["succeeded"], row["entered"])
+        row["cumulative"] = None if is_window else _ratio(done, began)
+    return rows
 
 
-def _ratio(part: Column, whole: Column) -> Column:
-    return F.when(whole > 0, part.cast("double") / whole)
+def cost(found: Iterable[Row], delays: Iterable[Row]) -> list[Row]:
+    """Return what recovery costs by group and main, as lower bounds: repeated runs of one attempt are not seen here."""
+    sums: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for row in found:
+        fate = row["fate"]
+        if fate is None:
+            continue
+        count = sums[row["group"], row["main"]]
+        count.update(records=row["journeys"], attempts=row["attempts"], handler_ms=row["handler_ms"])
+        if fate == "done":
+            count["recovered"] += row["journeys"]
+        elif fate == "dead":
+            on_dead = {"attempts_on_dead": row["attempts"], "handler_ms_on_dead": row["handler_ms"]}
+            count.update(dead=row["journeys"], **on_dead)
+    waits = quantiles(row for row in delays if row["kind"] == RECOVERY)
+    names = ("records", "recovered", "dead", "attempts", "handler_ms", "attempts_on_dead", "handler_ms_on_dead")
+    rows = []
+    for (group, main), count in sorted(sums.items()):
+        row = {"group": group, "main": main, **{name: count[name] for name in names}}
+        wait = waits.get((group, main, None), {})
+        row["attempts_per_recovered"] = _ratio(row["attempts"], row["recovered"])
+        row["minutes_per_recovered"] = _ratio(row["handler_ms"] / MINUTE_MS, row["recovered"])
+        rows.append(row | {"wait_p50_ms": wait.get("p50_ms"), "wait_p90_ms": wait.get("p90_ms")})
+    return rows
 
 
-def lateness(journeys: DataFrame) -> DataFrame:
-    """Return how late attempts began, by tier and in all."""
-    known = attempts_of(journeys).where(F.col("at.lateness_ms").isNotNull())
-    late = known.select("group", "main", F.col("at.tier").alias("tier"), F.col("at.lateness_ms").alias("ms"))
-    of_tiers = _quantiles(late.where(F.col("tier").isNotNull()), "group", "main", "tier")
-    of_all = _quantiles(late, "group", "main").withColumn("tier", F.lit(None).cast("string"))
-    return sorted_rows(of_tiers.unionByName(of_all).select(*LATENESS.fieldNames()), "group", "main", "tier")
+def delays_of(delays: DataFrame) -> list[Row]:
+    """Return the table of delays without time."""
+    summed = delays.groupBy("group", "main", "kind", "tier", "bucket")
+    found = summed.agg(F.sum("attempts").alias("attempts"), F.max("max_ms").alias("max_ms"))
+    return [row.asDict() for row in found.collect()]
 
 
-def _quantiles(late: DataFrame, *by: str) -> DataFrame:
-    quantiles = F.percentile_approx("ms", [0.5, 0.9, 0.99], ACCURACY)
-    found = late.groupBy(*by).agg(
-        F.count(F.lit(1)).alias("attempts"),
-        quantiles.alias("quantiles"),
-        F.max("ms").alias("max_ms"),
-        F.sum((F.col("ms") < 0).cast("long")).alias("early"),
-    )
-    for number, name in enumerate(("p50_ms", "p90_ms", "p99_ms")):
-        found = found.withColumn(name, F.col("quantiles")[number].cast("long"))
-    return found.drop("quantiles")
+def lateness(delays: Iterable[Row]) -> list[Row]:
+    """Return how late attempts began, by group, main and tier, and with tier None in all."""
+    late = [row for row in delays if row["kind"] == LATE]
+    of_tiers = quantiles(row for row in late if row["tier"] is not None)
+    of_all = quantiles({**row, "tier": None} for row in late)
+    rows = [
+        {"group": group, "main": main, "tier": tier, **found}
+        for (group, main, tier), found in (of_all | of_tiers).items()
+    ]
+    return sorted(rows, key=lambda row: (row["group"], row["main"], row["tier"] or ""))
 
 
-def cost(journeys: DataFrame) -> DataFrame:
-    """Return what recovery costs, as lower bounds: runs of one attempt that a crash repeated are not seen here."""
-    spent = "aggregate(attempts, 0L, (n, a) -> n + greatest(0L, coalesce(a.ended_ms - a.started_ms, 0L)))"
-    each = (
-        journeys.withColumn("tries", F.size("attempts").cast("long"))
-        .withColumn("spent_ms", F.expr(spent))
-        .withColumn("recovered", F.col("fate") == "done")
-        .withColumn("is_dead", F.col("fate") == "dead")
-    )
-    wait_ms = F.when(F.col("recovered"), F.col("ended_ms") - F.col("first_failed_ms"))
-    sums = each.groupBy("group", "main").agg(
-        F.count(F.lit(1)).alias("records"),
-        F.sum(F.col("recovered").cast("long")).alias("recovered"),
-        F.sum(F.col("is_dead").cast("long")).alias("dead"),
-        F.sum("tries").alias("attempts"),
-        F.sum("spent_ms").alias("handler_ms"),
-        F.sum(F.when(F.col("is_dead"), F.col("tries")).otherwise(0)).alias("attempts_on_dead"),
-        F.sum(F.when(F.col("is_dead"), F.col("spent_ms")).otherwise(0)).alias("handler_ms_on_dead"),
-        F.percentile_approx(wait_ms, 0.5, ACCURACY).cast("long").alias("wait_p50_ms"),
-        F.percentile_approx(wait_ms, 0.9, ACCURACY).cast("long").alias("wait_p90_ms"),
-    )
-    rates = sums.withColumn("attempts_per_recovered", _ratio(F.col("attempts"), F.col("recovered"))).withColumn(
-        "minutes_per_recovered", _ratio(F.col("handler_ms") / F.lit(MINUTE_MS), F.col("recovered"))
-    )
-    return sorted_rows(rates.select(*COST.fieldNames()), "group", "main")
+def quantiles(delays: Iterable[Row]) -> dict[tuple[str, str, str | None], Row]:
+    """Return ``attempts``, quantiles (1 % exact), ``max_ms`` and ``early`` by group, main and tier."""
+    buckets: dict[tuple[str, str, str | None], Counter[int]] = defaultdict(Counter)
+    longest: dict[tuple[str, str, str | None], int] = {}
+    for row in delays:
+        place = (row["group"], row["main"], row["tier"])
+        buckets[place][-1 if row["bucket"] is None else row["bucket"]] += row["attempts"]
+        longest[place] = max(longest.get(place, row["max_ms"]), row["max_ms"])
+    found = {}
+    for place, counted in buckets.items():
+        total, most = counted.total(), longest[place]
+        known = {name: min(most, _quantile(counted, share * total)) for name, share in QUANTILES.items()}
+        found[place] = {"attempts": total, **known, "max_ms": most, "early": counted[-1]}
+    return found
+
+
+def _quantile(counted: Mapping[int, int], rank: float) -> int:
+    so_far = 0
+    for bucket in sorted(counted):
+        so_far += counted[bucket]
+        if so_far >= rank:
+            return length_of(bucket)
+    raise ValueError(rank)
+
+
+def length_of(bucket: int) -> int:
+    """Return the length in milliseconds that a bucket stands for; see ``rollup.bucket_of``.
+
+    >>> [length_of(bucket) for bucket in (-1, 0, 69, 110, 461, 691)]
+    [0, 0, 1, 2, 99, 1001]
+    """
+    return max(0, round(expm1(bucket / 100)))
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -11,33 +11,25 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from retryapp.pipeline.analysis import causes, checks, counts, figures
+from retryapp.pipeline.analysis import checks, counts
+from retryapp.pipeline.analysis.causes import offenders
 from retryapp.pipeline.analysis.checks import Verdict
 from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import Derived
-from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, touched_ids, traces_of
-from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, CUT, JOURNEYS_TABLE
+from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
+from retryapp.pipeline.analysis.readings import Readings
+from retryapp.pipeline.analysis.rollup import MOST_BINS, delays, fitting_length, rollup
+from retryapp.pipeline.analysis.schemas import CUT, DELAYS_TABLE, JOURNEYS_TABLE, ROLLUP_TABLE
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.schemas import GAPS
+from retryapp.pipeline.session import setting
 
 JOB: Final = "analyse"
 FRESH_MS: Final = 86_400_000
-APPENDS: Final = frozenset(
-    {
-        "STREAMING UPDATE",
-        "WRITE Append",
-        "OPTIMIZE",
-        "VACUUM START",
-        "VACUUM END",
-        "CREATE TABLE",
-        "SET TBLPROPERTIES",
-        "ADD COLUMNS",
-    }
-)
-"""Operations on the archive's table that change no journey."""
+_BY_HASH: Final = "spark.sql.execution.useObjectHashAggregateExec"
+"""Off for journeys, whose steps are sorted already: Spark would sort them again; the journeys are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +38,8 @@ class Analysed:
 
     groups: tuple[str, ...]
     run_id: str
-    full: bool  # all journeys were derived again
-    touched: int
+    full: bool  # every record of the archive was parsed again
+    read: int  # records that were parsed
     journeys: int
     elapsed_ms: int
     verdicts: tuple[Verdict, ...]
@@ -65,6 +57,7 @@ class Analysis:
         self._spark = spark
         self._gaps = Gaps(Facts(spark, lake))
         self._derived = Derived(spark, lake)
+        self._readings = Readings(spark, lake)
         self._now_ms = now_ms
         self._holds = Holds(spark, lake)
 
@@ -73,128 +66,94 @@ class Analysis:
         return self._holds.take(JOB, ANALYSIS_HOLD)
 
     def run(self, taken: Sequence[TakenCut], *, broker: str, full: bool = False) -> Analysed:
-        """Make all tables, from cuts that were all taken before the archive runs that have just ended."""
+        """Make all tables, from cuts that were all taken before the archive runs that have just ended.
+
+        Where nothing is new since the run before, its result stands.
+        """
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         groups = tuple(sorted(cut.mains.group for cut in taken))
-        table, version = self._derived.records()
-        records = table.where(F.col("group").isin(*groups))
-        rows, forgotten = self._cut(taken, records)
-        cut = self._spark.createDataFrame(rows, CUT).cache()
-        state = self._state(taken, rows, records, version)
-        former = None if full else self._derived.state()
-        if former is not None and not self._can_go_on(former, state):
-            former = None
-        traces = traces_of(records)
-        if former is not None:
-            before = self._spark.createDataFrame([tuple(row) for row in former["cut"]], CUT)
-            fresh_traces = traces_of(self._behind(records, former["positions"]))
-            touched = touched_ids(traces, fresh_traces, cut=cut, former=before)
-            traces = traces.join(touched, on="failure_id", how="left_semi").select(*traces.columns)
-        fresh = journeys_of(before_cut(traces, cut))
-        self._derived.forget_state()  # until the end of this run its tables are of two moments
-        touched_count = self._derived.put_journeys(fresh, whole=former is None)
-        journeys = self._derived.read(JOURNEYS_TABLE).cache()
-        try:
-            count = journeys.count()  # before its readers, who come side by side
-            verdicts = self._derive(taken, records, journeys, cut, checks.known_offsets(forgotten))
-        finally:
-            journeys.unpersist()
-            cut.unpersist()
-        self._derived.put_state({**state, "broker": broker, "ended_ms": self._now_ms(), "run_id": run_id})
-        touched_count = count if touched_count is None else touched_count
-        elapsed_ms = self._now_ms() - began_ms
-        return Analysed(groups, run_id, former is None, touched_count, count, elapsed_ms, tuple(verdicts))
+        kept_ms = {topic: length for each in taken for topic, length in each.retention_ms.items()}
+        losses = [row for row in self._gaps.rows() if row.get("group") in groups or row["topic"] in kept_ms]
+        state = {
+            "groups": list(groups), "cut": [list(row) for each in taken for row in each.rows], "kept_ms": kept_ms,
+            "losses": losses, "archive": self._readings.archive_version(),
+        }  # fmt: skip
+        former = None if full else self._derived.result()
+        if former is not None and former["state"] == state and self._derived.is_whole(former["run_id"]):
+            return self._unchanged({**former, "broker": broker}, began_ms)
+        read = self._readings.update(full=full)
+        made = self._make(groups, taken, losses, run_id)
+        verdicts = made.pop("verdicts")
+        ended_ms = self._now_ms()
+        facts = {**made, "broker": broker, "analysed_ms": ended_ms, "checks": [asdict(each) for each in verdicts]}
+        self._derived.put_result({**facts, "run_id": run_id, "state": state})
+        return Analysed(groups, run_id, read.full, read.records, made["journeys"], ended_ms - began_ms, tuple(verdicts))
 
-    def _cut(self, taken: Sequence[TakenCut], records: DataFrame) -> tuple[list[tuple[Any, ...]], list[str]]:
-        """Return the rows of the cut, and the partitions whose offsets Kafka has forgotten.
-
-        It does so when a group was away for a week. Its workers' counts say how far it had come; where these are gone,
-        too (they are kept for a week, dead letters for longer), the last record that failed does.
-        """
-        rows = [row for each in taken for row in each.rows]
-        if all(row[-1] is not None for row in rows):
-            return rows, []
-        at = F.struct("epoch", "offset")
-        places = [F.col("group"), F.col("event.main").alias("main"), F.col("event.partition").alias("partition")]
-        counted = records.where(F.col("event.kind") == "progress").groupBy(*places)
-        said = counted.agg(F.max_by("event.to_offset", at).alias("reached")).collect()
-        reached = {(row["group"], row["main"], row["partition"]): row["reached"] for row in said}
-        failed = traces_of(records).groupBy("group", "main", "topic_id", "partition").agg(F.max("offset")).collect()
-        traced = {tuple(row[:4]): row[4] + 1 for row in failed}
-        known, forgotten = list[tuple[Any, ...]](), list[str]()
-        for cluster_id, group, main, topic_id, number, offset in rows:
-            if offset is None:
-                offset = reached.get((group, main, number)) or traced.get((group, main, topic_id, number))
-                forgotten += [] if offset is None else [f"{group} {main} {number}"]
-            known.append((cluster_id, group, main, topic_id, number, offset or 0))
-        return known, forgotten
-
-    def _derive(
-        self, taken: Sequence[TakenCut], records: DataFrame, journeys: DataFrame, cut: DataFrame, known: Verdict
-    ) -> list[Verdict]:
-        read = self._derived.read
-        topics = [(name, length) for each in taken for name, length in each.retention_ms.items()]
+    def _unchanged(self, former: Mapping[str, Any], began_ms: int) -> Analysed:
         now_ms = self._now_ms()
-        kept = self._spark.createDataFrame(topics, "topic string, retention_ms bigint")
-        self._derived.put("progress", counts.progress_of(records, cut))
-        progress = read("progress").cache()
+        verdicts = tuple(Verdict(**{**each, "examples": tuple(each["examples"])}) for each in former["checks"])
+        groups, run_id = tuple(former["state"]["groups"]), former["run_id"]
+        self._derived.put_result({**former, "analysed_ms": now_ms})
+        return Analysed(groups, run_id, False, 0, former["journeys"], now_ms - began_ms, verdicts)
+
+    def _make(
+        self, groups: Sequence[str], taken: Sequence[TakenCut], losses: Sequence[Mapping[str, Any]], run_id: str
+    ) -> dict[str, Any]:
+        put = self._derived.put
+        readings = self._readings.read().where(F.col("group").isin(*groups))
+        rows, forgotten = _known(taken, readings)
+        cut = self._spark.createDataFrame(rows, CUT)
+        with setting(self._spark, _BY_HASH, "false", required=False):
+            journeys = put(JOURNEYS_TABLE, journeys_of(before_cut(traces_of(readings), cut)), run_id)
+        progress = counts.progress_of(readings, cut).cache()
         try:
-            progress.count()
-            self._derived.put_all(
-                {
-                    "ledger": lambda: counts.ledger(journeys, progress, cut),
-                    "funnel": lambda: figures.funnel(journeys, progress),
-                    "lateness": lambda: figures.lateness(journeys),
-                    "cost": lambda: figures.cost(journeys),
-                    "causes": lambda: causes.causes(journeys),
-                    "outages": lambda: causes.outages(journeys),
-                    "timeline": lambda: causes.timeline(journeys),
-                    "offenders": lambda: causes.offenders(journeys),
-                    "retention": lambda: counts.retention(journeys, kept, now_ms=now_ms),
-                }
+            of_journeys, told = checks.of_journeys(journeys)
+            of_progress, counted = checks.of_progress(progress)
+            begins, lows, highs = (
+                [row[name] for row in (told, counted) if row[name] is not None] or [0]
+                for name in ("first_ms", "low_ms", "high_ms")
             )
-            groups = {each.mains.group for each in taken}
-            losses = [row for row in self._gaps.rows() if row.get("group") in groups or row["topic"] in dict(topics)]
-            names = GAPS.fieldNames()
-            new = [tuple(row.get(name) for name in names) for row in losses if row["acknowledged_ms"] is None]
-            gaps = self._spark.createDataFrame(new, GAPS)
-            found = checks.judge(checks.all_checks(records, journeys, progress, read("ledger"), gaps))
-            found.append(checks.acknowledged(losses))
+            length_ms = fitting_length(max(highs) - min(lows), MOST_BINS)
+            put(ROLLUP_TABLE, rollup(journeys, progress, length_ms=length_ms), run_id)
+            put(DELAYS_TABLE, delays(journeys), run_id)
+            ledger = [row.asDict() for row in counts.ledger(journeys, progress, cut).collect()]
         finally:
             progress.unpersist()
-        found.append(known)
-        found.append(checks.freshness(now_ms, now_ms=now_ms, within_ms=FRESH_MS))  # the report asks again
-        self._derived.put_rows("checks", [{**asdict(each), "examples": list(each.examples)} for each in found])
-        return found
+        ledger.sort(key=lambda row: (row["group"], row["main"], row["partition"]))
+        now_ms = self._now_ms()
+        verdicts = [
+            *checks.of_readings(readings),
+            *of_journeys,
+            *of_progress,
+            *checks.of_ledger(ledger),
+            *checks.of_losses(losses),
+            checks.known_offsets(forgotten),
+            checks.freshness(now_ms, now_ms=now_ms, within_ms=FRESH_MS),  # the report asks again
+        ]
+        facts = {"journeys": told["count"], "began_ms": min(begins), "bin_ms": length_ms, "ledger": ledger}
+        return {**facts, "offenders": offenders(journeys), "verdicts": verdicts}
 
-    def _behind(self, records: DataFrame, positions: Sequence[Sequence[Any]]) -> DataFrame:
-        schema = "cluster_id string, topic_id string, partition int, next long"
-        known = self._spark.createDataFrame([tuple(row) for row in positions], schema)
-        joined = records.join(F.broadcast(known), on=["cluster_id", "topic_id", "partition"], how="left")
-        return joined.where(F.col("next").isNull() | (F.col("offset") >= F.col("next"))).select(*records.columns)
 
-    def _state(
-        self, taken: Sequence[TakenCut], cut: Sequence[tuple[Any, ...]], records: DataFrame, version: int
-    ) -> dict[str, Any]:
-        positions = records.groupBy("cluster_id", "topic_id", "partition").agg((F.max("offset") + 1).alias("next"))
-        return {
-            "version": ANALYSIS_VERSION,
-            "groups": sorted(each.mains.group for each in taken),
-            "cut": [list(row) for row in cut],
-            "positions": [list(row) for row in positions.orderBy("topic_id", "partition").collect()],
-            "table_version": version,
-        }
+def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """Return the rows of the cut, and the partitions whose offsets Kafka has forgotten.
 
-    def _can_go_on(self, former: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-        """Tell whether journeys of the run before may stay: nothing but appends since, and no cut that moved back."""
-        if any(former[name] != state[name] for name in ("version", "groups")):
-            return False
-        before = {tuple(row[:-1]): row[-1] for row in former["cut"]}
-        now = {tuple(row[:-1]): row[-1] for row in state["cut"]}
-        lives = {place[:-1] for place in before}
-        if any(now.get(place, offset) < offset for place, offset in before.items()):
-            return False
-        if any(place[:-1] not in lives for place in now):  # a main topic that was re-created, or is new
-            return False
-        operations = self._derived.operations_between(former["table_version"], state["table_version"])
-        return operations is not None and operations <= APPENDS
+    It does so when a group was away for a week. Its workers' counts say how far it had come; where these are gone,
+    too (they are kept for a week, dead letters for longer), the last record that failed does.
+    """
+    rows = [row for each in taken for row in each.rows]
+    if all(row[-1] is not None for row in rows):
+        return rows, []
+    said = (F.col(f"said.{name}") for name in ("kind", "topic_id", "partition", "offset", "to_offset"))
+    found = readings.select("group", "main", "epoch", "found_offset", *said)
+    counted = found.where(F.col("kind") == "progress").groupBy("group", "main", "partition")
+    at = F.struct("epoch", "found_offset")
+    reached = {tuple(row[:3]): row[3] for row in counted.agg(F.max_by("to_offset", at)).collect()}
+    failed = found.where(F.col("topic_id").isNotNull()).groupBy("group", "main", "topic_id", "partition")
+    traced = {tuple(row[:4]): row[4] + 1 for row in failed.agg(F.max("offset")).collect()}
+    known, forgotten = list[tuple[Any, ...]](), list[str]()
+    for cluster_id, group, main, topic_id, number, offset in rows:
+        if offset is None:
+            offset = reached.get((group, main, number)) or traced.get((group, main, topic_id, number))
+            forgotten += [] if offset is None else [f"{group} {main} {number}"]
+        known.append((cluster_id, group, main, topic_id, number, offset or 0))
+    return known, forgotten

@@ -13,8 +13,9 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS
+from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, SAID
 
+STATIONS: Final = ("retry", "dlq", "succeeded")  # in the order of their ranks
 _ORDER: Final = ("delivery", "rank")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 _LAST: Final = (
@@ -24,60 +25,32 @@ _LAST: Final = (
 _STEP: Final = (*_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestamp_ms", "key_hash")
 
 
-def traces_of(records: DataFrame) -> DataFrame:
+def traces_of(readings: DataFrame) -> DataFrame:
     """Return one row for each readable record of a retry or dead-letter topic, and for each event of a success.
 
     ``topic_id``, ``partition`` and ``offset`` are of the first delivery; ``topic``, ``epoch`` and ``found_offset``
-    are of the record itself. ``rank`` is the order within a delivery: 0 retry, 1 dlq, 2 succeeded. Older builds
-    archived no delivery: it was the attempt.
+    are of the record itself. ``rank`` is the order of ``station`` within a delivery.
     """
-    is_failure, is_success = F.col("metadata").isNotNull(), F.col("event.kind") == F.lit("succeeded")
-    traces = records.where(F.col("failure_id").isNotNull() & (is_failure | is_success))
-    numbered = [name for name in ("metadata", "event") if "delivery" in records.select(f"{name}.*").columns]
-    deliveries = [f"{name}.delivery" for name in numbered] + ["metadata.attempt", "event.attempt"]
-    place = F.split(F.substring_index("event.origin", "@", -1), "/")
-    computed = {
-        "topic_id": F.coalesce("metadata.origin.topic_id", F.get(place, 0)),
-        "partition": F.coalesce("metadata.origin.partition", F.get(place, 1).try_cast("int")).cast("int"),
-        "offset": F.coalesce("metadata.origin.offset", F.get(place, 2).try_cast("bigint")),
-        "rank": F.when(is_success, 2).when(F.col("station") == F.lit("retry"), 0).otherwise(1),
-        "station": F.when(is_success, F.lit("succeeded")).otherwise(F.col("station")),
-        "found_offset": F.col("offset"),
-        "replays": F.coalesce("metadata.replays", "event.replays"),
-        "attempt": F.coalesce("metadata.attempt", "event.attempt"),
-        "delivery": F.coalesce(*deliveries),
-        "started_ms": F.coalesce("metadata.started_ms", "event.started_ms"),
-        "ended_ms": F.coalesce("metadata.last_failed_ms", "event.ended_ms"),
-        "lateness_ms": F.col("event.lateness_ms"),
-        "key_hash": F.when(is_failure, F.col("key_hash")),  # an event's key is the failure id
-    }
-    headers = (
-        "origin_timestamp_ms", "due_at_ms", "tier", "reason", "error_type", "error_message",
-        "fingerprint", "policy",
-    )  # fmt: skip
-    return traces.select(
-        *("cluster_id", "group", "main", "failure_id", "topic", "epoch", "timestamp_ms"),
-        *(F.col(f"metadata.{name}") for name in headers),
-        *(column.alias(name) for name, column in computed.items()),
-    ).where(F.col("partition").isNotNull() & F.col("offset").isNotNull())
+    traces = readings.where(F.col("said.kind").isin(*STATIONS))
+    renamed = {name: F.col(f"said.{name}") for name in SAID.fieldNames() if name not in {"kind", "unreadable"}}
+    rank = F.array_position(F.array(*map(F.lit, STATIONS)), F.col("said.kind"))
+    own = ("cluster_id", "group", "main", "topic", "epoch", "found_offset", "timestamp_ms", "key_hash")
+    said = (column.alias(name) for name, column in renamed.items())
+    return traces.select(*own, *said, F.col("said.kind").alias("station"), rank.alias("rank"))
 
 
 def before_cut(traces: DataFrame, cut: DataFrame) -> DataFrame:
-    """Leave out records that lie at or behind the cut."""
-    return _marked(traces, cut, "inside").where("inside").select(*traces.columns)
-
-
-_LIFE: Final = ("cluster_id", "group", "main", "topic_id")
-
-
-def _marked(traces: DataFrame, cut: DataFrame, name: str) -> DataFrame:
+    """Leave out records that lie at or behind the cut; of a former life of the main topic all stays."""
     known = cut.select(*_LIFE, F.lit(True).alias("is_known")).distinct()
     places = cut.select(*_LIFE, "partition", "cut_offset")
     joined = traces.join(F.broadcast(known), on=list(_LIFE), how="left").join(
         F.broadcast(places), on=[*_LIFE, "partition"], how="left"
     )
-    before = F.col("is_known").isNull() | (F.col("offset") < F.coalesce("cut_offset", F.lit(0)))
-    return joined.select(*traces.columns, before.alias(name))
+    inside = F.col("is_known").isNull() | (F.col("offset") < F.coalesce("cut_offset", F.lit(0)))
+    return joined.where(inside).select(*traces.columns)
+
+
+_LIFE: Final = ("cluster_id", "group", "main", "topic_id")
 
 
 def journeys_of(traces: DataFrame) -> DataFrame:
@@ -153,20 +126,3 @@ def _attempt() -> Column:
     columns = (computed.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
     is_attempt = (F.col("step.attempt") >= 1) & ~F.coalesce(is_known, F.lit(False))
     return F.when(is_attempt, F.struct(*columns).cast(ATTEMPT))
-
-
-def touched_ids(traces: DataFrame, fresh: DataFrame, *, cut: DataFrame, former: DataFrame) -> DataFrame:
-    """Return the ids (failure_id string, each once) whose journeys may differ from those of the run before."""
-    marked = _marked(_marked(traces, cut, "inside"), former, "was_inside")
-    released = marked.where(F.col("inside") & ~F.col("was_inside")).select("failure_id")
-    return released.unionByName(before_cut(fresh, cut).select("failure_id")).distinct()
-
-
-def attempts_of(journeys: DataFrame) -> DataFrame:
-    """Return one row for each attempt of each journey: the journey's columns, a struct ``at`` for ``attempts``."""
-    return journeys.withColumn("at", F.explode("attempts")).drop("attempts")
-
-
-def sorted_rows(frame: DataFrame, *by: Column | str) -> DataFrame:
-    """Return figures sorted, in one partition: Spark's own sort would compute the frame twice, to sample it."""
-    return frame.repartition(1).sortWithinPartitions(*by)

@@ -1,4 +1,4 @@
-"""The tables that the analysis makes, column by column. All lie in ``derived/`` of the lake."""
+"""The tables that the analysis makes, column by column. They lie in ``derived/`` of the lake."""
 
 from __future__ import annotations
 
@@ -9,15 +9,42 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 2  # version of these tables; a lake with another version is derived again as a whole
+ANALYSIS_VERSION: Final = 3  # of these tables and of the decoder; a lake with another one is derived again as a whole
 
+READINGS_TABLE: Final = "readings"
 JOURNEYS_TABLE: Final = "journeys"
+ROLLUP_TABLE: Final = "rollup"
+DELAYS_TABLE: Final = "delays"
 
 
-def of_handlers(text: str, **nested: T.DataType) -> T.StructType:
-    """Return the schema of a table with rows for each handler; see ``table``."""
-    return table(f"group string consumer group\nmain string main topic of the handler\n{text.strip()}", **nested)
+SAID: Final = struct(
+    "kind string, failure_id string, topic_id string, partition integer, offset long, origin_timestamp_ms long, "
+    "replays long, attempt long, delivery long, started_ms long, ended_ms long, lateness_ms long, due_at_ms long, "
+    "tier string, reason string, policy string, error_type string, error_message string, fingerprint string, "
+    "from_offset long, to_offset long, from_ms long, to_ms long, received long, first_try_ok long, failed long, "
+    "skipped long, unreadable string"
+)
+"""What one archived record says. ``kind``: retry, dlq, or that of an event (succeeded, progress, ...); null where it is
+``unreadable``, which says why. ``topic_id``, ``partition`` and ``offset`` are of the first delivery; of a ``progress``
+event the partition is that of its range."""
 
+READINGS: Final = table(
+    """
+    cluster_id string Kafka's cluster id
+    group string consumer group
+    main string main topic of the handler
+    life string topic id of the topic on which the record is
+    topic string name of that topic
+    epoch integer which life of that topic
+    found_partition integer its partition there
+    found_offset long its offset there
+    timestamp_ms long when the broker took it
+    key_hash string salted hash of its key
+    said SAID what it says
+    """,
+    SAID=SAID,
+)
+"""One row for each archived record, parsed once."""
 
 ATTEMPT: Final = struct(
     "delivery long, replays long, attempt long, started_ms long, ended_ms long, tier string, lateness_ms long, "
@@ -78,99 +105,49 @@ PROGRESS: Final = table("""
     overlap_offsets long offsets that the range before had as well
 """)
 
-FUNNEL: Final = of_handlers("""
-    replayed boolean attempts after a replay, which begin at 1 again
-    attempt long number of the attempt
-    tier string delay that was waited for before it; null for a first attempt
-    entered long attempts that ended
-    succeeded long of these; attempt 1: first-try successes as workers counted them
-    retried long of these, failed and sent to wait
-    dead long of these, failed and dead
-    waiting long records that wait for this attempt
-    share double succeeded / entered
-    cumulative double records done up to this attempt / records that entered attempt 1
-""")
-
-LATENESS: Final = of_handlers("""
-    tier string delay that was waited for; null: all of them
-    attempts long attempts whose lateness is known
-    p50_ms long half of them were not later
-    p90_ms long 9 in 10
-    p99_ms long 99 in 100
-    max_ms long the latest
-    early long attempts that began before they were due
-""")
-
-CAUSES: Final = of_handlers(
+ROLLUP: Final = table(
     """
-    fingerprint string hash of error types, the frames of the user's code and the template
-    reason string why its records are dead; null for those that are not, or died of something else later
-    template string the newest message without what differs from record to record: the cause's name
-    error_type string of the newest failure
-    failures long attempts that failed so
-    records long records of which an attempt failed so
-    dead long of these, dead with this as their last failure
-    pending long of these, waiting with this as their last failure
-    recovered long of these, done
-    first_seen_ms long end of the first attempt that failed so
-    last_seen_ms long end of the last one
-    examples EXAMPLES up to three records, the newest first
+    group string consumer group
+    main string main topic of the handler
+    bin_ms long beginning of the interval in which the attempts ended; its length is in the result
+    fingerprint string the cause; null: succeeded
+    reason string of records that are dead of the cause: why
+    replayed boolean attempts after a replay, which begin at 1 again
+    attempt long number of the attempt; null: records that were replayed and not tried yet
+    tier string delay that was waited for before it; null for a first attempt
+    outcome string retried, dead or succeeded
+    fate string of the records: done, pending or dead; null: first-try successes, as workers counted them
+    next_attempt long attempt for which the records wait
+    next_tier string delay for which they wait
+    attempts long attempts that ended
+    records long records of which no later attempt failed of the cause
+    dead long of these, dead of the cause
+    pending long of these, waiting since they failed of the cause
+    journeys long records of which no later attempt is known
+    handler_ms long time in the handler
+    first_ms long end of the first attempt
+    last_ms long end of the last one
+    error_type string of the last one
+    example EXAMPLE the last of the records, and its message
     """,
-    EXAMPLES=T.ArrayType(struct("failure_id string, message string")),
+    EXAMPLE=struct("failure_id string, message string"),
 )
+"""What became of all attempts, summed up. Counts can be summed, so every window and grouping of it is right."""
 
-OUTAGES: Final = of_handlers("""
-    fingerprint string the cause
-    error_type string its exception type
-    from_ms long first failure
-    to_ms long last failure
-    failures long attempts that failed
-    peak_per_minute long in the worst minute
-    usual_per_minute double median over the minutes in which the cause was seen at all
+DELAYS: Final = table("""
+    group string consumer group
+    main string main topic of the handler
+    bin_ms long beginning of the hour
+    kind string late: from due time to begin; recovery: from the first failure to the end of the success
+    tier string late: delay that was waited for
+    bucket long of like lengths, see rollup.bucket_of; null: began before it was due
+    attempts long attempts, or recovered records
+    max_ms long the longest
 """)
 
-TIMELINE: Final = of_handlers("""
-    fingerprint string the cause
-    from_ms long beginning of the interval
-    length_ms long its length, the same in all rows
-    failures long attempts that failed so and ended in it
-""")
-
-OFFENDERS: Final = of_handlers("""
-    key_hash string salted hash of the key
-    records long records of the key that failed
-    failures long attempts that failed
-    dead long records that are dead
-    pending long records that wait
-    last_seen_ms long end of the last failed attempt
-    example string failure id of the newest: its record has the key
-""")
-
-COST: Final = of_handlers("""
-    records long records that failed at least once
-    recovered long of these, done
-    dead long of these, dead
-    attempts long attempts at them, at least: repeated runs of one attempt are not seen here
-    handler_ms long time in the handler, at least
-    attempts_on_dead long attempts at records that are dead
-    handler_ms_on_dead long time in the handler on them
-    attempts_per_recovered double all attempts / recovered records, at least
-    minutes_per_recovered double all handler minutes / recovered records, at least
-    wait_p50_ms long first failure to recovery, median
-    wait_p90_ms long the same, 9 in 10
-""")
-
-RETENTION: Final = of_handlers("""
-    topic string dead-letter topic
-    retention_ms long how long it keeps records; null: unlimited, or unknown
-    dead long records that lie on it as dead
-    gone long of these, past their retention: the archive may be all that is left
-    within_day long of these, past it within 24 hours
-    within_week long of these, past it within 7 days
-    next_loss_ms long when the next one is
-""")
-
-LEDGER: Final = of_handlers("""
+LEDGER: Final = table("""
+    group string consumer group
+    main string main topic of the handler
     partition integer partition number
     from_offset long first offset that workers counted
     to_offset long offset behind the last one
@@ -190,28 +167,8 @@ LEDGER: Final = of_handlers("""
     overlaps long ranges that workers counted twice
 """)
 
-CHECKS: Final = table(
-    """
-    name string what was checked
-    severity string error: exit code 1; warn: told only
-    failures long rows that fail; 0: passed
-    text string what is wrong, or what holds
-    examples EXAMPLES up to five of the rows that fail
-    """,
-    EXAMPLES=T.ArrayType(T.StringType()),
-)
-
 DERIVED_TABLES: Final[Mapping[str, T.StructType]] = {
     JOURNEYS_TABLE: JOURNEYS,
-    "progress": PROGRESS,
-    "funnel": FUNNEL,
-    "lateness": LATENESS,
-    "causes": CAUSES,
-    "outages": OUTAGES,
-    "timeline": TIMELINE,
-    "offenders": OFFENDERS,
-    "cost": COST,
-    "retention": RETENTION,
-    "ledger": LEDGER,
-    "checks": CHECKS,
+    ROLLUP_TABLE: ROLLUP,
+    DELAYS_TABLE: DELAYS,
 }

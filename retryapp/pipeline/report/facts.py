@@ -1,71 +1,139 @@
-"""The report as plain facts, ready for JSON: a headline, what to do, and the tables in short."""
+"""The facts of a report: totals, what to do, and the tables in short."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from retryapp.pipeline.analysis import figures
+from retryapp.pipeline.analysis.causes import SHOWN, causes, fingerprints, timeline
 from retryapp.pipeline.analysis.checks import freshness
 from retryapp.pipeline.analysis.comparison import is_covered
+from retryapp.pipeline.analysis.counts import retention
 from retryapp.pipeline.analysis.derived import Derived
+from retryapp.pipeline.analysis.outages import first_deliveries, outages
+from retryapp.pipeline.analysis.rollup import HOUR_MS
+from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, ROLLUP_TABLE
+from retryapp.pipeline.decisions import Decisions, judged
 from retryapp.pipeline.errors import TableMissingError
+from retryapp.pipeline.facts import Facts as StoredFacts
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.report.todo import todo
 
-FACTS_VERSION: Final = 1
-SHOWN: Final = 20  # rows of each table that the report has; the tables have all
-_WHOLE: Final = ("ledger", "funnel", "lateness", "cost", "retention", "checks")
-_CUT_SHORT: Final = ("outages", "offenders")
+FACTS_VERSION: Final = 2
+DAY_MS: Final = 86_400_000
+DRAWN: Final = 5  # causes with a colour of their own
 _SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "lost")
 
 Facts = dict[str, Any]
 
 
 def collect(
-    spark: SparkSession, lake: Lake, *, now_ms: int, within_ms: int, counted: Mapping[str, int] | None = None
+    spark: SparkSession,
+    lake: Lake,
+    *,
+    now_ms: int,
+    within_ms: int,
+    since_ms: int | None = None,
+    counted: Mapping[str, int] | None = None,
 ) -> Facts:
-    """Read the tables of the last run that ended in order; of the long ones ``SHOWN`` rows, counted in ``in_all``."""
+    """Read the result of the last run that ended in order; of long tables ``SHOWN`` rows, counted in ``in_all``.
+
+    With ``since_ms``, figures of attempts are of those that ended since.
+    """
     derived = Derived(spark, lake)
-    state = derived.state()
-    if state is None:
+    result = derived.result()
+    if result is None:
         raise TableMissingError(lake.uri)
-    tables = {name: _rows(derived.read(name)) for name in _WHOLE}
-    in_all = {}
-    for name in _CUT_SHORT:
-        found = _rows(derived.read(name))
-        tables[name], in_all[name] = found[:SHOWN], len(found)
-    in_all["deadly_keys"] = sum(row["dead"] > 1 for row in found)  # of the offenders, which come last
-    causes = _rows(derived.read("causes"))
-    worst = list(dict.fromkeys(row["fingerprint"] for row in causes))[:SHOWN]
-    # all rows of these causes, one for each reason: another one says what waits
-    tables["causes"], in_all["causes"] = [row for row in causes if row["fingerprint"] in worst], len(causes)
-    timeline = derived.read("timeline").withColumn(
-        "fingerprint", F.when(F.col("fingerprint").isin(*worst[:5]), F.col("fingerprint"))
-    )
-    by = ["fingerprint", "from_ms", "length_ms"]
-    tables["timeline"] = _rows(timeline.groupBy(*by).agg(F.sum("failures").alias("failures")).orderBy(*by))
-    fresh = asdict(freshness(state["ended_ms"], now_ms=now_ms, within_ms=within_ms))
-    checks = [row for row in tables.pop("checks") if row["name"] != fresh["name"]]
+    run_id, bin_ms = result["run_id"], result["bin_ms"]
+    rollup, late = derived.read(ROLLUP_TABLE, run_id).cache(), derived.read(DELAYS_TABLE, run_id)
+    begin_ms = _begin(since_ms, bin_ms)
+    try:
+        every = _causes(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
+        shown = fingerprints(sorted(every, key=lambda row: row["change"] != "regressed"))[:SHOWN]
+        ways = in_all = figures.ways(rollup)
+        if begin_ms is not None:
+            ways = figures.ways(rollup.where(F.col("bin_ms") >= begin_ms))
+        bursts = outages(first_deliveries(rollup, shown), bin_ms=bin_ms, until_ms=result["analysed_ms"])
+        course = timeline(rollup, shown[:DRAWN], bin_ms=bin_ms, since_ms=begin_ms)
+    finally:
+        rollup.unpersist()
+    hour_ms = _begin(since_ms, HOUR_MS)
+    lengths = figures.delays_of(late if hour_ms is None else late.where(F.col("bin_ms") >= hour_ms))
+    names = {row["fingerprint"]: row["template"] for row in every}
+    for cause in (cause for row in bursts for cause in row["causes"]):
+        cause["template"] = names.get(cause["fingerprint"], "")
+    bursts = [row for row in bursts if since_ms is None or row["to_ms"] >= since_ms]
+    fresh = asdict(freshness(result["analysed_ms"], now_ms=now_ms, within_ms=within_ms))
+    checks = [{**row, "examples": list(row["examples"])} for row in result["checks"] if row["name"] != fresh["name"]]
     checks.append({**fresh, "examples": list(fresh["examples"])})
-    head = {"version": FACTS_VERSION, "now_ms": now_ms, "analysed_ms": state["ended_ms"], "groups": state["groups"]}
-    head["broker"] = state["broker"]
-    return build({**head, "in_all": in_all, "checks": checks, **tables}, counted)
+    tables = {
+        "funnel": figures.funnel(ways, is_window=since_ms is not None),
+        "lateness": figures.lateness(lengths),
+        "cost": figures.cost(ways, lengths),
+        # all rows of these causes, one for each reason: another one says what waits
+        "causes": [row for row in every if row["fingerprint"] in shown],
+        "outages": bursts[:SHOWN],
+        "timeline": course,
+        "retention": retention(derived.read(JOURNEYS_TABLE, run_id), result["state"]["kept_ms"], now_ms=now_ms),
+        "offenders": result["offenders"]["rows"],
+        "in_all": {
+            "causes": len(every), "outages": len(bursts), "offenders": result["offenders"]["keys"],
+            "deadly_keys": result["offenders"]["deadly"],
+        },
+    }  # fmt: skip
+    head = {"version": FACTS_VERSION, "now_ms": now_ms, "since_ms": since_ms, "groups": result["state"]["groups"]}
+    head |= {name: result[name] for name in ("analysed_ms", "broker", "ledger")}
+    return build({**head, **tables, "checks": checks}, counted, figures.cost(in_all, ()))
 
 
-def build(tables: Mapping[str, Any], counted: Mapping[str, int] | None = None) -> Facts:
-    """Add totals, the headline and what to do to the tables."""
+def _begin(since_ms: int | None, length_ms: int) -> int | None:
+    """Return the beginning of the interval in which a window begins: else a short window would have none."""
+    return None if since_ms is None else since_ms // length_ms * length_ms
+
+
+def causes_of(spark: SparkSession, lake: Lake, *, now_ms: int, since_ms: int | None = None) -> list[Facts]:
+    """Return causes as of the last analysis, with decisions and changes; without a window the last day's are new.
+
+    Where all of the archive is of this time, nothing is new.
+    """
+    result = Derived(spark, lake).result()
+    if result is None:
+        raise TableMissingError(lake.uri)
+    return _causes(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
+
+
+def _causes(
+    spark: SparkSession, lake: Lake, result: Mapping[str, Any], *, now_ms: int, since_ms: int | None
+) -> list[Facts]:
+    until_ms, begin_ms = result["analysed_ms"], _begin(since_ms, result["bin_ms"])
+    rollup = Derived(spark, lake).read(ROLLUP_TABLE, result["run_id"])
+    found = causes(rollup, since_ms=begin_ms, until_ms=until_ms)
+    if begin_ms is not None and result["began_ms"] > 2 * begin_ms - until_ms:
+        for row in found:  # the archive has not all of the time before: fewer then does not say more now
+            row["before"] = None if row["records"] > row["before"] else row["before"]
+    decided = Decisions(StoredFacts(spark, lake)).current()
+    new_ms = until_ms - DAY_MS if begin_ms is None else begin_ms
+    return judged(found, decided, now_ms=now_ms, since_ms=new_ms if result["began_ms"] < new_ms else None)
+
+
+def build(
+    tables: Mapping[str, Any], counted: Mapping[str, int] | None = None, cost: Sequence[Facts] | None = None
+) -> Facts:
+    """Add totals, the headline and what to do to the tables; totals are of all time, with its ``cost``."""
+    cost = tables["cost"] if cost is None else cost
     totals = {name: sum(row[name] for row in tables["ledger"]) for name in _SUMS}
     covered = all(is_covered(row) for row in tables["ledger"])
     if counted is not None and not covered:
         totals |= counted
     # what workers have not counted yet, or counted before the archive began, is with the journeys already
     for name in ("recovered", "dead"):
-        totals[name] = max(totals[name], sum(row[name] for row in tables["cost"]))
-    records = sum(row["records"] for row in tables["cost"])
+        totals[name] = max(totals[name], sum(row[name] for row in cost))
+    records = sum(row["records"] for row in cost)
     counted_by = "workers" if covered else "workers, with holes" if counted is None else "topics"
     facts: Facts = {**tables, "counted_by": counted_by, "totals": {**totals, "failed": records}}
     return {**facts, "headline": _headline(facts["totals"]), "todo": todo(facts)}
@@ -77,7 +145,3 @@ def _headline(totals: Mapping[str, int]) -> str:
         f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} waiting, "
         f"{totals['dead']:,} dead{lost}"
     )
-
-
-def _rows(frame: DataFrame) -> list[Facts]:
-    return [row.asDict(recursive=True) for row in frame.collect()]

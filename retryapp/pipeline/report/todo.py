@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from retryapp.core.causes import cause_name
+from retryapp.lookup.instants import utc_text
 
-DAY_MS: Final = 86_400_000
-LATELY_MS: Final = 900_000  # an outage whose last failure is not older than this may go on
 LATE_MS: Final = 60_000  # 99 in 100 attempts should begin within this after they are due
 MANY: Final = 5  # so many causes and keys are named one by one
 _STAYS: Final = "Dead letters stay on their topic until its retention ends."
 _REMEDIES: Final[Mapping[str | None, str]] = {
+    None: "Fix what fails: its records wait, and are retried automatically.",
     "exhausted": "Fix what fails, or let the policy wait longer.",
     "expired": "Fix what fails, or raise max_elapsed.",
     "damaged": "Find what changed their retry headers, or damaged the batch.",
     "too-large": "Raise max.message.bytes of the handler's topics.",
     "crashed": "Fix what ends the worker: its last log lines and the system's say what it was.",
+}
+_CHANGES: Final = {
+    "new": "It is new. ",
+    "more": "{before:,} records in the time before. ",
+    "regressed": "{who} resolved it on {decided}. ",
 }
 _REFUSED: Final = "Fix the producer, or the handler or policy that takes no such records."
 
@@ -68,23 +72,16 @@ def _at_risk(facts: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _outages(facts: Mapping[str, Any]) -> Iterator[Entry]:
-    """Yield one entry for each main topic: a service that is down fails in several ways."""
-    waiting = Counter[str]()
-    for row in facts["causes"]:
-        waiting[row["fingerprint"]] += row["pending"]
-    on = [row for row in facts["outages"] if facts["analysed_ms"] - row["to_ms"] <= LATELY_MS]
-    # a cause without waiting records is over, or time does not cure it
-    on = [row for row in on if waiting.get(row["fingerprint"], 1)]
-    for group, main in dict.fromkeys((row["group"], row["main"]) for row in on):
-        ours = [row for row in on if (row["group"], row["main"]) == (group, main)]
-        names = list(dict.fromkeys(_short(row["error_type"]) for row in ours))
+    for row in facts["outages"]:
+        if row["is_over"]:
+            continue
+        names = ", ".join(cause["template"] or _short(cause["error_type"]) for cause in row["causes"])
         text = (
-            f"{sum(row['failures'] for row in ours):,} failures in {main}, up to "
-            f"{max(row['peak_per_minute'] for row in ours):,} a minute, the last one just before this analysis. Check "
-            f"the service behind them. Waiting records are retried automatically."
+            f"Since {utc_text(row['from_ms'])[:19]} UTC {row['share']:.0%} of the first deliveries from {row['main']} "
+            f"fail ({row['usual']:.0%} before): {row['records']:,} records. Check the service behind them. Waiting "
+            f"records are retried automatically."
         )
-        command = _command(facts, "pending list", ours[0])
-        yield _entry("act", f"Possible outage: {', '.join(names[:MANY])}", text, command)
+        yield _entry("act", f"Possible outage: {names}", text, _command(facts, "pending list", row))
 
 
 def _short(error_type: str) -> str:
@@ -92,12 +89,19 @@ def _short(error_type: str) -> str:
 
 
 def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
-    deadly = [row for row in facts["causes"] if row["dead"]]
-    for row in deadly[:MANY]:
-        title = f"{row['dead']:,} dead {'record' if row['dead'] == 1 else 'records'}, {row['reason']}: "
-        title += cause_name(_short(row["error_type"]), None, row["template"])
-        new = "First seen within the last 24 hours. " * (facts["analysed_ms"] - row["first_seen_ms"] <= DAY_MS)
-        text = f"In {row['main']}; {row['failures']:,} failed attempts. {new}{_REMEDIES.get(row['reason'], _REFUSED)}"
+    """Yield the causes that cost most records; what is ignored or resolved is left out, unless it came back."""
+    open_ones = [row for row in facts["causes"] if row["decision"] == "open" or row["change"] == "regressed"]
+    back = [row for row in open_ones if row["change"] == "regressed" and row["failures"]]
+    deadly = [row for row in open_ones if row["dead"] and row not in back]
+    for row in [*back[:MANY], *deadly[:MANY]]:
+        name = cause_name(_short(row["error_type"]), None, row["template"])
+        dead = f"{row['dead']:,} dead {'record' if row['dead'] == 1 else 'records'}, {row['reason']}"
+        title = f"Came back: {name}" if row in back else f"{dead}: {name}"
+        what = _CHANGES.get(row["change"], "").format(**row, decided=utc_text(row["decided_ms"] or 0)[:10])
+        text = f"In {row['main']}; {row['failures']:,} failed attempts. {what}{_REMEDIES.get(row['reason'], _REFUSED)}"
+        if not row["dead"]:  # of what came back nothing has died yet: there is no dead letter to show
+            yield _entry("look", title, text, _command(facts, "pending list", row))
+            continue
         command = _command(facts, f"dead show {shlex.quote(row['examples'][0]['failure_id'])}")
         yield _entry("look", title, f"{text} {_STAYS} The newest:", command)
 

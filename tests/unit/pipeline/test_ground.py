@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import subprocess
 import sys
 import threading
@@ -11,9 +13,11 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
+import click
 import pytest
 
 from retryapp.cli import _spark
+from retryapp.cli._analyse import causes
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
 from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError, SparkVersionError
@@ -22,6 +26,16 @@ from retryapp.pipeline.failures import named_failure
 from retryapp.pipeline.lake import lake_uri
 from retryapp.pipeline.session import _check_version, _collector, java_home
 from retryapp.pipeline.sources import stations_of
+
+
+def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as any number: listing causes needs no name at all."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError("uid not found")))
+    context = click.Context(causes)
+    (by,) = [option for option in causes.params if option.name == "who"]
+    assert by.get_default(context) == str(os.getuid())
 
 
 def test_stations_of_a_group() -> None:
@@ -61,6 +75,7 @@ def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:
     ("said", "advice"),
     [
         ("Caused by: java.io.IOException: No space left on device", "disk is full"),
+        ("Caused by: x.FileNotFoundException: File file:/lake/records/_delta_log/0.json does not exist", "mount it"),
         ("org.apache.kafka.common.errors.TimeoutException: x", "broker went away"),
         ("[KAFKA_DATA_LOSS] Some data may have been lost", "the gap is recorded"),
         ("[DELTA_UNSUPPORTED_FEATURES_FOR_READ] Table feature x", "newer Delta Lake"),
@@ -91,7 +106,7 @@ def test_without_pyspark_the_command_says_what_to_install(
 ) -> None:
     """Exit code 3, before anything else."""
     monkeypatch.setattr(_spark, "find_spec", lambda _: None)
-    assert run(["pipeline", "compact", "--json"]) == 3
+    assert run(["pipeline", "vacuum", "--json"]) == 3
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["type"] == "SparkMissingError"
     assert "pip install 'retryapp[spark]'" in error["message"]

@@ -1,0 +1,117 @@
+"""Reads archived records by core's decoders, in Spark's Python workers: unreadable data is reported, never raised."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql.pandas.types import to_arrow_type
+
+from retryapp.core.errors import DamagedEventError, RetryAppError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.lifecycle import Succeeded, decode_event, newer_event
+from retryapp.core.metadata import MAX_EPOCH_MS
+from retryapp.core.record import Headers, parse_origin
+from retryapp.core.topology import TopicRole
+from retryapp.pipeline.analysis.schemas import SAID
+
+EVENTS: Final = TopicRole.EVENTS.value
+NO_HEADERS: Final = "no retry headers: somebody else wrote this record"
+
+_NAMES: Final = tuple(SAID.fieldNames())
+_ORIGIN: Final = ("topic_id", "partition", "offset")
+_TYPES: Final[pa.StructType] = to_arrow_type(SAID)
+_NOTHING: Final = (None,) * len(_NAMES)
+_MOST_COUNTED: Final = 10**12  # in one event: a sum of millions of them is still a long
+
+
+def _most(field: pa.Field) -> int:
+    if field.type == pa.int32():
+        return 2**31 - 1
+    if field.name.endswith("offset"):
+        return 2**63 - 1
+    return MAX_EPOCH_MS if field.name.endswith("_ms") else _MOST_COUNTED
+
+
+_MOST: Final = {field.name: _most(field) for field in _TYPES if pa.types.is_integer(field.type)}
+"""Greatest numbers of an event: JSON has no limit, and one that no column holds would end every analysis."""
+
+Said = tuple[Any, ...]
+
+
+def read_record(station: str, headers: Headers, value: bytes | None) -> Said:
+    """Return what a record says: the fields of ``schemas.SAID``."""
+    try:
+        return _read_event(value or b"") if station == EVENTS else _read_failure(station, headers)
+    except RetryAppError as error:
+        newer = newer_event(value or b"") if station == EVENTS else None
+        return (*_NOTHING[:-1], str(error)) if newer is None else (newer[0], *_NOTHING[1:])
+
+
+def _read_failure(station: str, headers: Headers) -> Said:
+    told = decode_metadata(headers)
+    if told is None:
+        return (*_NOTHING[:-1], NO_HEADERS)
+    place = told.origin
+    return (
+        station, told.failure_id, place.topic_id, place.partition, place.offset, told.origin_timestamp_ms, told.replays,
+        told.attempt, told.delivery, told.started_ms, told.last_failed_ms, None, told.due_at_ms, told.tier, told.reason,
+        told.policy, told.error_type, told.error_message, told.fingerprint, *_NOTHING[19:],
+    )  # fmt: skip
+
+
+def _read_event(value: bytes) -> Said:
+    event = decode_event(value)
+    facts = vars(event)
+    if isinstance(event, Succeeded):
+        place = parse_origin(event.origin)
+        facts = facts | {name: getattr(place, name) for name in _ORIGIN}
+    for name, most in _MOST.items():
+        if facts.get(name, 0) > most:
+            raise DamagedEventError(f"{name}: {facts[name]} is more than {most}")
+    return tuple(map(facts.get, _NAMES))
+
+
+def read_batch(station: pa.Array, headers: pa.Array, value: pa.Array) -> pa.Array:
+    """Read a batch of records."""
+    if not len(station):
+        return pa.nulls(0, _TYPES)
+    with _no_collection():
+        read = list(map(read_record, station.to_pylist(), header_tuples(headers), value.to_pylist()))
+        columns = [pa.array(column, field.type) for column, field in zip(zip(*read, strict=True), _TYPES, strict=True)]
+        return pa.StructArray.from_arrays(columns, fields=list(_TYPES))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from walking a batch's many objects again and again; none of them is in a cycle."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def header_tuples(headers: pa.Array) -> list[Headers]:
+    """Return headers as core has them, one tuple for each record; none for null."""
+    entries = headers.flatten()
+    encoded = entries.field(0).dictionary_encode()  # few names: one object for each, whose hash is known
+    known = encoded.dictionary.to_pylist()
+    pairs = list(zip(map(known.__getitem__, encoded.indices.to_pylist()), entries.field(1).to_pylist(), strict=True))
+    ends = itertools.accumulate(headers.value_lengths().fill_null(0).to_pylist(), initial=0)
+    return [tuple(pairs[begin:end]) for begin, end in itertools.pairwise(ends)]
+
+
+def read_columns(station: Column, headers: Column, value: Column) -> Column:
+    """Return a struct column ``schemas.SAID`` for three columns: string, headers, binary."""
+    make: Any = arrow_udf  # its types do not know a plain function of arrays
+    reading: Column = make(read_batch, SAID)(station, headers, value)
+    return reading

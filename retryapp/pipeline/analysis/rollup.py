@@ -1,0 +1,144 @@
+"""The rollup: all attempts of all journeys, summed up by handler, cause, outcome and interval; and how long waits were.
+
+Funnel, causes, outages, cost and time line are all read from it, for any window, without the journeys.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from retryapp.pipeline.analysis.schemas import DELAYS, ROLLUP
+
+LENGTHS_MS: Final = tuple(
+    seconds * 1_000 for seconds in (1, 5, 15, 60, 300, 900, 3_600, 10_800, 21_600, 86_400, 604_800, 2_592_000)
+)
+MOST_BINS: Final = 50_000  # of most rows: 14 hours by the second, 35 days by the minute
+HOUR_MS: Final = 3_600_000
+LATE: Final = "late"
+RECOVERY: Final = "recovery"
+_FINE: Final = 100.0  # buckets differ by 1 %
+
+
+def fitting_length(span_ms: int, most: int) -> int:
+    """Return the shortest interval of which at most so many cover a span, in milliseconds.
+
+    >>> fitting_length(3_600_000, 72), fitting_length(7 * 86_400_000, 50_000)
+    (60000, 15000)
+    """
+    return next((length for length in LENGTHS_MS if span_ms <= length * most), LENGTHS_MS[-1])
+
+
+def bin_of(instant_ms: Column, length_ms: int) -> Column:
+    """Return the beginning of the interval in which an instant lies."""
+    return instant_ms - F.pmod(instant_ms, F.lit(length_ms))
+
+
+def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataFrame:
+    """Return ``schemas.ROLLUP``; failed and later attempts from journeys, first-try successes from workers' counts."""
+    every = journeys.select("*", F.posexplode_outer("attempts").alias("place", "at"))
+    later = F.slice("attempts", F.col("place") + 2, F.greatest(F.size("attempts"), F.lit(1)))
+    is_last = ~F.exists(later, lambda other: other["fingerprint"].eqNullSafe(F.col("at.fingerprint")))
+    is_last_of_cause = F.col("at.fingerprint").isNotNull() & is_last
+    is_final_cause = is_last_of_cause & (F.col("at.fingerprint") == F.col("fingerprint"))
+    is_newest = F.col("place").isNull() | (F.col("place") == F.size("attempts") - 1)
+    is_waiting = is_newest & (F.col("fate") == "pending")
+    is_dead = is_final_cause & (F.col("fate") == "dead")
+    at_ms = F.coalesce("at.ended_ms", "ended_ms", "last_timestamp_ms")
+    by: dict[str, Column] = {
+        "group": F.col("group"),
+        "main": F.col("main"),
+        "bin_ms": bin_of(at_ms, length_ms),
+        "fingerprint": F.col("at.fingerprint"),
+        "reason": F.when(_has_cause(F.col("fate") == "dead"), F.col("reason")),
+        "replayed": F.coalesce("at.replays", "replays") > 0,
+        "attempt": F.col("at.attempt"),
+        "tier": F.col("at.tier"),
+        "outcome": F.col("at.outcome"),
+        "fate": F.col("fate"),
+        "next_attempt": F.when(is_waiting, F.col("last_attempt") + 1),
+        "next_tier": F.when(is_waiting, F.col("tier")),
+    }
+    spent_ms = F.greatest(F.lit(0), F.coalesce(F.col("at.ended_ms") - F.col("at.started_ms"), F.lit(0)))
+    example = F.struct("failure_id", F.col("at.error_message").alias("message"))
+    newest = F.struct("at.ended_ms", "failure_id", "at.delivery")
+    is_attempt = F.col("place").isNotNull()
+    sums = {
+        "attempts": _count(is_attempt),
+        "records": _count(is_last_of_cause),
+        "dead": _count(is_dead),
+        "pending": _count(is_final_cause & (F.col("fate") == "pending")),
+        "journeys": _count(is_newest),
+        "handler_ms": F.sum(spent_ms),
+        "first_ms": F.min("at.ended_ms"),
+        "last_ms": F.max("at.ended_ms"),
+        "error_type": F.max_by("at.error_type", newest),
+        "example": F.max_by(example, F.when(is_last_of_cause, newest)),
+    }
+    keys = (column.alias(f"by_{name}") for name, column in by.items())
+    facts = every.select("*", *keys).groupBy(*(f"by_{name}" for name in by))
+    summed = facts.agg(*(column.alias(name) for name, column in sums.items()))
+    of_journeys = summed.withColumnsRenamed({f"by_{name}": name for name in by})
+    return _shaped(of_journeys, ROLLUP).unionByName(_shaped(_first_tries(progress, length_ms), ROLLUP))
+
+
+def _has_cause(is_fate: Column) -> Column:
+    """Tell whether a journey has this fate because of the attempt's cause."""
+    return is_fate & (F.col("at.fingerprint") == F.col("fingerprint"))
+
+
+def _first_tries(progress: DataFrame, length_ms: int) -> DataFrame:
+    """Return first-try successes by interval: workers count ranges of up to a minute, which are spread evenly."""
+    end_ms = F.greatest("from_ms", "to_ms")
+    begin_ms = F.greatest("from_ms", end_ms - HOUR_MS)  # a longer one is of a clock that was set meanwhile
+    first, last = bin_of(begin_ms, length_ms), bin_of(end_ms, length_ms)
+    places = progress.where(F.col("first_try_ok") > 0).select(
+        "group", "main", "first_try_ok", F.posexplode(F.sequence(first, last, F.lit(length_ms))).alias("n", "bin_ms"),
+        ((last - first) / F.lit(length_ms) + 1).cast("long").alias("count"),
+    )  # fmt: skip
+    share = F.expr("(n + 1) * first_try_ok div count - n * first_try_ok div count")
+    summed = places.groupBy("group", "main", "bin_ms").agg(F.sum(share).alias("attempts"))
+    return summed.where(F.col("attempts") > 0).select(
+        "*", F.lit(False).alias("replayed"), F.lit(1).alias("attempt"), F.lit("succeeded").alias("outcome")
+    )
+
+
+def _shaped(frame: DataFrame, schema: object) -> DataFrame:
+    fields = list(schema)  # type: ignore[call-overload]
+    return frame.select(
+        *(
+            (F.col(field.name) if field.name in frame.columns else F.lit(None)).cast(field.dataType).alias(field.name)
+            for field in fields
+        )
+    )
+
+
+def _count(what: Column) -> Column:
+    return F.count_if(F.coalesce(what, F.lit(False)))
+
+
+def bucket_of(length_ms: Column) -> Column:
+    """Return the number of the bucket of a length: whole milliseconds up to 100, 1 % apart beyond."""
+    return F.when(length_ms >= 0, F.round(F.lit(_FINE) * F.log1p(length_ms)).cast("long"))
+
+
+def delays(journeys: DataFrame) -> DataFrame:
+    """Return ``schemas.DELAYS``."""
+    tried = journeys.select("group", "main", F.explode("attempts").alias("at"))
+    late = tried.where(F.col("at.lateness_ms").isNotNull()).select(
+        "group", "main", F.lit(LATE).alias("kind"), F.col("at.tier").alias("tier"),
+        F.col("at.lateness_ms").alias("length_ms"), F.coalesce("at.started_ms", "at.ended_ms").alias("at_ms"),
+    )  # fmt: skip
+    recovered = journeys.where((F.col("fate") == "done") & F.col("first_failed_ms").isNotNull()).select(
+        "group", "main", F.lit(RECOVERY).alias("kind"), F.lit(None).cast("string").alias("tier"),
+        F.greatest(F.lit(0), F.col("ended_ms") - F.col("first_failed_ms")).alias("length_ms"),
+        F.col("ended_ms").alias("at_ms"),
+    )  # fmt: skip
+    by = ["group", "main", "bin_ms", "kind", "tier", "bucket"]
+    both = late.unionByName(recovered).withColumn("bin_ms", bin_of(F.col("at_ms"), HOUR_MS))
+    counted = both.withColumn("bucket", bucket_of(F.col("length_ms"))).groupBy(*by)
+    return counted.agg(F.count(F.lit(1)).alias("attempts"), F.max("length_ms").alias("max_ms")).select(
+        *DELAYS.fieldNames()
+    )
