@@ -25,6 +25,10 @@ class Notes:
         self._stories = stories
         self._open: defaultdict[int, set[int]] = defaultdict(set)
 
+    def named_now(self, number: int) -> bool:
+        """Tell whether records of a partition are settled beyond its offset."""
+        return bool(self._open[number])
+
     def committed(self, number: int, offset: int, note: str, now_ms: float) -> None:
         """Judge what is committed for a partition.
 

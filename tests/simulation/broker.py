@@ -19,11 +19,13 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.record import Record
 from retryapp.ports import Committed, Standing, TopicPartition
-from retryapp.testing.broker import MemoryBroker, Producer, Txn
+from retryapp.testing.broker import FencedError, MemoryBroker, Producer, Txn
 
 SESSION_S = 10.0
 REBALANCE_S = 30.0
 TRANSACTION_S = 15.0
+FORGOTTEN_S = 680.0
+"""An id that no transaction has used for so long is forgotten (`transactional.id.expiration.ms`)."""
 _TICK_S = 1.0
 
 
@@ -60,6 +62,10 @@ class Broker(MemoryBroker):
         """Offsets that such transactions were to move; the lane goes on from there, and says so with the next one."""
         self.on_moved: Callable[[Mapping[TopicPartition, Committed]], None] = lambda _offsets: None
         """Called before committed offsets of the group change."""
+        self.heard_s: dict[str, float] = {}
+        """When members gave their last sign of life."""
+        self._used_s: dict[str, float] = {}
+        """When transactional ids were last used."""
         self._refusal: tuple[Collection[str], int, float] = (), 0, 0.0
         self.tick()
 
@@ -121,6 +127,18 @@ class Broker(MemoryBroker):
     def refuse(self, topics: Collection[str], part: int, seconds: float) -> None:
         """Have topics refuse a third of their records for some time; their transactions do not happen."""
         self._refusal = topics, part, self._loop.time() + seconds
+
+    @override
+    def init_producer(self, name: str) -> int:
+        self._used_s[name] = self._loop.time()
+        return super().init_producer(name)
+
+    @override
+    def _txn(self, name: str, epoch: int) -> Txn:
+        if self._loop.time() - self._used_s.get(name, 0.0) > FORGOTTEN_S:
+            raise FencedError(f"{name}: nobody knows this transactional id")
+        self._used_s[name] = self._loop.time()
+        return super()._txn(name, epoch)
 
     @override
     def produce(self, name: str, epoch: int, records: Sequence[Outgoing]) -> list[int]:
@@ -211,7 +229,7 @@ class Broker(MemoryBroker):
         known = self._members.get(member)
         if known is None or generation != self.generation:
             return Standing.GONE
-        known.seen_s = self._loop.time()
+        known.seen_s = self.heard_s[member] = self._loop.time()
         return Standing.REBALANCING if self.preparing else Standing.MEMBER
 
     def commit_offsets(self, member: str, generation: int, offsets: Mapping[TopicPartition, Committed]) -> Standing:

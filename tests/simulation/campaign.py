@@ -11,16 +11,17 @@ from dataclasses import dataclass, field, replace
 
 from simulation.history import History, simulate
 from simulation.mutants import MUTANTS, hunt
-from simulation.plan import KINDS, REFUSED, STOPPED, Plan
+from simulation.plan import DELETED, KINDS, LONG_WAY, OURS, REFUSED, STOPPED, WRONG_TIME, Plan
 
 CHUNK = 50
 """Histories that one process runs in a row."""
 
 _HAND_OFFS = ("fence", "produce", "offsets", "commit")
 STATES = (
-    *(f"fault: {kind}" for kind in sorted({*KINDS, REFUSED, STOPPED})),
+    *(f"fault: {kind}" for kind in sorted({*KINDS, REFUSED, STOPPED, OURS, WRONG_TIME, LONG_WAY, DELETED})),
     *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
-    "a handler ended its worker", "suspects ran together", "a suspect ran alone", "a commit was taken back",
+    "a handler ended its worker", "a handler did not heed its cancellation",
+    "suspects ran together", "a suspect ran alone", "a commit was taken back",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "succeeded", "dead",
     "skipped", "settled beyond the offset",
 )  # fmt: skip
@@ -118,6 +119,9 @@ def _shorter(plan: Plan) -> Iterator[Plan]:
     for at in range(len(plan.records)):
         if len(plan.records) > 1:
             yield plan.without(at)
+    for less in (replace(plan, others=()), replace(plan, changes=False), replace(plan, replayed="")):
+        if less != plan:
+            yield less
     if plan.workers > 1:
         yield replace(plan, workers=plan.workers - 1)
     if plan.partitions > 1 and all(number == 0 for _, number, _ in plan.records):

@@ -84,6 +84,11 @@ class SimConsumer(Flow):
         self._full.discard(tp)
         self._wake.set()
 
+    @property
+    def member(self) -> str:
+        """Its name in the group."""
+        return f"{self._worker.process.name}-{self.number}"
+
     # -- the group ----------------------------------------------------------------------------------------------
 
     async def live(self) -> None:
@@ -91,7 +96,7 @@ class SimConsumer(Flow):
         worker = self._worker
         while True:
             self.number += 1
-            member = f"{worker.process.name}-{self.number}"
+            member = self.member
             try:
                 generation, numbers = await worker.wire.request("join", partial(worker.broker.join, member))
             except TimeoutError:

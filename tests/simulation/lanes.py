@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from retryapp.engine.lane import recovery
+from retryapp.engine.lane.limits import LaneLimits
+from retryapp.engine.worker import placement
 from retryapp.ports import Standing, TopicPartition
 from retryapp.testing import Step
 from retryapp.testing.lane import MemoryLane
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from simulation.worker import SimWorker
 
 recovery.TAIL_OFFSETS = 4  # histories are short
+vars(placement)["LaneLimits"] = partial(LaneLimits, renew_s=300.0)
 
 
 @dataclass(slots=True, kw_only=True)

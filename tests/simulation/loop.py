@@ -17,12 +17,14 @@ import heapq
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, cast
 
+BUSY_STEPS = 50_000
+"""More steps than anybody has to do at one moment."""
 BEGAN_S = 1_700_000_000.0
 """Epoch seconds at which every history begins."""
 
 
 class Stalled(Exception):  # noqa: N818 - what became of a history, not a fault of the loop
-    """Nothing is ready and no timer is set: everybody waits for ever."""
+    """Nothing is ready and no timer is set: everybody waits for ever; or they are so busy that no time passes."""
 
 
 class Process:
@@ -70,6 +72,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now_s = BEGAN_S
         self.steps = 0
+        self._began = 0.0, 0
+        """When this moment began, and with which step."""
         self.broken: BaseException | None = None
         """What a callback has raised that nobody caught: a fault of the simulation."""
         self.set_exception_handler(self._note)
@@ -97,6 +101,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not scheduled:
                 raise Stalled
             self._now_s = max(self._now_s, scheduled[0]._when)
+        if self._began[0] != self._now_s:
+            self._began = self._now_s, self.steps
+        elif self.steps - self._began[1] > BUSY_STEPS:
+            raise Stalled
         limit_s = self._now_s + 1e-7
         while scheduled and scheduled[0]._when <= limit_s:
             handle = heapq.heappop(scheduled)

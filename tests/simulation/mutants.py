@@ -21,7 +21,7 @@ from retryapp.engine.lane import transport
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition import progress, scheduler
+from retryapp.engine.partition import scheduler
 from retryapp.engine.partition.duplicates import Duplicates
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.progress import Counting, OffsetWindow
@@ -32,6 +32,7 @@ from retryapp.testing import MemoryPendingTable
 from retryapp.testing.broker import MemoryBroker
 from simulation.beyond_mutants import BEYOND
 from simulation.lanes import SimLane
+from simulation.planted_rules import RULES
 from simulation.planted_suspects import SUSPECTS
 
 EARLY_MS = 400
@@ -237,21 +238,6 @@ def _not_handed_off(self: Run, **changes: Any) -> Turn:
     return turn
 
 
-def _passed_over(self: PartitionEngine, *, ahead: bool = False) -> None:
-    """An error of ours between an outcome and its turn is passed over."""
-    outcomes = self._window.release()
-    if len(outcomes) > 2 and not all(isinstance(each, int) for each in outcomes):
-        return
-    self._window._entries.extendleft(reversed([_done(each) for each in outcomes]))
-    _release(self, ahead=ahead)
-
-
-def _done(outcome: Any) -> Any:
-    entry: Any = progress._Entry(0, 0, 0, True, True)
-    entry.outcome = outcome
-    return entry
-
-
 async def _unmarked(_self: LaneProtocol) -> None:
     """A life does not note that it delivers rows."""
 
@@ -334,7 +320,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a claim ends before its turn is applied", ((PartitionEngine, "_release", _let_go),)),
     Mutant("a hand-off without its removal", ((Run, "settle", _left_behind),)),
     Mutant("a removal without its hand-off", ((Run, "settle", _not_handed_off),)),
-    Mutant("an error after the release is passed over", ((PartitionEngine, "_release", _passed_over),)),
     Mutant("rows are delivered without a mark", ((LaneProtocol, "_mark_rows", _unmarked),)),
     *(Mutant(name, (replaced,), seed) for name, seed, replaced in SUSPECTS),
     Mutant("a store is trusted whose last write was rolled back",
@@ -344,6 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("counts are forgotten at an opening", ((LaneProtocol, "tally", property(_forgotten)),)),
     Mutant("counts stay when they were said", ((Counting, "say", _said_apart),)),
     *(Mutant(name, patches) for name, patches in BEYOND),
+    *(Mutant(*planted) for planted in RULES),
     Mutant("no attempt is the last", ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 

@@ -37,6 +37,9 @@ class Network:
         self.late_until_s: dict[str, float] = {}
         """What a process sends before arrives many seconds later: on a way of which its machine was cut off."""
 
+        self.longer_s: dict[str, float] = {}
+        """So much longer take the answers to a process."""
+
 
 class Wire:
     """The connection of one worker: what it sends arrives in the order in which it was sent."""
@@ -54,6 +57,7 @@ class Wire:
         process = current_process()
         late = process is not None and now_s < network.late_until_s.get(process.name, 0.0)
         takes_s = network.random.uniform(2.0, 14.0) if late else self._latency_s(now_s)
+        back_s = network.longer_s.get(process.name if process else "", 0.0)
         arrives_s = max(now_s + takes_s, self._last_s + 1e-5)
         self._last_s = arrives_s
 
@@ -74,7 +78,7 @@ class Wire:
             if self._lost():
                 time_out("answer")
             else:
-                loop.call_later(self._latency_s(loop.time()), succeed, result, context=network.context)
+                loop.call_later(back_s + self._latency_s(loop.time()), succeed, result, context=network.context)
 
         def arrive() -> None:
             if loop.time() < network.down_until_s or self._lost():

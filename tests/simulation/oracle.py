@@ -17,11 +17,16 @@ from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.ports import TopicPartition
-from simulation.story import Call, Opening, Origin, Story, Violation
+from simulation.broker import SESSION_S
+from simulation.plan import BEYOND_MS
+from simulation.story import Call, Going, Opening, Origin, Story, Violation, step
+from simulation.waits import Waits
 
 _SUSPECTS, _SUSPECT_ROWS = (
     re.compile(begin + r"(s|g)\d+:(?P<life>[^@]+)@(?P<first>[\d.]+)(-(?P<end>[\d.]+))?") for begin in ("^", "(?:^| )w")
 )
+GIVEN_UP_MS = 2_000.0
+"""A handler that does not heed its cancellation is given up after it."""
 TIMED_OUT = f"{HandlerTimeoutError.__module__}.{HandlerTimeoutError.__qualname__}"
 
 
@@ -30,6 +35,7 @@ class Topics(NamedTuple):
 
     main: str
     retry: str
+    """With a topic for each delay: what their names begin with."""
     dlq: str
     events: str
     changelog: str
@@ -39,21 +45,21 @@ class Topics(NamedTuple):
 
     @classmethod
     def of(cls, topology: HandlerTopology, *, results: str) -> Topics:
-        """Return those of a handler with one retry topic."""
-        ours = topology.retry_topics[0], topology.dlq, topology.events, topology.pending_changelog
+        """Return those of a handler."""
+        ours = f"{topology.prefix}.retry", topology.dlq, topology.events, topology.pending_changelog
         return cls(topology.main, *ours, topology.seen_changelog, results)
 
 
 class Oracle:
-    """Judges a history: `waits_ms` is the policy, `skew_ms` how early a record may be by the broker's clock."""
+    """Judges a history: `waits_ms` are policies, `skew_ms` is how early a record may be by the broker's clock."""
 
     def __init__(
         self,
         topics: Topics,
-        waits_ms: Sequence[int],
-        *,
+        *waits_ms: Sequence[int],
         later_ms: int,
         skew_ms: float,
+        per_delay: bool = False,
         timeout_ms: float = 1e9,
         max_kills: int = 12,
     ) -> None:
@@ -63,8 +69,7 @@ class Oracle:
         self.latest_ms = 0.0
         """Largest lateness of a call."""
         self._topics = topics
-        self._waits_ms = waits_ms
-        self._later_ms = later_ms
+        self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS}, per_delay=per_delay)
         self._skew_ms = skew_ms
         self._timeout_ms = timeout_ms
         self._max_kills = max_kills
@@ -84,7 +89,7 @@ class Oracle:
     @property
     def max_attempts(self) -> int:
         """Deliveries that the policy allows."""
-        return len(self._waits_ms) + 1
+        return self.waits.count + 1
 
     def waiting(self, partition: int) -> list[bytes]:
         """Return the keys of the rows that wait by the changelog."""
@@ -124,8 +129,7 @@ class Oracle:
                 if not call.fine or self._late(call) or attempt - 1 in story.overdue
             ]
             _must(bool(failed), "I5", origin, f"attempt {attempt} before {attempt - 1} failed")
-            wait_ms = self._wait_ms(story, attempt - 1)
-            earliest_ms = min(call.ended_ms for call in failed) + wait_ms
+            earliest_ms = min(call.ended_ms + self.waits.least_ms(story, attempt - 1, call.worker) for call in failed)
             early_ms = earliest_ms - now_ms
             _must(early_ms <= self._skew_ms + 1, "I3", origin, f"attempt {attempt} {early_ms} ms early")
             _must(due_at_ms is not None, "I3", origin, "a retry without a due time")
@@ -135,6 +139,17 @@ class Oracle:
         story.begun[attempt] += 1
         kills = story.begun[attempt] if step(story.script, attempt) in "XK" else 0
         _must(kills <= self._max_kills, "I5", origin, "ended too many workers")
+
+    def goes_on(self, origin: Origin, going: Going, now_ms: float) -> None:
+        """A handler call begins, and none of its record goes on in that worker, unless it was given up."""
+        others = [each for each in self._story(origin).going if each.worker == going.worker]
+        given_up = all(now_ms - each.cancelled_ms >= GIVEN_UP_MS for each in others)
+        self._story(origin).going.append(going)
+        _must(given_up, "I10", origin, "runs beside a run of itself")
+
+    def check_silence(self, origin: Origin, silent_ms: float) -> None:
+        """A handler call begins in a worker whose group has heard nothing of it for so long."""
+        _must(silent_ms <= SESSION_S * 1_000 + 1, "I10", origin, f"begins {silent_ms:.0f} ms after a sign of life")
 
     def suspects(self, origin: Origin, attempt: int, due_at_ms: int | None, note: str, opening: Opening) -> None:
         """A handler call begins beside this note of the main topic's offset: what it names runs, and nothing else does.
@@ -181,16 +196,10 @@ class Oracle:
         """A handler call was told to stop: its attempt has failed, or does not count. Nobody here can tell."""
         story = self._story(origin)
         story.calls[attempt].append(call)
-        story.stopped = story.stopped or step(story.script, attempt) != "T"
+        story.stopped = story.stopped or step(story.script, attempt) not in "TH"
 
     def _may_be_late(self, story: Story, attempt: int, now_ms: float) -> bool:
         return any(now_ms - call.started_ms >= self._timeout_ms for call in story.calls[attempt])
-
-    def _wait_ms(self, story: Story, attempt: int) -> int:
-        usual_ms = self._waits_ms[attempt - 1]
-        if step(story.script, attempt) != "L":
-            return usual_ms
-        return min(usual_ms, self._later_ms) if story.stopped else self._later_ms  # stopped, it did not ask
 
     def appeared(self, tp: TopicPartition, records: list[Record], now_ms: float) -> None:
         """Committed readers see records."""
@@ -222,6 +231,8 @@ class Oracle:
             return
         _must(attempt < self.max_attempts, "I5", origin, f"attempt {attempt} is to be followed by another")
         _must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
+        told = self.waits.are_told_by(topic, topics.retry, story, attempt)
+        _must(told, "I8", origin, f"attempt {attempt} has a copy on {topic}")
         story.copies[delivery] += 1
         story.dues[attempt].add(int(ours["retry-due-ms"]))
         story.settled_ms.setdefault(attempt, now_ms)
@@ -286,6 +297,10 @@ class Oracle:
         waits = not story.copies[1] or not story.dues[1].isdisjoint(story.rows)
         _must(waits, "I6", origin, "its copy is on the retry topic, and no row waits")
 
+    def give_up(self, origin: Origin) -> None:
+        """Somebody has decided that a record is lost."""
+        self.stories.pop(origin, None)
+
     def recovered(self, partition: int, rows: Mapping[bytes, bytes]) -> None:
         """A lane has opened with these rows, whose keys are due time and identity."""
         found = {key[8:]: value for key, value in rows.items()}
@@ -346,11 +361,6 @@ class Oracle:
         if story is None:
             raise Violation(f"I1 {origin}: nobody sent this record")
         return story
-
-
-def step(script: str, attempt: int) -> str:
-    """Return what a script says for an attempt; its last letter goes on."""
-    return script[min(attempt, len(script)) - 1]
 
 
 def _origin(text: str) -> Origin:

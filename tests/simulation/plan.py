@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
 SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
 """What handlers do, attempt by attempt; the last letter goes on: success, success after a while (D), failure, time-out,
-reject, later. X ends the worker at once, K after a while."""
+reject, later. X ends the worker at once, K after a while. N asks to be called again now, B after more than the longest
+wait. H does not heed its cancellation for some time."""
+LATER_MS: Final = 700
+BEYOND_MS: Final = 9_000
+ASKING: Final = ("NS", "FNS", "FNNS", "NNS", "FFNS", "BS", "FBS", "BNR", "FLNS")
+HUNG: Final = ("H", "HS", "HFS", "FHS", "HHS")
 FEED_S: Final = 5.0
 FAULTS_S: Final = 14.0
 
@@ -37,12 +43,26 @@ KINDS: Final = (
 )  # fmt: skip
 
 
+WIDER: Final = 0xAE9F
+"""Draws what else happens; the seeds of planted faults keep their course."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 STOPPED: Final = "broker stopped"
 """Rarer than the others, and drawn apart."""
 REFUSED: Final = "refused"
 """Some hand-offs, by their topics; drawn apart, too."""
+OURS: Final = "fault of ours"
+"""An exception in the engine's own code; drawn apart, too."""
+WRONG_TIME: Final = "wrong time"
+"""One acknowledgement with a time that is off by as much as an hour."""
+LONG_WAY: Final = "long way"
+"""The answers to a machine take up to 0.8 s more."""
+DELETED: Final = "unread records deleted"
+"""All workers die, and the first record that they had not settled is deleted, until somebody decides."""
+DRAINS: Final = frozenset({"terminate", "start"})
+"""Faults in which nothing is repeated."""
+IDLE_S: Final = 700.0
+"""Longer than the broker remembers a transactional id."""
 LONG: Final = ("TS", "TFS", "T", "DS", "DFS")
 """Scripts of a record that runs while those behind it end."""
 MEANWHILE: Final = (
@@ -74,12 +94,18 @@ class Plan:
     """When, and which of the records, its producer sends again; if any, the handler deduplicates."""
     in_flight: int = 4
     """The handler's `max_in_flight`."""
+    others: tuple[tuple[float, int, str], ...] = ()
+    """As `records`, of a second handler."""
+    changes: bool = False
+    """Every other life has another policy."""
+    replayed: str = ""
+    """Script of a record that waits when the history begins: an older build had replayed it. Empty: none does."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
         """Draw a plan; the seed decides everything."""
         random = Random(seed)
-        random.random()  # unused: the seeds in `test_found` keep their course
+        random.random()  # unused: the seeds of planted faults keep their course
         partitions, workers = random.randint(1, 2), random.choice((1, 2, 2, 3))
         skewed = random.random() < 0.15
         offsets = tuple(random.uniform(-7_200_000, 7_200_000) if skewed else 0.0 for _ in range(3))
@@ -122,7 +148,65 @@ class Plan:
             faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
             repeats=tuple(sorted(repeats)),
         )
-        return plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
+        plan = plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
+        return plan._widened(Random(seed ^ WIDER))
+
+    def _widened(self, random: Random) -> Plan:
+        """Return the plan with one more kind of story, or none; and maybe another handler, or another policy."""
+        plan = replace(self, changes=random.random() < 0.1)
+        if random.random() < 0.1:
+            plan = replace(plan, others=plan._more(random, SCRIPTS, random.randint(1, 5)))
+        kind = random.choice(("", "", "", "", "", "asking", "hung", "ours", "time", "calm", "rare"))
+        if kind == "asking":
+            return plan._with(plan._more(random, ASKING, 3))
+        if kind == "hung":
+            kinds = (OURS, OURS, "lossy", "broker down", "start", "terminate", REFUSED)
+            return plan._with(plan._more(random, HUNG, 3), plan._faults(random, kinds))
+        if kind == "ours":
+            return plan._with((), plan._faults(random, (OURS,)))
+        if kind == "time" and random.random() < 0.5:
+            return plan._with((), plan._faults(random, (WRONG_TIME,)))
+        if kind == "time":  # clocks that are off, a long way from the broker, and another owner while records wait
+            off_ms = tuple(random.uniform(-7_200_000, 7_200_000) for _ in range(3))
+            long = Fault(0.02, LONG_WAY, 0, random.random())
+            end = Fault(random.uniform(4.0, 9.0), "terminate", 0, 1.0)
+            plan = replace(plan, partitions=2, workers=max(2, plan.workers), offsets_ms=off_ms, faults=())
+            return plan._with(plan._more(random, ("BS", "FBS", "BBS"), 4), (long, end))
+        if kind == "rare" and random.random() < 0.5:
+            gone = Fault(random.uniform(1.0, FEED_S), DELETED, 0, random.random())
+            return replace(plan, faults=(gone,), repeats=())._with(plan._more(random, ("T", "TS", "DS"), 2))
+        if kind == "rare":
+            return replace(plan, replayed=random.choice(("FS", "FFS", "F", "R")))
+        if kind == "calm":
+            plan = replace(plan, faults=())
+            match random.randrange(3):
+                case 0:  # the lane has used its transactional id long ago
+                    return plan._with(((FEED_S + IDLE_S, random.randrange(self.partitions), "FS"),))
+                case 1:  # rows that time out, beside traffic
+                    slow = tuple((random.uniform(0.0, 0.5), random.randrange(self.partitions), "FTS") for _ in range(3))
+                    return plan._with(slow + plan._more(random, ("S",), 10))
+                case _:
+                    return plan._with((), plan._faults(random, sorted(DRAINS)))
+        return plan
+
+    def _more(self, random: Random, scripts: tuple[str, ...], count: int) -> tuple[tuple[float, int, str], ...]:
+        return tuple(
+            (random.uniform(0.0, FEED_S), random.randrange(self.partitions), random.choice(scripts))
+            for _ in range(count)
+        )
+
+    def _faults(self, random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
+        return tuple(
+            Fault(random.uniform(1.0, FAULTS_S), random.choice(kinds), random.randrange(3), random.random())
+            for _ in range(random.randint(1, 3))
+        )
+
+    def _with(self, records: tuple[tuple[float, int, str], ...], faults: tuple[Fault, ...] = ()) -> Plan:
+        """Return the plan with more records, and more faults."""
+        sent = sorted(self.records + records)
+        repeats = tuple((at_s, sent.index(self.records[which])) for at_s, which in self.repeats)
+        struck = sorted(self.faults + faults, key=lambda fault: fault.at_s)
+        return replace(self, records=tuple(sent), faults=tuple(struck), repeats=repeats)
 
     def _crowded(self, random: Random) -> Plan:
         """Return the plan with a crowd instead: one among many ends its worker, as a first delivery or as a due row.
@@ -145,9 +229,19 @@ class Plan:
         return self.seed % 2 == 0
 
     @property
+    def per_delay(self) -> bool:
+        """Whether each delay has a retry topic: in every third history."""
+        return self.seed % 3 == 0
+
+    @property
     def quiet(self) -> bool:
         """Whether nothing goes wrong but handlers that fail."""
-        return not self.faults and not any({*"XK"} & {*script} for _, _, script in self.records)
+        return self.only(frozenset())
+
+    def only(self, kinds: frozenset[str]) -> bool:
+        """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
+        scripts = {letter for *_, script in self.records + self.others for letter in script}
+        return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH")
 
     @property
     def max_kills(self) -> int:
@@ -167,5 +261,7 @@ class Plan:
         """Return the plan as lines."""
         head = f"seed {self.seed}: {self.partitions} partitions, {self.workers} workers, clocks {self.offsets_ms}"
         sent = [f"{at_s:6.2f} s  record on {number}: {script}" for at_s, number, script in self.records]
+        sent += [f"{at_s:6.2f} s  the other handler's on {number}: {script}" for at_s, number, script in self.others]
+        sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes
         again = [f"{at_s:6.2f} s  once more, record {which}" for at_s, which in self.repeats]
         return "\n".join([head, *sent, *again, *map(str, self.faults)])

@@ -63,6 +63,6 @@ SUSPECTS: Final[tuple[tuple[str, int, tuple[Any, str, Any]], ...]] = (
         15,
         (Suspects, "_run_together", _not_waited_for),
     ),
-    ("halving drops the second half", 140, (Suspects, "_run_group", _half)),
+    ("halving drops the second half", 172, (Suspects, "_run_group", _half)),
 )
 """Name, a seed that finds it, and what is replaced: owner, attribute, by what."""

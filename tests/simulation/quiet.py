@@ -14,8 +14,10 @@ IDLE_MS: Final = 1_500.0
 """Longest wait for a first delivery while none runs; what there is of it comes from openings, half a second each."""
 
 
-def check_quiet(oracle: Oracle) -> None:
-    """Judge a history without faults, once it is at rest."""
+def check_quiet(oracle: Oracle, *, failed: int) -> None:
+    """Judge a history without faults, once it is at rest; so many of its lanes have failed."""
+    if failed:
+        raise Violation(f"I4: {failed} lanes failed without a fault")
     if oracle.latest_ms > LATE_MS:
         raise Violation(f"I4: {oracle.latest_ms:.0f} ms late without a fault")
     if oracle.repeated:

@@ -19,16 +19,24 @@ def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:
     return Opening(worker.process.name, lane.fenced_ms)
 
 
-def seen_stores(workers: Iterable[SimWorker | None], generation: int) -> Iterator[tuple[int, MemorySeenTable]]:
-    """Yield the tables of seen events of all lanes that are open in a generation, with their partitions.
+def taken_in(worker: SimWorker, main: str, number: int) -> int:
+    """Return how many records of a partition a worker has taken in and not settled."""
+    placed = worker.ownership.placed.get((main, number))
+    return 0 if placed is None else len(placed.engine._window)
+
+
+def seen_stores(
+    workers: Iterable[SimWorker | None], main: str, generation: int
+) -> Iterator[tuple[int, MemorySeenTable]]:
+    """Yield the tables of seen events of a handler's lanes that are open in a generation, with their partitions.
 
     One of an earlier generation belongs to a worker that has not heard yet that it was replaced.
     """
     for worker in workers:
         if worker is None or not worker.alive or worker.process.stopped:
             continue
-        for (_, number), placed in sorted(worker.ownership.placed.items()):
+        for (topic, number), placed in sorted(worker.ownership.placed.items()):
             store = placed.transport.seen
             current = placed.lane.state is LaneState.OPEN and placed.transport.generation == generation
-            if current and isinstance(store, MemorySeenTable):
+            if topic == main and current and isinstance(store, MemorySeenTable):
                 yield number, store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from retryapp.core.record import Record
@@ -24,6 +25,15 @@ class Call(NamedTuple):
     started_ms: float
     ended_ms: float
     fine: bool
+
+
+@dataclass(slots=True, eq=False)
+class Going:
+    """A handler call that goes on."""
+
+    worker: str
+    cancelled_ms: float = inf
+    """When it was told to stop."""
 
 
 @dataclass(slots=True)
@@ -56,6 +66,7 @@ class Story:
     script: str
     calls: dict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))
     """By attempt."""
+    going: list[Going] = field(default_factory=list)
     begun: Counter[int] = field(default_factory=Counter)
     copies: Counter[int] = field(default_factory=Counter)
     """Visible copies on the retry topic, by the delivery that ended."""
@@ -79,3 +90,8 @@ class Story:
     """Attempts that have begun, by worker and opening."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
+
+
+def step(script: str, attempt: int) -> str:
+    """Return what a script says for an attempt; its last letter goes on."""
+    return script[min(attempt, len(script)) - 1]

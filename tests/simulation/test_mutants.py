@@ -22,6 +22,9 @@ QUICK = {
     "group mark written after its first start",
     "the next group starts before the outcomes of the former are durable",
     "halving drops the second half",
+    "a record runs beside a run of itself",
+    "deliveries are counted as attempts",
+    "two handlers share transactional ids",
 }
 """Those that `make test` plants, each found within 100 histories; `make test-all` plants all."""
 PLANTED = [

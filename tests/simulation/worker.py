@@ -40,6 +40,8 @@ class SimClock(Clock):
     def __init__(self, loop: asyncio.AbstractEventLoop, offset_ms: float) -> None:
         self.offset_ms = offset_ms
         self.skew = BrokerSkew()
+        self.wrong_ms = 0
+        """By so much the next acknowledgement's time is off."""
         self._loop = loop
 
     @property
@@ -70,6 +72,7 @@ class SimClock(Clock):
 
     @override
     def anchor(self, *, sent_ms: float, acked_ms: float, appended_ms: int) -> None:
+        appended_ms, self.wrong_ms = appended_ms + self.wrong_ms, 0
         self.skew.observe(sent_ms=sent_ms, acked_ms=acked_ms, appended_ms=appended_ms, at_s=self._loop.time())
 
     @override
@@ -99,7 +102,7 @@ class SimWorker(Observer):
         broker: Broker,
         network: Network,
         disk: SimDisk,
-        make_handler: Callable[[SimWorker], Handler],
+        make_handlers: Callable[[SimWorker], Sequence[Handler]],
         offset_ms: float,
         random: Random,
         observe: Callable[[SimWorker, Observation], None],
@@ -117,8 +120,8 @@ class SimWorker(Observer):
         """It ended by itself, in order."""
         self.early: dict[str, Mapping[TopicPartition, Committed]] = {}
         self._observe = observe
-        self.handler = make_handler(self)
-        self.topics: Sequence[str] = self.handler.topology.consumed
+        self.handlers = make_handlers(self)
+        self.topics = [topic for handler in self.handlers for topic in handler.topology.consumed]
         self.ownership = Ownership(clock=self.clock, observer=self, to_record=lambda record: record, drain_s=GRACE_S)
         self.ownership.intake.topics = frozenset(self.topics)
         self.ownership.intake.attach(self.consumer)
@@ -137,19 +140,18 @@ class SimWorker(Observer):
         self.process.context.run(self._start)
 
     def _start(self) -> None:
-        ownership, handler = self.ownership, self.handler
-        served = Served(
-            handler,
-            *make_pools(handler),
-            partitions=self.broker.partitions,
-            complete=self.broker.partitions,
-            topic_id=TOPIC_ID,
-            max_bytes=MAX_BYTES,
-        )
-        ownership.served[handler.main] = served
-        feed = ownership.feed
-        for topic in (*self.topics, *handler.topology.retry_topics):
-            feed.channels[topic] = _Channel(feed.accept)
+        ownership, feed = self.ownership, self.ownership.feed
+        for handler in self.handlers:
+            ownership.served[handler.main] = Served(
+                handler,
+                *make_pools(handler),
+                partitions=self.broker.partitions,
+                complete=self.broker.partitions,
+                topic_id=TOPIC_ID,
+                max_bytes=MAX_BYTES,
+            )
+            for topic in (*handler.topology.consumed, *handler.topology.retry_topics):
+                feed.channels[topic] = _Channel(feed.accept)
         ownership.placer = Placer(
             make_transport=self._make_transport,
             settled=lambda: self.consumer.settled,
@@ -166,8 +168,9 @@ class SimWorker(Observer):
             pump=feed.pump,
             forget=feed.forget,
         )
-        served.first.start()
-        served.again.start()
+        for served in ownership.served.values():
+            served.first.start()
+            served.again.start()
         self._tasks = [asyncio.ensure_future(each) for each in (self.consumer.live(), self.consumer.fetch())]
         self._catch_up()
 
@@ -208,7 +211,7 @@ class SimWorker(Observer):
         for task in self._tasks:
             task.cancel()
         await self.ownership.suspend(GRACE_S)
-        member = f"{self.process.name}-{self.consumer.number}"
+        member = self.consumer.member
         with contextlib.suppress(TimeoutError):  # then the session ends by itself
             await self.wire.request("leave", lambda: self.broker.leave(member))
         self.ended = True

@@ -1,0 +1,152 @@
+"""What is judged of the records of one handler: by readers of its topics, by its committed offsets, and at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from retryapp.core.deduplicate import Deduplicate, encode_seen
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.topology import HandlerTopology, Tiers
+from retryapp.ports import Event, TopicPartition
+from simulation.beyond import Notes
+from simulation.broker import Broker
+from simulation.counts import check_counts
+from simulation.oracle import Oracle, Topics
+from simulation.plan import DRAINS, LATER_MS, Plan
+from simulation.quiet import check_quiet
+from simulation.sessions import seen_stores
+from simulation.story import Violation
+from simulation.worker import SimWorker
+
+POLICIES: Final = RetryPolicy("300ms 1s 3s", timeout="2s"), RetryPolicy("200ms 800ms 2s", timeout="2s")
+"""The second one is that of every other life, where policies change."""
+WAITS_MS: Final = (300, 1_000, 3_000), (200, 800, 2_000)
+EVENTS: Final = Deduplicate("header:event-id", window="1h")
+MANY_FAILURES: Final = 40
+"""Several workers may try, each with its own wait."""
+SKEW_MS: Final = 20.0
+"""What two workers may differ by whose clocks are wrong: an acknowledgement's way."""
+
+
+class Judge:
+    """Judges a handler; see the module's text."""
+
+    def __init__(self, plan: Plan, main: str) -> None:
+        self.plan = plan
+        self.rule = EVENTS if plan.repeats else None
+        self.topologies = [self._topology(main, policy) for policy in POLICIES]
+        """One for each policy."""
+        self.topology = self.topologies[0]
+        self.names = Topics.of(self.topology, results=f"{main}-results" if plan.publishes else "")
+        jumps = any(fault.kind == "clock jump" for fault in plan.faults)
+        self.oracle = Oracle(
+            self.names,
+            *WAITS_MS,
+            per_delay=plan.per_delay,
+            later_ms=LATER_MS,
+            skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
+            timeout_ms=POLICIES[0].timeout_ms,
+            max_kills=plan.max_kills,
+        )
+        self.notes = Notes(self.oracle.stories)
+        self.observed: Counter[Event] = Counter()
+        self._failures: dict[int | None, list[float]] = {}
+        """When lanes failed, in the last seconds, by partition."""
+        self.lost: dict[TopicPartition, int] = {}
+        """Partitions of which a record was deleted unread, and the offset after it."""
+
+    def _topology(self, main: str, policy: RetryPolicy) -> HandlerTopology:
+        return HandlerTopology(
+            "sim",
+            main,
+            Tiers.PER_DELAY if self.plan.per_delay else Tiers.SINGLE,
+            delays_ms=policy.schedule.nominal_delays_ms,
+            seen_window_ms=None if self.rule is None else self.rule.window_ms,
+        )
+
+    @property
+    def retry_topics(self) -> list[str]:
+        """Those of all policies."""
+        return sorted({topic for topology in self.topologies for topic in topology.retry_topics})
+
+    def owns(self, topic: str) -> bool:
+        """Tell whether a topic is about its records."""
+        return topic in {self.topology.main, self.names.results} or topic.startswith(f"{self.topology.prefix}.")
+
+    @property
+    def refusing(self) -> list[str]:
+        """The topics that a fault has refuse hand-offs."""
+        return [*self.retry_topics, self.topology.dlq, self.topology.events]
+
+    def failed(self, number: int | None, now_s: float) -> None:
+        """Note that a lane has failed.
+
+        Raises:
+            Violation: it has so often that it does not wait before it opens again.
+        """
+        failures = [*(at_s for at_s in self._failures.get(number, ()) if at_s > now_s - 10), now_s]
+        self._failures[number] = failures
+        if len(failures) > MANY_FAILURES:
+            raise Violation(f"I4: the lane of partition {number} has failed {len(failures)} times in 10 s")
+
+    def check_bound(self, taken_in: int) -> None:
+        """Judge how many records a worker has taken in from a partition and not settled.
+
+        Raises:
+            Violation: more than are allowed in flight.
+        """
+        if taken_in > self.plan.in_flight:
+            raise Violation(f"I15: {taken_in} records in flight, and {self.plan.in_flight} are allowed")
+
+    def waits(self) -> bool:
+        """Tell whether a record has no end yet."""
+        return bool(self.oracle.open_ends()) or any(map(self.oracle.waiting, range(self.plan.partitions)))
+
+    def is_behind(self, broker: Broker) -> bool:
+        """Tell whether the group has not come to the end of its topics."""
+        for tp in (TopicPartition(topic, n) for topic in self.topology.consumed for n in range(self.plan.partitions)):
+            records = broker.visible(tp)
+            reached = max(each.get(tp, 0) for each in (broker.committed, broker.moved_in_vain))
+            if records and reached <= records[-1].offset:
+                return True
+        return False
+
+    def lose_unread(self, broker: Broker) -> None:
+        """Delete the first record of each partition that is not settled, where the group has an offset there."""
+        for number in range(self.plan.partitions):
+            tp = TopicPartition(self.topology.main, number)
+            offset = broker.committed.get(tp)
+            if offset is not None and offset < broker.logs[tp].end and not self.notes.named_now(number):
+                broker.delete_before(tp, offset + 1)
+                self.lost[tp] = offset + 1
+
+    def decide(self, broker: Broker) -> None:
+        """Give up what was deleted unread, as somebody does who sets the offset by hand."""
+        for tp, offset in self.lost.items():
+            if broker.committed[tp] < offset:
+                self.oracle.give_up((tp.partition, offset - 1))
+                broker.committed[tp], broker.notes[tp] = offset, ""
+
+    def judge(self, broker: Broker, workers: Iterable[SimWorker | None]) -> int:
+        """Judge the end; return how many progress events there are."""
+        self.oracle.at_rest()
+        # an offset that was set by hand has nothing beside it
+        said = 0 if self.lost else check_counts(broker, self.oracle, self.names)
+        for number, store in seen_stores(workers, self.topology.main, broker.generation):
+            taken_back = broker.taken_back[self.topology.seen_changelog] > 0
+            rows = {identity: encode_seen(row) for identity, row in store.rows.items()}
+            self.oracle.remembered(number, rows, taken_back=taken_back)
+        for event, topics in ((Event.SCHEDULED, self.retry_topics), (Event.DEAD, [self.topology.dlq])):
+            there = sum(self.oracle.visible[topic] for topic in topics)
+            seen, gone = self.observed[event], sum(broker.taken_back[topic] for topic in topics)
+            if seen > there + gone or (self.plan.quiet and seen != there):
+                raise Violation(f"I12: {seen} observed as {event.value}, {there} are visible")
+        if self.observed[Event.SKIPPED] > self.oracle.skips + broker.taken_back[self.topology.events]:
+            raise Violation(f"I12: {self.observed[Event.SKIPPED]} observed as skipped, {self.oracle.skips} are visible")
+        if self.plan.quiet:
+            check_quiet(self.oracle, failed=self.observed[Event.LANE_FAILED])
+        if self.plan.only(DRAINS) and self.oracle.repeated:
+            raise Violation(f"I10: {self.oracle.repeated} calls repeated, and every worker had time for its drain")
+        return said

@@ -1,0 +1,38 @@
+"""Faults of the engine's own code: a call of it raises what it never should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulation.worker import SimWorker
+
+POINTS = (
+    ("engine", "begin"),
+    ("engine", "settled"),
+    ("engine", "_accept"),
+    ("engine", "_turns"),
+    ("engine", "_turns_ahead"),
+    ("scheduler", "_claim"),
+    ("lane", "_settle"),
+    ("lane", "_drop"),
+)
+"""Of each lane: of which of its parts, and which call."""
+
+
+def break_one(worker: SimWorker, size: float) -> str:
+    """Have the next call of one kind fail, in one lane; return its name, empty where the worker has no open lane."""
+    lanes = [placed for _, placed in sorted(worker.ownership.placed.items()) if placed.lane.session]
+    if not lanes:
+        return ""
+    placed = lanes[int(size * 97) % len(lanes)]
+    part, name = POINTS[int(size * len(POINTS))]
+    owner: Any = {"engine": placed.engine, "lane": placed.lane, "scheduler": placed.engine.scheduler}[part]
+
+    def fail(*_: object, **__: object) -> None:
+        delattr(owner, name)
+        raise RuntimeError(f"a fault of ours in {name}")
+
+    setattr(owner, name, fail)
+    if name in {"begin", "_drop"}:
+        placed.lane.fail(RuntimeError("so that it is called"))
+    return name
