@@ -124,7 +124,7 @@ def erase(
     wait_s: float,
     as_json: bool,
 ) -> None:
-    """Erase every record of a key from the lake: rows, log, quarantine, change data and reports.
+    """Erase every record of a key from the lake: rows, former versions of them, and everything derived from them.
 
     Records of the key that have arrived or failed until now are not archived later, though they are still on topics or
     wait. The topics themselves keep them until their retention ends; --broker and --group list them with that date.

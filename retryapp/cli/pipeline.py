@@ -55,6 +55,7 @@ def command() -> None:
       retryapp pipeline archive --broker localhost:9092 --group billing --every 1m --metrics-port 6080
       retryapp pipeline analyse --broker localhost:9092 --group billing
       retryapp pipeline report --out report.html
+      retryapp pipeline causes --since 7d
       retryapp pipeline status --broker localhost:9092 --group billing --json
       retryapp pipeline erase --key ada@example.org
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
