@@ -14,12 +14,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from typing import Final
 
 import click
 
 from retryapp.cli.console import ExitCode, on_signals
 from retryapp.core.errors import EnvironmentFault
+
+_LOOK_S: Final = 0.5  # a signal that comes just before the wait begins does not end it: its handler runs after it
 
 
 def run_processes(command: Sequence[str], count: int) -> int:
@@ -46,7 +49,10 @@ def run_processes(command: Sequence[str], count: int) -> int:
                 processes.append(process)
                 threading.Thread(target=_await_end, args=(process, events), daemon=True).start()
             while len(codes) < count:
-                event = events.get()
+                try:
+                    event = events.get(timeout=_LOOK_S)
+                except Empty:
+                    continue
                 if isinstance(event, signal.Signals):
                     sent = event
                 else:

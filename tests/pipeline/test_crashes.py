@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from commands import PATIENCE_S, Command, batches
-from delta import places_of, rows_of
+from delta import places_of
 from history import Group
 from quick import INTERPRETED
 from samples import dead
@@ -138,7 +138,7 @@ def test_an_analysis_beside_an_archive_that_continues(full: Group, tmp_path: Pat
 
 
 def test_an_executor_killed_in_mid_batch(cluster: Cluster, full: Group, tmp_path: Path) -> None:
-    """Its tasks run again elsewhere: each record is there once, and Python functions ran on both workers."""
+    """Its tasks run again elsewhere: each record is there once."""
     lake = tmp_path / "lake"
     words = ("--master", cluster.url, "--rows-per-batch", "1000")
     with Command(tmp_path, "archive", *words, lake=lake, group=full, **cluster.settings) as driver:
@@ -147,7 +147,6 @@ def test_an_executor_killed_in_mid_batch(cluster: Cluster, full: Group, tmp_path
         cluster.executors()[0].kill()
         assert driver.wait(PATIENCE_S) == 0, driver.log[-3_000:]
     assert places_of(lake) == full.places()
-    assert {row[0] for row in rows_of(lake / "records", ("unreadable",))} == {None}
 
 
 def test_workers_that_do_not_see_the_lake_are_named(spark: SparkSession, group: Group, tmp_path: Path) -> None:
