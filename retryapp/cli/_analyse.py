@@ -152,7 +152,7 @@ def report(
     """Write the analysis as one page, most urgent first; with --json print it instead.
 
     With --since, figures are of attempts that ended since then, and each cause is compared with the time before that is
-    as long: new, more, fewer, gone. What waits, is dead or lost is told of all time.
+    as long: new, more, fewer, gone. The totals on top are of all time.
 
     \b
     Exit codes: 0 every check holds, 1 a check fails.

@@ -48,7 +48,7 @@ class LakeNotSharedError(LakeUnusableError):
     def __init__(self, uri: str, undo: str) -> None:
         super().__init__(
             uri,
-            f"the cluster's workers wrote the run's rows to disks of their own, where nobody can read them. Undo that: "
+            f"each worker of the cluster wrote rows to its own disk, where no other machine can read them. Undo that: "
             f"remove the lake if it is new, else run {undo} in a Spark session on this machine. Then mount its folder "
             f"on all nodes, or use another lake",
         )

@@ -85,6 +85,13 @@ def analysed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> t
     return job, first, job.analyse(6)  # record 5 was there before, and lay at the cut
 
 
+@pytest.fixture
+def copied(spark: SparkSession, analysed: tuple[Analysts, Analysed, Analysed], tmp_path: Path) -> Analysts:
+    """A copy of that lake, to be changed."""
+    shutil.copytree(Path(analysed[0].lake.uri.removeprefix("file://")), tmp_path / "lake")
+    return Analysts(spark, open_lake(spark, str(tmp_path / "lake")))
+
+
 def test_each_record_is_parsed_once(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
     """The first run reads all, the second what is new; one record was there before, and the cut released it."""
     job, first, second = analysed
@@ -135,13 +142,9 @@ def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_arc
 
 
 @pytest.mark.extended
-def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(
-    spark: SparkSession, analysed: tuple[Analysts, Analysed, Analysed], tmp_path: Path
-) -> None:
+def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(spark: SparkSession, copied: Analysts) -> None:
     """And what was deleted is missed by the ledger."""
-    former, folder = Path(analysed[0].lake.uri.removeprefix("file://")), tmp_path / "lake"
-    shutil.copytree(former, folder)
-    job = Analysts(spark, open_lake(spark, str(folder)))
+    job = copied
     spark.sql(f"DELETE FROM {quoted(job.lake.table(RECORDS_TABLE))} WHERE station = 'retry' AND offset = 0")  # noqa: S608 - a folder of this test
     third = job.analyse(6)
     assert (third.full, third.journeys, third.is_sound) == (True, 5, False)
@@ -263,15 +266,10 @@ def test_a_clock_that_was_wrong_does_not_blur_all_others(spark: SparkSession, tm
 
 @pytest.mark.extended
 def test_a_loss_fails_the_checks_until_it_is_acknowledged(
-    spark: SparkSession,
-    analysed: tuple[Analysts, Analysed, Analysed],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    spark: SparkSession, copied: Analysts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It stays visible, as a warning with the note; a gap that is not there is refused."""
-    folder = tmp_path / "lake"
-    shutil.copytree(Path(analysed[0].lake.uri.removeprefix("file://")), folder)
-    job = Analysts(spark, open_lake(spark, str(folder)))
+    job = copied
     life = Life(topic=f"{GROUP}.{MAIN}.dlq", topic_id="id-dlq", group=GROUP, main=MAIN, station="dlq", epoch=1)
     gaps = Gaps(Facts(spark, job.lake))
     for _ in range(2):
@@ -293,18 +291,11 @@ def test_a_loss_fails_the_checks_until_it_is_acknowledged(
 
 
 @pytest.mark.extended
-def test_decisions_about_causes(
-    spark: SparkSession,
-    analysed: tuple[Analysts, Analysed, Analysed],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_decisions_about_causes(copied: Analysts, capsys: pytest.CaptureFixture[str]) -> None:
     """Resolved, come back, ignored for a time, open again; a cause that is not there is refused."""
-    folder = tmp_path / "lake"
-    shutil.copytree(Path(analysed[0].lake.uri.removeprefix("file://")), folder)
 
     def run(*arguments: str, code: int = ExitCode.FINE) -> list[tuple[Any, ...]]:
-        assert retryapp(["pipeline", "causes", "--lake", str(folder), "--json", *arguments]) == code
+        assert retryapp(["pipeline", "causes", "--lake", copied.lake.uri, "--json", *arguments]) == code
         said = json.loads(capsys.readouterr().out)
         names = ("reason", "dead", "decision", "who", "change")
         return [tuple(row[name] for name in names) for row in said.get("causes", [])]
@@ -315,5 +306,5 @@ def test_decisions_about_causes(
     assert run("--reopen", "f1", "--by", "bob")[0][2:] == ("open", None, None)
     # the records failed in 2030: after any decision of today
     assert run("--resolve", "f1", "--topic", MAIN, "--by", "ann")[0][2:] == ("resolved", "ann", "regressed")
-    titles = [entry["title"] for entry in Analysts(spark, open_lake(spark, str(folder))).collect()["todo"]]
+    titles = [entry["title"] for entry in copied.collect()["todo"]]
     assert [title for title in titles if title.startswith("Came back")]

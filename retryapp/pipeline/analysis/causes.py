@@ -35,7 +35,7 @@ def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0)
         before = ~inside & (F.col("bin_ms") >= 2 * since_ms - until_ms)
     recovered = inside & (F.col("fate") == "done")
     sums = {
-        **{name: F.sum(F.when(inside, F.col(column))) for name, column in (("failures", "attempts"),)},
+        "failures": F.sum(F.when(inside, F.col("attempts"))),
         **{name: F.sum(F.when(inside, F.col(name))) for name in ("records", "dead", "pending")},
         "recovered": F.sum(F.when(recovered, F.col("records"))),
         "before": F.sum(F.when(before, F.col("records"))),

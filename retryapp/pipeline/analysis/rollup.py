@@ -9,6 +9,7 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from retryapp.pipeline.analysis.schemas import DELAYS, ROLLUP
 
@@ -42,17 +43,17 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
     later = F.slice("attempts", F.col("place") + 2, F.greatest(F.size("attempts"), F.lit(1)))
     is_last = ~F.exists(later, lambda other: other["fingerprint"].eqNullSafe(F.col("at.fingerprint")))
     is_last_of_cause = F.col("at.fingerprint").isNotNull() & is_last
-    is_final_cause = is_last_of_cause & (F.col("at.fingerprint") == F.col("fingerprint"))
+    is_cause, is_dead = F.col("at.fingerprint") == F.col("fingerprint"), F.col("fate") == "dead"
+    is_final_cause = is_last_of_cause & is_cause
     is_newest = F.col("place").isNull() | (F.col("place") == F.size("attempts") - 1)
     is_waiting = is_newest & (F.col("fate") == "pending")
-    is_dead = is_final_cause & (F.col("fate") == "dead")
     at_ms = F.coalesce("at.ended_ms", "ended_ms", "last_timestamp_ms")
     by: dict[str, Column] = {
         "group": F.col("group"),
         "main": F.col("main"),
         "bin_ms": bin_of(at_ms, length_ms),
         "fingerprint": F.col("at.fingerprint"),
-        "reason": F.when(_has_cause(F.col("fate") == "dead"), F.col("reason")),
+        "reason": F.when(is_cause & is_dead, F.col("reason")),
         "replayed": F.coalesce("at.replays", "replays") > 0,
         "attempt": F.col("at.attempt"),
         "tier": F.col("at.tier"),
@@ -68,7 +69,7 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
     sums = {
         "attempts": _count(is_attempt),
         "records": _count(is_last_of_cause),
-        "dead": _count(is_dead),
+        "dead": _count(is_final_cause & is_dead),
         "pending": _count(is_final_cause & (F.col("fate") == "pending")),
         "journeys": _count(is_newest),
         "handler_ms": F.sum(spent_ms),
@@ -77,16 +78,9 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
         "error_type": F.max_by("at.error_type", newest),
         "example": F.max_by(example, F.when(is_last_of_cause, newest)),
     }
-    keys = (column.alias(f"by_{name}") for name, column in by.items())
-    facts = every.select("*", *keys).groupBy(*(f"by_{name}" for name in by))
-    summed = facts.agg(*(column.alias(name) for name, column in sums.items()))
-    of_journeys = summed.withColumnsRenamed({f"by_{name}": name for name in by})
+    places = every.groupBy(*(column.alias(name) for name, column in by.items()))
+    of_journeys = places.agg(*(column.alias(name) for name, column in sums.items()))
     return _shaped(of_journeys, ROLLUP).unionByName(_shaped(_first_tries(progress, length_ms), ROLLUP))
-
-
-def _has_cause(is_fate: Column) -> Column:
-    """Tell whether a journey has this fate because of the attempt's cause."""
-    return is_fate & (F.col("at.fingerprint") == F.col("fingerprint"))
 
 
 def _first_tries(progress: DataFrame, length_ms: int) -> DataFrame:
@@ -105,12 +99,11 @@ def _first_tries(progress: DataFrame, length_ms: int) -> DataFrame:
     )
 
 
-def _shaped(frame: DataFrame, schema: object) -> DataFrame:
-    fields = list(schema)  # type: ignore[call-overload]
+def _shaped(frame: DataFrame, schema: T.StructType) -> DataFrame:
     return frame.select(
         *(
             (F.col(field.name) if field.name in frame.columns else F.lit(None)).cast(field.dataType).alias(field.name)
-            for field in fields
+            for field in schema
         )
     )
 

@@ -55,7 +55,7 @@ def collect(
     try:
         every = _causes(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
         shown = fingerprints(sorted(every, key=lambda row: row["change"] != "regressed"))[:SHOWN]
-        ways = in_all = figures.ways(rollup)
+        ways = all_ways = figures.ways(rollup)
         if begin_ms is not None:
             ways = figures.ways(rollup.where(F.col("bin_ms") >= begin_ms))
         bursts = outages(first_deliveries(rollup, shown), bin_ms=bin_ms, until_ms=result["analysed_ms"])
@@ -88,7 +88,7 @@ def collect(
     }  # fmt: skip
     head = {"version": FACTS_VERSION, "now_ms": now_ms, "since_ms": since_ms, "groups": result["state"]["groups"]}
     head |= {name: result[name] for name in ("analysed_ms", "broker", "ledger")}
-    return build({**head, **tables, "checks": checks}, counted, figures.cost(in_all, ()))
+    return build({**head, **tables, "checks": checks}, counted, figures.cost(all_ways, ()))
 
 
 def _begin(since_ms: int | None, length_ms: int) -> int | None:
