@@ -82,7 +82,7 @@ _ZERO: Final = ord("0")
 
 def _check(metadata: RetryMetadata) -> None:
     for header, value, least, most in (
-        (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays else 1, MAX_COUNT),
+        (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays or metadata.held else 1, MAX_COUNT),
         (RETRY_DELIVERY, metadata.delivery, metadata.attempt, MAX_COUNT),
         (RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT),
         (RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS),

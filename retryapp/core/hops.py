@@ -30,7 +30,9 @@ from retryapp.core.errors import InvalidDurationError
 from retryapp.core.foreign import escape_names, name_bytes, shield, split_headers, strip, unshield
 from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import (
+    HELD,
     MAX_COUNT,
+    MAX_EPOCH_MS,
     MAX_HISTORY,
     MAX_HISTORY_TYPE_BYTES,
     NAMELESS,
@@ -166,6 +168,32 @@ def to_row(copy: Outgoing, metadata: RetryMetadata) -> PendingRow:
         attempt=metadata.attempt,
         delivery=metadata.delivery,
     )
+
+
+def to_held_row(
+    record: Record, *, topology: HandlerTopology, handler: str, topic_id: str, policy_digest: str, now_ms: int
+) -> PendingRow:
+    """Return the row of a record of the main topic that was not delivered yet: earlier ones of its sequence wait."""
+    metadata = RetryMetadata(
+        group=topology.group,
+        handler=handler or NAMELESS,
+        origin=Origin(record.topic, topic_id, record.partition, record.offset),
+        origin_timestamp_ms=clamped(record.timestamp_ms, -1),
+        attempt=0,
+        delivery=0,
+        due_at_ms=MAX_EPOCH_MS,
+        started_ms=clamped(now_ms),
+        policy=policy_digest,
+        tier=HELD,
+        first_failed_ms=clamped(now_ms),
+        last_failed_ms=clamped(now_ms),
+        error_type=NAMELESS,
+        error_message="",
+        fingerprint=NAMELESS,
+    )
+    value, marked = _marked(record, metadata)
+    headers = shield(record.headers) + encode_metadata(marked)
+    return PendingRow(record.key, value, headers, due_at_ms=MAX_EPOCH_MS, since_ms=metadata.last_failed_ms, held=True)
 
 
 def to_dead_letter(

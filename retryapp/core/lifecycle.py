@@ -5,6 +5,7 @@ kind           sent when                                              record key
 =============  =====================================================  ==============================
 ``succeeded``  a delivery succeeded after at least one failure        failure id
 ``skipped``    a record was passed over as a duplicate of an event    failure id
+``held``       a record waits for earlier ones of its sequence         failure id
 ``policy``     a worker starts with this policy                       ``policy:{group}/{main}``
 ``progress``   at most 60 s apart, per partition of the main topic    ``progress:{group}/{main}/{p}``
 =============  =====================================================  ==============================
@@ -84,6 +85,20 @@ class Skipped(LifecycleEvent):
         return self.failure_id.encode("utf-8")
 
 
+class Held(LifecycleEvent):
+    """A record waits, undelivered, for an earlier one of its sequence; what becomes of it follows."""
+
+    kind: Literal["held"] = "held"
+    failure_id: str
+    origin: str
+    at_ms: EpochMs
+
+    @property
+    def key(self) -> bytes:
+        """The failure id."""
+        return self.failure_id.encode("utf-8")
+
+
 class PolicyUsed(LifecycleEvent):
     """A worker has started with this policy; records carry only its digest."""
 
@@ -121,6 +136,8 @@ class Progress(LifecycleEvent):
     """Of these, failed at their first delivery."""
     skipped: Count = 0
     """Of these, passed over without a delivery."""
+    held: Count = 0
+    """Of these, not delivered yet: they wait for earlier records of their sequence."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Progress:
@@ -134,7 +151,7 @@ class Progress(LifecycleEvent):
         return f"progress:{self.group}/{self.main}/{self.partition}".encode()
 
 
-AnyEvent = Succeeded | Skipped | PolicyUsed | Progress
+AnyEvent = Succeeded | Skipped | Held | PolicyUsed | Progress
 Event = Annotated[AnyEvent, Field(discriminator="kind")]
 
 VERSION: Final = 1

@@ -54,7 +54,7 @@ _HASHED = re.compile(rf"([rs]{_LIFE})@([0-9a-f]{{16}})", re.ASCII)
 ROWS_MARK: Final = "w"
 """What the mark of the rows begins with."""
 _NUMBER = r"(0|[1-9]\d{0,18})"
-_TALLY = re.compile(rf"p1:{_NUMBER}-{_NUMBER}@{_NUMBER}:{_NUMBER},{_NUMBER},{_NUMBER}", re.ASCII)
+_TALLY = re.compile(rf"p1:{_NUMBER}-{_NUMBER}@{_NUMBER}:{_NUMBER},{_NUMBER},{_NUMBER}(?:,{_NUMBER})?", re.ASCII)
 _ANY_VERSION = re.compile(r"p\d+:", re.ASCII)
 _CHANGELOG = re.compile(r"c:([0-9A-Za-z_-]{1,32})")
 
@@ -223,26 +223,29 @@ class Tally:
     """Of these, done at their first delivery."""
     skipped: int = 0
     """Of these, passed over without a delivery."""
+    held: int = 0
+    """Of these, not delivered yet: they wait for earlier records of their sequence."""
 
     @property
     def failed(self) -> int:
         """Of those received: failed at their first delivery."""
-        return self.received - self.first_try_ok - self.skipped
+        return self.received - self.first_try_ok - self.skipped - self.held
 
-    def plus(self, *, received: int, ok: int, skipped: int = 0) -> Tally:
+    def plus(self, *, received: int, ok: int, skipped: int = 0, held: int = 0) -> Tally:
         """Return the tally with more records."""
         return replace(
             self,
             received=self.received + received,
             first_try_ok=self.first_try_ok + ok,
             skipped=self.skipped + skipped,
+            held=self.held + held,
         )
 
     def text(self, to_offset: int) -> str:
         """Return it as an offset's metadata; empty where there is nothing to say."""
         if not self.received and self.from_offset == to_offset:
             return ""
-        counts = f"{self.received},{self.first_try_ok},{self.skipped}"
+        counts = f"{self.received},{self.first_try_ok},{self.skipped}" + (f",{self.held}" if self.held else "")
         return f"p1:{self.from_offset}-{to_offset}@{self.since_ms}:{counts}"
 
 
@@ -251,10 +254,11 @@ def parse_tally(text: str, offset: int) -> Tally | None:
     match = _TALLY.fullmatch(text)
     if match is None:
         return None
-    from_offset, to_offset, since_ms, received, ok, skipped = map(int, match.groups())
-    if to_offset != offset or from_offset + received > to_offset or ok + skipped > received:
+    from_offset, to_offset, since_ms, received, ok, skipped, held = (int(number or 0) for number in match.groups())
+    if to_offset != offset or from_offset + received > to_offset or ok + skipped + held > received:
         return None
-    return Tally(from_offset=from_offset, since_ms=since_ms, received=received, first_try_ok=ok, skipped=skipped)
+    counts = {"received": received, "first_try_ok": ok, "skipped": skipped, "held": held}
+    return Tally(from_offset=from_offset, since_ms=since_ms, **counts)
 
 
 class Note(NamedTuple):

@@ -26,6 +26,8 @@ MAX_EPOCH_MS: Final = 253_402_300_799_999
 """Latest instant in any header: the end of the year 9999."""
 MAX_COUNT: Final = 1_000_000
 """Largest attempt, delivery and number of replays."""
+HELD: Final = "held"
+"""Tier of a record that waits, undelivered, for earlier ones of its sequence; its attempt and delivery are 0."""
 NAMELESS: Final = "?"
 """Replaces the empty name that a class or a function may have."""
 
@@ -56,7 +58,7 @@ class RetryMetadata:
     origin_timestamp_ms: int
     """The original record's timestamp; -1 where it had none."""
     attempt: int
-    """Number of the attempt that failed last, as the policy counts. 0 only in a replay, which starts again at 1."""
+    """Number of the attempt that failed last, as the policy counts; 0 of a held record, and of a new replay."""
     delivery: int
     """Number of the delivery that ended last; the next is this + 1. Never starts again: a replay takes a number."""
     due_at_ms: int | None = None
@@ -86,6 +88,11 @@ class RetryMetadata:
     replays: int = 0
     null_value: bool = False
     """The original value was null; it travels as empty."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it was never delivered, and what it says of a failure is empty."""
+        return self.tier == HELD and not self.delivery
 
     @property
     def failure_id(self) -> str:

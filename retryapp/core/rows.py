@@ -17,9 +17,10 @@ Row, version 2, big-endian::
     | header_count x (name_len u32, value_len i32) | key | value | header_count x (name, value) | more |
 
 A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive.
-No row is empty, so ``b""`` is never valid and a tombstone is never a row. A state or a hold that is not 0 says that the
-row waits for something else than its time: this version cannot judge that, and treats it as a newer one's. `flags`,
-`revision` and `more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are
+No row is empty, so ``b""`` is never valid and a tombstone is never a row. State and hold are 0 in a row that waits for
+its time, and 1 in one that waits for earlier records of its sequence: it was never delivered, attempt and delivery are
+0, and its time is the last possible one. Others are a newer version's: this one cannot judge them. `flags`, `revision`
+and `more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are
 kept.
 """
 
@@ -65,7 +66,8 @@ _DUE_AT: Final = 4
 _LAST_DUE: Final = _DUE.pack(MAX_EPOCH_MS)
 _LENGTHS: Final = struct.Struct(">iiII")
 _LENGTHS_AT: Final = _FIXED.size - _LENGTHS.size
-_KNOWN: Final = bytes((ROW_VERSION, 0, 0))
+_DUE_ROW: Final = bytes((ROW_VERSION, 0, 0))
+_HELD_ROW: Final = bytes((ROW_VERSION, 1, 1))
 _PAIR: Final = struct.Struct(">Ii")
 
 
@@ -101,6 +103,8 @@ class PendingRow:
     flags: int = 0
     revision: int = 0
     more: bytes = b""
+    held: bool = False
+    """It waits for earlier records of its sequence, and was never delivered."""
 
 
 @lru_cache(maxsize=256)  # a partition has records of one main topic, unless that was made again
@@ -171,7 +175,7 @@ def encode_row(row: PendingRow) -> bytes:
     numbers = row.due_at_ms, row.since_ms, row.attempt, row.delivery, row.revision
     counts = _length(row.key), _length(row.value), len(row.headers), len(row.more)
     try:
-        fixed = _FIXED.pack(ROW_VERSION, 0, 0, row.flags, *numbers, *counts)
+        fixed = _FIXED.pack(ROW_VERSION, row.held, row.held, row.flags, *numbers, *counts)
         table = struct.pack(">" + "Ii" * len(row.headers), *lengths)
     except struct.error as error:
         raise DamagedRowError("row", f"a number does not fit: {error}") from error
@@ -192,7 +196,7 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
         first += key_length
     if value_length > 0:
         first += value_length
-    known = raw[: len(_KNOWN)] == _KNOWN
+    known = raw[: len(_DUE_ROW)] in (_DUE_ROW, _HELD_ROW)
     if not known or key_length < -1 or value_length < -1 or first + total + more != len(raw):
         _lengths(raw)  # says what is wrong
     for start, length in spans:
@@ -223,6 +227,11 @@ def _spans(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]
     return at, tuple(spans)
 
 
+def is_held(raw: bytes) -> bool:
+    """Tell whether a row waits for earlier records of its sequence, without decoding it."""
+    return raw[: len(_HELD_ROW)] == _HELD_ROW
+
+
 def decode_row(raw: bytes) -> PendingRow:
     """Decode a row.
 
@@ -240,7 +249,8 @@ def decode_row(raw: bytes) -> PendingRow:
     names = [name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]  # none is: u32
     headers = tuple(zip(names, parts[1::2], strict=True))
     _, _, _, flags, due_at_ms, since_ms, attempt, delivery, revision, *_ = _FIXED.unpack_from(raw)
-    return PendingRow(key, value, headers, due_at_ms, since_ms, attempt, delivery, flags, revision, more)
+    held = raw[1] == 1
+    return PendingRow(key, value, headers, due_at_ms, since_ms, attempt, delivery, flags, revision, more, held)
 
 
 def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
@@ -259,6 +269,6 @@ def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
     nulls = lengths.count(-1)
     if min(lengths) < -1 or sum(lengths) + nulls + more != len(raw) - at:
         raise DamagedRowError("row", f"its {len(lengths)} parts do not add up to {len(raw) - at} bytes")
-    if state or hold:
+    if (state, hold) not in ((0, 0), (1, 1)):
         raise NewerRowError(f"{version} with state {state} and hold {hold}", ROW_VERSION)
     return lengths, at, raw[len(raw) - more :] if more else b""

@@ -61,6 +61,7 @@ class Event(StrEnum):
 
     SUCCEEDED = "succeeded"
     SKIPPED = "skipped"
+    HELD = "held"
     FAILED = "failed"
     SCHEDULED = "scheduled"
     DEAD = "dead"

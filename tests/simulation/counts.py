@@ -17,7 +17,7 @@ from simulation.broker import Broker
 from simulation.oracle import Oracle, Topics
 from simulation.story import Origin, Story, Violation
 
-_NOTE = re.compile(r"p1:(\d+)-(\d+)@\d+:(\d+),(\d+),(\d+)")
+_NOTE = re.compile(r"p1:(\d+)-(\d+)@\d+:(\d+),(\d+),(\d+)(?:,(\d+))?")
 
 
 class Range(NamedTuple):
@@ -28,6 +28,7 @@ class Range(NamedTuple):
     received: int
     ok: int
     skipped: int
+    held: int = 0
 
 
 def check_counts(broker: Broker, oracle: Oracle, topics: Topics) -> int:
@@ -62,7 +63,7 @@ def ranges_of(broker: Broker, topics: Topics, number: int) -> list[Range]:
     """Return what the visible `progress` events of a partition say, in their order."""
     told = [json.loads(record.value or b"{}") for record in broker.visible(TopicPartition(topics.events, number))]
     return [
-        Range(each["from_offset"], each["to_offset"], each["received"], each["first_try_ok"], each["skipped"])
+        Range(*(each[name] for name in ("from_offset", "to_offset", "received", "first_try_ok", "skipped", "held")))
         for each in told
         if each.get("kind") == "progress"
     ]
@@ -94,12 +95,15 @@ def _committed(broker: Broker, topics: Topics, number: int) -> tuple[int, str]:
 
 def _beside(note: str, reached: int) -> Range:
     found = _NOTE.search(note)
-    return Range(*map(int, found.groups())) if found else Range(reached, reached, 0, 0, 0)
+    return Range(*(int(each or 0) for each in found.groups())) if found else Range(reached, reached, 0, 0, 0)
 
 
 def _check_range(stories: Mapping[Origin, Story], number: int, told: Range) -> None:
     there = [story for (at, offset), story in stories.items() if at == number and told.first <= offset < told.end]
     skipped = sum(story.first is not None for story in there)
-    ok = sum(not story.fates and not story.copies[1] for story in there)
+    ok = sum(not story.fates and not story.copies[1] and not story.held for story in there)
+    held = sum(story.held for story in there)
     if (told.received, told.ok, told.skipped) != (len(there), ok, skipped):
         raise Violation(f"I12 {number}/{told.first}: {told}, and there are {len(there)}, {ok} and {skipped}")
+    if told.held > held:  # one that was settled beyond the offset counts as failed
+        raise Violation(f"I12 {number}/{told.first}: {told}, and {held} were held")

@@ -19,7 +19,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.publication import TopicLook
 from retryapp.core.record import Headers, Record
 from retryapp.core.verdicts import Reject, RetryLater
-from retryapp.engine.handler.handler import Delivery, Handler
+from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.ports import Committed, Event, Observation, TopicPartition
 from simulation.before import leave_replayed
@@ -119,6 +119,7 @@ class History:
             policy=POLICIES[policy],
             concurrency=2,
             max_in_flight=self.plan.in_flight,
+            order=Order(self.plan.order),
             deduplicate=judge.rule,
             destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),
         )
@@ -318,7 +319,7 @@ class History:
         headers: Headers = (("trace", b"\xff%d" % offset),)
         if judge.rule is not None:
             headers = (*headers, ("event-id", b"e%d" % event))
-        out = Outgoing(tp.topic, number, b"k%d" % offset, value, headers)
+        out = Outgoing(tp.topic, number, self.plan.key(event, offset), value, headers)
         self.broker.append(tp, out)
         judge.oracle.add(self.broker.logs[tp].entries[-1].record, script, None if judge.rule is None else f"e{event}")
 

@@ -25,6 +25,8 @@ from simulation.waits import Waits
 _SUSPECTS, _SUSPECT_ROWS = (
     re.compile(begin + r"(s|g)\d+:(?P<life>[^@]+)@(?P<first>[\d.]+)(-(?P<end>[\d.]+))?") for begin in ("^", "(?:^| )w")
 )
+HELD_MS = 253_402_300_799_999
+"""Due time of a row that waits for others of its sequence."""
 GIVEN_UP_MS = 2_000.0
 """A handler that does not heed its cancellation is given up after it."""
 TIMED_OUT = f"{HandlerTimeoutError.__module__}.{HandlerTimeoutError.__qualname__}"
@@ -62,6 +64,7 @@ class Oracle:
         per_delay: bool = False,
         timeout_ms: float = 1e9,
         max_kills: int = 12,
+        order: str = "none",
     ) -> None:
         self.stories: dict[Origin, Story] = {}
         self.repeated = 0
@@ -72,6 +75,9 @@ class Oracle:
         self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS}, per_delay=per_delay)
         self._skew_ms = skew_ms
         self._timeout_ms = timeout_ms
+        self._order = order
+        self._started: dict[tuple[Opening, int, bytes], int] = {}
+        """Offset of the record that began last, by opening, partition and sequence."""
         self._max_kills = max_kills
         """Workers that one record may end."""
         self._moved: dict[TopicPartition, int] = {}
@@ -117,6 +123,7 @@ class Oracle:
         record = story.record
         if opening is not None:
             self._check_again(origin, story, attempt, opening)
+            self._check_order(origin, story, opening)
         if attempt == 1 and story.taken_in is None and opening is not None:
             story.taken_in = now_ms, opening
         _must(story.first is None, "I5", origin, f"a duplicate of {story.first} was handled")
@@ -156,23 +163,53 @@ class Oracle:
 
         Whatever ran before in that session is durable: the mark does not name it any more.
         """
-        mark = (_SUSPECTS if attempt == 1 else _SUSPECT_ROWS).search(note)
+        is_row = self._is_row(origin, attempt)
+        mark = (_SUSPECT_ROWS if is_row else _SUSPECTS).search(note)
         if mark is None or mark["life"] != opening.worker:
             return
         self.named["suspects ran together" if mark["end"] else "a suspect ran alone"] += 1
         first = _place(mark["first"])
         end = _place(mark["end"]) if mark["end"] else (*first[:-1], first[-1] + 1)
-        place = (origin[1],) if attempt == 1 else (due_at_ms or 0, origin[1])
+        place = (due_at_ms or HELD_MS, origin[1]) if is_row else (origin[1],)
         _must(first <= place < end, "I14", origin, f"attempt {attempt} runs beside {mark[0]}")
         for other, story in self.stories.items():
-            ran = [run[0] for run in story.runs if run[1:] == opening and (run[0] == 1) == (attempt == 1)]
-            if other[0] != origin[0] or not ran or (attempt == 1 and first <= (other[1],) < end):
+            ran = [run[0] for run in story.runs if run[1:] == opening and self._is_row(other, run[0]) == is_row]
+            if other[0] != origin[0] or not ran or (not is_row and first <= (other[1],) < end):
                 continue
             passed = other[1] < self._moved.get(TopicPartition(self._topics.main, other[0]), 0)
-            waits = attempt > 1 and other == origin
-            settled = passed if attempt == 1 else max(ran) in story.settled_ms or 0 in story.settled_ms
-            named = attempt > 1 and any(first <= (due_ms, other[1]) < end for due_ms in story.rows)
+            waits = is_row and other == origin
+            settled = max(ran) in story.settled_ms or 0 in story.settled_ms if is_row else passed
+            named = is_row and any(first <= (due_ms, other[1]) < end for due_ms in story.rows)
             _must(settled or waits or named, "I14", origin, f"attempt {attempt} beside {other}, not durable")
+
+    def _sequence(self, record: Record) -> bytes | None:
+        return {"none": None, "key": record.key}.get(self._order, b"")
+
+    def _check_order(self, origin: Origin, story: Story, opening: Opening) -> None:
+        """In one session the records of a sequence begin in order, each after the end of those before it."""
+        if (sequence := self._sequence(story.record)) is None:
+            return
+        place = opening, origin[0], sequence
+        last, self._started[place] = self._started.get(place, -1), origin[1]
+        _must(origin[1] >= last, "I16", origin, f"begins after {last} of its sequence")
+        self.named["waited for its turn"] += story.held
+        for other, each in self.stories.items():
+            if other == origin or other[0] != origin[0] or self._sequence(each.record) != sequence:
+                continue
+            beside = any(going.worker == opening.worker for going in each.going)
+            _must(not beside, "I16", origin, f"begins beside {other} of its sequence")
+            ended = other[1] > origin[1] or each.first is not None or self._has_ended(each)
+            _must(ended, "I16", origin, f"begins before the end of {other} of its sequence")
+
+    def _has_ended(self, story: Story) -> bool:
+        """Tell whether a final outcome is there, or may be on its way."""
+        if story.fates or "X" in story.script or "K" in story.script:
+            return True
+        ends = (n for n in range(1, self.max_attempts + 1) if step(story.script, n) in "SDR")
+        return bool(story.calls[next(ends, self.max_attempts)])
+
+    def _is_row(self, origin: Origin, attempt: int) -> bool:
+        return attempt > 1 or self.stories[origin].held
 
     def _check_again(self, origin: Origin, story: Story, attempt: int, opening: Opening) -> None:
         """Whoever has seen an attempt's outcome, or begins it, does not begin it once more."""
@@ -253,6 +290,10 @@ class Oracle:
         if told.get("kind") == "succeeded":
             origin = _origin(told["origin"])
             self._end(origin, self._story(origin), "done", told["delivery"], now_ms)
+        elif told.get("kind") == "held":
+            story = self._story(_origin(told["origin"]))
+            _must(not story.held, "I1", _origin(told["origin"]), "held twice")
+            story.held = True
         elif told.get("kind") == "skipped":
             origin = _origin(told["origin"])
             story = self._story(origin)
@@ -293,7 +334,7 @@ class Oracle:
     def _check_passed(self, origin: Origin) -> None:
         story = self.stories[origin]
         fine = any(call.fine for call in story.calls[1])
-        _must(fine or bool(story.copies[1]) or bool(story.fates), "I6", origin, "passed without a fate")
+        _must(fine or bool(story.copies[1]) or bool(story.fates) or story.held, "I6", origin, "passed without a fate")
         waits = not story.copies[1] or not story.dues[1].isdisjoint(story.rows)
         _must(waits, "I6", origin, "its copy is on the retry topic, and no row waits")
 
@@ -338,7 +379,7 @@ class Oracle:
                 _must(set(story.fates) == {"skipped"}, "I1", origin, f"a duplicate ends {story.fates}")
                 continue
             expected = self.fate(story.script)
-            failed_first = step(story.script, 1) not in "SD" or story.stopped or 1 in story.overdue
+            failed_first = story.held or step(story.script, 1) not in "SD" or story.stopped or 1 in story.overdue
             _must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")
             _must(bool(story.fates) or expected == "done", "I1", origin, "no end")
             results = int("dead" not in story.fates)

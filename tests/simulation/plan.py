@@ -98,6 +98,8 @@ class Plan:
     """As `records`, of a second handler."""
     changes: bool = False
     """Every other life has another policy."""
+    order: str = "none"
+    """The handlers' `order`; some records have no key then, and the others few."""
     replayed: str = ""
     """Script of a record that waits when the history begins: an older build had replayed it. Empty: none does."""
 
@@ -222,6 +224,12 @@ class Plan:
         traffic = [(random.uniform(1.0, 60.0), random.randrange(self.partitions), "S") for _ in range(20)]
         faults = self.faults if random.random() < 0.3 else ()
         return replace(self, records=tuple(sorted(crowd + traffic)), faults=faults, repeats=(), in_flight=CROWD)
+
+    def key(self, event: int, offset: int) -> bytes | None:
+        """Return the key of a record; `event` numbers those that are sent."""
+        if self.order == "none":
+            return b"k%d" % offset
+        return None if event % 7 == 6 else b"k%d" % (event % 3)
 
     @property
     def publishes(self) -> bool:

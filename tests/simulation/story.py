@@ -88,6 +88,8 @@ class Story:
     """When its first delivery began, and in whose session."""
     runs: set[tuple[int, str, float]] = field(default_factory=set)
     """Attempts that have begun, by worker and opening."""
+    held: bool = False
+    """It had to wait, undelivered, for earlier records of its sequence."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
 

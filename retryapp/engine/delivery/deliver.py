@@ -34,7 +34,7 @@ from retryapp.core.hops import (
 from retryapp.core.lifecycle import Succeeded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.publication import Publication
-from retryapp.core.record import Headers, Origin, failure_id
+from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import encode_row, identity_of
 from retryapp.engine.delivery.damage import bury_damaged, last_resort, unreadable
 from retryapp.engine.delivery.run import Outcome, Run
@@ -144,10 +144,8 @@ def _delivery(run: Run) -> Delivery:
     if run.started_ms is None:  # asked for afterwards: few need it, and a wall clock costs more than a counter
         clock = context.clock
         run.started_ms = clock.wall_ms() - round((clock.monotonic_s() - run.started_s) * 1000)
-    if metadata is None:
-        origin = Origin(run.record.topic, context.topic_id, run.record.partition, run.record.offset)
-    else:
-        origin = metadata.origin
+    origin = run.origin
+    failed = None if metadata is None or metadata.held else metadata
     return Delivery(
         failure_id=failure_id(context.handler.group, origin),
         attempt=1 if metadata is None else metadata.attempt + 1,
@@ -156,12 +154,12 @@ def _delivery(run: Run) -> Delivery:
         key=shown.key,
         raw_value=shown.value,
         headers=shown.headers,
-        due_at_ms=None if metadata is None else metadata.due_at_ms,
+        due_at_ms=None if failed is None else failed.due_at_ms,
         started_ms=run.started_ms,
-        first_failed_ms=None if metadata is None else metadata.first_failed_ms,
-        last_failed_ms=None if metadata is None else metadata.last_failed_ms,
-        last_error_type=None if metadata is None else metadata.error_type,
-        last_error_message=None if metadata is None else metadata.error_message,
+        first_failed_ms=None if failed is None else failed.first_failed_ms,
+        last_failed_ms=None if failed is None else failed.last_failed_ms,
+        last_error_type=None if failed is None else failed.error_type,
+        last_error_message=None if failed is None else failed.error_message,
         replays=0 if metadata is None else metadata.replays,
     )
 

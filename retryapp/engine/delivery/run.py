@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from retryapp.core.errors import RecordError
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Record
+from retryapp.core.record import Origin, Record
 from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox
@@ -45,6 +45,7 @@ class Claim:
     """Key of the row in the pending table."""
     identity: bytes
     due_at_ms: int
+    """0 of a held row: it may run at once."""
     size: int
     damage: RecordError | None = None
     """Why the row cannot be read; its bytes are the record's value."""
@@ -84,6 +85,8 @@ class Run:
     claim: Claim | None = None
     """The due row; None for a first delivery."""
     session: int = 0
+    sequence: bytes | None = None
+    """Whose head it is, in an ordered handler (`engine.partition.sequences`)."""
     begun: bool = False
     """The handler was called; before that a run may be aborted at no cost."""
     aborted: bool = False
@@ -107,6 +110,14 @@ class Run:
 
     def __post_init__(self) -> None:
         self.shown = self.record
+
+    @property
+    def origin(self) -> Origin:
+        """Where its record was delivered first."""
+        if self.metadata is not None:
+            return self.metadata.origin
+        record = self.record
+        return Origin(record.topic, self.context.topic_id, record.partition, record.offset)
 
     @property
     def place(self) -> bytes | int:

@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -25,6 +26,14 @@ from retryapp.engine.handler.threads import Ended, Threads
 logger = logging.getLogger("retryapp.events")
 
 HandlerFunction = Callable[..., Any]
+
+
+class Order(StrEnum):
+    """Which records of a partition wait for those before them; see `engine.partition.sequences`."""
+
+    NONE = "none"
+    KEY = "key"
+    PARTITION = "partition"
 
 
 class HandlerSignatureError(ConfigurationError):
@@ -108,6 +117,7 @@ class Handler:
     max_in_flight_bytes: int = 16 * 1024 * 1024
     max_crashes: int = 3
     """How many workers may die running a record alone before it is dead-lettered as `crashed`."""
+    order: Order = Order.NONE
     deduplicate: Deduplicate | None = None
     """What tells a producer's duplicates, which are skipped; None: nothing does."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)

@@ -58,6 +58,10 @@ class Orphans:
         if self.full and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(HUNG_S, lambda: self.on_hung())
 
+    def of(self, name: str) -> asyncio.Future[Any] | None:
+        """Return the run of a record that goes on, or None."""
+        return next((run for run, record in self._runs.items() if record == name), None)
+
     async def room(self) -> None:
         """Wait until a new run may begin."""
         while self.full:

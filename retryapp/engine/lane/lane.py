@@ -64,6 +64,7 @@ class Lane:
         on_close: Callable[[], None],
         on_applied: Callable[[list[Turn]], None],
         limits: LaneLimits | None = None,
+        ordered: bool = False,
     ) -> None:
         self.name = name
         self.state = LaneState.OPENING
@@ -83,7 +84,9 @@ class Lane:
         self._queued_bytes = 0
         self._most = self._limits.turns
         """Turns in the next transaction: fewer while a refused one is looked for."""
-        self._refused = RefusedTurns(self._retry)
+        self._ordered = ordered
+        """No turn may overtake another."""
+        self._refused = RefusedTurns(self._retry, ordered=ordered)
         self._wake = asyncio.Event()
         self._finishing = False
         self._failure: Exception | None = None
@@ -101,7 +104,8 @@ class Lane:
     @property
     def room(self) -> int:
         """Turns of the main topic that the lane takes before it is full."""
-        full = self._queued_bytes >= self._limits.backlog_size or self._refused.floor is not None
+        refused = self._refused.floor is not None or (self._ordered and self._refused.error is not None)
+        full = refused or self._queued_bytes >= self._limits.backlog_size
         return 0 if full or self.state is not LaneState.OPEN else self._limits.backlog - len(self._queue)
 
     @property
@@ -221,7 +225,8 @@ class Lane:
         """Drop uncommitted turns (their records are read again); tell whether that ended a session."""
         was_open = self.state is LaneState.OPEN
         turns = [*self._refused.end(), *(turn for turn in self._queue if turn.refusal is None)]
-        self._queue, self._refused, self._most = deque(), RefusedTurns(self._retry), self._limits.turns
+        self._refused = RefusedTurns(self._retry, ordered=self._ordered)
+        self._queue, self._most = deque(), self._limits.turns
         self._urgent = self._queued_bytes = 0
         self._tick_due = False
         self._timers.end_all()

@@ -1,7 +1,7 @@
 """Hold back turns that a topic refuses, and retry them one at a time, with back-off.
 
 Turns of due rows are not ordered, and a held one keeps its claim. Nor are those that settle records beyond the offset.
-But no offset may pass a record whose turn is held: turns that would move it so far wait.
+But no offset may pass a record whose turn is held: turns that would move it so far wait. In an ordered handler, all do.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ LAST_WAIT_S = 30.0
 class RefusedTurns:
     """The refused turns of one session; `retry` is called with the first of them when its time has come."""
 
-    def __init__(self, retry: Callable[[Turn], None]) -> None:
+    def __init__(self, retry: Callable[[Turn], None], *, ordered: bool = False) -> None:
         self.floor: int | None = None
         """The first offset of the source that a held turn settles: it must not be passed. None: none does."""
         self._retry = retry
+        self._ordered = ordered
         self._turns: deque[Turn] = deque()
         self._later: list[Turn] = []
         self._wait_s = FIRST_WAIT_S
@@ -38,7 +39,8 @@ class RefusedTurns:
 
     def keep(self, turn: Turn) -> bool:
         """Take a turn that must wait for a held one; tell whether it must."""
-        if self.floor is None or turn.refusal or turn.moves_to <= self.floor:
+        passes = self.floor is None or turn.moves_to <= self.floor
+        if turn.refusal or (passes and not (self._ordered and self._turns)):
             return False
         self._later.append(turn)
         return True
@@ -62,7 +64,7 @@ class RefusedTurns:
         self._wait_s = FIRST_WAIT_S
         floor, later = self.floor, list[Turn]()
         self._find_floor()
-        if self.floor != floor:
+        if self.floor != floor or (self._ordered and not self._turns):
             later, self._later = self._later, later
         if self._turns:
             self._retry(self._turns[0])

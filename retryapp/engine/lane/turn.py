@@ -51,6 +51,8 @@ class Turn:
     on_settled: Callable[[bool, tuple[int, ...]], None] | None = None
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
     skipped: bool = False
+    held: bool = False
+    """It settles a first delivery that has not begun: its record waits in a row."""
     patient: bool = False
     """What it publishes may wait as long as an offset."""
     refusal: HandOffRefusedError | None = None

@@ -40,6 +40,12 @@ class Duplicates:
         self._under_way: dict[bytes, int] = {}
         """Events whose row is not in the table yet, and the offset of the first record."""
 
+    def noted(self, turns: list[Turn], now_ms: int) -> list[Turn]:
+        """Have events known as seen with the turns of their first records."""
+        for turn in turns:
+            self.note(turn, now_ms)
+        return turns
+
     def skip(self, record: Record, now_ms: int) -> Turn | None:
         """Return the turn that skips a duplicate; remember any other record and return None."""
         identity = self._identity(record)
@@ -101,6 +107,16 @@ class Duplicates:
                 further(committed, offsets)
 
         return settled
+
+
+def begin_duplicates(context: DeliveryContext, seen: SeenTable | None, partition: int) -> Duplicates | None:
+    """Return the events of a new session, if its handler deduplicates."""
+    handler = context.handler
+    if handler.deduplicate is None:
+        return None
+    if seen is None:
+        raise RuntimeError(f"{handler.main}[{partition}] was opened without its table of seen events")
+    return Duplicates(handler.deduplicate, context, seen, TopicPartition(handler.topology.seen_changelog, partition))
 
 
 def _skipped(context: DeliveryContext, record: Record, first_offset: int, now_ms: int) -> Turn:

@@ -16,7 +16,7 @@ from typing import Any
 from typing_extensions import override
 
 from retryapp.core.lane_errors import LaneClosedError, MembershipLapsedError
-from retryapp.core.marks import Suspected, Tally
+from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import row_due_ms
 from retryapp.engine.delivery.pool import DeliveryPool
@@ -25,11 +25,12 @@ from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order
-from retryapp.engine.partition.duplicates import Duplicates
+from retryapp.engine.partition.duplicates import Duplicates, begin_duplicates
 from retryapp.engine.partition.progress import Counting, OffsetWindow
 from retryapp.engine.partition.scheduler import Scheduler
-from retryapp.engine.partition.suspects import Suspects
-from retryapp.ports import SeenTable, TopicPartition
+from retryapp.engine.partition.sequences import GivenUp, Sequences, begin_sequences
+from retryapp.engine.partition.suspects import Suspects, begin_suspects
+from retryapp.ports import TopicPartition
 
 ABORT_WAIT_S = 2.0
 """Longest wait of a drain for handlers that it has given up."""
@@ -81,6 +82,8 @@ class PartitionEngine(RunOwner):
         self._suspects: Suspects | None = None
         self._suspect_rows: Suspects | None = None
         self._duplicates: Duplicates | None = None
+        self._sequences: Sequences | None = None
+        self._given_up = GivenUp()
         self._progress_ms = progress_ms
         self._counting = Counting(context.handler, self._main, Tally(from_offset=0, since_ms=0), 0)
         self._outcomes: list[Turn] = []
@@ -131,31 +134,22 @@ class PartitionEngine(RunOwner):
         self._window = OffsetWindow()
         self._outcomes, self._unreleased = [], False
         self._beyond = Beyond(self._main, starts[self._main], transport.settled)
-        emit = partial(self._emit, self.rows, session)
-        self.scheduler = Scheduler(self.context, self.partition, transport.pending, emit)
-        self._duplicates = self._begin_duplicates(transport.seen)
+        emit, loaded = partial(self._emit, self.rows, session), partial(self._wanted, self._main)
+        self._sequences = begin_sequences(
+            self.context, self.partition, self._given_up, start=self._first.submit, settle=self._settle
+        )
+        self.scheduler = Scheduler(self.context, self.partition, transport.pending, emit, self._sequences, loaded)
+        self._duplicates = begin_duplicates(self.context, transport.seen, self.partition)
         start = starts[self._main]
         tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
         self._counting = Counting(self.context.handler, self._main, tally, start)
-        self._suspects = self._begin_suspects(session, transport.suspected, self._first)
-        self._suspect_rows = self._begin_suspects(session, transport.suspected_rows, self._again)
+        submit = self._first.submit if self._sequences is None else self._sequences.arrive
+        suspects = partial(begin_suspects, self.context, self.lane, session, self.scheduler.claimed)
+        self._suspects = suspects(transport.suspected, submit)
+        self._suspect_rows = suspects(transport.suspected_rows, self._again.submit)
+        self._submit = submit if self._suspects is None else self._suspects.add
         works = [self.scheduler.run, *(each.run for each in (self._suspects, self._suspect_rows) if each is not None)]
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
-
-    def _begin_suspects(self, session: int, found: Suspected | None, pool: DeliveryPool) -> Suspects | None:
-        if found is None:
-            return None
-        claimed = self.scheduler.claimed
-        return Suspects(self.context, self.lane, session, found=found, submit=pool.submit, claimed=claimed)
-
-    def _begin_duplicates(self, seen: SeenTable | None) -> Duplicates | None:
-        handler = self.context.handler
-        if handler.deduplicate is None:
-            return None
-        if seen is None:
-            raise RuntimeError(f"lane {self.lane.name} opened without its table of seen events")
-        changelog = TopicPartition(handler.topology.seen_changelog, self.partition)
-        return Duplicates(handler.deduplicate, self.context, seen, changelog)
 
     def end(self) -> None:
         """End the session; its outcomes are ignored."""
@@ -204,7 +198,7 @@ class PartitionEngine(RunOwner):
 
     def room(self, tp: TopicPartition) -> int:
         """Return how many records of `tp` may come in now."""
-        if tp != self._main or self._session < 0 or self._draining:
+        if tp != self._main or self._session < 0 or self._draining or not self.scheduler.loaded:
             return 0
         handler, window = self.context.handler, self._window
         if window.bytes >= handler.max_in_flight_bytes:
@@ -230,13 +224,14 @@ class PartitionEngine(RunOwner):
         if not self._alive(session):
             return
         submit = self._again.submit if self._suspect_rows is None else self._suspect_rows.add
+        sequences = self._sequences
         for claim, record in rows:
             if self.scheduler.claimed.get(claim.key) is claim:  # else of an older assignment, whose sessions began at 1
-                submit(Run(self, self.context, record, claim=claim, session=session))
+                name = None if sequences is None or claim.damage else sequences.name(record.key)
+                submit(Run(self, self.context, record, claim=claim, session=session, sequence=name))
 
     def _accept(self, session: int, records: Sequence[Record]) -> None:
-        context, suspects, window = self.context, self._suspects, self._window
-        submit = self._first.submit if suspects is None else suspects.add
+        context, window, submit = self.context, self._window, self._submit
         now_ms = context.clock.wall_ms()
         duplicates = self._duplicates
         at_once = duplicates is not None
@@ -275,6 +270,7 @@ class PartitionEngine(RunOwner):
         began = self._running.pop(run, run) is None
         if not self._running:
             self._settled.set()
+        self._given_up.note(run)
         if run.session == self._session:
             if run.claim is not None and not began:
                 self.scheduler.begun()
@@ -292,12 +288,25 @@ class PartitionEngine(RunOwner):
         if outcome is None:
             if run.claim is not None:
                 self.scheduler.give_back(run.claim)
-            return
-        if run.claim is None:
+        elif run.claim is None:
             more = 0 if run.outbox is None else sum(each.size for each in run.outbox.published)
             self._window.finish(run.record.offset, outcome, more)
         elif isinstance(outcome, Turn):
             self._outcomes.append(outcome)
+        if self._sequences is not None:
+            self._sequences.ended(run, outcome)
+        if outcome is not None:
+            self._release_soon()
+
+    def _settle(self, run: Run, turn: Turn) -> None:
+        """Take the turn of a first delivery that does not run now."""
+        self._window.finish(run.record.offset, turn)
+        self._release_soon()
+        if run.on_end is not None:
+            self._release()  # as in `ended`
+            run.on_end(True)
+
+    def _release_soon(self) -> None:
         if not self._unreleased:
             self._unreleased = True
             asyncio.get_running_loop().call_soon(self._release)  # once for all that end in one go
@@ -345,6 +354,8 @@ class PartitionEngine(RunOwner):
                     scheduler.changed(row_due_ms(row.value))
             if turn.claim is not None:
                 scheduler.release(turn.claim)
+        if self._sequences is not None:
+            self._sequences.applied(turns)
         if self._suspect_rows is not None:
             self._suspect_rows.settled()
         self._wanted(self._main)
@@ -364,12 +375,7 @@ class PartitionEngine(RunOwner):
         return self._noted(self._beyond.turns(self._window, None if self._duplicates is None else TURN_ROWS))
 
     def _noted(self, turns: list[Turn]) -> list[Turn]:
-        """Have events known as seen with the turns of their first records."""
-        if self._duplicates is not None:
-            now_ms = self.context.clock.wall_ms()
-            for turn in turns:
-                self._duplicates.note(turn, now_ms)
-        return turns
+        return turns if self._duplicates is None else self._duplicates.noted(turns, self.context.clock.wall_ms())
 
     def _note_progress(self, session: int) -> None:
         try:

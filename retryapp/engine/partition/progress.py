@@ -145,8 +145,8 @@ class Counting:
     def settle(self, turns: Iterable[Turn]) -> None:
         """Count the records that turns settle, in the order of offsets."""
         for turn in turns:
-            ok, skipped = (turn.settles if each else 0 for each in (turn.fine, turn.skipped))
-            turn.tally = self._tally = self._tally.plus(received=turn.settles, ok=ok, skipped=skipped)
+            ok, skipped, held = (turn.settles if each else 0 for each in (turn.fine, turn.skipped, turn.held))
+            turn.tally = self._tally = self._tally.plus(received=turn.settles, ok=ok, skipped=skipped, held=held)
             self._next_offset = turn.next_offset
 
     def due(self, now_ms: int, every_ms: int) -> bool:
@@ -174,6 +174,7 @@ class Counting:
             first_try_ok=tally.first_try_ok,
             failed=tally.failed,
             skipped=tally.skipped,
+            held=tally.held,
         )
         self._tally = Tally(from_offset=self._next_offset, since_ms=to_ms)
         return Turn(

@@ -8,13 +8,14 @@ ends. Few claims wait for a runner: a flood waits in the table.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
 from retryapp.core.record import Record
 from retryapp.core.rows import IDENTITY_AT, PendingRow, decode_row, parse_row_key
 from retryapp.engine.delivery.run import Claim, DeliveryContext
+from retryapp.engine.partition.sequences import Sequences
 from retryapp.ports import PendingTable
 
 CLAIM_LIMIT = 200
@@ -34,7 +35,13 @@ class Scheduler:
     """The claims of one session."""
 
     def __init__(
-        self, context: DeliveryContext, partition: int, pending: PendingTable | None, deliver: Deliver
+        self,
+        context: DeliveryContext,
+        partition: int,
+        pending: PendingTable | None,
+        deliver: Deliver,
+        sequences: Sequences | None = None,
+        on_loaded: Callable[[], None] | None = None,
     ) -> None:
         self.claimed: dict[bytes, Claim] = {}
         self.claimed_bytes = 0
@@ -50,6 +57,12 @@ class Scheduler:
         self._partition = partition
         self._pending = pending
         self._deliver = deliver
+        self._sequences = sequences
+        self._on_loaded = on_loaded
+        self.loaded = sequences is None
+        """Which sequences have rows is known; nothing is taken in before."""
+        if sequences is not None:
+            sequences.wake = self.changed
         self._wake = asyncio.Event()
         self._blocked = False
         self._next_due_ms = 0
@@ -80,7 +93,7 @@ class Scheduler:
             self._wake.set()
 
     def give_back(self, claim: Claim) -> None:
-        """End a claim without an outcome: the row waits on."""
+        """End a claim without an outcome: the row waits on. In an ordered handler, before its sequence goes on."""
         self.release(claim.key)
         self.changed(claim.due_at_ms)
 
@@ -93,6 +106,11 @@ class Scheduler:
     async def run(self) -> None:
         """Claim what is due until the session is over."""
         clock = self._context.clock
+        if not self.loaded and self._sequences is not None and self._pending is not None:
+            await self._sequences.load(self._pending)
+            self.loaded = True
+            if self._on_loaded is not None:
+                self._on_loaded()
         while not self.over:
             if not clock.trusted:
                 await asyncio.sleep(BLOCKED_SLEEP_S)
@@ -123,16 +141,24 @@ class Scheduler:
             self._blocked = limit <= 0
             now_ms = self._context.clock.wall_ms()
             max_bytes = min(CLAIM_BYTES, self._context.handler.max_in_flight_bytes - self.claimed_bytes)
-            rows, next_due_ms = pending.due(now_ms, limit, self.claimed, max_bytes=max_bytes)
-            if not rows:
+            claimed: Collection[bytes] = self.claimed
+            heads: list[tuple[bytes, bytes]] = []
+            if self._sequences is not None:
+                heads = self._sequences.heads(pending, limit)
+                if aside := self._sequences.aside:
+                    claimed = {*claimed, *aside}
+            rows, next_due_ms = pending.due(now_ms, limit - len(heads), claimed, max_bytes=max_bytes)
+            if not rows and not heads:
                 return next_due_ms
-            self._deliver([self._claim(key, value) for key, value in rows])
+            taken = (self._claim(key, value) for key, value in heads + rows)
+            self._deliver([each for each in taken if each is not None])
             if next_due_ms is None or next_due_ms > now_ms:
                 return next_due_ms
             await asyncio.sleep(0)  # many partitions have a flood at once: others in the event loop come between
         return None
 
-    def _claim(self, key: bytes, value: bytes) -> tuple[Claim, Record]:
+    def _claim(self, key: bytes, value: bytes) -> tuple[Claim, Record] | None:
+        """Claim a row; None: earlier records of its sequence are not done."""
         place = parse_row_key(key)
         row, damage = PendingRow(None, value, ()), None
         try:
@@ -142,7 +168,10 @@ class Scheduler:
             raise NewerRecordError(f"{where} in the pending table", exc.finding) from exc
         except DamagedRowError as exc:
             damage = exc
-        claim = Claim(key=key, identity=key[IDENTITY_AT:], due_at_ms=place.due_at_ms, size=len(value), damage=damage)
+        due_at_ms = 0 if row.held else place.due_at_ms
+        if self._sequences is not None and damage is None and not self._sequences.claim(key, row, due_at_ms):
+            return None
+        claim = Claim(key=key, identity=key[IDENTITY_AT:], due_at_ms=due_at_ms, size=len(value), damage=damage)
         self.claimed[key] = claim
         self.claimed_bytes += claim.size
         self.waiting += 1

@@ -94,6 +94,8 @@ class Suspects:
             await self._gather()
             last: Run | None = None
             while self._queue:
+                if self._queue[0].claim is not None:
+                    self._queue = deque(sorted(self._queue, key=_place))  # heads of sequences come in any order
                 self._size = max(self._size, (len(self._queue) + 1) // 2)
                 alone_again = self._crashes > 0 and _place(self._queue[0]) == self._found.first
                 group = [self._queue.popleft() for _ in range(1 if alone_again else min(self._size, len(self._queue)))]
@@ -186,6 +188,20 @@ class Suspects:
         self._lane.submit(self._session, turn)
         if not await marked:
             raise LaneClosedError(self._lane.name, "its session ended before a suspect was marked")
+
+
+def begin_suspects(
+    context: DeliveryContext,
+    lane: Lane,
+    session: int,
+    claimed: Mapping[bytes, Claim],
+    found: Suspected | None,
+    submit: Callable[[Run], None],
+) -> Suspects | None:
+    """Return the suspects of a new session, if there are any."""
+    if found is None:
+        return None
+    return Suspects(context, lane, session, found=found, submit=submit, claimed=claimed)
 
 
 def _place(run: Run) -> Place:

@@ -16,7 +16,7 @@ from retryapp.core.lifecycle import PolicyUsed
 from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext
-from retryapp.engine.handler.handler import Handler
+from retryapp.engine.handler.handler import Handler, Order
 from retryapp.engine.lane.lane import Lane, LaneState
 from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import LaneProtocol
@@ -149,6 +149,7 @@ class Placer:
             on_close=engine.end,
             on_applied=engine.settled,
             limits=LaneLimits(tick_s=self.tick_s),
+            ordered=handler.order is not Order.NONE,
         )
 
     def _note_policy(self, handler: Handler, partition: int, engine: PartitionEngine, session: int) -> None:

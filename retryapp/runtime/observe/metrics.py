@@ -40,6 +40,7 @@ _SECONDS: Final = 1_000  # milliseconds in one
 _COUNTERS: Final[Mapping[Event, tuple[str, str]]] = {
     Event.SUCCEEDED: ("succeeded", "Deliveries that the handler finished without an error."),
     Event.SKIPPED: ("skipped", "Records passed over as duplicates of an event that was seen before."),
+    Event.HELD: ("held", "Records held, undelivered, behind earlier ones of their sequence."),
     Event.DAMAGED: ("damaged", "Records that could not be read as written."),
     Event.LANE_FAILED: ("lane_failures", "Errors that closed a lane; it opens again by itself."),
     Event.LANE_INCOMPLETE: (

@@ -32,6 +32,7 @@ MAX_LOGGED_MESSAGE_CHARS: Final = 500  # error messages are cut to this many cha
 EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.SUCCEEDED: ("retryapp.succeeded", logging.DEBUG),
     Event.SKIPPED: ("retryapp.duplicate_skipped", logging.DEBUG),
+    Event.HELD: ("retryapp.held", logging.DEBUG),
     Event.FAILED: ("retryapp.attempt_failed", logging.DEBUG),  # its consequence follows
     Event.SCHEDULED: ("retryapp.retry_scheduled", logging.DEBUG),
     Event.DEAD: ("retryapp.dead_lettered", logging.ERROR),

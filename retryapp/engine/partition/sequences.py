@@ -1,0 +1,305 @@
+"""Keep order within a sequence: the records of one key, or of the whole partition.
+
+Only the head of a sequence runs: the earliest of its records that has no final outcome. While the head waits for its
+next attempt, those behind it wait too, undelivered, their attempts unspent; other sequences go on.
+
+Behind a head that runs, records wait in the window. Behind one that waits in the table each is settled with a *held*
+row, so that the offset goes on; not with `order="partition"`, where the full window is what stops the partition. Who is
+head follows from positions alone, also at an opening: nothing is written to make a record the head, so no crash can
+lose that.
+
+The turns of an ordered handler never overtake each other (`engine.lane.refused`), and a successor's is submitted after
+its predecessor's. So a crash takes a sequence back to an earlier record, and never changes its order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Final
+
+from retryapp.core.errors import DamagedRowError, NewerRowError
+from retryapp.core.hops import to_held_row
+from retryapp.core.lifecycle import Held
+from retryapp.core.metadata import HELD
+from retryapp.core.record import Origin, failure_id
+from retryapp.core.rows import IDENTITY_AT, OFFSET_AT, PendingRow, decode_row, encode_row, identity_of, is_held
+from retryapp.engine.delivery.run import DeliveryContext, Run
+from retryapp.engine.handler.handler import Order
+from retryapp.engine.lane.turn import Turn, observed, settling, to_event
+from retryapp.ports import Event, PendingTable, Row
+
+FEW: Final = 8
+"""Rows up to which new records wait in the window behind a head that runs: so a sequence leaves the table again."""
+_LOAD_ROWS: Final = 500
+_KEY_BYTES: Final = 32
+"""Longer keys are named by their hash."""
+_ROW_OVERHEAD_BYTES: Final = 200
+"""Of a held row in a transaction, beside its bytes."""
+
+
+class _Line:
+    """The records of one sequence without a final outcome: first those that have rows, then those in the window."""
+
+    __slots__ = ("failed", "rows", "running", "waiting")
+
+    def __init__(self) -> None:
+        self.running = False
+        """The head has a claim or a run."""
+        self.failed = False
+        """The head has a row with a due time."""
+        self.rows: deque[bytes] = deque()
+        """Identities of rows, in the table or on their way to it."""
+        self.waiting: deque[Run] = deque()
+
+
+class GivenUp:
+    """The runs of a partition that were given up and go on, by sequence, whatever session they are of."""
+
+    def __init__(self) -> None:
+        self.ended: Callable[[bytes], None] = lambda _name: None
+        """Is told the sequence of one that has ended at last."""
+        self._counts: Counter[bytes] = Counter()
+
+    def __contains__(self, name: bytes) -> bool:
+        return self._counts[name] > 0
+
+    def note(self, run: Run) -> None:
+        """Take note of a run that has ended, for its partition: as an orphan it may go on."""
+        if run.sequence is None or run.delivery is None:
+            return
+        orphan, name = run.context.handler.orphans.of(run.delivery.failure_id), run.sequence
+
+        def end(_orphan: object) -> None:
+            self._counts[name] -= 1
+            self.ended(name)
+
+        if orphan is not None:
+            self._counts[name] += 1
+            orphan.add_done_callback(end)
+
+
+class Sequences:
+    """The sequences of one session of a partition."""
+
+    def __init__(
+        self,
+        context: DeliveryContext,
+        partition: int,
+        given_up: GivenUp,
+        *,
+        start: Callable[[Run], None],
+        settle: Callable[[Run, Turn], None],
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            context: of the handler.
+            partition: its number.
+            given_up: runs that go on, also of earlier sessions; their sequences wait.
+            start: runs a first delivery.
+            settle: takes the turn of a first delivery that does not run now.
+        """
+        self.wake: Callable[[int], None] = lambda _due_at_ms: None
+        """Is told the due time of a row that may be claimed."""
+        self._context = context
+        self._given_up = given_up
+        given_up.ended = self.advance
+        self._start = start
+        self._settle = settle
+        self._by_key = context.handler.order is Order.KEY
+        self._prefix = identity_of(Origin(context.handler.main, context.topic_id, partition, 0))[:OFFSET_AT]
+        self._lines: dict[bytes, _Line] = {}
+        self._ready: deque[bytes] = deque()
+        """Sequences whose head has a held row and may run."""
+        self._aside: dict[bytes, tuple[bytes, int]] = {}
+        """Due rows that are not heads (the handler had no order when they failed): key and due time, by identity."""
+        self._unwritten: dict[bytes, bytes] = {}
+        """Held rows that are not in the table yet: their sequences, by identity."""
+
+    def name(self, key: bytes | None) -> bytes | None:
+        """Return the sequence of a record with this key; None: it has none."""
+        if not self._by_key:
+            return b""
+        if key is None or len(key) <= _KEY_BYTES:
+            return key
+        return b"#" + blake2b(key, digest_size=_KEY_BYTES).digest()
+
+    async def load(self, table: PendingTable) -> None:
+        """Learn which rows earlier sessions have left, a few at a time."""
+        after: bytes | None = None
+        while rows := table.page(after, _LOAD_ROWS):
+            for key, value in rows:
+                name = self._name_of(value)
+                if name is not None:
+                    insort(self._lines.setdefault(name, _Line()).rows, key[IDENTITY_AT:], key=self._position)
+            after = rows[-1][0]
+            await asyncio.sleep(0)
+        in_order = sorted(self._lines, key=lambda name: self._position(self._lines[name].rows[0]))
+        self._ready.extend(in_order)
+
+    def _name_of(self, value: bytes) -> bytes | None:
+        try:
+            return self.name(decode_row(value).key)
+        except (DamagedRowError, NewerRowError):
+            return None  # whoever claims it says so
+
+    def _position(self, identity: bytes) -> tuple[bool, bytes]:
+        """Return what orders rows; those of a former main topic of this name come first."""
+        return identity[:OFFSET_AT] == self._prefix, identity
+
+    # -- first deliveries ----------------------------------------------------------------------------------------
+
+    def arrive(self, run: Run) -> None:
+        """Take a first delivery, in offset order: it starts, waits in the window, or is settled with a held row."""
+        name = run.sequence = self.name(run.record.key)
+        if name is None:
+            self._start(run)
+            return
+        line = self._lines.setdefault(name, _Line())
+        line.waiting.append(run)
+        self.advance(name)
+
+    def _hold(self, name: bytes, line: _Line, run: Run) -> bool:
+        """Settle a first delivery with a held row; tell whether that fits."""
+        handler, record, now_ms = self._context.handler, run.record, self._context.clock.wall_ms()
+        origin = Origin(record.topic, self._context.topic_id, record.partition, record.offset)
+        row = to_held_row(
+            record,
+            topology=handler.topology,
+            handler=handler.name,
+            topic_id=origin.topic_id,
+            policy_digest=handler.policy_digest,
+            now_ms=now_ms,
+        )
+        value, identity = encode_row(row), identity_of(origin)
+        if len(value) + _ROW_OVERHEAD_BYTES > self._context.max_bytes:
+            return False
+        name_of_failure = failure_id(handler.group, origin)
+        event = Held(
+            group=handler.group,
+            handler=handler.name,
+            failure_id=name_of_failure,
+            origin=origin.text,
+            at_ms=now_ms,
+        )
+        line.rows.append(identity)
+        self._unwritten[identity] = name
+        turn = settling(
+            record,
+            rows=(Row(identity, value, HELD),),
+            publishes=(to_event(event, topology=handler.topology, partition=record.partition),),
+            observations=(observed(Event.HELD, handler.main, record, failure_id=name_of_failure),),
+            held=True,
+        )
+        self._settle(run, turn)
+        return True
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    @property
+    def aside(self) -> list[bytes]:
+        """Keys of due rows that cannot be claimed now."""
+        return [key for key, _ in self._aside.values()]
+
+    def heads(self, table: PendingTable, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return held rows that are heads now, with their keys, `limit` at most; each is to be claimed."""
+        found: list[tuple[bytes, bytes]] = []
+        while self._ready and len(found) < limit:
+            name = self._ready.popleft()
+            line = self._lines.get(name)
+            if line is None or not line.rows or self._is_busy(name, line):
+                continue
+            key = table.find(line.rows[0])
+            value = None if key is None else table.get(key)
+            if key is None or value is None:
+                raise RuntimeError(f"the table has no row {line.rows[0].hex()}, which is the head of its sequence")
+            if is_held(value):
+                found.append((key, value))
+            else:
+                line.failed = True
+                self.advance(name)
+        return found
+
+    def claim(self, key: bytes, row: PendingRow, due_at_ms: int) -> bool:
+        """Tell whether a row may run now, and note that it does; else it is put aside."""
+        name, identity = self.name(row.key), key[IDENTITY_AT:]
+        if name is None:
+            return True
+        line = self._lines.get(name)
+        if line is not None and line.rows and line.rows[0] == identity and not self._is_busy(name, line):
+            line.running, line.failed = True, not row.held
+            return True
+        self._aside[identity] = key, due_at_ms
+        return False
+
+    # -- what has ended ------------------------------------------------------------------------------------------
+
+    def ended(self, run: Run, turn: Turn | int | None) -> None:
+        """Take the outcome of the head of a sequence; None: it has none, and stays the head."""
+        name = run.sequence
+        line = None if name is None else self._lines.get(name)
+        if name is None or line is None:
+            return
+        line.running = False
+        if turn is not None:
+            waits = isinstance(turn, Turn) and any(row.value is not None for row in turn.rows)
+            if run.claim is not None and not waits:
+                line.rows.popleft()
+            elif run.claim is None and waits:
+                line.rows.appendleft(identity_of(run.origin))
+            line.failed = waits
+        self.advance(name)
+
+    def applied(self, turns: Sequence[Turn]) -> None:
+        """Note that turns are in the table."""
+        for turn in turns:
+            if turn.held:
+                for row in turn.rows:
+                    if (name := self._unwritten.pop(row.identity, None)) is not None:
+                        self.advance(name)
+
+    def _is_busy(self, name: bytes, line: _Line) -> bool:
+        return line.running or name in self._given_up
+
+    def advance(self, name: bytes) -> None:
+        """Let the head of a sequence run if nothing of it does, and keep the window free of those behind it."""
+        line = self._lines.get(name)
+        if line is None:
+            return
+        if not self._is_busy(name, line):
+            if not line.rows:
+                if line.waiting:
+                    line.running = True
+                    self._start(line.waiting.popleft())
+                else:
+                    del self._lines[name]
+                    return
+            elif line.failed:
+                if (aside := self._aside.pop(line.rows[0], None)) is not None:
+                    self.wake(aside[1])
+            elif line.rows[0] not in self._unwritten:
+                self._ready.append(name)
+                self.wake(0)
+        waits_long = line.failed and not line.running
+        while self._by_key and line.waiting and (waits_long or len(line.rows) > FEW):
+            if not self._hold(name, line, line.waiting[0]):
+                return
+            line.waiting.popleft()
+
+
+def begin_sequences(
+    context: DeliveryContext,
+    partition: int,
+    given_up: GivenUp,
+    *,
+    start: Callable[[Run], None],
+    settle: Callable[[Run, Turn], None],
+) -> Sequences | None:
+    """Return the sequences of a new session, if its handler keeps an order."""
+    if context.handler.order is Order.NONE:
+        return None
+    return Sequences(context, partition, given_up, start=start, settle=settle)
