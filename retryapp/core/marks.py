@@ -38,6 +38,7 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from retryapp.core.hops import Outgoing
+from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.rows import parse_row_key
 from retryapp.core.settled import PREFIX as SETTLED
 
@@ -64,9 +65,9 @@ Place = tuple[int, ...]
 
 
 def place_of(row_key: bytes) -> Place:
-    """Return the place of a row."""
+    """Return the place of a row; a held one may run at once, so it comes before all that are due."""
     key = parse_row_key(row_key)
-    return key.due_at_ms, key.origin_offset
+    return (0 if key.due_at_ms == MAX_EPOCH_MS else key.due_at_ms), key.origin_offset
 
 
 def after(place: Place) -> Place:
@@ -176,7 +177,7 @@ def rows_suspicion(text: str, life: str, *, least: bytes, now_ms: int) -> tuple[
     Args:
         text: the mark that was found.
         life: of this process.
-        least: key of the row that is due first.
+        least: key of the row with the least place.
         now_ms: a row that is not due by then cannot have been running.
     """
     mark, suspected = _judge(parse_rows_mark(text, least), life, place_of(least), (now_ms + 1, 0))

@@ -53,6 +53,9 @@ ROW_OVERHEAD_BYTES: Final = 48
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
 
+HELD_ROWS: Final = MAX_EPOCH_MS.to_bytes(8, "big")
+"""Below the keys of held rows, and above all others."""
+
 _NO_ROW_BYTES: Final = 1 << 62
 _COMMON_HEADERS: Final = 64
 """Only rows with at most this many headers are cached (`_spans`): bounds the cache."""

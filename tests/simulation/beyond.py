@@ -43,9 +43,10 @@ class Notes:
             if story is None:
                 raise Violation(f"I6 {number}/{at}: named beside {offset}, and nobody sent it")
             succeeded = any(call.fine for call in story.calls[1]) and not story.copies[1]
-            failed = bool(story.copies[1] or story.fates)
+            failed = bool(story.copies[1] or story.fates or story.held)
             _must(succeeded if fine else failed, number, at, f"named beside {offset} without a fate ({fine})")
-            story.settled_ms.setdefault(0 if fine else 1, now_ms)
+            if fine or not story.held:
+                story.settled_ms.setdefault(0 if fine else 1, now_ms)
             self.named += at not in self._open[number]
         self._open[number] = set(told)
 

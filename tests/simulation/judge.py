@@ -147,7 +147,7 @@ class Judge:
         if self.observed[Event.SKIPPED] > self.oracle.skips + broker.taken_back[self.topology.events]:
             raise Violation(f"I12: {self.observed[Event.SKIPPED]} observed as skipped, {self.oracle.skips} are visible")
         if self.plan.quiet:
-            check_quiet(self.oracle, failed=self.observed[Event.LANE_FAILED])
+            check_quiet(self.oracle, failed=self.observed[Event.LANE_FAILED], ordered=self.plan.order != "none")
         if self.plan.only(DRAINS) and self.oracle.repeated:
             raise Violation(f"I10: {self.oracle.repeated} calls repeated, and every worker had time for its drain")
         return said

@@ -170,7 +170,7 @@ class Oracle:
         self.named["suspects ran together" if mark["end"] else "a suspect ran alone"] += 1
         first = _place(mark["first"])
         end = _place(mark["end"]) if mark["end"] else (*first[:-1], first[-1] + 1)
-        place = (due_at_ms or HELD_MS, origin[1]) if is_row else (origin[1],)
+        place = (due_at_ms or 0, origin[1]) if is_row else (origin[1],)
         _must(first <= place < end, "I14", origin, f"attempt {attempt} runs beside {mark[0]}")
         for other, story in self.stories.items():
             ran = [run[0] for run in story.runs if run[1:] == opening and self._is_row(other, run[0]) == is_row]
@@ -178,7 +178,7 @@ class Oracle:
                 continue
             passed = other[1] < self._moved.get(TopicPartition(self._topics.main, other[0]), 0)
             waits = is_row and other == origin
-            settled = max(ran) in story.settled_ms or 0 in story.settled_ms if is_row else passed
+            settled = max(ran) in story.settled_ms or 0 in story.settled_ms or (passed and not is_row)
             named = is_row and any(first <= (due_ms, other[1]) < end for due_ms in story.rows)
             _must(settled or waits or named, "I14", origin, f"attempt {attempt} beside {other}, not durable")
 
@@ -319,7 +319,9 @@ class Oracle:
             rows.pop(key, None)
         else:
             rows[key] = record.value
-            self._story((record.partition, int.from_bytes(key[-8:], "big"))).rows.add(_due_ms(record.value))
+            due_ms = _due_ms(record.value)
+            rows_of = self._story((record.partition, int.from_bytes(key[-8:], "big"))).rows
+            rows_of.add(0 if due_ms == HELD_MS else due_ms)
 
     def moved(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Committed offsets are about to move: everything that they pass has a durable fate."""

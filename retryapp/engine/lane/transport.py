@@ -30,6 +30,7 @@ from retryapp.core.errors import EnvironmentFault, RetryAppError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import CommitLostError, HandOffRefusedError, OffsetsGoneError
 from retryapp.core.marks import Suspected, Tally
+from retryapp.core.rows import HELD_ROWS
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper, dead_rows
 from retryapp.engine.lane.notes import Notes
 from retryapp.engine.lane.recovery import apply_seen, catch_up, check_changelog, recover_seen, written_down
@@ -213,7 +214,9 @@ class LaneProtocol(ABC):
     async def _mark_rows(self) -> None:
         """Note this life before it delivers a row, and find the rows that may have killed one."""
         self.suspected_rows = None
-        first = self.pending.page(None, 1) if self.pending is not None else []
+        first = []
+        if self.pending is not None:  # held rows have the last keys, and the first places
+            first = self.pending.page(HELD_ROWS, 1) or self.pending.page(None, 1)
         if first:
             self.suspected_rows, told = self._beside().read_rows(first[0][0], self.clock.wall_ms())
             if told:

@@ -136,18 +136,17 @@ class PartitionEngine(RunOwner):
         self._beyond = Beyond(self._main, starts[self._main], transport.settled)
         emit, loaded = partial(self._emit, self.rows, session), partial(self._wanted, self._main)
         self._sequences = begin_sequences(
-            self.context, self.partition, self._given_up, start=self._first.submit, settle=self._settle
+            self.context, self.partition, self._given_up, start=lambda run: self._start(run), settle=self._settle
         )
         self.scheduler = Scheduler(self.context, self.partition, transport.pending, emit, self._sequences, loaded)
         self._duplicates = begin_duplicates(self.context, transport.seen, self.partition)
         start = starts[self._main]
         tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
         self._counting = Counting(self.context.handler, self._main, tally, start)
-        submit = self._first.submit if self._sequences is None else self._sequences.arrive
         suspects = partial(begin_suspects, self.context, self.lane, session, self.scheduler.claimed)
-        self._suspects = suspects(transport.suspected, submit)
+        self._suspects = suspects(transport.suspected, self._first.submit)
         self._suspect_rows = suspects(transport.suspected_rows, self._again.submit)
-        self._submit = submit if self._suspects is None else self._suspects.add
+        self._start = self._first.submit if self._suspects is None else self._suspects.add
         works = [self.scheduler.run, *(each.run for each in (self._suspects, self._suspect_rows) if each is not None)]
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
 
@@ -231,7 +230,8 @@ class PartitionEngine(RunOwner):
                 submit(Run(self, self.context, record, claim=claim, session=session, sequence=name))
 
     def _accept(self, session: int, records: Sequence[Record]) -> None:
-        context, window, submit = self.context, self._window, self._submit
+        context, window = self.context, self._window
+        submit = self._start if self._sequences is None else self._sequences.arrive
         now_ms = context.clock.wall_ms()
         duplicates = self._duplicates
         at_once = duplicates is not None
@@ -278,7 +278,7 @@ class PartitionEngine(RunOwner):
         elif began and (waiting := self._former.pop(run.place, None)) is not None:
             (self._first if waiting.claim is None else self._again).submit(waiting)
         if run.on_end is not None:
-            self._release()  # before `on_end`, which may move offsets
+            self._release(ahead=self._sequences is not None)  # before `on_end`, which may move offsets
             run.on_end(outcome is not None)
 
     def _take(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
@@ -302,9 +302,6 @@ class PartitionEngine(RunOwner):
         """Take the turn of a first delivery that does not run now."""
         self._window.finish(run.record.offset, turn)
         self._release_soon()
-        if run.on_end is not None:
-            self._release()  # as in `ended`
-            run.on_end(True)
 
     def _release_soon(self) -> None:
         if not self._unreleased:

@@ -24,6 +24,7 @@ from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.marks import Kind, Mark, Place, Suspected, after, place_of, rows_text
 from retryapp.engine.delivery.deliver import crashed
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Run
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import TopicPartition
@@ -72,13 +73,15 @@ class Suspects:
         Run at the same time, one of them could kill the worker in their place, life after life.
         """
         place = _place(run)
-        if self._found.first <= place < self._found.end and self._left > 0:
+        ordered = self._context.handler.order is not Order.NONE
+        if ordered and self._cleared:  # a successor of what was not suspect cannot have been running
+            self._submit(run)
+        elif self._found.first <= place < self._found.end and self._left > 0:
             self._left -= 1
             self._cleared = False
             self._queue.append(run)
         elif self._cleared:
             self._submit(run)
-            return
         else:
             self._held.append(run)
             self._passed = self._passed or place >= self._found.first
@@ -94,8 +97,7 @@ class Suspects:
             await self._gather()
             last: Run | None = None
             while self._queue:
-                if self._queue[0].claim is not None:
-                    self._queue = deque(sorted(self._queue, key=_place))  # heads of sequences come in any order
+                self._queue = deque(sorted(self._queue, key=_place))  # heads of sequences come in any order
                 self._size = max(self._size, (len(self._queue) + 1) // 2)
                 alone_again = self._crashes > 0 and _place(self._queue[0]) == self._found.first
                 group = [self._queue.popleft() for _ in range(1 if alone_again else min(self._size, len(self._queue)))]
@@ -179,9 +181,12 @@ class Suspects:
             if not marked.done():
                 marked.set_result(committed)
 
-        source = TopicPartition(self._context.handler.main, run.record.partition)
+        handler = self._context.handler
+        source = TopicPartition(handler.main, run.record.partition)
         if run.claim is None:
             offset = run.record.next_offset if past else run.record.offset
+            if handler.order is not Order.NONE:
+                offset = 0  # it stays: others of their sequences may wait before it
             turn = Turn(source=source, next_offset=offset, note=mark.text, on_settled=settled)
         else:  # the offset stays: lanes never move one back
             turn = Turn(source=source, next_offset=0, rows_note=rows_text(mark), on_settled=settled)
