@@ -155,6 +155,7 @@ class PartitionEngine(RunOwner):
         self._session = -1
         self._window = OffsetWindow()
         self._outcomes = []
+        self._given_up.leave(self._running)
         for run in list(self._running):
             self._former[run.place] = None
             run.abort()

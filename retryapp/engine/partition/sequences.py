@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -57,29 +57,40 @@ class _Line:
 
 
 class GivenUp:
-    """The runs of a partition that were given up and go on, by sequence, whatever session they are of."""
+    """The runs of a partition that go on without a say, by sequence: of ended sessions, and orphans."""
 
     def __init__(self) -> None:
         self.ended: Callable[[bytes], None] = lambda _name: None
-        """Is told the sequence of one that has ended at last."""
+        """Is told the sequence of one that has ended."""
         self._counts: Counter[bytes] = Counter()
+        self._former: set[Run] = set()
 
     def __contains__(self, name: bytes) -> bool:
         return self._counts[name] > 0
 
+    def leave(self, runs: Iterable[Run]) -> None:
+        """Take the runs of a session that ends."""
+        for run in runs:
+            if run.sequence is not None:
+                self._counts[run.sequence] += 1
+                self._former.add(run)
+
     def note(self, run: Run) -> None:
-        """Take note of a run that has ended, for its partition: as an orphan it may go on."""
-        if run.sequence is None or run.delivery is None:
+        """Take note of a run that has ended for its partition; as an orphan it may go on."""
+        if (name := run.sequence) is None:
             return
-        orphan, name = run.context.handler.orphans.of(run.delivery.failure_id), run.sequence
+        if run.delivery is not None:
+            orphan = run.context.handler.orphans.of(run.delivery.failure_id)
+            if orphan is not None:
+                self._counts[name] += 1
+                orphan.add_done_callback(lambda _orphan: self._end(name))
+        if run in self._former:
+            self._former.remove(run)
+            self._end(name)
 
-        def end(_orphan: object) -> None:
-            self._counts[name] -= 1
-            self.ended(name)
-
-        if orphan is not None:
-            self._counts[name] += 1
-            orphan.add_done_callback(end)
+    def _end(self, name: bytes) -> None:
+        self._counts[name] -= 1
+        self.ended(name)
 
 
 class Sequences:
