@@ -23,7 +23,7 @@ from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.topology import HandlerTopology, Tiers, check_names
-from retryapp.engine.handler.handler import Delivery, Handler
+from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.runtime.app import Runtime
@@ -124,6 +124,7 @@ class Retries:
         max_in_flight: int = 1000,
         max_crashes: int = 3,
         deduplicate: Deduplicate | str | EventId | None = None,
+        order: str | Order = Order.NONE,
     ) -> Callable[[F], F]:
         """Declare the handler of a main topic.
 
@@ -140,6 +141,9 @@ class Retries:
             deduplicate: skip a producer's duplicates: `"header:<name>"` or a function of the record gives the event id,
                 and `Deduplicate("header:<name>", window="7d")` also how long it is remembered (a day otherwise). Adds
                 one topic, and one record to it for each record that is received.
+            order: `none` (default): records that wait delay no other. `key`: records of a key run in the order of the
+                topic, each after the end of the one before; those behind one that failed wait, undelivered, and other
+                keys go on. `partition`: the same for all records of a partition, which stops until then.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -157,6 +161,10 @@ class Retries:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
         if max_crashes < 1:
             raise InvalidSettingError("max_crashes", max_crashes, "at least 1")
+        try:
+            kept = Order(order)
+        except ValueError:
+            raise InvalidSettingError("order", order, "one of " + ", ".join(Order)) from None
         rule = Deduplicate(deduplicate) if isinstance(deduplicate, str) or callable(deduplicate) else deduplicate
 
         def declare(function: F) -> F:
@@ -176,6 +184,7 @@ class Retries:
                 max_in_flight=max_in_flight,
                 max_crashes=max_crashes,
                 deduplicate=rule,
+                order=kept,
                 destinations=self._destinations,
             )
             others = [known for known in self.topologies if known.main != topic]

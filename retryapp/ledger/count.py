@@ -22,10 +22,11 @@ from typing import Final
 
 from retryapp.core.lifecycle import Progress
 from retryapp.core.record import Origin, failure_id
-from retryapp.ledger.journey import WHOLE, Cut, Fate, Fault, Problem, follow, kept_since
+from retryapp.ledger.journey import WHOLE, Cut, Fate, Fault, Journey, Problem, follow, kept_since
 from retryapp.ledger.traces import Station, Told, Topics, Trace, pack, unpack
 
 _STATION_TEXTS: Final = {
+    Station.HELD: "events topic, held before its first delivery",
     Station.RETRY: "retry topic, attempt {} failed",
     Station.ROW: "pending table, attempt {} failed",
     Station.DEAD: "dead-letter topic, attempt {} failed",
@@ -42,6 +43,8 @@ class Balance:
     """Records of the main topic that the group's offset has passed, and failed ones that it no longer keeps."""
     done: int = 0
     pending: int = 0
+    held: int = 0
+    """Not delivered yet: they wait for earlier records of their sequences."""
     dead: int = 0
     skipped: int = 0
     """Duplicates of an earlier event."""
@@ -131,7 +134,7 @@ class PartitionCount:
                 continue
             topic_id, offset = (self._topic_id, key) if isinstance(key, int) else key
             journey = follow(traces, cut)
-            self._add(journey.fate)
+            self._add(journey)
             for fault, found, text in journey.faults:
                 where = tuple(cut.place(trace) for trace in found)
                 station = station_text(journey.last)
@@ -199,18 +202,19 @@ class PartitionCount:
         if skipped < told.skipped and self._cut.keeps([self._topics.events], told.from_ms):
             text = f"{told.skipped} records were skipped in {where}, {skipped} of them left a trace"
             self._problem(Fault.COUNTS, text, where=(each.where,))
-        traced = _between(self._offsets, told)
-        if traced < told.failed:
-            missing = min(told.failed - traced, each.fine)
+        traced, expected = _between(self._offsets, told), told.failed + told.held
+        came = "failed or were held" if told.held else "failed"
+        if traced < expected:
+            missing = min(expected - traced, each.fine)
             self.balance.done -= missing
             if not kept_since(self._shown_from_ms, told.from_ms):
                 self.balance.unknown += missing
                 return
             self.balance.lost += missing
-            text = f"{told.failed} records failed in {where}, {traced} of them left a trace"
+            text = f"{expected} records {came} in {where}, {traced} of them left a trace"
             self._problem(Fault.LOST, text, where=(each.where,))
-        elif traced > told.failed:
-            text = f"{told.failed} records failed in {where}, and {traced} have traces of a failure"
+        elif traced > expected:
+            text = f"{expected} records {came} in {where}, and {traced} have traces of a failure"
             self._problem(Fault.COUNTS, text, where=(each.where,))
 
     def _tell_ahead(self, ahead: list[tuple[int, Trace]], committed: int) -> None:
@@ -248,10 +252,10 @@ class PartitionCount:
                     where=where)
         )  # fmt: skip
 
-    def _add(self, fate: Fate) -> None:
-        name = fate.name.lower()
+    def _add(self, journey: Journey) -> None:
+        name, last = journey.fate.name.lower(), journey.last
         setattr(self.balance, name, getattr(self.balance, name) + 1)
-        self.balance.recovered += fate is Fate.DONE
+        self.balance.recovered += journey.fate is Fate.DONE and (last.attempt > 1 or last.replays > 0)
 
     def _is_damaged(self, offset: int) -> bool:
         return any(first <= offset <= last for first, last in self._damaged)
@@ -263,6 +267,8 @@ def _between(offsets: list[int], told: Progress) -> int:
 
 def station_text(trace: Trace) -> str:
     """Return where a trace is, for people."""
+    if trace.station is Station.ROW and not trace.delivery:
+        return "pending table, held before its first delivery"
     again = f", replay {trace.replays}" if trace.replays else ""
     return _STATION_TEXTS[trace.station].format(trace.attempt) + again
 

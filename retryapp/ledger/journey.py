@@ -4,6 +4,7 @@ A record goes
 
     main ─► retry copy + row ─► retry copy + row ─► … ─► succeeded | dead        dead ─► retry copy + row (a replay)
     main ─► dead, or skipped (a duplicate)
+    main ─► held row ─► as from main            (it waits for earlier records of its sequence)
 
 and each arrow is one transaction, so at any cut it is at one station. The table says which: its rows are those of the
 moment (`bounds`), and all other topics are read a little further.
@@ -43,6 +44,8 @@ class Fate(StrEnum):
 
     DONE = "done"
     PENDING = "pending"
+    HELD = "held"
+    """Not delivered yet: it waits for earlier records of its sequence."""
     DEAD = "dead"
     SKIPPED = "skipped"
     UNKNOWN = "unknown (expired)"
@@ -152,6 +155,9 @@ _FATES: Final = {
 }
 
 
+_GOES_ON: Final = frozenset({Station.RETRY, Station.HELD})
+
+
 def follow(traces: Sequence[Trace], cut: Cut) -> Journey:
     """Follow a received record through all of its traces: at least one, sorted."""
     torn = [trace for trace in traces if trace.loose and trace.station is Station.RETRY]
@@ -194,7 +200,7 @@ def _way(traces: Iterable[Trace]) -> tuple[list[Trace], list[Trace]]:
 
 
 def _may_follow(at: Trace, trace: Trace) -> bool:
-    if at.station is Station.RETRY:  # one delivery has one outcome
+    if at.station in _GOES_ON:  # one delivery has one outcome
         return trace.delivery > at.delivery or trace.station is Station.ROW
     return at.station is Station.DEAD and trace.replays > at.replays
 
@@ -203,7 +209,8 @@ def _end(way: Sequence[Trace], aside: Sequence[Trace], cut: Cut) -> Journey:
     """Return the station at the moment."""
     last = way[-1]
     if last.station in _FATES:
-        return Journey(_FATES[last.station], last)
+        held = last.station is Station.ROW and not last.delivery and not last.loose
+        return Journey(Fate.HELD if held else _FATES[last.station], last)
     died = [at for at, trace in enumerate(way) if trace.station is Station.DEAD]
     if died and not any(cut.sure(trace) for trace in way[died[-1] + 1 :]):
         return Journey(Fate.DEAD, way[died[-1]])
@@ -211,7 +218,8 @@ def _end(way: Sequence[Trace], aside: Sequence[Trace], cut: Cut) -> Journey:
         return Journey(_FATES[ends[-1].station], last)
     if not cut.keeps((cut.topics.dlq, cut.topics.events), last.timestamp_ms):
         return Journey(Fate.UNKNOWN, last)
-    return Journey(Fate.LOST, last, [(Fault.LOST, (last,), "it failed, and is neither pending nor done nor dead")])
+    was = "was held" if last.station is Station.HELD else "failed"
+    return Journey(Fate.LOST, last, [(Fault.LOST, (last,), f"it {was}, and is neither pending nor done nor dead")])
 
 
 def _is_next(before: Trace, trace: Trace) -> bool:
@@ -221,7 +229,7 @@ def _is_next(before: Trace, trace: Trace) -> bool:
         return (trace.delivery, trace.replays, trace.attempt, trace.station) == new
     ended = int(trace.station is not Station.ROW)
     is_whole = (trace.delivery, trace.replays) == (before.delivery + ended, before.replays)
-    return is_whole and before.station is Station.RETRY and 0 <= trace.attempt - before.attempt <= ended
+    return is_whole and before.station in _GOES_ON and 0 <= trace.attempt - before.attempt <= ended
 
 
 def _gaps(way: Sequence[Trace], cut: Cut) -> Iterator[tuple[Fault, tuple[Trace, ...], str]]:
@@ -231,6 +239,8 @@ def _gaps(way: Sequence[Trace], cut: Cut) -> Iterator[tuple[Fault, tuple[Trace, 
             continue
         replayed = trace.station is Station.RETRY and trace.attempt == 0
         missing: Sequence[int] = (cut.topics.dlq,) if replayed else cut.topics.retry
+        if trace.step == (1, Station.SUCCEEDED):  # only a held record has a trace before its first delivery
+            missing = (cut.topics.events,)
         # a row's copy is of its own transaction; of the others only a whole topic proves anything
         kept = cut.keeps(missing, trace.timestamp_ms) if trace.station is Station.ROW else cut.whole(missing)
         if kept and not (before and _is_next(before, trace)):

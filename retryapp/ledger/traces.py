@@ -29,7 +29,7 @@ from retryapp.core.headers import (
     RETRY_REPLAYS,
     HeaderReader,
 )
-from retryapp.core.lifecycle import Progress, Skipped, Succeeded, decode_event
+from retryapp.core.lifecycle import Held, Progress, Skipped, Succeeded, decode_event
 from retryapp.core.metadata import MAX_COUNT
 from retryapp.core.record import Headers, Origin, Record, parse_failure_id
 from retryapp.core.rows import decode_row, identity_of, origin_offset
@@ -42,11 +42,13 @@ _RANGE: Final = re.compile(r"offsets? (\d+)(?: to (\d+))? of ")
 class Station(IntEnum):
     """A place on a record's way; in the order in which one delivery passes them."""
 
-    RETRY = 0
-    ROW = 1
-    DEAD = 2
-    SUCCEEDED = 3
-    SKIPPED = 4
+    HELD = 0
+    """Waiting, undelivered, for earlier records of its sequence: delivery 0."""
+    RETRY = 1
+    ROW = 2
+    DEAD = 3
+    SUCCEEDED = 4
+    SKIPPED = 5
     """Skipped as a duplicate; without a delivery, so number 0."""
 
 
@@ -160,13 +162,14 @@ def told_by_event(record: Record, topics: Topics) -> Told | Progress | None:
     event = decode_event(record.value or b"")
     if isinstance(event, Progress):
         return event if event.main == topics.main and event.group == topics.group else None
-    if not isinstance(event, (Succeeded, Skipped)):
+    if not isinstance(event, (Succeeded, Skipped, Held)):
         return None
     try:
         group, origin = parse_failure_id(event.failure_id)
     except DamagedMetadataError as error:
         raise DamagedEventError(str(error)) from error
-    trace = Trace(0, Station.SKIPPED, topics.events, 0, 0, record.offset, record.timestamp_ms)
+    station = Station.HELD if isinstance(event, Held) else Station.SKIPPED
+    trace = Trace(0, station, topics.events, 0, 0, record.offset, record.timestamp_ms)
     if isinstance(event, Succeeded):
         numbers = {name: min(getattr(event, name), MAX_COUNT) for name in ("delivery", "attempt", "replays")}
         trace = trace._replace(station=Station.SUCCEEDED, **numbers)

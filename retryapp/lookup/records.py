@@ -17,7 +17,7 @@ from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, Origin, Record, failure_id
-from retryapp.core.rows import PendingRow, decode_row, parse_row_key, row_due_ms, row_key
+from retryapp.core.rows import PendingRow, decode_row, is_held, parse_row_key, row_due_ms, row_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, fold_changelog, read_topic
 from retryapp.lookup.payloads import header_text, payload_of
@@ -77,7 +77,8 @@ def original_value(headers: Headers, value: bytes | None) -> bytes | None:
 def _row(entry: PendingEntry) -> tuple[PendingRow, Facts, str | None]:
     """Return the row, what its key contains, and what is wrong with it: a damaged row is its bytes as a value."""
     key = parse_row_key(entry.key)
-    facts = {"partition": key.partition, "origin_offset": key.origin_offset, "due_at_ms": key.due_at_ms}
+    due_at_ms = None if is_held(entry.value) else key.due_at_ms
+    facts = {"partition": key.partition, "origin_offset": key.origin_offset, "due_at_ms": due_at_ms}
     try:
         return decode_row(entry.value), facts, None
     except DamagedRowError as error:
@@ -96,6 +97,8 @@ def _summary(headers: Headers, damaged: str | None = None) -> Facts:
     """Return what a list shows; None for what damaged metadata does not contain."""
     metadata, problem = _metadata(headers)
     facts = {name: getattr(metadata, name, None) for name in _SUMMARY}
+    if metadata is not None and metadata.held:
+        facts |= dict.fromkeys(("error_type", "first_failed_ms", "last_failed_ms"))
     return {**facts, "origin": asdict(metadata.origin) if metadata else None, "damaged": damaged or problem}
 
 

@@ -21,6 +21,7 @@ class HandlerInfo:
     policy: str
     policy_digest: str
     tiers: str
+    order: str
     concurrency: int
     timeout_ms: int
     topics: Mapping[str, str]

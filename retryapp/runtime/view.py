@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, cast
@@ -17,6 +17,7 @@ from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
 
 from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin, Record
 from retryapp.core.rows import identity_of
 from retryapp.core.topology import GROW
@@ -29,6 +30,7 @@ from retryapp.ports import (
     PartitionInfo,
     PartitionLag,
     PendingEntry,
+    PendingTable,
     TopicPartition,
 )
 from retryapp.runtime.app import Runtime
@@ -220,7 +222,7 @@ class RuntimeView:
                 state=_IDLE,
                 pending=sum(counts.values()),
                 pending_by_tier=counts,
-                next_due_ms=pending.due(0, 0, placed.engine.claimed)[1] if counts else None,
+                next_due_ms=_next_due_ms(pending, placed.engine.claimed) if counts else None,
                 dead=dead.count() if dead is not None and not self._runtime.behind(*place)[1] else None,
                 session=placed.lane.session,
             )
@@ -242,6 +244,11 @@ class RuntimeView:
 
     def _unreachable(self, problem: str) -> BrokerUnreachableError:
         return BrokerUnreachableError(self._runtime.connection.bootstrap, problem)
+
+
+def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:
+    due_at_ms = pending.due(0, 0, claimed)[1]
+    return None if due_at_ms == MAX_EPOCH_MS else due_at_ms  # only held rows are there
 
 
 def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int) -> Iterator[PendingEntry]:
@@ -276,6 +283,7 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
         policy=handler.policy.text,
         policy_digest=handler.policy.digest,
         tiers=str(topology.tiers),
+        order=str(handler.order),
         concurrency=handler.concurrency,
         timeout_ms=handler.policy.timeout_ms,
         topics={

@@ -42,6 +42,7 @@ class HandlerSpec:
     """Topic to which each attempt publishes a result before it asks the service; none where empty."""
     deduplicate: str = ""
     """Where event ids are; duplicates are handled if empty."""
+    order: str = "none"
 
 
 @dataclass(slots=True)
@@ -134,7 +135,9 @@ class Stage:
         producer = self.producer()
         count = 0
         for count, fact in enumerate(facts, 1):
-            producer.produce(topic, json.dumps(fact).encode(), key=str(fact["id"]), partition=count % partitions)
+            producer.produce(
+                topic, json.dumps(fact).encode(), key=str(fact.get("key", fact["id"])), partition=count % partitions
+            )
             if count % 1000 == 0:
                 producer.poll(0)
         assert producer.flush(20) == 0, "the broker did not take all records"

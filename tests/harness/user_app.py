@@ -84,6 +84,7 @@ def declare(wanted: dict[str, Any]) -> None:
         concurrency=wanted["concurrency"],
         max_crashes=wanted["max_crashes"],
         deduplicate=wanted.get("deduplicate") or None,
+        order=wanted.get("order", "none"),
     )
     async def handle(value: Any, delivery: Delivery) -> None:
         if wanted["value"] == "bytes" and value != delivery.raw_value:

@@ -1,0 +1,104 @@
+"""Records of a key, or of a partition, run in order: also while the first of them waits, and over kills."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from confluent_kafka import Producer
+from harness import Answer, HandlerSpec, Stage, Visit, wait_for
+
+from retryapp.core.rows import is_held, is_identity
+from retryapp.ledger import take_ledger
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+KEYS = 5
+RECORDS = 150
+
+
+def facts(count: int = RECORDS) -> list[dict[str, object]]:
+    """Return records of which one in six fails twice."""
+    return [{"id": n, "key": f"k{n % KEYS}", "fail": 2 * (n % 6 == 0)} for n in range(count)]
+
+
+def assert_in_order(visits: Sequence[Visit]) -> None:
+    """In each process, no record begins before an earlier one of its sequence has ended for good."""
+    for former, later in pairwise(visits):
+        if former.pid == later.pid:
+            failed = former.attempt <= former.facts["fail"]
+            again = (former.facts["id"], former.attempt + 1) == (later.facts["id"], later.attempt)
+            assert again if failed else later.facts["id"] > former.facts["id"], (former, later)
+    assert {visit.facts["id"] for visit in visits} == {visit.facts["id"] for visit in visits if visit.attempt}
+
+
+def by_key(stage: Stage, topic: str) -> dict[bytes | None, list[Visit]]:
+    """Return what the service saw of each key, in order."""
+    found: defaultdict[bytes | None, list[Visit]] = defaultdict(list)
+    for visit in stage.service.of(topic):
+        found[visit.key].append(visit)
+    return found
+
+
+def test_records_of_a_key_run_in_order_also_over_a_kill(stage: Stage) -> None:
+    """Keys do not wait for each other; what was held is handled once all before it are done."""
+    topic = stage.main_topic(partitions=1)
+    stage.program(HandlerSpec(topic=topic, policy="300ms 600ms", order="key"))
+    stage.produce(topic, facts(), 1)
+    worker = stage.worker("killed")
+    wait_for(lambda: len(stage.service.of(topic)) > RECORDS // 3, "a third was delivered")
+    worker.kill()
+    stage.worker("next")
+    stage.wait_settled(topic)
+    seen = by_key(stage, topic)
+    assert len(seen) == KEYS
+    for visits in seen.values():
+        assert_in_order(visits)
+    total = take_ledger(stage.connection, stage.topology(topic)).total
+    assert (total.received, total.done, total.dead) == (RECORDS, RECORDS, 0)
+    assert stage.evidence(topic).repeated_handoffs() == {}
+
+
+def test_behind_a_record_that_waits_its_key_is_held_and_others_go_on(stage: Stage) -> None:
+    """A stopped worker and its successor keep it so; a held row that somebody removes is found missing."""
+    topic = stage.main_topic(partitions=1)
+    stage.service.rule = lambda visit: Answer(503 if visit.facts["id"] == 0 else 200)
+    stage.program(HandlerSpec(topic=topic, policy="1h", order="key"))
+    stage.produce(topic, facts(30), 1)
+    worker = stage.worker("first")
+    evidence = stage.evidence(topic)
+    wait_for(
+        lambda: (evidence.unsettled(), evidence.waiting()) == (0, 30 // KEYS), "one waits, others of its key behind"
+    )
+    worker.stop()
+    stage.worker("second")
+    stage.produce(topic, [{"id": 30, "key": "k0"}, {"id": 31, "key": "k1"}], 1)
+    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 30 // KEYS + 1), "one more is behind")
+    assert [visit.facts["id"] for visit in by_key(stage, topic)[b"k0"]] == [0]
+    ledger = take_ledger(stage.connection, stage.topology(topic))
+    assert ledger.problems == ()
+    assert (ledger.total.done, ledger.total.pending, ledger.total.held) == (32 - 7, 1, 30 // KEYS)
+
+    rows = evidence.records(stage.topology(topic).pending_changelog)
+    held = [row for row in rows if is_identity(row.key) and row.value and is_held(row.value)]
+    producer = Producer({"bootstrap.servers": stage.bootstrap})
+    producer.produce(stage.topology(topic).pending_changelog, None, key=held[-1].key, partition=0)
+    assert producer.flush(20) == 0
+    (problem,) = take_ledger(stage.connection, stage.topology(topic)).problems
+    assert "was held" in problem.text
+    assert problem.record == f"{topic}[0]@30"
+
+
+def test_a_partition_stops_for_a_record_and_the_others_go_on(stage: Stage) -> None:
+    """Longer than the consumer may be away from the broker: the group stays as it is."""
+    topic = stage.main_topic(partitions=2)
+    stage.program(HandlerSpec(topic=topic, policy="300ms 600ms", order="partition"))
+    stage.produce(topic, facts(60), 2)
+    stage.worker()
+    stage.wait_settled(topic)
+    for number in range(2):
+        assert_in_order([visit for visit in stage.service.of(topic) if visit.facts["id"] % 2 == 1 - number])
+    total = take_ledger(stage.connection, stage.topology(topic)).total
+    assert (total.done, total.held) == (60, 0)
