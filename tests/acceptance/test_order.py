@@ -15,6 +15,7 @@ from retryapp.ledger import take_ledger
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(120)]
 
+POLL_INTERVAL_S = 2.0
 KEYS = 5
 RECORDS = 150
 
@@ -92,13 +93,20 @@ def test_behind_a_record_that_waits_its_key_is_held_and_others_go_on(stage: Stag
 
 
 def test_a_partition_stops_for_a_record_and_the_others_go_on(stage: Stage) -> None:
-    """Longer than the consumer may be away from the broker: the group stays as it is."""
+    """It waits for longer than a consumer may be without polling: the group stays as it is."""
     topic = stage.main_topic(partitions=2)
-    stage.program(HandlerSpec(topic=topic, policy="300ms 600ms", order="partition"))
-    stage.produce(topic, facts(60), 2)
-    stage.worker()
+    policy = f"{3 * POLL_INTERVAL_S:.0f}s 300ms"
+    options = {"broker_max_poll_interval": POLL_INTERVAL_S}
+    stage.program(HandlerSpec(topic=topic, policy=policy, order="partition"), app_options=options)
+    worker = stage.worker()
+    before = worker.log.count("retryapp.rebalanced")
+    stage.produce(topic, [{"id": n, "fail": 2 * (n == 0)} for n in range(60)], 2)
+    other = [visit for visit in range(60) if visit % 2 == 1]
+    wait_for(lambda: len(stage.service.done(topic)) >= len(other), "the other partition goes on")
+    assert [visit.facts["id"] for visit in stage.service.of(topic) if visit.facts["id"] in other] == other
     stage.wait_settled(topic)
     for number in range(2):
-        assert_in_order([visit for visit in stage.service.of(topic) if visit.facts["id"] % 2 == 1 - number])
+        assert_in_order([visit for visit in stage.service.of(topic) if visit.facts["id"] % 2 == number])
+    assert worker.log.count("retryapp.rebalanced") == before
     total = take_ledger(stage.connection, stage.topology(topic)).total
     assert (total.done, total.held) == (60, 0)

@@ -112,6 +112,8 @@ class History:
         async def handle(value: bytes, delivery: Delivery) -> None:
             await self._handle(worker, judge, value, delivery)
 
+        kept = not self.plan.changes or self._started % 2 == 0
+        order = judge.oracle.orders[worker.process.name] = self.plan.order if kept else "none"
         policy = judge.oracle.waits.followed[worker.process.name] = self._started % 2 if self.plan.changes else 0
         return Handler(
             function=handle,
@@ -119,7 +121,7 @@ class History:
             policy=POLICIES[policy],
             concurrency=2,
             max_in_flight=self.plan.in_flight,
-            order=Order(self.plan.order),
+            order=Order(order),
             deduplicate=judge.rule,
             destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),
         )

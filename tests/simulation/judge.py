@@ -49,7 +49,6 @@ class Judge:
             skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
             timeout_ms=POLICIES[0].timeout_ms,
             max_kills=plan.max_kills,
-            order=plan.order,
         )
         self.notes = Notes(self.oracle.stories)
         self.observed: Counter[Event] = Counter()

@@ -64,7 +64,6 @@ class Oracle:
         per_delay: bool = False,
         timeout_ms: float = 1e9,
         max_kills: int = 12,
-        order: str = "none",
     ) -> None:
         self.stories: dict[Origin, Story] = {}
         self.repeated = 0
@@ -75,7 +74,8 @@ class Oracle:
         self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS}, per_delay=per_delay)
         self._skew_ms = skew_ms
         self._timeout_ms = timeout_ms
-        self._order = order
+        self.orders: dict[str, str] = {}
+        """What order each worker keeps."""
         self._started: dict[tuple[Opening, int, bytes], int] = {}
         """Offset of the record that began last, by opening, partition and sequence."""
         self._max_kills = max_kills
@@ -182,19 +182,21 @@ class Oracle:
             named = is_row and any(first <= (due_ms, other[1]) < end for due_ms in story.rows)
             _must(settled or waits or named, "I14", origin, f"attempt {attempt} beside {other}, not durable")
 
-    def _sequence(self, record: Record) -> bytes | None:
-        return {"none": None, "key": record.key}.get(self._order, b"")
+    @staticmethod
+    def _sequence(order: str, record: Record) -> bytes | None:
+        return {"none": None, "key": record.key}.get(order, b"")
 
     def _check_order(self, origin: Origin, story: Story, opening: Opening) -> None:
         """In one session the records of a sequence begin in order, each after the end of those before it."""
-        if (sequence := self._sequence(story.record)) is None:
+        order = self.orders.get(opening.worker, "none")
+        if (sequence := self._sequence(order, story.record)) is None:
             return
         place = opening, origin[0], sequence
         last, self._started[place] = self._started.get(place, -1), origin[1]
         _must(origin[1] >= last, "I16", origin, f"begins after {last} of its sequence")
         self.named["waited for its turn"] += story.held
         for other, each in self.stories.items():
-            if other == origin or other[0] != origin[0] or self._sequence(each.record) != sequence:
+            if other == origin or other[0] != origin[0] or self._sequence(order, each.record) != sequence:
                 continue
             beside = any(going.worker == opening.worker for going in each.going)
             _must(not beside, "I16", origin, f"begins beside {other} of its sequence")

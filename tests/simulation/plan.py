@@ -45,6 +45,8 @@ KINDS: Final = (
 
 WIDER: Final = 0xAE9F
 """Draws what else happens; the seeds of planted faults keep their course."""
+KEPT: Final = 0x0DE3
+"""Draws whether an order is kept, and which."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 STOPPED: Final = "broker stopped"
@@ -99,7 +101,7 @@ class Plan:
     changes: bool = False
     """Every other life has another policy."""
     order: str = "none"
-    """The handlers' `order`; some records have no key then, and the others few."""
+    """The handlers' `order`, where policies change only in every other life; a few keys, and none, are mixed then."""
     replayed: str = ""
     """Script of a record that waits when the history begins: an older build had replayed it. Empty: none does."""
 
@@ -150,6 +152,8 @@ class Plan:
             faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
             repeats=tuple(sorted(repeats)),
         )
+        kept = Random(seed ^ KEPT)
+        plan = replace(plan, order=kept.choice(("key", "key", "partition"))) if kept.random() < 0.2 else plan
         plan = plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
         return plan._widened(Random(seed ^ WIDER))
 

@@ -136,7 +136,12 @@ class PartitionEngine(RunOwner):
         self._beyond = Beyond(self._main, starts[self._main], transport.settled)
         emit, loaded = partial(self._emit, self.rows, session), partial(self._wanted, self._main)
         self._sequences = begin_sequences(
-            self.context, self.partition, self._given_up, start=lambda run: self._start(run), settle=self._settle
+            self.context,
+            self.partition,
+            self._given_up,
+            starts[self._main],
+            start=lambda run: self._start(run),
+            settle=self._settle,
         )
         self.scheduler = Scheduler(self.context, self.partition, transport.pending, emit, self._sequences, loaded)
         self._duplicates = begin_duplicates(self.context, transport.seen, self.partition)
@@ -242,6 +247,8 @@ class PartitionEngine(RunOwner):
                 window.add(settled.next_offset - 1, now_ms=now_ms)
                 window.went_ahead(settled.next_offset - 1, settled)
                 at_once = True
+            if self._sequences is not None:
+                self._sequences.reach(record.next_offset)
             if window.last == record.offset:
                 continue
             window.add(record.offset, size, now_ms=now_ms)

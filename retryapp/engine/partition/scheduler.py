@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
+from retryapp.core.metadata import HELD
 from retryapp.core.record import Record
-from retryapp.core.rows import IDENTITY_AT, PendingRow, decode_row, parse_row_key
+from retryapp.core.rows import HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, parse_row_key
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.ports import PendingTable
@@ -147,6 +148,9 @@ class Scheduler:
                 heads = self._sequences.heads(pending, limit)
                 if aside := self._sequences.aside:
                     claimed = {*claimed, *aside}
+            elif HELD in pending.counts():  # the handler had an order before
+                held = pending.page(HELD_ROWS, limit + len(claimed))
+                heads = [(key, value) for key, value in held if key not in claimed][: max(0, limit)]
             rows, next_due_ms = pending.due(now_ms, limit - len(heads), claimed, max_bytes=max_bytes)
             if not rows and not heads:
                 return next_due_ms

@@ -26,7 +26,16 @@ from retryapp.core.hops import to_held_row
 from retryapp.core.lifecycle import Held
 from retryapp.core.metadata import HELD
 from retryapp.core.record import Origin, failure_id
-from retryapp.core.rows import IDENTITY_AT, OFFSET_AT, PendingRow, decode_row, encode_row, identity_of, is_held
+from retryapp.core.rows import (
+    IDENTITY_AT,
+    OFFSET_AT,
+    PendingRow,
+    decode_row,
+    encode_row,
+    identity_of,
+    is_held,
+    origin_offset,
+)
 from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
@@ -42,18 +51,21 @@ _ROW_OVERHEAD_BYTES: Final = 200
 
 
 class _Line:
-    """The records of one sequence without a final outcome: first those that have rows, then those in the window."""
+    """The records of one sequence without a final outcome, each kind in order."""
 
-    __slots__ = ("failed", "rows", "running", "waiting")
+    __slots__ = ("failed", "first", "rows", "running", "waiting")
 
     def __init__(self) -> None:
         self.running = False
         """The head has a claim or a run."""
+        self.first = False
+        """That is its first delivery, and it has no row."""
         self.failed = False
         """The head has a row with a due time."""
         self.rows: deque[bytes] = deque()
         """Identities of rows, in the table or on their way to it."""
         self.waiting: deque[Run] = deque()
+        """First deliveries in the window; nearly always behind all rows."""
 
 
 class GivenUp:
@@ -101,6 +113,7 @@ class Sequences:
         context: DeliveryContext,
         partition: int,
         given_up: GivenUp,
+        start_offset: int,
         *,
         start: Callable[[Run], None],
         settle: Callable[[Run, Turn], None],
@@ -111,6 +124,7 @@ class Sequences:
             context: of the handler.
             partition: its number.
             given_up: runs that go on, also of earlier sessions; their sequences wait.
+            start_offset: of the main topic.
             start: runs a first delivery.
             settle: takes the turn of a first delivery that does not run now.
         """
@@ -128,6 +142,10 @@ class Sequences:
         """Sequences whose head has a held row and may run."""
         self._aside: dict[bytes, tuple[bytes, int]] = {}
         """Due rows that are not heads (the handler had no order when they failed): key and due time, by identity."""
+        self._reached = start_offset
+        """All records of the main topic before this offset are taken in, or were settled before."""
+        self._early: list[tuple[int, bytes]] = []
+        """Rows from there on, which an earlier session has left, and their sequences: others may come before them."""
         self._unwritten: dict[bytes, bytes] = {}
         """Held rows that are not in the table yet: their sequences, by identity."""
 
@@ -146,11 +164,15 @@ class Sequences:
             for key, value in rows:
                 name = self._name_of(value)
                 if name is not None:
-                    insort(self._lines.setdefault(name, _Line()).rows, key[IDENTITY_AT:], key=self._position)
+                    identity = key[IDENTITY_AT:]
+                    insort(self._lines.setdefault(name, _Line()).rows, identity, key=self._position)
+                    if self._is_early(identity):
+                        self._early.append((origin_offset(identity), name))
             after = rows[-1][0]
             await asyncio.sleep(0)
         in_order = sorted(self._lines, key=lambda name: self._position(self._lines[name].rows[0]))
         self._ready.extend(in_order)
+        self._early.sort(reverse=True)
 
     def _name_of(self, value: bytes) -> bytes | None:
         try:
@@ -162,7 +184,16 @@ class Sequences:
         """Return what orders rows; those of a former main topic of this name come first."""
         return identity[:OFFSET_AT] == self._prefix, identity
 
+    def _is_early(self, identity: bytes) -> bool:
+        return identity[:OFFSET_AT] == self._prefix and origin_offset(identity) >= self._reached
+
     # -- first deliveries ----------------------------------------------------------------------------------------
+
+    def reach(self, offset: int) -> None:
+        """Note that all records before an offset are taken in, or were settled before."""
+        self._reached = offset
+        while self._early and self._early[-1][0] < offset:
+            self.advance(self._early.pop()[1])
 
     def arrive(self, run: Run) -> None:
         """Take a first delivery, in offset order: it starts, waits in the window, or is settled with a held row."""
@@ -222,7 +253,7 @@ class Sequences:
         while self._ready and len(found) < limit:
             name = self._ready.popleft()
             line = self._lines.get(name)
-            if line is None or not line.rows or self._is_busy(name, line):
+            if line is None or not line.rows or self._is_busy(name, line) or self._is_early(line.rows[0]):
                 continue
             key = table.find(line.rows[0])
             value = None if key is None else table.get(key)
@@ -241,7 +272,8 @@ class Sequences:
         if name is None:
             return True
         line = self._lines.get(name)
-        if line is not None and line.rows and line.rows[0] == identity and not self._is_busy(name, line):
+        is_head = line is not None and bool(line.rows) and line.rows[0] == identity and not self._is_early(identity)
+        if line is not None and is_head and not self._is_busy(name, line):
             line.running, line.failed = True, not row.held
             return True
         self._aside[identity] = key, due_at_ms
@@ -263,6 +295,7 @@ class Sequences:
             elif run.claim is None and waits:
                 line.rows.appendleft(identity_of(run.origin))
             line.failed = waits
+        line.first = False
         self.advance(name)
 
     def applied(self, turns: Sequence[Turn]) -> None:
@@ -273,6 +306,10 @@ class Sequences:
                     if (name := self._unwritten.pop(row.identity, None)) is not None:
                         self.advance(name)
 
+    def _is_behind(self, identity: bytes, run: Run) -> bool:
+        """Tell whether a row comes after a first delivery: the handler had no order when it was written."""
+        return identity[:OFFSET_AT] == self._prefix and origin_offset(identity) > run.record.offset
+
     def _is_busy(self, name: bytes, line: _Line) -> bool:
         return line.running or name in self._given_up
 
@@ -282,13 +319,14 @@ class Sequences:
         if line is None:
             return
         if not self._is_busy(name, line):
-            if not line.rows:
-                if line.waiting:
-                    line.running = True
-                    self._start(line.waiting.popleft())
-                else:
-                    del self._lines[name]
-                    return
+            if line.waiting and (not line.rows or self._is_behind(line.rows[0], line.waiting[0])):
+                line.running = line.first = True
+                self._start(line.waiting.popleft())
+            elif not line.rows:
+                del self._lines[name]
+                return
+            elif self._is_early(line.rows[0]):
+                return
             elif line.failed:
                 if (aside := self._aside.pop(line.rows[0], None)) is not None:
                     self.wake(aside[1])
@@ -296,7 +334,7 @@ class Sequences:
                 self._ready.append(name)
                 self.wake(0)
         waits_long = line.failed and not line.running
-        while self._by_key and line.waiting and (waits_long or len(line.rows) > FEW):
+        while self._by_key and line.waiting and not line.first and (waits_long or len(line.rows) > FEW):
             if not self._hold(name, line, line.waiting[0]):
                 return
             line.waiting.popleft()
@@ -306,6 +344,7 @@ def begin_sequences(
     context: DeliveryContext,
     partition: int,
     given_up: GivenUp,
+    start_offset: int,
     *,
     start: Callable[[Run], None],
     settle: Callable[[Run, Turn], None],
@@ -313,4 +352,4 @@ def begin_sequences(
     """Return the sequences of a new session, if its handler keeps an order."""
     if context.handler.order is Order.NONE:
         return None
-    return Sequences(context, partition, given_up, start=start, settle=settle)
+    return Sequences(context, partition, given_up, start_offset, start=start, settle=settle)

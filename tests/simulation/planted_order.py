@@ -1,0 +1,79 @@
+"""Planted faults of the order within sequences; see `simulation.mutants`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from retryapp.engine.delivery.run import Run
+from retryapp.engine.lane.refused import RefusedTurns
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition import sequences
+from retryapp.engine.partition.scheduler import Scheduler
+from retryapp.engine.partition.sequences import GivenUp, Sequences
+
+
+def _nobody(_self: GivenUp, _name: bytes) -> bool:
+    """A sequence goes on beside a run that was given up."""
+    return False
+
+
+async def _not_learned(_self: Sequences, _table: Any) -> None:
+    """Who is head is known to the session that has made him head."""
+
+
+def _free(_self: Sequences, _name: bytes, _line: Any) -> bool:
+    """The successor does not wait for the end of the head's run."""
+    return False
+
+
+def _forgotten(self: Sequences, run: Run, turn: Turn | int | None) -> None:
+    """A head that waits is none: its successor begins."""
+    _ended(self, run, run.record.next_offset if run.claim is None and isinstance(turn, Turn) else turn)
+
+
+_ended = Sequences.ended
+
+
+def _unordered(self: RefusedTurns, turn: Turn) -> bool:
+    """Turns overtake one that a topic has refused."""
+    self._ordered = False
+    return _keep(self, turn)
+
+
+_keep = RefusedTurns.keep
+
+
+def _each_claimed(_self: Sequences, _key: bytes, _row: Any, _due_at_ms: int) -> bool:
+    """Rows are claimed once they are due, whoever is before them."""
+    return True
+
+
+class _Blind:
+    """A table that does not say that it has held rows."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda: {}) if name == "counts" else getattr(self._table, name)
+
+
+def _blind(self: Scheduler, *args: Any, **more: Any) -> None:
+    """Held rows of a handler that keeps no order any more wait for ever."""
+    _init(self, *args, **more)
+    if self._sequences is None:
+        self._pending = _Blind(self._pending)
+
+
+_init = Scheduler.__init__
+
+ORDER: Final = (
+    ("a sequence goes on beside an orphan", ((GivenUp, "__contains__", _nobody),)),
+    ("heads are not found at an opening", ((Sequences, "load", _not_learned),)),
+    ("a successor begins beside its head", ((Sequences, "_is_busy", _free),)),
+    ("a head that waits is passed", ((Sequences, "ended", _forgotten),)),
+    ("held before its head has a row", ((sequences, "FEW", -1),)),
+    ("turns of a sequence overtake a refused one", ((RefusedTurns, "keep", _unordered),)),
+    ("rows are claimed before those ahead of them", ((Sequences, "claim", _each_claimed),)),
+    ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),)),
+)
