@@ -30,7 +30,7 @@ from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.pool import DeliveryPool, make_pools
 from retryapp.engine.delivery.run import DeliveryContext
-from retryapp.engine.handler.handler import Handler, HandlerFunction
+from retryapp.engine.handler.handler import Handler, HandlerFunction, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.engine.lane.lane import Lane, LaneLimits
 from retryapp.engine.lane.site import LaneSite
@@ -138,6 +138,7 @@ class MemoryPartition:
             on_close=self.engine.end,
             on_applied=self._on_applied,
             limits=limits,
+            ordered=self.handler.order is not Order.NONE,
         )
         self.engine.lane = self.lane
         self._next: dict[TopicPartition, int] = {}

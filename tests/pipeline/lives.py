@@ -8,7 +8,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from retryapp.core.headers import encode_metadata
-from retryapp.core.lifecycle import Progress, Succeeded
+from retryapp.core.lifecycle import Held, Progress, Succeeded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, failure_id
 
@@ -74,6 +74,14 @@ class Archive:
             attempt=attempt, started_ms=began, ended_ms=began + 50, lateness_ms=facts.pop("lateness_ms", 7), **facts,
         )  # fmt: skip
         self.add("events", partition, value=event.to_json(), key_hash="of-the-event")
+
+    def held(self, offset: int) -> None:
+        """A record waits for earlier ones of its sequence."""
+        origin = Origin(MAIN, TOPIC_ID, 0, offset)
+        event = Held(
+            group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text, at_ms=NOON_MS
+        )
+        self.add("events", 0, value=event.to_json(), key_hash="of-the-event")
 
     def counted(self, first: int, end: int, *, ok: int, failed: int, partition: int = 0, **facts: Any) -> None:
         """A worker says what it counted."""

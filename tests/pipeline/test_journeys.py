@@ -73,6 +73,31 @@ def test_fates_and_what_is_missing(spark: SparkSession) -> None:
     assert pending["copies"] == 0
 
 
+def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(spark: SparkSession) -> None:
+    """It is pending; then done at its first delivery, or retried like any other. Nothing is missing."""
+    archive = Archive()
+    for offset in (1, 2, 3):
+        archive.held(offset)
+    archive.succeeded(2, 1, lateness_ms=0)
+    archive.failed(3, 1)
+    waits, done, failed = (found(spark, archive)[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2, 3))
+    assert [each["fate"] for each in (waits, done, failed)] == ["pending", "done", "pending"]
+    assert [tried(each, "attempt", "tier", "outcome") for each in (waits, done, failed)] == [
+        [],
+        [(1, None, "succeeded")],
+        [(1, None, "retried")],
+    ]
+    assert [each["missing"] for each in (waits, done, failed)] == [0, 0, 0]
+
+
+def test_what_workers_held_counts_as_not_done_at_first(spark: SparkSession) -> None:
+    """Held and failed records both leave a trace, and the ledger compares both with the counts."""
+    archive = Archive()
+    archive.counted(0, 10, ok=6, failed=3, held=1, received=10)
+    (said,) = [row["said"] for row in archive.readings(spark).select("said").collect()]
+    assert (said["received"], said["first_try_ok"], said["failed"]) == (10, 6, 4)
+
+
 def test_a_replay_starts_attempts_anew(spark: SparkSession) -> None:
     """Its record on the retry topic is no attempt; clocks that went back change no order."""
     archive = Archive()

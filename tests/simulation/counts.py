@@ -63,7 +63,9 @@ def ranges_of(broker: Broker, topics: Topics, number: int) -> list[Range]:
     """Return what the visible `progress` events of a partition say, in their order."""
     told = [json.loads(record.value or b"{}") for record in broker.visible(TopicPartition(topics.events, number))]
     return [
-        Range(*(each[name] for name in ("from_offset", "to_offset", "received", "first_try_ok", "skipped", "held")))
+        Range(
+            *(each.get(name, 0) for name in ("from_offset", "to_offset", "received", "first_try_ok", "skipped", "held"))
+        )
         for each in told
         if each.get("kind") == "progress"
     ]

@@ -191,7 +191,7 @@ class Oracle:
         order = self.orders.get(opening.worker, "none")
         if (sequence := self._sequence(order, story.record)) is None:
             return
-        place = opening, origin[0], sequence
+        place, always = (opening, origin[0], sequence), len(set(self.orders.values())) == 1
         last, self._started[place] = self._started.get(place, -1), origin[1]
         _must(origin[1] >= last, "I16", origin, f"begins after {last} of its sequence")
         self.named["waited for its turn"] += story.held
@@ -200,8 +200,12 @@ class Oracle:
                 continue
             beside = any(going.worker == opening.worker for going in each.going)
             _must(not beside, "I16", origin, f"begins beside {other} of its sequence")
-            ended = other[1] > origin[1] or each.first is not None or self._has_ended(each)
-            _must(ended, "I16", origin, f"begins before the end of {other} of its sequence")
+            if each.first is not None:
+                continue
+            if other[1] < origin[1]:
+                _must(self._has_ended(each), "I16", origin, f"begins before the end of {other} of its sequence")
+            elif always:
+                _must(not each.settled_ms, "I16", origin, f"begins after {other} of its sequence is settled")
 
     def _has_ended(self, story: Story) -> bool:
         """Tell whether a final outcome is there, or may be on its way."""

@@ -152,10 +152,23 @@ class Plan:
             faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
             repeats=tuple(sorted(repeats)),
         )
-        kept = Random(seed ^ KEPT)
-        plan = replace(plan, order=kept.choice(("key", "key", "partition"))) if kept.random() < 0.2 else plan
         plan = plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
-        return plan._widened(Random(seed ^ WIDER))
+        plan = plan._widened(Random(seed ^ WIDER))
+        return plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 else plan
+
+    def _in_order(self, random: Random) -> Plan:
+        """Return the plan with an order to keep; in some a topic refuses hand-offs, and the worker dies soon after."""
+        plan = replace(self, order=random.choice(("key", "key", "partition")))
+        if plan.changes or random.random() > 0.2:
+            return plan
+        at_s = random.uniform(0.3, 3.0)
+        sent = sorted(
+            (random.uniform(0.0, 3.0), 0, random.choice(("S", "S", "FS", "R", "DS", "TS"))) for _ in range(16)
+        )
+        size = random.uniform(0.5, 1.0)
+        faults = (Fault(at_s, REFUSED, random.randrange(3), size), Fault(at_s + 2 * size, "kill", 0, random.random()))
+        few = replace(plan, partitions=1, workers=1, repeats=(), others=(), replayed="", in_flight=8, order="key")
+        return replace(few, records=tuple(sent), faults=faults)
 
     def _widened(self, random: Random) -> Plan:
         """Return the plan with one more kind of story, or none; and maybe another handler, or another policy."""

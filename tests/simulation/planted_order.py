@@ -72,8 +72,8 @@ ORDER: Final = (
     ("heads are not found at an opening", ((Sequences, "load", _not_learned),)),
     ("a successor begins beside its head", ((Sequences, "_is_busy", _free),)),
     ("a head that waits is passed", ((Sequences, "ended", _forgotten),)),
-    ("held before its head has a row", ((sequences, "FEW", -1),)),
-    ("turns of a sequence overtake a refused one", ((RefusedTurns, "keep", _unordered),)),
+    ("held before its head has a row", ((sequences, "FEW", -1),), 612),
+    ("turns of a sequence overtake a refused one", ((RefusedTurns, "keep", _unordered),), 651),
     ("rows are claimed before those ahead of them", ((Sequences, "claim", _each_claimed),)),
-    ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),)),
+    ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),), 2963),
 )

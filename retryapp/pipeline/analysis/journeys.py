@@ -1,8 +1,8 @@
 """Journeys: of each record that failed every attempt, in order, and where it has come to rest.
 
-Order is (failure id, delivery), and within a delivery retry, dlq, succeeded; a timestamp decides nothing. A record on a
-retry topic tells of the attempt that failed and of the wait that follows, so the tier and due time of an attempt are
-found on the record before it.
+Order is (failure id, delivery), and within a delivery held, retry, dlq, succeeded; a timestamp decides nothing. A
+record on a retry topic tells of the attempt that failed and of the wait that follows, so the tier and due time of an
+attempt are found on the record before it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, SAID
 
-STATIONS: Final = ("retry", "dlq", "succeeded")  # in the order of their ranks
+STATIONS: Final = ("held", "retry", "dlq", "succeeded")  # in the order of their ranks
 _ORDER: Final = ("delivery", "rank")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 _LAST: Final = (
@@ -92,7 +92,7 @@ def _columns(steps: GroupedData) -> DataFrame:
         F.min(F.when(has_failed, F.col("step.ended_ms"))).alias("first_failed_ms"),
     )
     station = F.col("last.station")
-    is_pending = station == F.lit("retry")
+    is_pending = station.isin("held", "retry")
     found = {
         **{
             name: F.col(f"last.{name}") for name in ("topic_id", "partition", "offset", "replays", "reason", "ended_ms")

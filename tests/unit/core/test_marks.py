@@ -19,11 +19,13 @@ from retryapp.core.marks import (
     parse_mark,
     parse_rows_mark,
     parse_tally,
+    place_of,
     rows_suspicion,
     rows_text,
     split_note,
 )
 from retryapp.core.marks import suspicion as judged
+from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin
 from retryapp.core.rows import identity_of, row_key
 
@@ -276,3 +278,11 @@ def test_the_changelog_says_the_same() -> None:
     assert marks.read_tally(b"", "id") == ""
     assert (marks.read_changelog(value), marks.read_changelog(b"")) == ("", "")
     assert marks.read_changelog(marks.progress_value({"orders": 140}, "id", TEXT, "kq2")) == "kq2"
+
+
+def test_a_held_row_comes_before_all_that_are_due() -> None:
+    """It may run at once, whatever its time says."""
+    identity = identity_of(Origin("orders", "kq8G0bTz", 0, 7))
+    held = row_key(MAX_EPOCH_MS, identity)
+    assert (place_of(held), place_of(row_key(1, identity))) == ((0, 7), (1, 7))
+    assert rows_suspicion("wr1:old", "new", least=held, now_ms=20) == ("wr2:new<21.0", Suspected((0, 7), (21, 0)))

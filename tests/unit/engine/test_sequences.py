@@ -1,0 +1,196 @@
+"""Order within a key, or a partition: who runs, who waits where, and what the next session makes of it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from doubles import BankDownError, Gate, Refusing, reopen
+
+from retryapp.core.rows import decode_row
+from retryapp.core.verdicts import Reject
+from retryapp.engine.handler.handler import Order
+from retryapp.ports import Event, TopicPartition
+from retryapp.testing import MemoryLaneTransport, MemoryPartition
+
+
+def held(partition: MemoryPartition) -> int:
+    """Return how many rows are held."""
+    return partition.waiting.get("held", 0)
+
+
+def committed(partition: MemoryPartition) -> int:
+    """Return the offset of the main topic."""
+    return partition.transport.offsets.get(TopicPartition("orders", 0), 0)
+
+
+def rows(partition: MemoryPartition) -> list[tuple[bytes, bytes]]:
+    """Return the rows of the table."""
+    table = partition.transport.pending
+    return [] if table is None else table.page(None, 100)
+
+
+async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orphan() -> None:
+    """Other keys, and records without one, do not wait. A thread that goes on keeps its key."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
+        for value, key in ((b"a1", b"a"), (b"a2", b"a"), (b"b1", b"b"), (b"n1", None), (b"n2", None)):
+            await orders.send(value, key=key)
+        assert gate.started == [b"a1", b"b1", b"n1", b"n2"]
+        gate.let(b"a1")
+        await orders.settle()
+        assert gate.started[4:] == [b"a2"]
+        gate.let_all()
+        await orders.to_rest()
+
+    hangs, goes_on = threading.Event(), threading.Event()
+    seen: list[bytes] = []
+
+    def hang(value: bytes) -> None:
+        seen.append(value)
+        if value == b"1":
+            hangs.set()
+            goes_on.wait(20)
+            raise Reject("too late")
+
+    async with MemoryPartition(hang, "1s", order=Order.KEY) as orders:
+        await orders.send(b"1", b"2", key=b"a")
+        await orders.until(hangs.is_set)
+        await orders.advance(orders.handler.policy.timeout_ms + 1)
+        await orders.advance(60_000)
+        assert seen == [b"1"], "its first attempt goes on, and its second and its successor wait"
+        goes_on.set()
+        await orders.until(lambda: len(seen) == 3)
+        assert seen == [b"1", b"1", b"2"]
+
+
+async def test_behind_a_head_that_waits_records_are_held_and_the_offset_goes_on() -> None:
+    """They run in order after it, each counted once; those that fail there are retried like any other."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s 1s", concurrency=9, order=Order.KEY) as orders:
+        await orders.send(b"1", b"2", b"3", key=b"a")
+        gate.let(b"1", BankDownError())
+        await orders.settle()
+        await orders.send(b"4", key=b"a")
+        assert (held(orders), sum(orders.waiting.values()), committed(orders)) == (3, 4, 4)
+        assert len(orders.observer.of(Event.HELD)) == 3
+        await orders.advance(1_000)
+        assert gate.started == [b"1", b"1"]
+        gate.let(b"1")
+        await orders.settle()
+        assert gate.started == [b"1", b"1", b"2"]
+        gate.let(b"2", BankDownError())
+        await orders.settle()
+        await orders.advance(1_000)
+        assert gate.started == [b"1", b"1", b"2", b"2"]
+        gate.let_all()
+        await orders.to_rest()
+        assert gate.done == [b"1", b"2", b"3", b"4"]
+
+
+async def test_a_head_that_runs_has_its_followers_in_the_window() -> None:
+    """No row is written for them, and the offset waits."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
+        await orders.send(*(b"%02d" % n for n in range(20)), key=b"a")
+        assert (gate.started, orders.waiting, committed(orders)) == ([b"00"], {}, 0)
+
+
+async def test_a_dead_head_frees_its_key() -> None:
+    """Its dead letter is there, and the next one runs."""
+    seen: list[bytes] = []
+
+    async def reject(value: bytes) -> None:
+        seen.append(value)
+        if value == b"1":
+            raise Reject("wrong")
+
+    async with MemoryPartition(reject, order=Order.KEY) as orders:
+        await orders.send(b"1", b"2", key=b"a")
+        await orders.to_rest()
+        assert (seen, len(orders.dead_letters)) == ([b"1", b"2"], 1)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_the_next_session_finds_the_heads(lost: bool) -> None:
+    """Of the same worker, or of another: a head that waits goes on waiting, and a held one without head runs."""
+    gate = Gate()
+    transport = MemoryLaneTransport()
+    async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, transport=transport) as orders:
+        await orders.send(b"1", b"2", b"3", key=b"a")
+        gate.let(b"1", BankDownError())
+        await orders.settle()
+        await orders.advance(1_000)
+        gate.let(b"1")
+        await orders.settle()
+        assert gate.started == [b"1", b"1", b"2"]
+        if not lost:
+            await reopen(orders)
+            assert gate.started == [b"1", b"1", b"2", b"2"]
+            gate.let_all()
+            await orders.to_rest()
+    if lost:
+        gate = Gate()
+        async with MemoryPartition(gate, "1s", order=Order.KEY, transport=transport) as orders:
+            await orders.advance(100)
+            assert gate.started == [b"2"]
+            await orders.send(b"4", key=b"a")
+            assert gate.started == [b"2"]
+            gate.let_all()
+            await orders.to_rest()
+            assert gate.started == [b"2", b"3", b"4"]
+
+
+async def test_a_partition_in_order_waits_in_the_window() -> None:
+    """Nothing is held in rows, whatever the keys; room for more ends with the window."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", order=Order.PARTITION, concurrency=9, max_in_flight=9) as orders:
+        for n in range(20):
+            await orders.send(b"%02d" % n, key=b"%d" % n)
+        gate.let(b"00", BankDownError())
+        await orders.settle()
+        assert (gate.started, held(orders), sum(orders.waiting.values())) == ([b"00"], 0, 1)
+        assert len(orders.engine._window) == 9
+        gate.let_all()
+        await orders.to_rest()
+        assert gate.done == [b"%02d" % n for n in range(20)]
+
+
+async def test_behind_a_refused_turn_everything_waits() -> None:
+    """Also what belongs to other keys, and what could go ahead of the offset."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9) as orders:
+        refusing = Refusing(orders.transport, b"bad")
+        await orders.send(b"bad", key=b"a")
+        gate.let(b"bad", Reject("wrong"))
+        await orders.settle()
+        assert orders.lane.refusal is not None
+        await orders.send(b"1", key=b"b")
+        gate.let_all()
+        await orders.advance(1)
+        assert committed(orders) == 0
+        refusing.prefixes = ()
+        await orders.advance(1_000)
+        await orders.advance(1_000)
+        assert (committed(orders), len(orders.dead_letters)) == (2, 1)
+
+
+async def test_rows_of_a_handler_without_an_order_are_claimed_in_order_once_it_has_one() -> None:
+    """Two of a key are due; the second one waits for the end of the first. And back: held rows run at once."""
+    gate = Gate()
+    transport = MemoryLaneTransport()
+    async with MemoryPartition(gate, "1s", concurrency=9, transport=transport) as orders:
+        await orders.send(b"1", b"2", b"3", key=b"a")
+        for value in (b"2", b"1", b"3"):
+            gate.let(value, BankDownError())
+            await orders.advance(10)
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY, transport=transport) as orders:
+        await orders.send(b"4", key=b"a")
+        await orders.advance(5_000)
+        assert (gate.started, held(orders)) == ([b"1"], 1)
+        assert {decode_row(value).held for _, value in rows(orders)} == {True, False}
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=9, transport=transport) as orders:
+        await orders.advance(1_000)
+        assert set(gate.started) == {b"1", b"2", b"3", b"4"}
