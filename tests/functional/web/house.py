@@ -195,6 +195,7 @@ def handler(main: str = MAIN, **changes: object) -> HandlerInfo:
         policy="5m*2 30m*3 1h",
         policy_digest="9f2c41aa",
         tiers="single",
+        order="none",
         concurrency=8,
         timeout_ms=300_000,
         topics={
