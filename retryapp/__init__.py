@@ -9,12 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from retryapp.core.classify import non_retryable, retryable
     from retryapp.core.deduplicate import Deduplicate
     from retryapp.core.errors import RetryAppError
+    from retryapp.core.http import http_errors
     from retryapp.core.policy import RetryPolicy
+    from retryapp.core.rules import non_retryable, retryable, skippable
     from retryapp.core.schedule import exp, fixed, sequence
-    from retryapp.core.verdicts import Reject, RetryLater
+    from retryapp.core.verdicts import Reject, RetryLater, Skip
     from retryapp.retries import Delivery, Retries
 
 __all__ = [
@@ -25,11 +26,14 @@ __all__ = [
     "RetryAppError",
     "RetryLater",
     "RetryPolicy",
+    "Skip",
     "exp",
     "fixed",
+    "http_errors",
     "non_retryable",
     "retryable",
     "sequence",
+    "skippable",
 ]
 
 _HOME = {
@@ -40,11 +44,14 @@ _HOME = {
     "RetryAppError": "retryapp.core.errors",
     "RetryLater": "retryapp.core.verdicts",
     "RetryPolicy": "retryapp.core.policy",
+    "Skip": "retryapp.core.verdicts",
     "exp": "retryapp.core.schedule",
     "fixed": "retryapp.core.schedule",
-    "non_retryable": "retryapp.core.classify",
-    "retryable": "retryapp.core.classify",
+    "http_errors": "retryapp.core.http",
+    "non_retryable": "retryapp.core.rules",
+    "retryable": "retryapp.core.rules",
     "sequence": "retryapp.core.schedule",
+    "skippable": "retryapp.core.rules",
 }
 
 

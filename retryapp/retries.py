@@ -117,7 +117,7 @@ class Retries:
         self,
         topic: str,
         *,
-        policy: RetryPolicy,
+        policy: RetryPolicy | str,
         value: Any = bytes,
         concurrency: int = 1,
         tiers: str | Tiers = Tiers.SINGLE,
@@ -130,7 +130,7 @@ class Retries:
 
         Args:
             topic: the main topic. One handler per topic and app.
-            policy: when and whether a failed record is tried again.
+            policy: when and whether a failed record is tried again; or its text, as `"5m*2 30m"`.
             value: what the function takes: `bytes` (default; None for a null value), `dict` (JSON), a pydantic model,
                 or any type that pydantic can read from JSON. A value that does not decode takes the policy's path with
                 its bytes kept.
@@ -155,6 +155,7 @@ class Retries:
             InvalidTopicNameError, NameClashError: topic names that would not work.
             InvalidSettingError: an argument is out of range.
         """
+        chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
         if concurrency < 1:
             raise InvalidSettingError("concurrency", concurrency, "at least 1")
         if max_in_flight < concurrency:
@@ -172,13 +173,14 @@ class Retries:
                 group=self.app.conf.id,
                 main=topic,
                 tiers=Tiers(tiers),
-                delays_ms=policy.schedule.nominal_delays_ms,
+                delays_ms=chosen.delays_ms,
+                dead_letters=chosen.dead_letters,
                 seen_window_ms=None if rule is None else rule.window_ms,
             )
             handler = Handler(
                 function=function,
                 topology=topology,
-                policy=policy,
+                policy=chosen,
                 value_type=value,
                 concurrency=concurrency,
                 max_in_flight=max_in_flight,

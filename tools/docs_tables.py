@@ -129,7 +129,7 @@ def faust_settings() -> str:
 def example() -> tuple[TopicSpec, ...]:
     """The topics of the README's program on a cluster of three brokers."""
     policy = RetryPolicy("5m*2 30m*3 1h")
-    topology = HandlerTopology("billing", "orders", delays_ms=policy.schedule.nominal_delays_ms)
+    topology = HandlerTopology("billing", "orders", delays_ms=policy.delays_ms)
     return topic_specs(topology, partitions=6, main_max_message_bytes=KAFKA_MAX_MESSAGE_BYTES, replication=3)
 
 

@@ -81,7 +81,7 @@ def fill(folder: Path, partition: int, rows: int, now_ms: int) -> RocksPendingTa
 def worker(app: faust.App, tables: list[RocksPendingTable]) -> RuntimeView:
     """Return the view of a worker that has these tables and nothing else."""
     policy = RetryPolicy("1m 5m")
-    topology = HandlerTopology(group="app", main="orders", delays_ms=policy.schedule.nominal_delays_ms)
+    topology = HandlerTopology(group="app", main="orders", delays_ms=policy.delays_ms)
     handler = SimpleNamespace(
         group="app", main="orders", name="shop.charge", policy=policy, topology=topology, concurrency=8
     )
@@ -99,7 +99,7 @@ def worker(app: faust.App, tables: list[RocksPendingTable]) -> RuntimeView:
             ("orders", number): SimpleNamespace(
                 engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=None, sources=()),
                 lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None),
-                transport=SimpleNamespace(pending=table, dead=MemoryDeadLetterTable()),
+                transport=SimpleNamespace(pending=table, dead={topology.dlq: MemoryDeadLetterTable()}),
             )
             for number, table in enumerate(tables)
         },

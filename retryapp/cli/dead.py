@@ -80,6 +80,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     facts = {
         **dead_detail(dead_entry(record)),
         "dead_ms": record.timestamp_ms,
+        "topic": record.topic,
         "key": payload_of(record.key),
         "value": payload_of(original_value(record.headers, record.value)),
     }

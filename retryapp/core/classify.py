@@ -1,44 +1,32 @@
-"""Classify an exception: its class, what is stored about it, and which cause it belongs to.
+"""Classify a failure: what it means, what is stored about it, and which cause it belongs to.
 
-Rules, in this order:
+The first answer wins:
 
-1. Walk the chain of ``__cause__``, outermost error first; the first error with a verdict decides.
-2. ``Reject`` and ``RetryLater`` are verdicts; an undecodable value is ``undecodable`` unless a rule names
-   ``UndecodableError`` itself; else the first of the policy's rules that matches the type (subclasses match).
-3. Of an exception group the worst member decides: rejected, then non-retryable or undecodable, then the longest
-   ``RetryLater``, then retryable. A group whose members have no verdict is judged by its own type.
-4. Without a verdict an error is retryable.
+1. A verdict that the handler raised: ``Reject``, ``Skip`` or ``RetryLater``, the outermost along ``__cause__``. In a
+   group ``Reject`` always counts; else each member has to be one, and the longest ``RetryLater`` goes before ``Skip``.
+2. The first of the policy's rules that matches (`core.rules`).
+3. An undecodable value is ``undecodable``.
+4. The class of errors that no rule names.
 
-The number of errors examined is bounded, cycles end, and errors raised by a user's ``__str__`` are contained.
+Where a group is retryable by 2 or 4, the longest ``RetryLater`` among its members sets the wait. The number of errors
+examined is bounded, cycles end, and errors raised by a user's ``__str__`` are contained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, NamedTuple
 
-from retryapp.core.errors import InvalidPolicyError, UndecodableError
+from retryapp.core.errors import UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES
+from retryapp.core.rules import MAX_NESTING, ErrorClass, OnFault, Rule, chain, non_retryable
 from retryapp.core.text import cut_text
 from retryapp.core.traces import fingerprint_of, place_of, qualified_name, shorten_trace
 from retryapp.core.values import keyword_value_type
-from retryapp.core.verdicts import Reject, RetryLater
+from retryapp.core.verdicts import Reject, RetryLater, Skip
 
-MAX_ERRORS: Final = 1_000
-"""Errors of one failure that are examined, causes and members of groups included."""
-MAX_NESTING: Final = 20
-"""Levels of groups within groups that are examined."""
-
-
-class ErrorClass(StrEnum):
-    """What an error means for its record."""
-
-    RETRYABLE = "retryable"
-    """May succeed later."""
-    NON_RETRYABLE = "non-retryable"
-    """Will never succeed: dead letter at once."""
+_UNDECODABLE = non_retryable(UndecodableError)
 
 
 class DeadReason(StrEnum):
@@ -62,50 +50,6 @@ class DeadReason(StrEnum):
     """It ended its worker too often."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Exception types and what they mean.
-
-    Raises:
-        InvalidPolicyError: no type is given, or one is no exception type.
-    """
-
-    error_types: tuple[type[BaseException], ...]
-    error_class: ErrorClass
-
-    def __post_init__(self) -> None:
-        if not self.error_types:
-            raise InvalidPolicyError("on", f"{self.error_class}()", "a rule needs at least one exception type")
-        given: tuple[object, ...] = self.error_types  # callers without type checks pass instances here
-        for error_type in given:
-            if not isinstance(error_type, type) or not issubclass(error_type, BaseException):
-                raise InvalidPolicyError("on", error_type, "expected exception types, as non_retryable(ValueError)")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The types' qualified names."""
-        return tuple(map(qualified_name, self.error_types))
-
-    def matches(self, error: BaseException) -> bool:
-        """Tell whether the error is of one of the types or of a subclass."""
-        return issubclass(type(error), self.error_types)
-
-    def matches_only(self, base: type[BaseException], error: BaseException) -> bool:
-        """Tell whether the error matches a type that is ``base`` or narrower."""
-        narrow = tuple(each for each in self.error_types if each not in base.__mro__[1:])
-        return issubclass(type(error), narrow)
-
-
-def retryable(*error_types: type[BaseException]) -> Rule:
-    """Say that errors of these types may go away: an exception from a later, broader rule."""
-    return Rule(error_types, ErrorClass.RETRYABLE)
-
-
-def non_retryable(*error_types: type[BaseException]) -> Rule:
-    """Say that errors of these types never go away: dead letter at once."""
-    return Rule(error_types, ErrorClass.NON_RETRYABLE)
-
-
 @keyword_value_type
 class Failure:
     """What is known about one failed attempt."""
@@ -118,45 +62,81 @@ class Failure:
     reason_if_dead: DeadReason | None
     """Why the record is dead now, whatever the attempts; None when it may be retried."""
     retry_after_ms: int | None
-    """Wait that the handler asked for; None: the schedule's."""
+    """Wait that the handler or the error asked for; None: the schedule's."""
     fingerprint: str
     place: str | None = None
     """Where it was raised in the user's code."""
+    rule: Rule | None = None
+    """The rule that decided; None: no rule did."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """What one error means for the record; the highest ``rank`` wins in a group."""
+class _Verdict(NamedTuple):
+    """What a handler has said by raising it."""
 
-    error: BaseException
-    reason: DeadReason | None = None
-    retry_after_ms: int | None = None
+    error: Reject | Skip | RetryLater
+    whole: bool = True
+    """It speaks for everything that has failed."""
 
-    @property
-    def rank(self) -> tuple[int, int]:
-        if self.reason is DeadReason.REJECTED:
-            return 3, 0
-        if self.reason is not None:
-            return 2, 0
-        return (0, 0) if self.retry_after_ms is None else (1, self.retry_after_ms)
+    def rank(self, now_ms: int) -> tuple[int, int]:
+        if isinstance(self.error, RetryLater):
+            return 1, self.error.wait_ms(now_ms)
+        return (2, 0) if isinstance(self.error, Reject) else (0, 0)
 
 
-def classify(error: BaseException, rules: Iterable[Rule] = ()) -> Failure:
+def classify(
+    error: BaseException,
+    rules: Iterable[Rule] = (),
+    *,
+    otherwise: ErrorClass = ErrorClass.RETRYABLE,
+    delivery: Any = None,
+    now_ms: int = 0,
+    on_fault: OnFault | None = None,
+) -> Failure:
     """Classify an error by the policy's rules.
 
-    Type and message are the outermost error's, or those of ``Reject`` or of the deciding member of a group.
+    Type and message are the outermost error's, or those of ``Reject``, ``Skip`` or of the deciding member of a group.
+
+    Args:
+        error: what the handler raised.
+        rules: ordered, the first match wins.
+        otherwise: the class of errors that no rule names.
+        delivery: what predicates get.
+        now_ms: when it failed; a wait for an instant counts from here.
+        on_fault: see `core.rules`.
     """
-    verdict = _judge(error, tuple(rules), _Budget(), MAX_NESTING)
-    shown = _shown_error(error, verdict)
+    verdict = _verdict(error, set(), MAX_NESTING, now_ms)
+    decisive: BaseException | None = None if verdict is None else verdict.error
+    rule: Rule | None = None
+    reason: DeadReason | None = None
+    if verdict is not None and verdict.whole:
+        error_class = _class_of(verdict.error)
+        reason = DeadReason.REJECTED if error_class is ErrorClass.NON_RETRYABLE else None
+    else:
+        found = ((each, each.find(error, delivery, on_fault)) for each in rules)
+        rule, culprit = next((pair for pair in found if pair[1] is not None), (None, None))
+        error_class = otherwise if rule is None else rule.error_class
+        if rule is None and (culprit := _UNDECODABLE.find(error)) is not None:
+            error_class, reason = ErrorClass.NON_RETRYABLE, DeadReason.UNDECODABLE
+        elif error_class is ErrorClass.NON_RETRYABLE:
+            reason = DeadReason.NON_RETRYABLE
+        decisive = culprit or decisive
+    asked_ms = None
+    if error_class is ErrorClass.RETRYABLE:
+        if verdict is not None and isinstance(verdict.error, RetryLater):
+            asked_ms = verdict.error.wait_ms(now_ms)
+        elif rule is not None and rule.wait is not None and decisive is not None:
+            asked_ms = rule.wait(decisive, now_ms)
+    shown = _shown_error(error, decisive)
     message = cut_text(_text_of(shown), MAX_MESSAGE_BYTES)
     return Failure(
         error_type=cut_text(qualified_name(type(shown)), MAX_NAME_BYTES),
         message=message,
-        error_class=ErrorClass.RETRYABLE if verdict is None or verdict.reason is None else ErrorClass.NON_RETRYABLE,
-        reason_if_dead=None if verdict is None else verdict.reason,
-        retry_after_ms=None if verdict is None else verdict.retry_after_ms,
+        error_class=error_class,
+        reason_if_dead=reason,
+        retry_after_ms=asked_ms,
         fingerprint=fingerprint_of(error, message),
         place=place_of(shown),
+        rule=rule,
     )
 
 
@@ -165,49 +145,29 @@ def trace_of(error: BaseException) -> str | None:
     return shorten_trace(error, _text_of)
 
 
-class _Budget:
-    """The errors examined so far, at most `MAX_ERRORS`: cycles and bombs end here."""
-
-    def __init__(self) -> None:
-        self.examined: set[int] = set()
-
-    def take(self, error: BaseException) -> bool:
-        if len(self.examined) >= MAX_ERRORS or id(error) in self.examined:
-            return False
-        self.examined.add(id(error))
-        return True
+def _class_of(verdict: Reject | Skip | RetryLater) -> ErrorClass:
+    if isinstance(verdict, Reject):
+        return ErrorClass.NON_RETRYABLE
+    return ErrorClass.SKIPPABLE if isinstance(verdict, Skip) else ErrorClass.RETRYABLE
 
 
-def _judge(error: BaseException, rules: tuple[Rule, ...], budget: _Budget, levels: int) -> _Verdict | None:
-    current: BaseException | None = error
-    while current is not None and budget.take(current):
-        verdict = _judge_alone(current, rules, budget, levels)
-        if verdict is not None:
-            return verdict
-        current = current.__cause__
+def _verdict(error: BaseException, seen: set[int], levels: int, now_ms: int) -> _Verdict | None:
+    for current in chain(error, seen):
+        if isinstance(current, (Reject, Skip, RetryLater)):
+            return _Verdict(current)
+        if isinstance(current, BaseExceptionGroup) and levels:
+            members = [_verdict(member, seen, levels - 1, now_ms) for member in current.exceptions]
+            found = [each for each in members if each is not None]
+            if found:
+                worst = max(found, key=lambda each: each.rank(now_ms))
+                whole = len(found) == len(members) and all(each.whole for each in found)
+                return worst._replace(whole=whole or isinstance(worst.error, Reject))
     return None
 
 
-def _judge_alone(error: BaseException, rules: tuple[Rule, ...], budget: _Budget, levels: int) -> _Verdict | None:
-    if isinstance(error, Reject):
-        return _Verdict(error, DeadReason.REJECTED)
-    if isinstance(error, RetryLater):
-        return _Verdict(error, retry_after_ms=error.after_ms)
-    if isinstance(error, BaseExceptionGroup) and levels:
-        verdicts = filter(None, (_judge(member, rules, budget, levels - 1) for member in error.exceptions))
-        worst = max(verdicts, key=lambda verdict: verdict.rank, default=None)
-        if worst is not None:
-            return worst
-    undecodable = isinstance(error, UndecodableError)
-    for rule in rules:
-        if rule.matches_only(UndecodableError, error) if undecodable else rule.matches(error):
-            return _Verdict(error, None if rule.error_class is ErrorClass.RETRYABLE else DeadReason.NON_RETRYABLE)
-    return _Verdict(error, DeadReason.UNDECODABLE) if undecodable else None
-
-
-def _shown_error(error: BaseException, verdict: _Verdict | None) -> BaseException:
-    if verdict is not None and (isinstance(verdict.error, Reject) or isinstance(error, BaseExceptionGroup)):
-        error = verdict.error
+def _shown_error(error: BaseException, decisive: BaseException | None) -> BaseException:
+    if decisive is not None and (isinstance(decisive, (Reject, Skip)) or isinstance(error, BaseExceptionGroup)):
+        error = decisive
     while isinstance(error, BaseExceptionGroup):  # finite: a group's members are fixed when it is made
         error = error.exceptions[0]
     return error

@@ -46,6 +46,9 @@ RETRY_HOT_ATTEMPTS: Final = "retry-hot-attempts"
 """Reserved for retries in place: ours, not written, not read."""
 RETRY_POLICY: Final = "retry-policy"
 RETRY_TIER: Final = "retry-tier"
+RETRY_RULE: Final = "retry-rule"
+RETRY_RULE_FAILURES: Final = "retry-rule-failures"
+"""Written only where it differs from the attempt."""
 RETRY_FIRST_FAILED_MS: Final = "retry-first-failed-ms"
 RETRY_LAST_FAILED_MS: Final = "retry-last-failed-ms"
 RETRY_ERROR_TYPE: Final = "retry-error-type"
@@ -63,8 +66,9 @@ OUR_HEADERS: Final = frozenset(
     {
         RETRY_VERSION, RETRY_NULL_VALUE, RETRY_GROUP, RETRY_HANDLER, RETRY_ORIGIN, RETRY_ORIGIN_TIMESTAMP_MS,
         RETRY_ATTEMPT, RETRY_DELIVERY, RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER,
-        RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE, RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE,
-        RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY, RETRY_REPLAY_ID, RETRY_REPLAYS,
+        RETRY_RULE, RETRY_RULE_FAILURES, RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE,
+        RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE, RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY,
+        RETRY_REPLAY_ID, RETRY_REPLAYS,
     }
 )  # fmt: skip
 """All names that are ours in format version 1."""
@@ -84,6 +88,7 @@ def _check(metadata: RetryMetadata) -> None:
     for header, value, least, most in (
         (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays or metadata.held else 1, MAX_COUNT),
         (RETRY_DELIVERY, metadata.delivery, metadata.attempt, MAX_COUNT),
+        (RETRY_RULE_FAILURES, metadata.rule_failures, -1, MAX_COUNT),
         (RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT),
         (RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS),
         (RETRY_STARTED_MS, metadata.started_ms, 0, MAX_EPOCH_MS),
@@ -131,6 +136,10 @@ def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
     yield RETRY_POLICY, _name(RETRY_POLICY, md.policy)
     if md.tier is not None:
         yield RETRY_TIER, escape_text(md.tier, MAX_NAME_BYTES)
+    if md.rule is not None:
+        yield RETRY_RULE, escape_text(md.rule, MAX_NAME_BYTES)
+    if md.rule_failures >= 0:
+        yield RETRY_RULE_FAILURES, b"%d" % md.rule_failures
     yield RETRY_FIRST_FAILED_MS, b"%d" % md.first_failed_ms
     yield RETRY_LAST_FAILED_MS, b"%d" % md.last_failed_ms
     yield RETRY_ERROR_TYPE, _name(RETRY_ERROR_TYPE, md.error_type)
@@ -221,6 +230,8 @@ class HeaderReader:
             started_ms=self.number(RETRY_STARTED_MS),
             policy=self.name(RETRY_POLICY),
             tier=self.optional_name(RETRY_TIER),
+            rule=self.optional_name(RETRY_RULE),
+            rule_failures=self.number(RETRY_RULE_FAILURES) if RETRY_RULE_FAILURES in self.found else -1,
             first_failed_ms=self.number(RETRY_FIRST_FAILED_MS),
             last_failed_ms=self.number(RETRY_LAST_FAILED_MS),
             error_type=self.name(RETRY_ERROR_TYPE),

@@ -42,6 +42,7 @@ from retryapp.core.metadata import (
 )
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import IDENTITY_BYTES, ROW_HEADER_OVERHEAD_BYTES, ROW_OVERHEAD_BYTES, PendingRow
+from retryapp.core.rules import Rule
 from retryapp.core.text import cut_text
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.values import value_type
@@ -197,9 +198,14 @@ def to_held_row(
 
 
 def to_dead_letter(
-    record: Record, *, topology: HandlerTopology, metadata: RetryMetadata, max_bytes: int
+    record: Record,
+    *,
+    topology: HandlerTopology,
+    metadata: RetryMetadata,
+    max_bytes: int,
+    dead_letters: str | None = None,
 ) -> tuple[Outgoing, RetryMetadata]:
-    """Return the copy for the dead-letter topic, which fits into `max_bytes`, and the metadata that it carries.
+    """Return the copy for a dead-letter topic, which fits into `max_bytes`, and the metadata that it carries.
 
     Dropped in this order: traceback, history, end of the message; then value and foreign headers, then the key, with
     reason ``too-large`` (the former one becomes the original reason). The first delivery's coordinates always stay.
@@ -210,7 +216,7 @@ def to_dead_letter(
     if metadata.reason is None:
         raise ValueError(f"{metadata.failure_id} waits until {metadata.due_at_ms}: it has no reason to be dead")
     value, marked = _marked(record, metadata)
-    foreign = _foreign(record, topology)
+    foreign, topic = _foreign(record, topology), topology.dlq_named(dead_letters)
     dropped = replace(
         marked,
         reason=DeadReason.TOO_LARGE.value,
@@ -219,11 +225,11 @@ def to_dead_letter(
     whole = (record.key, value, foreign, marked)
     without_value = (record.key, b"", (), dropped)
     without_key = (None, b"", (), dropped)
-    out, carried = Outgoing(topology.dlq, record.partition, None, b"", ()), dropped
+    out, carried = Outgoing(topic, record.partition, None, b"", ()), dropped
     for key, payload, headers, full in (whole, without_value, without_key):
         for shorter in _shorter(full, max_bytes, record_size(key, payload, headers)):
             ours = encode_metadata(shorter)
-            out, carried = Outgoing(topology.dlq, record.partition, key, payload, headers + ours), shorter
+            out, carried = Outgoing(topic, record.partition, key, payload, headers + ours), shorter
             if record_size(key, payload, out.headers) <= max_bytes:
                 return out, carried
     return out, carried  # the limit is below our shortest headers
@@ -260,6 +266,8 @@ def after_failure(
     error_type = failure.error_type or NAMELESS
     entry = HistoryEntry(attempt, failed_ms, cut_text(error_type, MAX_HISTORY_TYPE_BYTES))
     dead = decision.reason.value if isinstance(decision, Dead) else None
+    rule = failure.rule if dead is not None else _with_schedule(failure.rule)
+    failures = min(failures_in_a_row(previous, failure.rule), MAX_COUNT)
     return RetryMetadata(
         group=group,
         handler=handler or NAMELESS,
@@ -271,6 +279,8 @@ def after_failure(
         started_ms=clamped(started_ms),
         policy=policy_digest,
         tier=decision.tier if isinstance(decision, RetryAt) else None,
+        rule=None if rule is None else rule.name,
+        rule_failures=-1 if failures == attempt else failures,
         first_failed_ms=first_failed_ms(previous, failed_ms),
         last_failed_ms=failed_ms,
         error_type=error_type,
@@ -287,3 +297,15 @@ def after_failure(
 def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:
     """Return the time from which ``max_elapsed`` counts: the first failure, of the last replay if there was one."""
     return failed_ms if previous is None or previous.attempt == 0 else previous.first_failed_ms
+
+
+def failures_in_a_row(previous: RetryMetadata | None, rule: Rule | None) -> int:
+    """Return how many failures in a row went by the same schedule, a rule's own or the policy's; this one counts."""
+    own = _with_schedule(rule)
+    if previous is None or previous.attempt == 0 or previous.rule != (None if own is None else own.name):
+        return 1
+    return (previous.attempt if previous.rule_failures < 0 else previous.rule_failures) + 1
+
+
+def _with_schedule(rule: Rule | None) -> Rule | None:
+    return rule if rule is not None and rule.schedule is not None else None

@@ -4,7 +4,8 @@
 kind           sent when                                              record key
 =============  =====================================================  ==============================
 ``succeeded``  a delivery succeeded after at least one failure        failure id
-``skipped``    a record was passed over as a duplicate of an event    failure id
+``skipped``    a record was passed over: a duplicate, or as the       failure id
+               handler or a rule said
 ``held``       a record waits for earlier ones of its sequence         failure id
 ``policy``     a worker starts with this policy                       ``policy:{group}/{main}``
 ``progress``   at most 60 s apart, per partition of the main topic    ``progress:{group}/{main}/{p}``
@@ -70,13 +71,21 @@ class Succeeded(LifecycleEvent):
 
 
 class Skipped(LifecycleEvent):
-    """A record was skipped: within the window there was an earlier record of the same event."""
+    """A record was skipped: an earlier record was the same event, or the handler or a rule said so."""
 
     kind: Literal["skipped"] = "skipped"
     failure_id: str
     origin: str
-    first_offset: Count
-    """Offset of the record that counts as the event, on the same partition."""
+    why: str = "duplicate"
+    """``duplicate``, or the text of ``Skip``, or of the error that a rule skips."""
+    first_offset: Count | None = None
+    """Of a duplicate: offset of the record that counts as the event, on the same partition."""
+    delivery: Count = 0
+    """Number of the delivery that ended so; 0: it was not delivered."""
+    attempt: Count = 0
+    replays: Count = 0
+    rule: str | None = None
+    """The rule that skipped it."""
     at_ms: EpochMs
 
     @property
@@ -135,7 +144,7 @@ class Progress(LifecycleEvent):
     failed: Count
     """Of these, failed at their first delivery."""
     skipped: Count = 0
-    """Of these, passed over without a delivery."""
+    """Of these, passed over without a delivery, or skipped at their first one."""
     held: Count = 0
     """Of these, not delivered yet: they wait for earlier records of their sequence."""
 

@@ -68,6 +68,10 @@ class RetryMetadata:
     policy: str
     tier: str | None = None
     """Text of the nominal delay that is waited for; None when dead."""
+    rule: str | None = None
+    """The rule that decided: of a record that waits, one with a schedule of its own; None: no rule, or no such one."""
+    rule_failures: int = -1
+    """Failures in a row under the schedule that gave the wait; -1: as many as attempts."""
     first_failed_ms: int
     """When the first attempt failed (of this replay, if it is one): ``max_elapsed`` counts from here."""
     last_failed_ms: int

@@ -3,26 +3,31 @@
 A policy is frozen and always valid. Equal texts decide alike; the digest of the text travels with each record, the text
 itself is in a ``policy`` event::
 
-    5m*2 30m*3 1h; max_elapsed=1d; timeout=5m; non-retryable=ValueError,billing.CardExpired
+    5m*2 30m*3 1h; max_elapsed=1d; timeout=5m; retryable=ConnectionError schedule=(1s*5); non-retryable=ValueError
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
-from retryapp.core.classify import Rule
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
-from retryapp.core.schedule import Schedule, parse_schedule
+from retryapp.core.rules import ErrorClass, Rule
+from retryapp.core.schedule import MAX_RETRIES, Schedule, parse_schedule
 
 DEFAULT_TIMEOUT: Final = "5m"
 """How long one run of a handler may take."""
 
 DIGEST_CHARS: Final = 12
+
+_TEXT_FIELDS: Final = ("max_elapsed", "timeout")
+
+Rules = Rule | Iterable[Any]
+"""A rule, or some, nested as one likes: `http_errors` returns several."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -34,12 +39,15 @@ class RetryPolicy:
     """
 
     schedule: Schedule
+    """Waits after failures that no rule with a schedule of its own decides."""
     max_attempts: int
-    """Deliveries in all, the first one included: one more than the schedule has delays."""
+    """Deliveries in all, the first one included."""
     max_elapsed_ms: int | None
     """No wait may end later than this after the first failure, in milliseconds; None: no deadline."""
     on: tuple[Rule, ...]
-    """Which errors may go away, ordered, first match wins; what no rule names is retryable."""
+    """What errors mean, ordered, first match wins."""
+    otherwise: ErrorClass
+    """The class of errors that no rule names."""
     timeout_ms: int
 
     def __init__(
@@ -48,7 +56,8 @@ class RetryPolicy:
         *,
         max_attempts: int | None = None,
         max_elapsed: str | timedelta | None = None,
-        on: Rule | Iterable[Rule] = (),
+        on: Rules = (),
+        otherwise: str | ErrorClass = ErrorClass.RETRYABLE,
         timeout: str | timedelta = DEFAULT_TIMEOUT,
     ) -> None:
         """Validate the fields.
@@ -56,35 +65,73 @@ class RetryPolicy:
         Args:
             schedule: text (``"5m*2 30m*3 1h"``, ``"fixed(30s, 5)"``, ``"exp(1s, x2, cap=10m, jitter=0.2, 8)"``) or a
                 schedule.
-            max_attempts: deliveries in all; may be left out, and if given must be one more than the schedule has
-                delays.
+            max_attempts: deliveries in all. May be left out: one more than the longest schedule has delays. If no rule
+                has a schedule of its own it must be just that.
             max_elapsed: a record whose next wait would end later than this after its first failure is dead, reason
                 ``expired``; None: no deadline.
-            on: rules from ``retryable(...)`` and ``non_retryable(...)``, ordered, first match wins.
+            on: rules from ``retryable(...)``, ``non_retryable(...)``, ``skippable(...)`` and ``http_errors()``,
+                ordered, first match wins.
+            otherwise: the class of errors that no rule names, ``"retryable"`` or ``"non-retryable"``.
             timeout: how long one run of the handler may take.
         """
         chosen = schedule if isinstance(schedule, Schedule) else parse_schedule(schedule)
-        attempts = chosen.retries + 1
-        if max_attempts is not None and (isinstance(max_attempts, bool) or max_attempts != attempts):
-            raise InvalidPolicyError(
-                "max_attempts",
-                max_attempts,
-                f"the schedule {chosen.text!r} has {chosen.retries} delays, so {attempts} attempts; leave it out",
-            )
+        rules = tuple(_rules(on))
         object.__setattr__(self, "schedule", chosen)
-        object.__setattr__(self, "max_attempts", attempts)
+        object.__setattr__(self, "on", rules)
+        object.__setattr__(self, "max_attempts", _attempts(max_attempts, chosen, rules))
         object.__setattr__(self, "max_elapsed_ms", None if max_elapsed is None else _length("max_elapsed", max_elapsed))
-        object.__setattr__(self, "on", _rules(on))
+        object.__setattr__(self, "otherwise", _otherwise(otherwise))
         object.__setattr__(self, "timeout_ms", _length("timeout", timeout))
+
+    @classmethod
+    def parse(cls, text: str) -> RetryPolicy:
+        """Read a policy from its text, without rules: ``"5m*2 30m; max_elapsed=1d; timeout=30s"``.
+
+        Raises:
+            InvalidPolicyError: a part is wrong, or is a rule: types and functions cannot be found by their names.
+        """
+        given: object = text  # callers without type checks pass anything here
+        if not isinstance(given, str):
+            raise InvalidPolicyError("policy", text, "expected a RetryPolicy or its text, as '5m*2 30m*3 1h'")
+        schedule, *parts = (part.strip() for part in text.split(";"))
+        fields: dict[str, str] = {}
+        for part in parts:
+            name, _, value = part.partition("=")
+            if name not in _TEXT_FIELDS or name in fields:
+                known = " and ".join(_TEXT_FIELDS)
+                problem = f"{part!r} is unknown or occurs twice; text has a schedule, {known}: rules need a RetryPolicy"
+                raise InvalidPolicyError("policy", text, problem)
+            fields[name] = value
+        options: dict[str, Any] = fields
+        return cls(schedule, **options)
+
+    @property
+    def delays_ms(self) -> tuple[int, ...]:
+        """Distinct delays of all schedules before jitter, in milliseconds, rising: what names the tiers."""
+        return tuple(sorted({delay_ms for each in self.schedules for delay_ms in each.nominal_delays_ms}))
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """Its own, and those of its rules."""
+        return (self.schedule, *(rule.schedule for rule in self.on if rule.schedule is not None))
+
+    @property
+    def dead_letters(self) -> tuple[str, ...]:
+        """Names of the dead-letter topics of its rules."""
+        return tuple(dict.fromkeys(rule.dead_letters for rule in self.on if rule.dead_letters is not None))
 
     @property
     def text(self) -> str:
-        """Canonical text, with the types of its rules by name."""
+        """Canonical text, with the types and functions of its rules by name."""
         parts = [self.schedule.text]
+        if self.max_attempts != _longest(self.schedules):
+            parts.append(f"max_attempts={self.max_attempts}")
         if self.max_elapsed_ms is not None:
             parts.append(f"max_elapsed={format_duration_ms(self.max_elapsed_ms)}")
         parts.append(f"timeout={format_duration_ms(self.timeout_ms)}")
-        parts += [f"{rule.error_class.value}={','.join(rule.names)}" for rule in self.on]
+        parts += [rule.text for rule in self.on]
+        if self.otherwise is not ErrorClass.RETRYABLE:
+            parts.append(f"otherwise={self.otherwise.value}")
         return "; ".join(parts)
 
     @property
@@ -100,9 +147,39 @@ def _length(field: str, value: str | timedelta) -> int:
         raise InvalidPolicyError(field, value, str(error)) from error
 
 
-def _rules(on: Rule | Iterable[Rule]) -> tuple[Rule, ...]:
-    rules = (on,) if isinstance(on, Rule) else tuple(on)
-    for rule in rules:
-        if not isinstance(rule, Rule):
-            raise InvalidPolicyError("on", rule, "expected rules, as on=[non_retryable(ValueError)]")
-    return rules
+def _rules(on: Rules) -> Iterator[Rule]:
+    if isinstance(on, Rule):
+        yield on
+        return
+    given: object = on  # callers without type checks pass anything here
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidPolicyError("on", on, "expected rules, as on=[non_retryable(ValueError)]")
+    for each in given:
+        yield from _rules(each)
+
+
+def _longest(schedules: Iterable[Schedule]) -> int:
+    return max(schedule.retries for schedule in schedules) + 1
+
+
+def _attempts(given: int | None, schedule: Schedule, rules: tuple[Rule, ...]) -> int:
+    own = [rule.schedule for rule in rules if rule.schedule is not None]
+    attempts = _longest([schedule, *own])
+    if given is None:
+        return attempts
+    number: object = given  # callers without type checks pass anything here
+    if not own and (isinstance(number, bool) or number != attempts):
+        raise InvalidPolicyError(
+            "max_attempts",
+            given,
+            f"the schedule {schedule.text!r} has {schedule.retries} delays, so {attempts} attempts; leave it out",
+        )
+    if isinstance(number, bool) or not isinstance(number, int) or not 2 <= number <= MAX_RETRIES + 1:
+        raise InvalidPolicyError("max_attempts", given, f"expected a whole number from 2 to {MAX_RETRIES + 1}")
+    return number
+
+
+def _otherwise(given: str | ErrorClass) -> ErrorClass:
+    if given not in {ErrorClass.RETRYABLE, ErrorClass.NON_RETRYABLE}:
+        raise InvalidPolicyError("otherwise", given, "expected 'retryable' or 'non-retryable'")
+    return ErrorClass(given)

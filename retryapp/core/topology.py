@@ -34,6 +34,11 @@ MAX_NAME_CHARS: Final = 249
 GROW: Final = "Run 'retryapp topics grow -A MODULE'"
 """What to do when the main topic has more partitions than ours."""
 
+MAX_DEAD_LETTERS_CHARS: Final = 60
+TAKEN_NAMES: Final = frozenset({"control", "dlq", "events", "retry"})
+"""No names for a dead-letter topic: a handler of the topic ``{main}.dlq`` may have such topics."""
+
+_DEAD_LETTERS: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_DEAD_LETTERS_CHARS}}}", re.ASCII)
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _MANY_REPLICAS: Final = 3
 
@@ -72,6 +77,8 @@ class HandlerTopology:
     """Distinct nominal delays of the policy, in milliseconds; they name the topics with ``Tiers.PER_DELAY``."""
     seen_window_ms: int | None = None
     """How long events are remembered to detect duplicates, in milliseconds; None: no deduplication."""
+    dead_letters: tuple[str, ...] = ()
+    """Names of further dead-letter topics, those of the policy's rules."""
     retry_topics: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
     owned: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -84,7 +91,8 @@ class HandlerTopology:
         if self.tiers is Tiers.SINGLE or not self.delays_ms:
             retry_topics = (f"{self.prefix}.retry",)
         object.__setattr__(self, "retry_topics", retry_topics)
-        owned = (*retry_topics, self.dlq, self.events, self.pending_changelog)
+        object.__setattr__(self, "dead_letters", tuple(sorted(set(self.dead_letters))))
+        owned = (*retry_topics, *self.dlqs, self.events, self.pending_changelog)
         if self.seen_window_ms is not None:
             owned = (*owned, self.seen_changelog)
         object.__setattr__(self, "owned", owned)
@@ -116,8 +124,22 @@ class HandlerTopology:
 
     @property
     def dlq(self) -> str:
-        """Dead-letter topic."""
+        """Dead-letter topic, unless a rule names another."""
         return f"{self.prefix}.dlq"
+
+    @property
+    def dlqs(self) -> tuple[str, ...]:
+        """All dead-letter topics."""
+        return (self.dlq, *map(self.dlq_named, self.dead_letters))
+
+    def dlq_named(self, name: str | None) -> str:
+        """Return the dead-letter topic of this name; None: the usual one."""
+        return self.dlq if name is None else f"{self.dlq}.{name}"
+
+    def is_dlq(self, topic: str) -> bool:
+        """Tell whether a topic has the name of a dead-letter topic, of this policy or not."""
+        base, dot, name = topic.partition(f"{self.dlq}.")
+        return topic == self.dlq or (not base and bool(dot) and names_dead_letters(name))
 
     @property
     def events(self) -> str:
@@ -151,6 +173,11 @@ class TopicSpec:
     config: dict[str, str]
     why: dict[str, str]
     """For each setting, and for ``partitions`` and ``replication``, the reason in one line."""
+
+
+def names_dead_letters(name: object) -> bool:
+    """Tell whether a dead-letter topic may have this name after that of the usual one."""
+    return isinstance(name, str) and bool(_DEAD_LETTERS.fullmatch(name)) and name not in TAKEN_NAMES
 
 
 def check_name(name: str) -> None:
@@ -219,9 +246,10 @@ def topic_specs(
 ) -> tuple[TopicSpec, ...]:
     """Return the required state of each of ``topology.owned``, in that order."""
     history = "history, for people, the ledger and the archive: what waits is in the changelog"
+    letters = "how long dead letters can be looked at and replayed"
     retentions: dict[str, tuple[TopicRole, int | None, str]] = {
         **dict.fromkeys(topology.retry_topics, (TopicRole.RETRY, events_retention_ms, history)),
-        topology.dlq: (TopicRole.DLQ, dlq_retention_ms, "how long dead letters can be looked at and replayed"),
+        **dict.fromkeys(topology.dlqs, (TopicRole.DLQ, dlq_retention_ms, letters)),
         topology.events: (TopicRole.EVENTS, events_retention_ms, "how long events wait for the archive"),
     }
     shape = _Shape(partitions, replication, main_max_message_bytes)

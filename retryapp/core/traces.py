@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import FrameType, TracebackType
-from typing import Final
+from typing import Any, Final
 
 from retryapp.core.causes import template_of
 from retryapp.core.metadata import MAX_TRACE_BYTES
@@ -32,10 +32,10 @@ _MACHINERY: Final = frozenset({"faust", "mode", "aiokafka"})
 _USER_PACKAGES: Final = ("retryapp.demo",)
 
 
-def qualified_name(error_type: type) -> str:
-    """Return a type's name with its module; built-in types have no module."""
-    module = getattr(error_type, "__module__", None)
-    name = error_type.__qualname__
+def qualified_name(named: Any) -> str:
+    """Return the name of a type or function with its module; built-in ones have no module."""
+    module = getattr(named, "__module__", None)
+    name: str = named.__qualname__
     return name if module in {None, "builtins"} else f"{module}.{name}"
 
 

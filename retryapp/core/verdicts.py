@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from retryapp.core.durations import MAX_DURATION_MS, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
+from retryapp.core.metadata import MAX_EPOCH_MS
 
 _SECONDS: Final = re.compile(r"[0-9]{1,12}")
 
@@ -22,30 +23,74 @@ class Reject(Exception):  # noqa: N818 - a verdict that reads as one: raise Reje
         super().__init__(text)
 
 
+class Skip(Exception):  # noqa: N818 - a verdict that reads as one: raise Skip("why")
+    """The record needs no handling: it is settled, and a ``skipped`` event has this text as its ``why``."""
+
+    def __init__(self, text: str = "") -> None:
+        """Args: text: why, in a few words; no payload and no secrets, it is stored with the event."""
+        self.text = text
+        super().__init__(text)
+
+
 class RetryLater(Exception):  # noqa: N818 - a verdict that reads as one: raise RetryLater(after="90s")
-    """Try again after this wait: it replaces the schedule's next delay and spends an attempt.
+    """Try again after a wait, or not before an instant: replaces the schedule's next delay and spends an attempt.
 
     When the attempts are used up, or the wait would end past the policy's deadline, the record is dead as usual.
 
     Raises:
-        InvalidDurationError: ``after`` is negative, no number, no duration, or longer than ten years.
+        InvalidDurationError: not exactly one of ``after`` and ``at`` is given; ``after`` is negative, no number, no
+            duration, or longer than ten years; ``at`` is no aware datetime and no epoch time.
     """
 
-    def __init__(self, after: float | timedelta | str, text: str = "") -> None:
+    def __init__(
+        self,
+        after: float | timedelta | str | None = None,
+        text: str = "",
+        *,
+        at: datetime | float | None = None,
+    ) -> None:
         """Set the wait.
 
         Args:
             after: seconds from 0 (as soon as possible), a ``timedelta``, or text: a duration (``"1m30s"``) or digits,
-                which are seconds, as in an HTTP ``Retry-After`` header. An HTTP date is not read: subtract the time
-                first.
+                which are seconds. `http_errors` reads an HTTP date.
             text: why, in a few words; it is stored with the record.
+            at: the instant, as a ``datetime`` with a time zone or in seconds since 1970; one that has passed: now.
         """
-        self.after_ms = _wait_ms(after)
+        if at is not None and after is not None:
+            raise InvalidDurationError(after, "after= and at= exclude each other")
+        self.after_ms = None if at is not None else _wait_ms(after)
+        self.at_ms = None if at is None else _instant_ms(at)
         self.text = text
-        super().__init__(text or f"retry after {self.after_ms} ms")
+        asked = f"retry after {self.after_ms} ms" if at is None else f"retry at {self.at_ms} ms since 1970"
+        super().__init__(text or asked)
 
-    def __reduce__(self) -> tuple[type[RetryLater], tuple[timedelta, str]]:
-        return type(self), (timedelta(milliseconds=self.after_ms), self.text)
+    def wait_ms(self, now_ms: int) -> int:
+        """Return the wait from now on."""
+        return max(0, self.at_ms - now_ms) if self.at_ms is not None else self.after_ms or 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _later, (type(self), self.after_ms, self.at_ms, self.text)
+
+
+def _later(kind: type[RetryLater], after_ms: int | None, at_ms: int | None, text: str) -> RetryLater:
+    if at_ms is None:
+        return kind(timedelta(milliseconds=after_ms or 0), text)
+    return kind(text=text, at=at_ms / 1_000)
+
+
+def _instant_ms(at: object) -> int:
+    if isinstance(at, datetime):
+        if at.utcoffset() is None:
+            raise InvalidDurationError(at, "it has no time zone: write datetime.now(UTC), not datetime.now()")
+        seconds: float = at.timestamp()
+    elif isinstance(at, int | float) and not isinstance(at, bool):
+        seconds = at
+    else:
+        raise InvalidDurationError(at, "it is neither a datetime nor seconds since 1970")
+    if math.isnan(seconds) or not 0 <= seconds <= MAX_EPOCH_MS / 1_000:
+        raise InvalidDurationError(at, "it is no time from 1970 to 9999; at= counts seconds, not milliseconds")
+    return math.ceil(round(seconds * 1_000, 3))
 
 
 def _wait_ms(after: object) -> int:

@@ -3,7 +3,7 @@
 from retryapp.kafka.admin import KafkaAdmin, TopicState
 from retryapp.kafka.compare import Problem
 from retryapp.kafka.connection import KafkaConnection
-from retryapp.kafka.discovery import GroupMissingError, find_handlers
+from retryapp.kafka.discovery import GroupMissingError, find_handlers, with_dead_letters
 from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaRequestError
 from retryapp.kafka.owner import OwnerMark, claim_owner_mark, read_owner_mark
 from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, ensure_topics, grow_topics, plan_topics
@@ -36,4 +36,5 @@ __all__ = [
     "read_owner_mark",
     "read_record",
     "read_topic",
+    "with_dead_letters",
 ]

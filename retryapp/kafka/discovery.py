@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from retryapp.core.errors import EnvironmentFault
@@ -36,7 +38,14 @@ def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
     mains = {main for name in names if (main := _main(name, prefix, DLQ_SUFFIX))} | set(changelogs)
     owners = {main: read_owner_mark(admin.connection, changelog) for main, changelog in changelogs.items()}
     foreign = {main for main, owner in owners.items() if owner is not None and owner.group != group}
-    return tuple(HandlerTopology(group=group, main=main) for main in sorted(mains - foreign))
+    found = (HandlerTopology(group=group, main=main) for main in sorted(mains - foreign))
+    return tuple(with_dead_letters(topology, names) for topology in found)
+
+
+def with_dead_letters(topology: HandlerTopology, names: Iterable[str]) -> HandlerTopology:
+    """Return the topology with all dead-letter topics that there are, of this policy or not."""
+    there = {name.removeprefix(f"{topology.dlq}.") for name in names if topology.is_dlq(name) and name != topology.dlq}
+    return replace(topology, dead_letters=(*topology.dead_letters, *there))
 
 
 def _main(name: str, prefix: str, suffix: str) -> str:

@@ -31,7 +31,7 @@ _STATION_TEXTS: Final = {
     Station.ROW: "pending table, attempt {} failed",
     Station.DEAD: "dead-letter topic, attempt {} failed",
     Station.SUCCEEDED: "events topic, attempt {} succeeded",
-    Station.SKIPPED: "events topic, skipped as a duplicate",
+    Station.SKIPPED: "events topic, skipped at attempt {}",
 }
 
 
@@ -47,7 +47,7 @@ class Balance:
     """Not delivered yet: they wait for earlier records of their sequences."""
     dead: int = 0
     skipped: int = 0
-    """Duplicates of an earlier event."""
+    """Duplicates of an earlier event, and what the handler or a rule skipped."""
     unknown: int = 0
     """Records whose fate the topics no longer contain."""
     lost: int = 0
@@ -87,6 +87,7 @@ class PartitionCount:
         self._fates: dict[int, Fate] = {}
         self._offsets: list[int] = []
         self._skipped: list[int] = []
+        """Of these: skipped without a failure before."""
         self._cut: Cut
         self._shown_from_ms = WHOLE
         self._open: list[_Range] = []
@@ -141,12 +142,14 @@ class PartitionCount:
                 self._problem(fault, text, offset=offset, topic_id=topic_id, station=station, where=where)
             if isinstance(key, int):
                 self._fates[key] = journey.fate
+                if journey.fate is Fate.SKIPPED and journey.last.delivery <= 1:
+                    self._skipped.append(key)
             else:
                 self.balance.received += 1
         self._tell_ahead(sorted(ahead), cut.received)
         self._tell_nobody()
-        self._offsets = sorted(at for at, fate in self._fates.items() if fate is not Fate.SKIPPED)
-        self._skipped = sorted(self._fates.keys() - self._offsets)
+        self._skipped.sort()
+        self._offsets = sorted(self._fates.keys() - set(self._skipped))
         inside = [each for each in self._ranges if each.told.to_offset <= cut.received]
         self._ranges = sorted(inside, key=lambda each: each.told.from_offset)
 
@@ -269,6 +272,8 @@ def station_text(trace: Trace) -> str:
     """Return where a trace is, for people."""
     if trace.station is Station.ROW and not trace.delivery:
         return "pending table, held before its first delivery"
+    if trace.station is Station.SKIPPED and not trace.delivery:
+        return "events topic, skipped as a duplicate"
     again = f", replay {trace.replays}" if trace.replays else ""
     return _STATION_TEXTS[trace.station].format(trace.attempt) + again
 

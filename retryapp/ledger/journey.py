@@ -3,7 +3,7 @@
 A record goes
 
     main ─► retry copy + row ─► retry copy + row ─► … ─► succeeded | dead        dead ─► retry copy + row (a replay)
-    main ─► dead, or skipped (a duplicate)
+    main ─► dead, or skipped (a duplicate, or by the handler or a rule: then also after any retry copy)
     main ─► held row ─► as from main            (it waits for earlier records of its sequence)
 
 and each arrow is one transaction, so at any cut it is at one station. The table says which: its rows are those of the
@@ -126,7 +126,8 @@ class Cut:
     def shown_from_ms(self) -> float:
         """Time from which every failure has left a trace: its first copy is kept, or whatever it has come to."""
         topics, kept = self.topics, self.kept_from_ms
-        return max(kept[topics.dlq], min(kept[topics.events], max(kept[topic] for topic in topics.retry)))
+        letters = max(kept[topic] for topic in topics.dlqs)
+        return max(letters, min(kept[topics.events], max(kept[topic] for topic in topics.retry)))
 
     def whole(self, topics: Iterable[int]) -> bool:
         """Return whether topics have deleted nothing yet."""
@@ -153,6 +154,9 @@ _FATES: Final = {
     Station.SUCCEEDED: Fate.DONE,
     Station.SKIPPED: Fate.SKIPPED,
 }
+
+_FIRST_ENDS: Final = {(1, Station.DEAD), (0, Station.SKIPPED), (1, Station.SKIPPED)}
+"""Steps that need none before them."""
 
 
 _GOES_ON: Final = frozenset({Station.RETRY, Station.HELD})
@@ -216,7 +220,7 @@ def _end(way: Sequence[Trace], aside: Sequence[Trace], cut: Cut) -> Journey:
         return Journey(Fate.DEAD, way[died[-1]])
     if ends := [trace for trace in aside if trace.station in _FATES]:
         return Journey(_FATES[ends[-1].station], last)
-    if not cut.keeps((cut.topics.dlq, cut.topics.events), last.timestamp_ms):
+    if not cut.keeps((*cut.topics.dlqs, cut.topics.events), last.timestamp_ms):
         return Journey(Fate.UNKNOWN, last)
     was = "was held" if last.station is Station.HELD else "failed"
     return Journey(Fate.LOST, last, [(Fault.LOST, (last,), f"it {was}, and is neither pending nor done nor dead")])
@@ -235,11 +239,11 @@ def _is_next(before: Trace, trace: Trace) -> bool:
 def _gaps(way: Sequence[Trace], cut: Cut) -> Iterator[tuple[Fault, tuple[Trace, ...], str]]:
     """Find what is missing before a station, where what is deleted does not explain it."""
     for before, trace in pairwise((None, *way)):
-        if trace is None or trace.loose or trace.step <= (1, Station.RETRY) or trace.step == (1, Station.DEAD):
+        if trace is None or trace.loose or trace.step <= (1, Station.RETRY) or trace.step in _FIRST_ENDS:
             continue
         replayed = trace.station is Station.RETRY and trace.attempt == 0
-        missing: Sequence[int] = (cut.topics.dlq,) if replayed else cut.topics.retry
-        if trace.step == (1, Station.SUCCEEDED):  # only a held record has a trace before its first delivery
+        missing: Sequence[int] = cut.topics.dlqs if replayed else cut.topics.retry
+        if trace.step == (1, Station.SUCCEEDED):  # only a held record has a trace before the end of its first delivery
             missing = (cut.topics.events,)
         # a row's copy is of its own transaction; of the others only a whole topic proves anything
         kept = cut.keeps(missing, trace.timestamp_ms) if trace.station is Station.ROW else cut.whole(missing)

@@ -123,14 +123,16 @@ class _Taking:
 
     def _find_topics(self) -> None:
         admin, topology = KafkaAdmin(self.connection), self.topology
-        retry = [name for name in admin.topic_names() if topology.retry_delay_ms(name) is not None]
-        ours = (topology.dlq, topology.events, topology.pending_changelog)
+        there = admin.topic_names()
+        retry = [name for name in there if topology.retry_delay_ms(name) is not None]
+        letters = sorted({*topology.dlqs, *filter(topology.is_dlq, there)})
+        ours = (*letters, topology.events, topology.pending_changelog)
         names = (topology.main, *(retry or topology.retry_topics), *ours)
         self.states = admin.describe_topics(names)
         for name in names:
             if name not in self.states:
                 raise TopicMissingError(name, self.connection.bootstrap)
-        self.topics = Topics(topology.group, names)
+        self.topics = Topics(topology.group, names, len(letters))
 
     def _begin_counts(self) -> None:
         topics, bounds = self.topics, self.bounds
@@ -161,7 +163,7 @@ class _Taking:
         topics = self.topics
         firsts: dict[tuple[int, int], int] = {}
         for topic in range(1, topics.changelog):
-            station = Station.DEAD if topic == topics.dlq else Station.RETRY
+            station = Station.DEAD if topic in topics.dlqs else Station.RETRY
             for record in self._records(topic):
                 firsts.setdefault((topic, record.partition), record.timestamp_ms)
                 if topic == topics.events:

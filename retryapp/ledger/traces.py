@@ -49,7 +49,7 @@ class Station(IntEnum):
     DEAD = 3
     SUCCEEDED = 4
     SKIPPED = 5
-    """Skipped as a duplicate; without a delivery, so number 0."""
+    """Skipped: as a duplicate, without a delivery, so number 0; or by the delivery of that number."""
 
 
 class Trace(NamedTuple):
@@ -92,21 +92,24 @@ def unpack(raw: bytes) -> list[Trace]:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The topics of a handler, by index: main, retry topics, dead letters, events, changelog."""
+    """The topics of a handler, by index: main, retry topics, dead-letter topics, events, changelog."""
 
     group: str
     names: tuple[str, ...]
+    letters: int = 1
+    """How many dead-letter topics there are."""
     main: str = field(init=False)
     retry: range = field(init=False)
-    dlq: int = field(init=False)
+    dlqs: range = field(init=False)
     events: int = field(init=False)
     changelog: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Number them from the end: there may be several retry topics."""
         count = len(self.names)
-        facts = {"main": self.names[0], "retry": range(1, count - 3), "dlq": count - 3, "events": count - 2,
-                 "changelog": count - 1}  # fmt: skip
+        first = count - 2 - self.letters
+        facts = {"main": self.names[0], "retry": range(1, first), "dlqs": range(first, count - 2),
+                 "events": count - 2, "changelog": count - 1}  # fmt: skip
         for name, value in facts.items():
             object.__setattr__(self, name, value)
 
@@ -168,11 +171,12 @@ def told_by_event(record: Record, topics: Topics) -> Told | Progress | None:
         group, origin = parse_failure_id(event.failure_id)
     except DamagedMetadataError as error:
         raise DamagedEventError(str(error)) from error
-    station = Station.HELD if isinstance(event, Held) else Station.SKIPPED
-    trace = Trace(0, station, topics.events, 0, 0, record.offset, record.timestamp_ms)
-    if isinstance(event, Succeeded):
-        numbers = {name: min(getattr(event, name), MAX_COUNT) for name in ("delivery", "attempt", "replays")}
-        trace = trace._replace(station=Station.SUCCEEDED, **numbers)
+    if isinstance(event, Held):
+        trace = Trace(0, Station.HELD, topics.events, 0, 0, record.offset, record.timestamp_ms)
+        return _named(group, origin, record.partition, trace, topics)
+    station = Station.SUCCEEDED if isinstance(event, Succeeded) else Station.SKIPPED
+    delivery, attempt, replays = (min(n, MAX_COUNT) for n in (event.delivery, event.attempt, event.replays))
+    trace = Trace(delivery, station, topics.events, attempt, replays, record.offset, record.timestamp_ms)
     return _named(group, origin, record.partition, trace, topics)
 
 

@@ -19,7 +19,7 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, Origin, Record, failure_id
 from retryapp.core.rows import PendingRow, decode_row, is_held, parse_row_key, row_due_ms, row_key
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaConnection, fold_changelog, read_topic
+from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic, with_dead_letters
 from retryapp.lookup.payloads import header_text, payload_of
 from retryapp.ports import DeadEntry, DeadRow, PendingEntry
 
@@ -60,12 +60,14 @@ def pending_value(entry: PendingEntry) -> bytes:
 
 def dead_summary(entry: DeadEntry) -> Facts:
     """Return one line of the list of dead letters."""
-    return {**_summary(entry.row.headers), "partition": entry.partition, "offset": entry.row.offset}
+    facts = {"partition": entry.partition, "offset": entry.row.offset, "letters": entry.letters}
+    return {**_summary(entry.row.headers), **facts}
 
 
 def dead_detail(entry: DeadEntry) -> Facts:
     """Return one dead letter with its headers; key and value have to be read from the topic."""
-    return {**_detail(entry.row.headers), "partition": entry.partition, "offset": entry.row.offset}
+    facts = {"partition": entry.partition, "offset": entry.row.offset, "letters": entry.letters}
+    return {**_detail(entry.row.headers), **facts}
 
 
 def original_value(headers: Headers, value: bytes | None) -> bytes | None:
@@ -192,7 +194,7 @@ def list_dead(
         nonlocal matching
         for topology in topologies:
             numbers = None if partition is None else [partition]
-            for record in read_topic(connection, topology.dlq, partitions=numbers):
+            for record in _letters(connection, topology, numbers):
                 if reason is None or (RETRY_REASON, reason.encode()) in record.headers:
                     matching += 1
                     at = _Position(record.timestamp_ms, topology.main, record.partition, record.offset)
@@ -200,20 +202,28 @@ def list_dead(
 
     latest = nlargest(limit, letters(), key=lambda letter: letter[0])
     facts = [
-        {"main": at.main, "dead_ms": record.timestamp_ms, **dead_summary(dead_entry(record))} for at, record in latest
+        {"main": at.main, "dead_ms": record.timestamp_ms, "topic": record.topic, **dead_summary(dead_entry(record))}
+        for at, record in latest
     ]
     return Listed(facts, matching)
 
 
 def find_dead(connection: KafkaConnection, topology: HandlerTopology, origin: Origin) -> Record | None:
-    """Return the last dead letter of a first delivery."""
+    """Return the last dead letter of a first delivery, on whichever dead-letter topic it is."""
     wanted = {(RETRY_ORIGIN, origin.text.encode()), (RETRY_GROUP, topology.group.encode())}
-    letters = read_topic(connection, topology.dlq, partitions=[origin.partition])
     last = None
-    for record in letters:
-        if wanted <= set(record.headers):
+    for record in _letters(connection, topology, [origin.partition]):
+        if wanted <= set(record.headers) and (last is None or record.timestamp_ms >= last.timestamp_ms):
             last = record
     return last
+
+
+def _letters(
+    connection: KafkaConnection, topology: HandlerTopology, partitions: Sequence[int] | None
+) -> Iterator[Record]:
+    """Read the usual dead-letter topic and those of rules, also of a former policy."""
+    for topic in with_dead_letters(topology, KafkaAdmin(connection).topic_names()).dlqs:
+        yield from read_topic(connection, topic, partitions=partitions)
 
 
 def dead_entry(record: Record) -> DeadEntry:

@@ -81,6 +81,6 @@ def stations_of(
 def _role(topology: HandlerTopology, name: str) -> TopicRole | None:
     if name == topology.events:
         return TopicRole.EVENTS
-    if name == topology.dlq or name.startswith(f"{topology.dlq}."):
+    if topology.is_dlq(name):
         return TopicRole.DLQ
     return None if topology.retry_delay_ms(name) is None else TopicRole.RETRY

@@ -27,6 +27,8 @@ class HandlerInfo:
     topics: Mapping[str, str]
     partitions: int
     retry_topics: tuple[str, ...]
+    dead_letters: tuple[str, ...] = ()
+    """Names of the dead-letter topics of rules; ``topics`` has them as ``dlq {name}``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class PartitionInfo:
     pending_behind: int = 0
     """Offsets of the changelog that its pending table has yet to read before the lane opens."""
     dead_behind: int = 0
-    """Offsets of the dead-letter topic that its look-up table has yet to read."""
+    """Offsets of the dead-letter topics that their look-up tables have yet to read."""
     stalled: str | None = None
     """Why records wait although its lane is open, or None."""
     session: int = 0
@@ -86,7 +88,9 @@ class PendingEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadEntry:
-    """A dead letter of the look-up table."""
+    """A dead letter of a look-up table."""
 
     partition: int
     row: DeadRow
+    letters: str | None = None
+    """Name of the dead-letter topic of a rule; None: the usual one."""

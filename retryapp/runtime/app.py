@@ -143,7 +143,7 @@ class Runtime(Ownership):
         if known is not None:
             raise DuplicateHandlerError(handler.main, handler.group, known.handler.name, handler.name)
         self.served[handler.main] = Served(handler, *make_pools(handler))
-        tiers = (format_duration_ms(delay_ms) for delay_ms in handler.policy.schedule.nominal_delays_ms)
+        tiers = (format_duration_ms(delay_ms) for delay_ms in handler.policy.delays_ms)
         self.metrics.begin(handler.main, tiers)
         handler.orphans.on_hung = lambda: self._tasks.append(asyncio.create_task(self._end_hung(handler)))
         self.intake.topics = self.intake.topics | frozenset(handler.topology.consumed)
@@ -368,9 +368,10 @@ class Runtime(Ownership):
             )
 
     def behind(self, main: str, number: int) -> tuple[int, int]:
-        """Return how many offsets the tables of a partition have yet to read: pending table, dead-letter table."""
+        """Return how many offsets the tables of a partition have yet to read: pending table, dead-letter tables."""
         topology, reader = self.served[main].handler.topology, self._reader
         if reader is None:
             return 0, 0
-        changelog, dlq = (TopicPartition(name, number) for name in (topology.pending_changelog, topology.dlq))
-        return reader.behind(changelog), reader.behind(dlq)
+        changelog = TopicPartition(topology.pending_changelog, number)
+        letters = sum(reader.behind(TopicPartition(name, number)) for name in topology.dlqs)
+        return reader.behind(changelog), letters

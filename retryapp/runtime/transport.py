@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ class LanePlace(LaneSite):
     """Where a lane belongs, with its stores on this machine."""
 
     store_dir: Path
-    """The partition's stores are `pending/{p}`, `dead/{p}` and `seen/{p}` below."""
-    dlq_id: str = ""
+    """The partition's stores are `pending/{p}`, `dead/{p}`, `dead.{name}/{p}` of a rule, and `seen/{p}` below."""
+    dlq_ids: Mapping[str, str] = field(default_factory=dict)
     seen_id: str = ""
 
 
@@ -85,7 +85,8 @@ def lane_place(app: faust.App, served: Served, engine: PartitionEngine) -> LaneP
         dlq=TopicPartition(topology.dlq, partition),
         topic_id=served.topic_id,
         changelog_id=served.changelog_id,
-        dlq_id=served.dlq_id,
+        more_dlqs=[TopicPartition(name, partition) for name in topology.dlqs[1:]],
+        dlq_ids=served.dlq_ids,
         seen=TopicPartition(topology.seen_changelog, partition) if served.handler.deduplicate else None,
         seen_id=served.seen_id,
         store_dir=Path(app.conf.datadir) / "retryapp" / topology.prefix,
@@ -217,8 +218,9 @@ class KafkaTransport(LaneProtocol):
         return RocksPendingTable(*where, now_ms=self.clock.wall_ms(), max_age_ms=_MAX_AGE_MS)
 
     @override
-    def open_dead(self) -> RocksDeadLetterTable:
-        where = self._store("dead", self.place.dlq, self.place.dlq_id)
+    def open_dead(self, dlq: TopicPartition) -> RocksDeadLetterTable:
+        table = f"dead{dlq.topic.removeprefix(self.place.dlq.topic)}"
+        where = self._store(table, dlq, self.place.dlq_ids.get(dlq.topic, ""))
         return RocksDeadLetterTable(*where, now_ms=self.clock.wall_ms())
 
     @override

@@ -17,6 +17,7 @@ from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
 
 from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.headers import RETRY_REPLAYS
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin, Record
 from retryapp.core.rows import identity_of
@@ -123,18 +124,25 @@ class RuntimeView:
         value = table.get(key) if table and key else None
         return PendingEntry(partition=partition, key=key, value=value) if key and value else None
 
-    def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
-        """Return dead letters of one partition, newest first, with offsets below `before`."""
-        placed = self._open(main, partition)
-        table = placed.transport.dead if placed else None
-        return [DeadEntry(partition=partition, row=row) for row in table.page(before, limit)] if table else []
+    def dead_page(
+        self, main: str, *, partition: int, before: int | None, limit: int, letters: str | None = None
+    ) -> Sequence[DeadEntry]:
+        """Return dead letters of one topic and partition, newest first, with offsets below `before`."""
+        placed, topology = self._open(main, partition), self._runtime.served[main].handler.topology
+        table = placed.transport.dead.get(topology.dlq_named(letters)) if placed else None
+        rows = table.page(before, limit) if table else []
+        return [DeadEntry(partition=partition, row=row, letters=letters) for row in rows]
 
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
         """Return the newest dead letter of a failure id, or None."""
-        placed = self._open(main, partition)
-        table = placed.transport.dead if placed else None
-        row = table.find(failure_id) if table else None
-        return DeadEntry(partition=partition, row=row) if row else None
+        placed, topology = self._open(main, partition), self._runtime.served[main].handler.topology
+        tables = placed.transport.dead if placed else {}
+        found = [
+            DeadEntry(partition=partition, row=row, letters=letters)
+            for letters in (None, *topology.dead_letters)
+            if (table := tables.get(topology.dlq_named(letters))) and (row := table.find(failure_id))
+        ]
+        return max(found, key=_replays, default=None)
 
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there."""
@@ -217,13 +225,15 @@ class RuntimeView:
         known = self._known.get(place) or PartitionInfo(partition=place[1], state=_IDLE)
         if placed.lane.state is LaneState.OPEN and pending is not None and not contact.silence():
             counts = dict(pending.counts())
+            topics = self._runtime.served[place[0]].handler.topology.dlqs
+            whole = len(dead) == len(topics) and not self._runtime.behind(*place)[1]
             known = PartitionInfo(
                 partition=place[1],
                 state=_IDLE,
                 pending=sum(counts.values()),
                 pending_by_tier=counts,
                 next_due_ms=_next_due_ms(pending, placed.engine.claimed) if counts else None,
-                dead=dead.count() if dead is not None and not self._runtime.behind(*place)[1] else None,
+                dead=sum(table.count() for table in dead.values()) if whole else None,
                 session=placed.lane.session,
             )
             at_ms = self._runtime.clock.wall_ms() - round(contact.silent_s() * 1000)
@@ -249,6 +259,12 @@ class RuntimeView:
 def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:
     due_at_ms = pending.due(0, 0, claimed)[1]
     return None if due_at_ms == MAX_EPOCH_MS else due_at_ms  # only held rows are there
+
+
+def _replays(entry: DeadEntry) -> int:
+    """Return how often a dead letter's record had been replayed: the last one of a record has the most."""
+    replays = dict(entry.row.headers).get(RETRY_REPLAYS) or b"0"
+    return int(replays) if replays.isdigit() else 0
 
 
 def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int) -> Iterator[PendingEntry]:
@@ -289,10 +305,12 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
         topics={
             "main": main,
             "dlq": topology.dlq,
+            **{f"dlq {name}": topology.dlq_named(name) for name in topology.dead_letters},
             "events": topology.events,
             "changelog": topology.pending_changelog,
             **({} if topology.seen_window_ms is None else {"seen events": topology.seen_changelog}),
         },
         partitions=served.partitions,
         retry_topics=topology.retry_topics,
+        dead_letters=topology.dead_letters,
     )

@@ -144,7 +144,7 @@ class MemoryLane(LaneProtocol):
         return MemoryPendingTable(self.disk, self.place.name)
 
     @override
-    def open_dead(self) -> MemoryDeadLetterTable:
+    def open_dead(self, dlq: TopicPartition) -> MemoryDeadLetterTable:
         return MemoryDeadLetterTable()
 
     @override

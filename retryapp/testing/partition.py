@@ -53,7 +53,7 @@ class MemoryPartition:
 
     Args:
         function: the handler.
-        policy: its policy, or a schedule.
+        policy: its policy, or the policy's text.
         group: the consumer group.
         main: the main topic.
         partition: the partition's number.
@@ -82,12 +82,13 @@ class MemoryPartition:
         destinations: MemoryDestinations | None = None,
         **options: Any,
     ) -> None:
-        chosen = RetryPolicy(policy) if isinstance(policy, str) else policy
+        chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
         rule: Deduplicate | None = options.get("deduplicate")
         topology = HandlerTopology(
             group,
             main,
-            delays_ms=chosen.schedule.nominal_delays_ms,
+            delays_ms=chosen.delays_ms,
+            dead_letters=chosen.dead_letters,
             seen_window_ms=None if rule is None else rule.window_ms,
         )
         self.transport = transport or MemoryLaneTransport(clock)
@@ -125,6 +126,7 @@ class MemoryPartition:
             main=TopicPartition(main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
+            more_dlqs=[TopicPartition(name, partition) for name in topology.dlqs[1:]],
             seen=None if rule is None else TopicPartition(topology.seen_changelog, partition),
         )
         self.lane = Lane(
@@ -231,7 +233,8 @@ class MemoryPartition:
     @property
     def dead_letters(self) -> list[RetryMetadata]:
         """Metadata of the dead letters, in order."""
-        letters = (decode_metadata(record.headers) for record in self.records(self.handler.topology.dlq))
+        topics = self.handler.topology.dlqs
+        letters = (decode_metadata(record.headers) for topic in topics for record in self.records(topic))
         return [metadata for metadata in letters if metadata is not None]
 
     @property

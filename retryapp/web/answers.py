@@ -24,7 +24,7 @@ from retryapp.runtime.view import RuntimeView
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
-from retryapp.web.query import Question, offsets_text
+from retryapp.web.query import Question, Stream, offsets_text
 
 SCAN_ROWS: Final = 2_000
 """Maximum number of rows that a page of dead letters reads when it filters by reason."""
@@ -126,28 +126,31 @@ class Answers:
 
     def _newest(
         self, infos: Sequence[PartitionInfo], question: Question
-    ) -> tuple[list[Facts], dict[int, int] | None, int]:
+    ) -> tuple[list[Facts], dict[Stream, int] | None, int]:
         """Return the newest dead letters of all partitions, where the next page begins, and how many rows were read."""
         partitions = [item.partition for item in infos if item.state == OPEN]
         if question.partition is not None:
             partitions = [question.partition]
-        cursor = {p: o for p, o in (question.before or {}).items() if p in partitions}
-        streams = [self._letters(question.main, p, cursor.get(p)) for p in partitions]
+        topics = (None, *self.get_handler_or_404(question.main).dead_letters)
+        known = [(partition, letters) for partition in partitions for letters in topics]
+        cursor = {stream: offset for stream, offset in (question.before or {}).items() if stream in known}
+        streams = [self._letters(question.main, stream, cursor.get(stream)) for stream in known]
         records: list[Facts] = []
         scanned = 0
         for row in heapq.merge(*streams, key=_newest_first):
             if len(records) == question.limit or scanned == SCAN_ROWS:
                 return records, cursor, scanned
             scanned += 1
-            cursor[row["partition"]] = row["offset"]
+            cursor[row["partition"], row["letters"]] = row["offset"]
             if question.reason in (None, row["reason"]):
                 records.append(row)
         return records, None, scanned
 
-    def _letters(self, main: str, partition: int, before: int | None) -> Iterator[Facts]:
+    def _letters(self, main: str, stream: Stream, before: int | None) -> Iterator[Facts]:
         chunk = 2  # most partitions of a page are asked for no more
+        partition, letters = stream
         while True:
-            entries = self.view.dead_page(main, partition=partition, before=before, limit=chunk)
+            entries = self.view.dead_page(main, partition=partition, letters=letters, before=before, limit=chunk)
             yield from map(dead_summary, entries)
             if len(entries) < chunk:
                 return
@@ -174,14 +177,19 @@ class Answers:
         info = self.get_handler_or_404(question.main)
         partition, offset = question.at()
         self.get_open_partition_or_404(partition, question)
-        entries = self.view.dead_page(info.main, partition=partition, before=offset + 1, limit=1)
+        letters = question.letters
+        entries = (
+            self.view.dead_page(info.main, partition=partition, letters=letters, before=offset + 1, limit=1)
+            if letters is None or letters in info.dead_letters
+            else ()
+        )
         if not entries or entries[0].row.offset != offset:
             raise not_found(
                 "not-dead",
                 f"no dead letter of {info.main} at partition {partition}, offset {offset} is known",
                 "It may be older than the dead-letter topic's retention: look at the list",
             )
-        topic = info.topics["dlq"]
+        topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
         record = {**dead_detail(entries[0]), **await self._content(topic, entries[0])}
         return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record}
 
@@ -227,7 +235,7 @@ class Answers:
             return f"{base}/pending/{origin.partition}/{origin.offset}"
         dead = self.view.dead_find(info.main, origin.partition, same)
         if dead is not None:
-            return f"{base}/dead/{dead.partition}/{dead.row.offset}"
+            return f"{base}/dead/{dead.partition}/{dead.row.offset}" + (f"?letters={dead.letters}" * bool(dead.letters))
         raise not_found(
             "not-failed",
             f"{same} neither waits nor is dead here",

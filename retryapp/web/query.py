@@ -3,7 +3,7 @@
 Cursors are opaque to a reader and mean a place, not a page number, so that a list may change while it is read:
 
 * ``after`` of the waiting records is a row key in hex;
-* ``before`` of the dead letters is an offset per partition, as ``0-118.3-97``.
+* ``before`` of the dead letters is an offset per partition and dead-letter topic, as ``0-118.3-97.3-5-invalid``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 500
 MAX_REFRESH_S: Final = 3_600
 _MAX_DIGITS: Final = 19
+
+Stream = tuple[int, str | None]
+"""Partition, and name of the dead-letter topic of a rule or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +44,10 @@ class Question:
     reason: str | None = None
     after: bytes | None = None
     """Waiting records after this row key."""
-    before: Mapping[int, int] | None = None
-    """Dead letters below these offsets, by partition."""
+    before: Mapping[Stream, int] | None = None
+    """Dead letters below these offsets."""
+    letters: str | None = None
+    """Name of the dead-letter topic of a rule; None: the usual one."""
     refresh_s: int | None = None
     """Ask the browser to load the page again after this time."""
     routed: bool = False
@@ -87,6 +92,7 @@ def question_of(query: Mapping[str, str], match: Mapping[str, str] | None = None
         reason=given.get("reason"),
         after=_row_key(given.get("after")),
         before=_offsets(given.get("before")),
+        letters=given.get("letters"),
         refresh_s=_number(given, "refresh", 1, MAX_REFRESH_S),
         routed="routed" in given,
     )
@@ -118,19 +124,20 @@ def _row_key(text: str | None) -> bytes | None:
     return key
 
 
-def _offsets(text: str | None) -> dict[int, int] | None:
+def _offsets(text: str | None) -> dict[Stream, int] | None:
     if text is None:
         return None
-    pairs = [pair.partition("-") for pair in text.split(".")]
-    if not all(is_number(partition) and is_number(offset) for partition, _, offset in pairs):
+    parts = [(*part.split("-", 2), "", "")[:3] for part in text.split(".")]
+    if not all(is_number(partition) and is_number(offset) for partition, offset, _ in parts):
         raise bad_parameter("before", text, "a cursor as the link to the next page has it")
-    return {int(partition): int(offset) for partition, _, offset in pairs}
+    return {(int(partition), letters or None): int(offset) for partition, offset, letters in parts}
 
 
-def offsets_text(offsets: Mapping[int, int]) -> str:
+def offsets_text(offsets: Mapping[Stream, int]) -> str:
     """Write a cursor of the dead letters; ``question_of`` reads it back.
 
-    >>> offsets_text({3: 97, 0: 118})
-    '0-118.3-97'
+    >>> offsets_text({(3, None): 97, (0, "in-valid"): 5, (0, None): 118})
+    '0-118.0-5-in-valid.3-97'
     """
-    return ".".join(f"{partition}-{offset}" for partition, offset in sorted(offsets.items()))
+    pairs = sorted(offsets.items(), key=lambda item: (item[0][0], item[0][1] or ""))
+    return ".".join(f"{partition}-{offset}{f'-{letters}' if letters else ''}" for (partition, letters), offset in pairs)

@@ -103,7 +103,7 @@ async def find(answers: Answers, question: Question) -> Facts:
         "see-other",
         f"the record is at {path}",
         "Follow the Location header",
-        {"Location": f"{path}?format=json" if question.as_json else path},
+        {"Location": f"{path}{'&' if '?' in path else '?'}format=json" if question.as_json else path},
     )
 
 

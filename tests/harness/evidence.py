@@ -37,7 +37,7 @@ class Evidence:
 
     def dead(self) -> list[tuple[Record, RetryMetadata]]:
         """Return the dead letters."""
-        return self.copies(self.topology.dlq)
+        return self.copies(*self.topology.dlqs)
 
     def succeeded(self) -> list[Succeeded]:
         """Return the events of success after a failure."""

@@ -118,7 +118,7 @@ class Stage:
             group=self.group,
             main=topic,
             tiers=Tiers(handler.tiers),
-            delays_ms=RetryPolicy(handler.policy).schedule.nominal_delays_ms,
+            delays_ms=RetryPolicy(handler.policy).delays_ms,
             seen_window_ms=Deduplicate(handler.deduplicate).window_ms if handler.deduplicate else None,
         )
 

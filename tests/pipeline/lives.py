@@ -8,7 +8,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from retryapp.core.headers import encode_metadata
-from retryapp.core.lifecycle import Held, Progress, Succeeded
+from retryapp.core.lifecycle import Held, Progress, Skipped, Succeeded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, failure_id
 
@@ -82,6 +82,15 @@ class Archive:
             group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text, at_ms=NOON_MS
         )
         self.add("events", 0, value=event.to_json(), key_hash="of-the-event")
+
+    def skipped(self, offset: int, delivery: int, *, partition: int = 0, **facts: Any) -> None:
+        """A record is skipped; delivery 0: as a duplicate."""
+        origin = Origin(MAIN, TOPIC_ID, partition, offset)
+        event = Skipped(
+            group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text,
+            delivery=delivery, attempt=delivery, at_ms=NOON_MS + 70_000, **facts,
+        )  # fmt: skip
+        self.add("events", partition, value=event.to_json(), key_hash="of-the-event")
 
     def counted(self, first: int, end: int, *, ok: int, failed: int, partition: int = 0, **facts: Any) -> None:
         """A worker says what it counted."""

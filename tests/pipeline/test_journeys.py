@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lives import GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
 
+from retryapp.pipeline.analysis.counts import ledger, progress_of
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
 from retryapp.pipeline.analysis.schemas import JOURNEYS
 
@@ -172,3 +173,24 @@ def test_what_cannot_be_read_is_no_journey(spark: SparkSession) -> None:
     archive.counted(0, 5, ok=5, failed=0)
     archive.failed(1, 1)
     assert len(found(spark, archive)) == 1
+
+
+def test_a_record_may_be_skipped_after_a_failure(spark: SparkSession) -> None:
+    """It has a fate of its own, and is counted where it failed; one that was skipped at once is in the counts only."""
+    archive = Archive()
+    archive.failed(1, 1, tier="1m")
+    archive.skipped(1, 2, why="old")
+    archive.skipped(2, 1, why="old")
+    archive.skipped(3, 0, first_offset=1)
+    (journey,) = found(spark, archive).values()
+    assert (journey["offset"], journey["fate"], journey["reason"], journey["missing"]) == (1, "skipped", "old", 0)
+    assert tried(journey, "attempt", "outcome", "ended_ms", "tier") == [
+        (1, "retried", NOON_MS + 100, None),
+        (2, "skipped", NOON_MS + 70_000, "1m"),
+    ]
+    archive.counted(0, 6, ok=3, failed=1, skipped=2, received=6)
+    readings, end = archive.readings(spark), cut(spark, 6)
+    journeys = journeys_of(before_cut(traces_of(readings), end))
+    (row,) = ledger(journeys, progress_of(readings, end), end).collect()
+    sums = ("received", "done", "first_try_ok", "skipped", "recovered", "pending", "dead", "lost", "extra")
+    assert [row[name] for name in sums] == [6, 6, 3, 3, 0, 0, 0, 0, 0]

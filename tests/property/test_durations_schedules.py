@@ -7,11 +7,12 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retryapp.core.classify import DeadReason, ErrorClass, Failure, non_retryable, retryable
+from retryapp.core.classify import DeadReason, Failure
 from retryapp.core.decide import Dead, RetryAt, decide
 from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidDurationError
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.rules import ErrorClass, non_retryable, retryable
 from retryapp.core.schedule import Exponential, Sequence, parse_schedule
 from retryapp.core.verdicts import RetryLater
 

@@ -102,7 +102,7 @@ def _beside(note: str, reached: int) -> Range:
 
 def _check_range(stories: Mapping[Origin, Story], number: int, told: Range) -> None:
     there = [story for (at, offset), story in stories.items() if at == number and told.first <= offset < told.end]
-    skipped = sum(story.first is not None for story in there)
+    skipped = sum("skipped" in story.fates and not story.copies.total() and not story.held for story in there)
     ok = sum(not story.fates and not story.copies[1] and not story.held for story in there)
     held = sum(story.held for story in there)
     if (told.received, told.ok, told.skipped) != (len(there), ok, skipped):

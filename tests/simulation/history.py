@@ -18,23 +18,22 @@ from typing import Final
 from retryapp.core.hops import Outgoing
 from retryapp.core.publication import TopicLook
 from retryapp.core.record import Headers, Record
-from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.ports import Committed, Event, Observation, TopicPartition
 from simulation.before import leave_replayed
 from simulation.broker import Broker
 from simulation.disk import SimDisk
-from simulation.judge import POLICIES, Judge
+from simulation.judge import Judge
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
-from simulation.plan import BEYOND_MS, FEED_S, LATER_MS, Fault, Plan
+from simulation.plan import FEED_S, Fault, Plan
+from simulation.scripts import end
 from simulation.sessions import opening_of, taken_in
 from simulation.story import Call, Going, Origin, Result, Violation, step
 from simulation.worker import SimWorker
 
-LATER: Final = {"L": f"{LATER_MS}ms", "N": "0", "B": f"{BEYOND_MS}ms"}
 REST_S: Final = 240.0
 """Longest time to come to rest after everything has healed."""
 
@@ -118,7 +117,7 @@ class History:
         return Handler(
             function=handle,
             topology=judge.topologies[policy],
-            policy=POLICIES[policy],
+            policy=judge.policies[policy],
             concurrency=2,
             max_in_flight=self.plan.in_flight,
             order=Order(order),
@@ -152,7 +151,7 @@ class History:
             await self._run(worker, origin, attempt, now)
         except asyncio.CancelledError:  # a time-out (also of a process that was stopped meanwhile), or it was given up
             # where its process was stopped, the pool may have cancelled it long before it hears of that
-            going.cancelled_ms = min(self._now_ms(), started_ms + POLICIES[0].timeout_ms)
+            going.cancelled_ms = min(self._now_ms(), started_ms + judge.policies[0].timeout_ms)
             oracle.stopped(origin, attempt, Call(worker.process.name, started_ms, self._now_ms(), fine=False))
             if now == "H":
                 self.reached["a handler did not heed its cancellation"] += 1
@@ -162,12 +161,7 @@ class History:
             oracle.stories[origin].going.remove(going)
         self._note("ended", worker.process.name, origin, attempt)
         oracle.ended(origin, attempt, Call(worker.process.name, started_ms, self._now_ms(), fine=now in "SD"))
-        if now == "F":
-            raise ConnectionError("service answered 503")
-        if now == "R":
-            raise Reject("the script says so")
-        if now in LATER:
-            raise RetryLater(after=LATER[now])
+        end(now, origin[1])
 
     async def _run(self, worker: SimWorker, origin: Origin, attempt: int, now: str) -> None:
         if now in "XK":

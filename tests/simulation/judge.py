@@ -16,13 +16,11 @@ from simulation.counts import check_counts
 from simulation.oracle import Oracle, Topics
 from simulation.plan import DRAINS, LATER_MS, Plan
 from simulation.quiet import check_quiet
+from simulation.scripts import OWN_MS, POLICIES, RULED, WAITS_MS
 from simulation.sessions import seen_stores
 from simulation.story import Violation
 from simulation.worker import SimWorker
 
-POLICIES: Final = RetryPolicy("300ms 1s 3s", timeout="2s"), RetryPolicy("200ms 800ms 2s", timeout="2s")
-"""The second one is that of every other life, where policies change."""
-WAITS_MS: Final = (300, 1_000, 3_000), (200, 800, 2_000)
 EVENTS: Final = Deduplicate("header:event-id", window="1h")
 MANY_FAILURES: Final = 40
 """Several workers may try, each with its own wait."""
@@ -36,7 +34,8 @@ class Judge:
     def __init__(self, plan: Plan, main: str) -> None:
         self.plan = plan
         self.rule = EVENTS if plan.repeats else None
-        self.topologies = [self._topology(main, policy) for policy in POLICIES]
+        self.policies = RULED if plan.ruled else POLICIES
+        self.topologies = [self._topology(main, policy) for policy in self.policies]
         """One for each policy."""
         self.topology = self.topologies[0]
         self.names = Topics.of(self.topology, results=f"{main}-results" if plan.publishes else "")
@@ -44,10 +43,11 @@ class Judge:
         self.oracle = Oracle(
             self.names,
             *WAITS_MS,
+            own_ms=OWN_MS,
             per_delay=plan.per_delay,
             later_ms=LATER_MS,
             skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
-            timeout_ms=POLICIES[0].timeout_ms,
+            timeout_ms=self.policies[0].timeout_ms,
             max_kills=plan.max_kills,
         )
         self.notes = Notes(self.oracle.stories)
@@ -62,7 +62,8 @@ class Judge:
             "sim",
             main,
             Tiers.PER_DELAY if self.plan.per_delay else Tiers.SINGLE,
-            delays_ms=policy.schedule.nominal_delays_ms,
+            delays_ms=policy.delays_ms,
+            dead_letters=policy.dead_letters,
             seen_window_ms=None if self.rule is None else self.rule.window_ms,
         )
 
@@ -78,7 +79,7 @@ class Judge:
     @property
     def refusing(self) -> list[str]:
         """The topics that a fault has refuse hand-offs."""
-        return [*self.retry_topics, self.topology.dlq, self.topology.events]
+        return [*self.retry_topics, *self.topology.dlqs, self.topology.events]
 
     def failed(self, number: int | None, now_s: float) -> None:
         """Note that a lane has failed.
@@ -138,7 +139,7 @@ class Judge:
             taken_back = broker.taken_back[self.topology.seen_changelog] > 0
             rows = {identity: encode_seen(row) for identity, row in store.rows.items()}
             self.oracle.remembered(number, rows, taken_back=taken_back)
-        for event, topics in ((Event.SCHEDULED, self.retry_topics), (Event.DEAD, [self.topology.dlq])):
+        for event, topics in ((Event.SCHEDULED, self.retry_topics), (Event.DEAD, self.topology.dlqs)):
             there = sum(self.oracle.visible[topic] for topic in topics)
             seen, gone = self.observed[event], sum(broker.taken_back[topic] for topic in topics)
             if seen > there + gone or (self.plan.quiet and seen != there):

@@ -35,6 +35,7 @@ from simulation.lanes import SimLane
 from simulation.planted_order import ORDER
 from simulation.planted_rules import RULES
 from simulation.planted_suspects import SUSPECTS
+from simulation.planted_verdicts import VERDICTS
 
 EARLY_MS = 400
 
@@ -330,7 +331,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("counts are forgotten at an opening", ((LaneProtocol, "tally", property(_forgotten)),)),
     Mutant("counts stay when they were said", ((Counting, "say", _said_apart),)),
     *(Mutant(name, patches) for name, patches in BEYOND),
-    *(Mutant(*planted) for planted in RULES),
+    *(Mutant(*planted) for planted in (*RULES, *VERDICTS)),
     *(Mutant(*planted) for planted in ORDER),
     Mutant("no attempt is the last", ((deliver, "decide", _for_ever),)),
 )  # fmt: skip

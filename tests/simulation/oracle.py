@@ -61,6 +61,7 @@ class Oracle:
         *waits_ms: Sequence[int],
         later_ms: int,
         skew_ms: float,
+        own_ms: Sequence[int] = (),
         per_delay: bool = False,
         timeout_ms: float = 1e9,
         max_kills: int = 12,
@@ -71,7 +72,7 @@ class Oracle:
         self.latest_ms = 0.0
         """Largest lateness of a call."""
         self._topics = topics
-        self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS}, per_delay=per_delay)
+        self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS}, own_ms, per_delay=per_delay)
         self._skew_ms = skew_ms
         self._timeout_ms = timeout_ms
         self.orders: dict[str, str] = {}
@@ -211,8 +212,7 @@ class Oracle:
         """Tell whether a final outcome is there, or may be on its way."""
         if story.fates or "X" in story.script or "K" in story.script:
             return True
-        ends = (n for n in range(1, self.max_attempts + 1) if step(story.script, n) in "SDR")
-        return bool(story.calls[next(ends, self.max_attempts)])
+        return bool(story.calls[self.waits.last(story.script)])
 
     def _is_row(self, origin: Origin, attempt: int) -> bool:
         return attempt > 1 or self.stories[origin].held
@@ -269,7 +269,10 @@ class Oracle:
         foreign = tuple((name, value) for name, value in record.headers if not name.startswith("retry-"))
         first = story.record
         _must((record.key, record.value, foreign) == (first.key, first.value, first.headers), "I8", origin, topic)
-        if topic == topics.dlq:
+        if topic.startswith(topics.dlq):
+            named, letter = topic == f"{topics.dlq}.invalid", step(story.script, attempt)
+            right = letter == "V" if named else topic == topics.dlq and (letter != "V" or story.stopped)
+            _must(right, "I8", origin, f"attempt {attempt} has a dead letter on {topic}")
             self._end(origin, story, "dead", delivery, now_ms)
             return
         _must(attempt < self.max_attempts, "I5", origin, f"attempt {attempt} is to be followed by another")
@@ -304,6 +307,10 @@ class Oracle:
             origin = _origin(told["origin"])
             story = self._story(origin)
             first = story.first
+            if told["first_offset"] is None:
+                self.skips += 1
+                self._end(origin, story, "skipped", told["delivery"], now_ms)
+                return
             _must(first == (record.partition, told["first_offset"]), "I1", origin, f"skipped, and it repeats {first}")
             self.skips += 1
             story.fates.append("skipped")
@@ -390,20 +397,14 @@ class Oracle:
             failed_first = story.held or step(story.script, 1) not in "SD" or story.stopped or 1 in story.overdue
             _must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")
             _must(bool(story.fates) or expected == "done", "I1", origin, "no end")
-            results = int("dead" not in story.fates)
+            results = int(not {"dead", "skipped"} & set(story.fates))
             _must(story.results == results or not self._topics.results, "I1", origin, f"{story.results} results")
         for partition, rows in {number: self.waiting(number) for number in self._rows}.items():
             _must(not rows, "I7", (partition, -1), f"{len(rows)} rows wait for ever")
 
     def fate(self, script: str) -> str:
         """Return what a record's script comes to under the policy."""
-        for attempt in range(1, self.max_attempts + 1):
-            now = step(script, attempt)
-            if now in "SD":
-                return "done"
-            if now == "R":
-                return "dead"
-        return "dead"
+        return self.waits.fate(script)
 
     def _story(self, origin: Origin) -> Story:
         story = self.stories.get(origin)

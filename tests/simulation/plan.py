@@ -9,12 +9,13 @@ from typing import Final
 
 SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
 """What handlers do, attempt by attempt; the last letter goes on: success, success after a while (D), failure, time-out,
-reject, later. X ends the worker at once, K after a while. N asks to be called again now, B after more than the longest
-wait. H does not heed its cancellation for some time."""
+reject, later, and by rules busy (Y), invalid (V), skip (P). X ends the worker at once, K after a while. N asks to be
+called again now, B after more than the longest wait. H does not heed its cancellation for some time."""
 LATER_MS: Final = 700
 BEYOND_MS: Final = 9_000
 ASKING: Final = ("NS", "FNS", "FNNS", "NNS", "FFNS", "BS", "FBS", "BNR", "FLNS")
 HUNG: Final = ("H", "HS", "HFS", "FHS", "HHS")
+VERDICTS: Final = ("P", "FP", "V", "FV", "YS", "YYFS", "YYYS", "YFYS", "FFYS", "FYP", "YYV", "YP")
 FEED_S: Final = 5.0
 FAULTS_S: Final = 14.0
 
@@ -47,6 +48,8 @@ WIDER: Final = 0xAE9F
 """Draws what else happens; the seeds of planted faults keep their course."""
 KEPT: Final = 0x0DE3
 """Draws whether an order is kept, and which."""
+JUDGED: Final = 0x7053
+"""Draws in which histories rules decide; none of the seeds of planted faults is among them."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 STOPPED: Final = "broker stopped"
@@ -102,6 +105,8 @@ class Plan:
     """Every other life has another policy."""
     order: str = "none"
     """The handlers' `order`, where policies change only in every other life; a few keys, and none, are mixed then."""
+    ruled: bool = False
+    """The policies have rules."""
     replayed: str = ""
     """Script of a record that waits when the history begins: an older build had replayed it. Empty: none does."""
 
@@ -153,8 +158,14 @@ class Plan:
             repeats=tuple(sorted(repeats)),
         )
         plan = plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
-        plan = plan._widened(Random(seed ^ WIDER))
+        plan = plan._widened(Random(seed ^ WIDER))._judged(Random(seed ^ JUDGED))
         return plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 else plan
+
+    def _judged(self, random: Random) -> Plan:
+        """Return the plan with records about which rules decide, or as it was."""
+        if random.random() >= 0.15:
+            return self
+        return replace(self._with(self._more(random, VERDICTS, random.randint(3, 6))), ruled=True)
 
     def _in_order(self, random: Random) -> Plan:
         """Return the plan with an order to keep; in some a topic refuses hand-offs, and the worker dies soon after."""

@@ -75,7 +75,7 @@ class Story:
     overdue: set[int] = field(default_factory=set)
     """Attempts whose publications were taken too late, after a call that ended in time."""
     fates: list[str] = field(default_factory=list)
-    """Visible ends: `dead` or `done` (after a failure)."""
+    """Visible ends: `dead`, `skipped` or `done` (after a failure)."""
     results: int = 0
     """Visible records that its handler has published."""
     rows: set[int] = field(default_factory=set)

@@ -11,7 +11,8 @@ import pytest
 from retryapp.core.record import Record
 from retryapp.ports import TopicPartition
 from simulation.oracle import Oracle, Topics
-from simulation.story import Call, Opening, Violation
+from simulation.story import Call, Opening, Story, Violation
+from simulation.waits import Waits
 
 TOPICS = Topics("orders", "retry", "dlq", "events", "changelog", "seen", "results")
 WAITS_MS = (100, 200)
@@ -304,3 +305,56 @@ def test_a_group_may_start_once_the_one_before_is_durable() -> None:
         oracle.ended((0, offset), 1, Call("w", 10.0, 11.0, fine=True))
     oracle.moved({TopicPartition("orders", 0): 2})
     oracle.suspects((0, 2), 1, None, "s1:w@2", Opening("w", 5.0))
+
+
+def end(oracle: Oracle, topic: str, attempt: int = 1) -> None:
+    """The dead letter of the first record becomes visible on a topic."""
+    ours = (("retry-origin", b"orders@x/0/0"), ("retry-attempt", b"%d" % attempt))
+    oracle.appeared(TopicPartition(topic, 0), [Record(topic, 0, 0, 0, KEY, b"v", HEADERS + ours)], 1e9)
+
+
+def pass_over(oracle: Oracle, delivery: int = 1) -> None:
+    """The event of a skip by the handler becomes visible."""
+    told = b'{"kind": "skipped", "origin": "orders@x/0/0", "first_offset": null, "delivery": %d}' % delivery
+    oracle.appeared(TopicPartition("events", 0), [Record("events", 0, 0, 0, b"", told, ())], 1e9)
+
+
+def test_dead_letters_on_the_wrong_topic_are_found() -> None:
+    """Those of a rule on the usual one, others on the rule's, and any on a topic that no rule has."""
+    for script, right, wrong in (("V", "dlq.invalid", "dlq"), ("R", "dlq", "dlq.invalid"), ("R", "dlq", "dlq.other")):
+        end(Told(script).oracle, right)
+        with pytest.raises(Violation, match="I8 0/0: attempt 1 has a dead letter on"):
+            end(Told(script).oracle, wrong)
+
+
+def test_skips_by_the_handler_that_are_wrong_are_found() -> None:
+    """Of a record that does not say so, twice, with a result, and beside a row that stays."""
+    with pytest.raises(Violation, match="I1 0/0: skipped, by script 'FS'"):
+        pass_over(Told("FS").oracle)
+    told = Told("P")
+    pass_over(told.oracle)
+    with pytest.raises(Violation, match="I2 0/0: 2 visible copies"):
+        pass_over(told.oracle)
+    told = Told("FP")
+    told.call(1, at_ms=1_000, fine=False)
+    told.log(ROW)
+    told.show("retry", 1, due_ms=1_000_100)
+    pass_over(told.oracle, 2)
+    with pytest.raises(Violation, match=r"I7 .*1 rows wait for ever"):
+        told.at_rest()
+    told.log(None)
+    told.at_rest()
+    with pytest.raises(Violation, match="I1"):
+        told.publish(1)
+
+
+@pytest.mark.parametrize(
+    ("script", "fate"),
+    [("YYS", "done"), ("YYYS", "dead"), ("YFYFS", "dead"), ("YFYS", "done"), ("FFS", "done"), ("YP", "skipped")],
+)
+def test_a_busy_service_has_waits_of_its_own(script: str, fate: str) -> None:
+    """Two in a row, four attempts in all."""
+    waits = Waits([(100, 200, 300)], {}, (10, 20), per_delay=False)
+    assert waits.fate(script) == fate
+    least = [waits.least_ms(Story(Record("orders", 0, 0, 7, KEY, b"v", ()), "YYFY"), n, "w") for n in (1, 2, 3, 4)]
+    assert least == [10, 20, 100, 10]

@@ -20,11 +20,14 @@ def test_the_public_names_are_these() -> None:
         "RetryAppError",
         "RetryLater",
         "RetryPolicy",
+        "Skip",
         "exp",
         "fixed",
+        "http_errors",
         "non_retryable",
         "retryable",
         "sequence",
+        "skippable",
     ]
     assert set(retryapp._HOME) == set(retryapp.__all__)
 

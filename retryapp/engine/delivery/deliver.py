@@ -1,17 +1,18 @@
 """What one delivery of a record comes to: one turn.
 
-Nothing but an offset (ok), the `succeeded` event (ok after a failure), a row with its copy on the retry topic, or a
-dead letter, as `core.decide` says. What the handler has published goes with the first two. Everything that a handler
-raises is a failure of the record, never of the worker. The handler is called in `engine.delivery.pool`.
+Nothing but an offset (ok), the `succeeded` event (ok after a failure), the `skipped` event, a row with its copy on the
+retry topic, or a dead letter, as `core.decide` says. What the handler has published goes with the first two. Everything
+that a handler raises is a failure of the record, never of the worker. The handler is called in `engine.delivery.pool`.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
 from retryapp.core.classify import Failure, classify, trace_of
-from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, decide
+from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, SkipNow, decide
 from retryapp.core.errors import (
     DamagedMetadataError,
     NewerFormatError,
@@ -23,6 +24,7 @@ from retryapp.core.hops import (
     Outgoing,
     after_failure,
     arriving,
+    failures_in_a_row,
     first_failed_ms,
     restore,
     to_dead_letter,
@@ -31,7 +33,7 @@ from retryapp.core.hops import (
     too_large_to_wait,
     waiting_size,
 )
-from retryapp.core.lifecycle import Succeeded
+from retryapp.core.lifecycle import Skipped, Succeeded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, failure_id
@@ -42,6 +44,8 @@ from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox, announced, give_up
 from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.ports import Event, Observation, Row
+
+logger = logging.getLogger("retryapp.events")
 
 
 class HandlerTimeoutError(RetryAppError):
@@ -178,12 +182,21 @@ def open_delivery(run: Run) -> Delivery:
     return delivery
 
 
-def _judge(error: BaseException, handler: Handler) -> Failure:
+def _judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
     """Classify what was raised, also where its own code (`__str__`, a property, its type's) fails on the way."""
+    handler, policy = run.context.handler, run.context.handler.policy
+    facts: dict[str, Any] = {"otherwise": policy.otherwise, "delivery": delivery_of(run), "now_ms": failed_ms}
+
+    def warn(predicate: str, fault: BaseException) -> None:
+        if predicate not in handler.broken_predicates:
+            handler.broken_predicates.add(predicate)
+            text = f"when={predicate} raised {type(fault).__qualname__}: its rule does not match such errors"
+            logger.warning("retryapp.predicate_failed", extra={"handler": handler.main, "error_message": text})
+
     try:
-        return classify(error, handler.policy.on)
+        return classify(error, policy.on, on_fault=warn, **facts)
     except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
-        return classify(UnprintableError(handler.name), handler.policy.on)
+        return classify(UnprintableError(handler.name), policy.on, on_fault=warn, **facts)
 
 
 def _trace(error: BaseException) -> str | None:
@@ -224,6 +237,28 @@ def _succeeded(run: Run, metadata: RetryMetadata, ended_ms: int) -> Turn:
     )
 
 
+def _skipped(run: Run, failure: Failure, ended_ms: int) -> Turn:
+    handler, delivery, metadata = run.context.handler, delivery_of(run), run.metadata
+    event = Skipped(
+        group=handler.group,
+        handler=handler.name,
+        failure_id=delivery.failure_id,
+        origin=delivery.origin.text,
+        why=failure.message,
+        delivery=1 if metadata is None else metadata.delivery + 1,
+        attempt=delivery.attempt,
+        replays=delivery.replays,
+        rule=None if failure.rule is None else failure.rule.name,
+        at_ms=ended_ms,
+    )
+    facts = {"reason": failure.message, "error_type": failure.error_type, "place": failure.place}
+    return run.settle(
+        publishes=(to_event(event, topology=handler.topology, partition=run.shown.partition),),
+        observations=(_observation(Event.SKIPPED, run, delivery, ended_ms, **facts),),
+        skipped=run.claim is None,
+    )
+
+
 def _observation(event: Event, run: Run, delivery: Delivery, ended_ms: int, **more: Any) -> Observation:
     return observed(
         event,
@@ -241,15 +276,18 @@ def _observation(event: Event, run: Run, delivery: Delivery, ended_ms: int, **mo
 def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decision | None = None) -> Turn:
     context = run.context
     handler, delivery = context.handler, delivery_of(run)
-    failure = _judge(error, handler)
+    failure = _judge(error, run, failed_ms)
     decision = decision or decide(
         handler.policy,
         attempt=delivery.attempt,
+        failures=failures_in_a_row(run.metadata, failure.rule),
         first_failed_ms=first_failed_ms(run.metadata, failed_ms),
         failure=failure,
         now_ms=failed_ms,
         rng=context.random.random(),
     )
+    if isinstance(decision, SkipNow):
+        return _skipped(run, failure, failed_ms)
     metadata = after_failure(
         run.metadata,
         group=handler.group,
@@ -289,6 +327,7 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
             topology=handler.topology,
             metadata=replace(metadata, error_trace=trace),
             max_bytes=max_bytes,
+            dead_letters=decision.dead_letters if isinstance(decision, Dead) else None,
         )
         facts |= {"reason": metadata.reason, "trace": trace}
         event = Event.DEAD

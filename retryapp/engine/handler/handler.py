@@ -131,6 +131,8 @@ class Handler:
     """Whether the function is a coroutine function; plain functions run in a thread."""
     name: str = field(default="", init=False)
     policy_digest: str = field(default="", init=False, repr=False, compare=False)
+    broken_predicates: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Those of the policy's rules that have raised: each is logged once."""
     orphans: Orphans = field(init=False, repr=False, compare=False)
     threads: Threads = field(init=False, repr=False, compare=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from retryapp.core.errors import DiskFullError, StoreBrokenError
@@ -94,10 +94,10 @@ class DeadLetterKeeper:
             self.filled, self._faulty = True, False
 
 
-def dead_rows(dlq: TopicPartition, batch: LaneBatch, receipt: LaneReceipt) -> list[DeadRow]:
-    """Return the dead letters of a committed batch."""
-    return [
-        DeadRow(offset, outgoing.headers)
-        for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True)
-        if outgoing.topic == dlq.topic
-    ]
+def dead_rows(topics: Collection[str], batch: LaneBatch, receipt: LaneReceipt) -> dict[str, list[DeadRow]]:
+    """Return the dead letters of a committed batch, by topic."""
+    found: dict[str, list[DeadRow]] = {}
+    for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True):
+        if outgoing.topic in topics:
+            found.setdefault(outgoing.topic, []).append(DeadRow(offset, outgoing.headers))
+    return found

@@ -19,6 +19,8 @@ class LaneSite:
     main: TopicPartition
     changelog: TopicPartition
     dlq: TopicPartition
+    more_dlqs: Sequence[TopicPartition] = ()
+    """Dead-letter topics of rules."""
     seen: TopicPartition | None = None
     """Changelog of the table of seen events, if there is one."""
     topic_id: str = ""

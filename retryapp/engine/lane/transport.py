@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from retryapp.core import marks
 from retryapp.core.errors import EnvironmentFault, RetryAppError
@@ -84,7 +85,8 @@ class LaneProtocol(ABC):
     _before: tuple[dict[str, int], Notes | None] = field(default=({}, None))
     """Both as they were before the last commit."""
     _doubted: bool = False
-    _dead_keeper: DeadLetterKeeper | None = None
+    _dead_keepers: dict[str, DeadLetterKeeper] = field(default_factory=dict)
+    """By dead-letter topic."""
 
     # -- primitives ---------------------------------------------------------------------------------------------
 
@@ -136,8 +138,8 @@ class LaneProtocol(ABC):
         """Open the pending table, or a new one if it cannot be trusted."""
 
     @abstractmethod
-    def open_dead(self) -> DeadLetterTable:
-        """Open the dead-letter table, the same."""
+    def open_dead(self, dlq: TopicPartition) -> DeadLetterTable:
+        """Open the table of a dead-letter topic, the same."""
 
     def open_seen(self) -> SeenTable:
         """Open the table of seen events, the same; called only if `LaneSite.seen` names its changelog."""
@@ -198,8 +200,9 @@ class LaneProtocol(ABC):
         changelog, name = self.place.changelog, self.place.name
         self.pending = self.open_pending()
         if not await catch_up(self.pending, self.reader, changelog, name):
-            with suppress(EnvironmentFault):
-                self.open_dead().drop()
+            for dlq in self._dlqs:
+                with suppress(EnvironmentFault):
+                    self.open_dead(dlq).drop()
             if self.place.seen is not None:
                 self.open_seen().drop()
             self.pending.drop()  # last: all have records of the rolled-back transaction, only it tells the next opening
@@ -230,16 +233,23 @@ class LaneProtocol(ABC):
             self.pending.write((), receipt.changelog_offset)
 
     @property
-    def dead(self) -> DeadLetterTable | None:
-        """The dead letters, if there is a table of them now."""
-        return None if self._dead_keeper is None else self._dead_keeper.table
+    def dead(self) -> Mapping[str, DeadLetterTable]:
+        """The dead letters by topic, of those that have a table now."""
+        keepers = dict(self._dead_keepers)  # pages ask in a thread
+        return {topic: table for topic, keeper in keepers.items() if (table := keeper.table) is not None}
+
+    @property
+    def _dlqs(self) -> tuple[TopicPartition, ...]:
+        return (self.place.dlq, *self.place.more_dlqs)
 
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """Set the consumer to `starts` and let records of these partitions flow."""
         await self.reposition(starts)
-        self._dead_keeper = DeadLetterKeeper(
-            self.place.name, self.open_dead, dlq=self.place.dlq, reader=self.reader, clock=self.clock
-        )
+        for dlq in self._dlqs:
+            open_dead = partial(self.open_dead, dlq)
+            self._dead_keepers[dlq.topic] = DeadLetterKeeper(
+                self.place.name, open_dead, dlq=dlq, reader=self.reader, clock=self.clock
+            )
 
     async def _learn_time(self) -> None:
         """Ask for the broker's time, if this is the worker's first lane, by the acknowledgement of a record."""
@@ -347,25 +357,24 @@ class LaneProtocol(ABC):
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
         """Write a committed batch to the local tables. After any error they cannot be trusted."""
-        keeper = self._dead_keeper
-        if self.pending is None or keeper is None:
+        if self.pending is None or not self._dead_keepers:
             raise RuntimeError(f"lane {self.place.name} has no local store")
         self._doubted = True
         self.pending.touch(self.clock.wall_ms())
         if receipt.changelog_offset is not None:
             self.pending.write(batch.rows, receipt.changelog_offset)
-        if dead := dead_rows(self.place.dlq, batch, receipt):
-            keeper.write(dead)
+        for topic, dead in dead_rows(self._dead_keepers.keys(), batch, receipt).items():
+            self._dead_keepers[topic].write(dead)
         if self.seen is not None and self.place.seen is not None:
             apply_seen(self.seen, self.place.seen, batch, receipt, self.clock.wall_ms())
         self._doubted = False
 
     async def close(self) -> None:
         """Close producer and tables; never raises. A table that failed during a write is dropped."""
-        tables, self.pending, self.seen = (self.pending, self.dead, self.seen), None, None
-        keeper, self._dead_keeper = self._dead_keeper, None
+        tables, self.pending, self.seen = (self.pending, *self.dead.values(), self.seen), None, None
+        keepers, self._dead_keepers = self._dead_keepers, {}
         ends: set[asyncio.Task[None]] = set()
-        if keeper is not None:
+        for keeper in keepers.values():
             keeper.task.cancel()  # it does not use the table again
             ends.add(keeper.task)
         for table in tables:

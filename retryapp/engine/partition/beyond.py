@@ -6,8 +6,9 @@
    first one in the lane, and no offset passes a turn that is held back (`engine.lane.refused`).
 3. If a session ends in between, the next one finds the note, and takes the record in as settled: it does not run again.
 
-What does not fit into the note waits for the offset. So do duplicates, whose first record may be the one that runs, and
-what could not be read: read again, it may be another range of offsets.
+What does not fit into the note waits for the offset. So do skipped records, which a note cannot tell from failed ones
+(and a duplicate's first record may be the one that runs), and what could not be read: read again, it may be
+another range of offsets.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ class Settled(NamedTuple):
 class Beyond:
     """The records of one session that are settled beyond the offset of their partition."""
 
-    def __init__(self, main: TopicPartition, start: int, found: Mapping[int, bool]) -> None:
+    def __init__(self, main: TopicPartition, start: int, found: Mapping[int, bool], *, ordered: bool = False) -> None:
         self._main = main
+        self._ordered = ordered
+        """None goes ahead of one that waits for the offset: it may be the successor of that."""
         self._committed = start
         self._noted = dict(found)
         """All of them, in the lane or durable, from the committed offset on."""
@@ -61,10 +64,13 @@ class Beyond:
     def turns(self, window: OffsetWindow[Outcome | Settled], most: int | None = None) -> list[Turn]:
         """Return the turns of outcomes that wait for an open record; `most`: records of one turn."""
         waiting: dict[int, bool] = {}
+        stopped = False
 
         def look(offset: int, outcome: Outcome | Settled) -> None:
+            nonlocal stopped
             fine = _fine(offset, outcome)
-            if fine is not None:
+            stopped = stopped or (self._ordered and fine is None)
+            if fine is not None and not stopped:
                 waiting[offset] = fine
 
         window.go_ahead(look)

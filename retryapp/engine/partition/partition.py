@@ -21,6 +21,7 @@ from retryapp.core.record import Record, held_bytes
 from retryapp.core.rows import row_due_ms
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunOwner
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
@@ -133,7 +134,8 @@ class PartitionEngine(RunOwner):
         self._session = session
         self._window = OffsetWindow()
         self._outcomes, self._unreleased = [], False
-        self._beyond = Beyond(self._main, starts[self._main], transport.settled)
+        ordered = self.context.handler.order is not Order.NONE
+        self._beyond = Beyond(self._main, starts[self._main], transport.settled, ordered=ordered)
         emit, loaded = partial(self._emit, self.rows, session), partial(self._wanted, self._main)
         self._sequences = begin_sequences(
             self.context,

@@ -79,7 +79,7 @@ def timeline(rollup: DataFrame, named: Collection[str], *, bin_ms: int, since_ms
 
 def offenders(journeys: DataFrame) -> Row:
     """Return keys of which several records failed: ``rows`` of the worst, ``keys`` and ``deadly`` in all."""
-    failed = F.size(F.filter("attempts", lambda attempt: attempt["outcome"] != "succeeded")).cast("long")
+    failed = F.size(F.filter("attempts", lambda attempt: ~attempt["outcome"].isin("succeeded", "skipped"))).cast("long")
     keyed = journeys.where(F.col("key_hash").isNotNull()).withColumn("tries", failed)
     whole = keyed.groupBy("group", "main", "key_hash").agg(
         F.count(F.lit(1)).alias("records"),

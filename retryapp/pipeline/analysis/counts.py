@@ -50,7 +50,8 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFram
     sums = of_ranges.agg(
         F.min("from_offset").alias("from_offset"),
         F.max("to_offset").alias("to_offset"),
-        *(F.sum(name).alias(name) for name in ("received", "first_try_ok", "skipped", "failed")),
+        *(F.sum(name).alias(name) for name in ("received", "first_try_ok", "failed")),
+        F.sum(F.col("skipped") + F.col("skipped_later")).alias("skipped"),
         *(F.sum(name).alias(name) for name in ("recovered", "pending", "dead", "uncounted")),
         F.sum(F.greatest(F.lit(0), F.col("failed") - F.col("traced"))).alias("lost"),
         F.sum(F.greatest(F.lit(0), F.col("traced") - F.col("failed"))).alias("extra"),
@@ -93,10 +94,11 @@ def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFr
             F.sum((is_journey & F.col("begin").isNotNull()).cast("long")).alias("traced"),
             F.sum((is_journey & F.col("begin").isNull()).cast("long")).alias("uncounted"),
             F.sum((F.col("fate") == "done").cast("long")).alias("recovered"),
+            F.sum((F.col("fate") == "skipped").cast("long")).alias("skipped_later"),
             F.sum((F.col("fate") == "pending").cast("long")).alias("pending"),
             F.sum((F.col("fate") == "dead").cast("long")).alias("dead"),
         )
-        .fillna(0, ["recovered", "pending", "dead"])
+        .fillna(0, ["recovered", "skipped_later", "pending", "dead"])
     )
 
 

@@ -1,6 +1,6 @@
 """Journeys: of each record that failed every attempt, in order, and where it has come to rest.
 
-Order is (failure id, delivery), and within a delivery held, retry, dlq, succeeded; a timestamp decides nothing. A
+Order is (failure id, delivery), and within a delivery as in `STATIONS`; a timestamp decides nothing. A
 record on a retry topic tells of the attempt that failed and of the wait that follows, so the tier and due time of an
 attempt are found on the record before it.
 """
@@ -15,7 +15,7 @@ from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, SAID
 
-STATIONS: Final = ("held", "retry", "dlq", "succeeded")  # in the order of their ranks
+STATIONS: Final = ("held", "retry", "dlq", "succeeded", "skipped")  # in the order of their ranks
 _ORDER: Final = ("delivery", "rank")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 _LAST: Final = (
@@ -26,12 +26,15 @@ _STEP: Final = (*_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestam
 
 
 def traces_of(readings: DataFrame) -> DataFrame:
-    """Return one row for each readable record of a retry or dead-letter topic, and for each event of a success.
+    """Return one row for each readable record of a retry or dead-letter topic, and for each end that an event tells.
+
+    A record that was skipped before it had failed has no journey: it is in the workers' counts.
 
     ``topic_id``, ``partition`` and ``offset`` are of the first delivery; ``topic``, ``epoch`` and ``found_offset``
     are of the record itself. ``rank`` is the order of ``station`` within a delivery.
     """
-    traces = readings.where(F.col("said.kind").isin(*STATIONS))
+    is_first = (F.col("said.kind") == "skipped") & (F.coalesce("said.delivery", F.lit(0)) <= 1)
+    traces = readings.where(F.col("said.kind").isin(*STATIONS) & ~is_first)
     renamed = {name: F.col(f"said.{name}") for name in SAID.fieldNames() if name not in {"kind", "unreadable"}}
     rank = F.array_position(F.array(*map(F.lit, STATIONS)), F.col("said.kind"))
     own = ("cluster_id", "group", "main", "topic", "epoch", "found_offset", "timestamp_ms", "key_hash")
@@ -98,7 +101,10 @@ def _columns(steps: GroupedData) -> DataFrame:
             name: F.col(f"last.{name}") for name in ("topic_id", "partition", "offset", "replays", "reason", "ended_ms")
         },
         **{name: F.col(f"failure.{name}") for name in _FAILURE},
-        "fate": F.when(is_pending, "pending").when(station == F.lit("dlq"), "dead").otherwise("done"),
+        "fate": F.when(is_pending, "pending")
+        .when(station == F.lit("dlq"), "dead")
+        .when(station == F.lit("skipped"), "skipped")
+        .otherwise("done"),
         "last_attempt": F.col("last.attempt"),
         **{name: F.when(is_pending, F.col(f"last.{name}")) for name in ("due_at_ms", "tier")},
         "last_topic": F.col("last.topic"),
@@ -121,7 +127,7 @@ def _attempt() -> Column:
         "lateness_ms": F.coalesce(F.col("step.lateness_ms"), late_ms),
         "outcome": F.when(station == F.lit("retry"), "retried")
         .when(station == F.lit("dlq"), "dead")
-        .otherwise("succeeded"),
+        .otherwise(station),
     }
     columns = (computed.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
     is_attempt = (F.col("step.attempt") >= 1) & ~F.coalesce(is_known, F.lit(False))

@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 3  # of these tables and of the decoder; a lake with another one is derived again as a whole
+ANALYSIS_VERSION: Final = 4  # of these tables and of the decoder; a lake with another one is derived again as a whole
 
 READINGS_TABLE: Final = "readings"
 JOURNEYS_TABLE: Final = "journeys"
@@ -50,7 +50,7 @@ ATTEMPT: Final = struct(
     "delivery long, replays long, attempt long, started_ms long, ended_ms long, tier string, lateness_ms long, "
     "outcome string, error_type string, error_message string, fingerprint string"
 )
-"""``tier`` and ``lateness_ms`` are of the wait before the attempt; outcome: retried, dead or succeeded."""
+"""``tier`` and ``lateness_ms`` are of the wait before the attempt; outcome: retried, dead, succeeded or skipped."""
 
 JOURNEYS: Final = table(
     """
@@ -64,8 +64,8 @@ JOURNEYS: Final = table(
     origin_timestamp_ms long the original record's timestamp
     key_hash string salted hash of the record's key
     policy string digest of the policy that decided last
-    fate string done, pending or dead
-    reason string why it is dead; null otherwise
+    fate string done, skipped (after a failure), pending or dead
+    reason string why it is dead or was skipped; null otherwise
     replays long how often it was replayed
     attempts ATTEMPTS every attempt that is known, by delivery
     last_attempt long number of the last attempt of the last replay; 0: replayed and not tried yet
@@ -100,7 +100,7 @@ PROGRESS: Final = table("""
     received long records that workers counted in it
     first_try_ok long of these, done at their first delivery
     failed long of these, failed at their first delivery
-    skipped long of these, passed over without a delivery
+    skipped long of these, passed over, or skipped at their first delivery
     gap_offsets long offsets between the range before and this one; not a count of records
     overlap_offsets long offsets that the range before had as well
 """)
@@ -115,8 +115,8 @@ ROLLUP: Final = table(
     replayed boolean attempts after a replay, which begin at 1 again
     attempt long number of the attempt; null: records that were replayed and not tried yet
     tier string delay that was waited for before it; null for a first attempt
-    outcome string retried, dead or succeeded
-    fate string of the records: done, pending or dead; null: first-try successes, as workers counted them
+    outcome string retried, dead, succeeded or skipped
+    fate string of the records: done, skipped, pending or dead; null: first-try successes, as workers counted them
     next_attempt long attempt for which the records wait
     next_tier string delay for which they wait
     attempts long attempts that ended
@@ -155,7 +155,7 @@ LEDGER: Final = table("""
     received long records, as workers counted them
     done long first-try successes, skipped, and recovered
     first_try_ok long of these, done at their first delivery
-    skipped long of these, passed over
+    skipped long of these, skipped, also after a failure
     recovered long of these, done after a failure
     pending long wait
     dead long dead

@@ -18,7 +18,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from retryapp.core.classify import DeadReason, ErrorClass
+from retryapp.core.classify import DeadReason
+from retryapp.core.rules import ErrorClass
 from retryapp.core.skew import BrokerSkew
 from retryapp.ports import Event, Observation, Observer, PartitionInfo
 
@@ -39,7 +40,7 @@ OTHER: Final = "(other)"  # label of those beyond ``MAX_LABELS``
 _SECONDS: Final = 1_000  # milliseconds in one
 _COUNTERS: Final[Mapping[Event, tuple[str, str]]] = {
     Event.SUCCEEDED: ("succeeded", "Deliveries that the handler finished without an error."),
-    Event.SKIPPED: ("skipped", "Records passed over as duplicates of an event that was seen before."),
+    Event.SKIPPED: ("skipped", "Records passed over: duplicates of an event, or as the handler or a rule said."),
     Event.HELD: ("held", "Records held, undelivered, behind earlier ones of their sequence."),
     Event.DAMAGED: ("damaged", "Records that could not be read as written."),
     Event.LANE_FAILED: ("lane_failures", "Errors that closed a lane; it opens again by itself."),
@@ -171,6 +172,8 @@ class MetricsObserver(Observer):
             case Event.FAILED:
                 self._count_delivery(observation)
                 self._child(self._failures, handler, observation.error_class or "unknown").inc(count)
+            case Event.SKIPPED if observation.attempt is not None:  # a duplicate was not delivered
+                self._count_delivery(observation)
             case Event.SCHEDULED:
                 self._child(self._scheduled, handler, observation.tier or "unknown").inc(count)
             case Event.DEAD:

@@ -31,7 +31,7 @@ MAX_LOGGED_MESSAGE_CHARS: Final = 500  # error messages are cut to this many cha
 
 EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.SUCCEEDED: ("retryapp.succeeded", logging.DEBUG),
-    Event.SKIPPED: ("retryapp.duplicate_skipped", logging.DEBUG),
+    Event.SKIPPED: ("retryapp.skipped", logging.DEBUG),
     Event.HELD: ("retryapp.held", logging.DEBUG),
     Event.FAILED: ("retryapp.attempt_failed", logging.DEBUG),  # its consequence follows
     Event.SCHEDULED: ("retryapp.retry_scheduled", logging.DEBUG),
@@ -103,7 +103,7 @@ class LogObserver(Observer):
             if event is Event.DEAD and sums["dead"] > MOST_DEAD_LINES:
                 sums[_UNSHOWN] += 1
                 return
-            if observation.reason in _DECIDED:
+            if event is Event.DEAD and observation.reason in _DECIDED:
                 level = logging.WARNING
         self._log(level, event_id, observation)
 

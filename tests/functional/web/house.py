@@ -71,6 +71,8 @@ class FakeWorker(RuntimeView):
     parts: dict[str, list[PartitionInfo]] = field(default_factory=dict)
     waiting: list[PendingEntry] = field(default_factory=list)
     letters: dict[int, list[DeadRow]] = field(default_factory=dict)
+    named: dict[tuple[int, str], list[DeadRow]] = field(default_factory=dict)
+    """Dead letters on topics of rules."""
     records: dict[tuple[str, int, int], Record] = field(default_factory=dict)
     is_ready: bool = True
     broker_down: bool = False
@@ -122,20 +124,27 @@ class FakeWorker(RuntimeView):
         return next((row for row in self.waiting if row.key.endswith(identity)), None)
 
     @override
-    def dead_page(self, main: str, *, partition: int, before: int | None, limit: int) -> Sequence[DeadEntry]:
-        rows = sorted(self.letters.get(partition, []) if main == MAIN else [], key=lambda row: -row.offset)
-        return [DeadEntry(partition=partition, row=row) for row in rows if before is None or row.offset < before][
-            :limit
-        ]
+    def dead_page(
+        self, main: str, *, partition: int, before: int | None, limit: int, letters: str | None = None
+    ) -> Sequence[DeadEntry]:
+        there = self.letters.get(partition, []) if letters is None else self.named.get((partition, letters), [])
+        rows = sorted(there if main == MAIN else [], key=lambda row: -row.offset)
+        shown = [row for row in rows if before is None or row.offset < before][:limit]
+        return [DeadEntry(partition=partition, row=row, letters=letters) for row in shown]
 
     @override
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
         group, _, origin = failure_id.partition("/")
         wanted = {("retry-group", group.encode()), ("retry-origin", origin.encode())}
-        found = [
-            e for e in self.dead_page(main, partition=partition, before=None, limit=10**6) if wanted <= {*e.row.headers}
-        ]
-        return found[0] if found else None
+        return next(
+            (
+                entry
+                for letters in (None, *self.infos[0].dead_letters)
+                for entry in self.dead_page(main, partition=partition, before=None, limit=10**6, letters=letters)
+                if wanted <= {*entry.row.headers}
+            ),
+            None,
+        )
 
     @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
@@ -176,12 +185,17 @@ class FakeWorker(RuntimeView):
         key: bytes | None = b"customer-7",
         value: bytes | None = b"{}",
         headers: Headers = (),
+        letters: str | None = None,
     ) -> None:
-        """Add a dead letter at an offset of the dead-letter topic."""
+        """Add a dead letter at an offset of a dead-letter topic."""
         partition = md.origin.partition
         every = shield(headers) + encode_metadata(md)
-        self.letters.setdefault(partition, []).append(DeadRow(offset, every))
         topic = f"{GROUP}.{MAIN}.dlq"
+        if letters is None:
+            self.letters.setdefault(partition, []).append(DeadRow(offset, every))
+        else:
+            self.named.setdefault((partition, letters), []).append(DeadRow(offset, every))
+            topic += f".{letters}"
         self.records[topic, partition, offset] = Record(topic, partition, offset, NOW_MS, key, value, every)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from retryapp.core.record import Origin
 from retryapp.core.rows import PendingRow, encode_row, identity_of, row_key
+from retryapp.core.topology import HandlerTopology
 from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, Row
@@ -42,7 +43,7 @@ def placed(table: RocksPendingTable) -> Any:
     return SimpleNamespace(
         engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=NOW_MS, sources=(), claimed=()),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
-        transport=SimpleNamespace(pending=table, dead=None),
+        transport=SimpleNamespace(pending=table, dead={}),
     )
 
 
@@ -66,7 +67,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RocksPendi
 def view(tables: list[RocksPendingTable]) -> RuntimeView:
     """A worker that has them."""
     clock = VirtualClock(NOW_MS)
-    handler = SimpleNamespace(orphans=Orphans(MIN_ORPHANS))
+    handler = SimpleNamespace(orphans=Orphans(MIN_ORPHANS), topology=HandlerTopology("app", "orders"))
     served = {"orders": SimpleNamespace(partitions=PARTITIONS, lacking=(), topic_id="kq8G0bTz", handler=handler)}
     runtime: Any = SimpleNamespace(
         app=SimpleNamespace(conf=SimpleNamespace(canonical_url="http://127.0.0.1:6066")),

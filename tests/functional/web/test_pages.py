@@ -6,9 +6,10 @@ import json
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import quote
 
 import pytest
-from functional.web.house import BASE, EVIL, NOW_MS, FakeWorker, Site
+from functional.web.house import BASE, EVIL, NOW_MS, FakeWorker, Site, dead_metadata
 from samples import partition
 
 HTML_PAGES = [
@@ -189,6 +190,32 @@ async def test_one_dead_letter_shows_its_story_and_its_value_from_the_topic(site
     assert record["read_from"] == "billing.shop.orders.dlq[0]@238"
     text = Outline((await site.get(f"{BASE}/dead/0/238"))[2]).text
     assert 'File "billing.py", line 21, in charge' in text
+
+
+async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: FakeWorker) -> None:
+    """In the list by time, page by page, each with a page of its own though another has its offset; found by id."""
+    info = worker.infos[0]
+    names = {"dead_letters": ("in-valid",), "topics": {**info.topics, "dlq in-valid": f"{info.topics['dlq']}.in-valid"}}
+    worker.infos[0] = replace(info, **names)  # type: ignore[arg-type]  # its own fields
+    before = (await facts(site, f"{BASE}/dead?limit=500"))["records"]
+    for offset, failed_ms in ((238, NOW_MS), (7, NOW_MS - 10**9)):
+        md = dead_metadata(9_000 + offset, last_failed_ms=failed_ms)
+        worker.bury(offset, md, value=b'"bad"', letters="in-valid")
+    path, rows = f"{BASE}/dead?limit=1", []
+    while path:
+        page = await facts(site, path)
+        rows += page["records"]
+        path = page["next"]
+    assert len(rows) == len(before) + 2
+    rows = [row for row in rows if row["last_failed_ms"] is not None]  # those without a time come first
+    assert [(row["offset"], row["letters"]) for row in (rows[0], rows[-1])] == [(238, "in-valid"), (7, "in-valid")]
+    assert f'href="{BASE}/dead/0/238?letters=in-valid"' in (await site.get(f"{BASE}/dead"))[2]
+    letter = await facts(site, f"{BASE}/dead/0/238?letters=in-valid")
+    assert (letter["topic"], letter["record"]["value"]["text"]) == ("billing.shop.orders.dlq.in-valid", '"bad"')
+    assert (await facts(site, f"{BASE}/dead/0/238"))["topic"] == "billing.shop.orders.dlq"
+    assert (await site.get(f"{BASE}/dead/0/238?letters=other"))[0] == 404
+    status, headers, _ = await site.get(f"{BASE}/find?id={quote(rows[0]['failure_id'])}")
+    assert (status, headers["Location"]) == (303, f"{BASE}/dead/0/238?letters=in-valid")
 
 
 async def test_too_large_dead_letter_shows_the_value_of_the_main_topic(site: Site) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
-import pickle
 import weakref
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from retryapp.core.classify import DeadReason, ErrorClass, classify, non_retryable, retryable, trace_of
-from retryapp.core.errors import InvalidDurationError, InvalidPolicyError, UndecodableError
+from retryapp.core.classify import DeadReason, classify, trace_of
+from retryapp.core.errors import InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_TRACE_BYTES
-from retryapp.core.verdicts import Reject, RetryLater
+from retryapp.core.rules import ErrorClass, non_retryable, retryable, skippable
+from retryapp.core.verdicts import Reject, RetryLater, Skip
 
 
 def caused(outer: BaseException, *causes: BaseException) -> BaseException:
@@ -42,12 +42,100 @@ def test_the_first_rule_that_matches_wins() -> None:
     assert classify(ConnectionResetError(), narrow_first[::-1]).reason_if_dead is DeadReason.NON_RETRYABLE
 
 
-def test_a_cause_decides_when_the_outer_error_says_nothing() -> None:
-    """The chain is walked outermost first."""
+def test_a_rule_looks_at_every_error_of_a_failure() -> None:
+    """The order of the rules counts, not that of the errors: a broad rule after a narrow one does not kill a cause."""
     rules = [non_retryable(ValueError), retryable(OSError)]
     deep = caused(RuntimeError(), KeyError(), ValueError("bad"))
     assert classify(deep, rules).error_class is ErrorClass.NON_RETRYABLE
-    assert classify(caused(OSError(), ValueError("bad")), rules).error_class is ErrorClass.RETRYABLE
+    assert classify(caused(OSError(), ValueError("bad")), rules).error_class is ErrorClass.NON_RETRYABLE
+    assert classify(caused(OSError(), ValueError("bad")), rules[::-1]).error_class is ErrorClass.RETRYABLE
+    broad = [retryable(ConnectionError), non_retryable(Exception)]
+    for wrapped in (caused(RuntimeError(), ConnectionError()), ExceptionGroup("g", [KeyError(), ConnectionError()])):
+        assert classify(wrapped, broad).error_class is ErrorClass.RETRYABLE
+        assert classify(wrapped, broad[1:]).error_class is ErrorClass.NON_RETRYABLE
+
+
+def test_a_rule_may_look_at_the_outermost_error_only() -> None:
+    """Neither at causes nor at members of a group."""
+    rule = non_retryable(ValueError, anywhere=False)
+    assert classify(ValueError(), [rule]).error_class is ErrorClass.NON_RETRYABLE
+    for error in (caused(RuntimeError(), ValueError()), ExceptionGroup("g", [ValueError()])):
+        assert classify(error, [rule]).error_class is ErrorClass.RETRYABLE
+    assert classify(ExceptionGroup("g", [ValueError()]), [non_retryable(ExceptionGroup, anywhere=False)]).rule
+
+
+def test_what_no_rule_names_is_as_the_policy_says() -> None:
+    """But an undecodable value and a verdict are what they are."""
+    dead = {"otherwise": ErrorClass.NON_RETRYABLE}
+    failure = classify(RuntimeError(), [retryable(OSError)], otherwise=ErrorClass.NON_RETRYABLE)
+    assert (failure.reason_if_dead, failure.rule) == (DeadReason.NON_RETRYABLE, None)
+    assert classify(OSError(), [retryable(OSError)], **dead).reason_if_dead is None  # type: ignore[arg-type]
+    assert classify(UndecodableError("JSON", "x"), **dead).reason_if_dead is DeadReason.UNDECODABLE  # type: ignore[arg-type]
+    assert classify(RetryLater(1), **dead).reason_if_dead is None  # type: ignore[arg-type]
+
+
+def is_busy(delivery: int, error: BaseException) -> bool:
+    """Match errors with the number of the delivery."""
+    return str(delivery) in str(error)
+
+
+def is_broken(_delivery: object, error: BaseException) -> bool:
+    """Raise, or return no bool."""
+    if isinstance(error, OSError):
+        return "yes"  # type: ignore[return-value]
+    raise SystemExit
+
+
+def test_a_rule_may_have_a_condition() -> None:
+    """It gets the delivery and the error."""
+    rules = [non_retryable(ValueError, when=is_busy)]
+    assert classify(ValueError("7 of 9"), rules, delivery=7).rule is rules[0]
+    assert classify(caused(KeyError(), ValueError("7 of 9")), rules, delivery=7).rule is rules[0]
+    assert classify(ValueError("8 of 9"), rules, delivery=7).rule is None
+
+
+@pytest.mark.parametrize("error", [ValueError(), OSError()])
+def test_a_condition_that_fails_is_no_match(error: Exception) -> None:
+    """Whatever it raises, and whatever it returns that is no bool; the next rule is asked."""
+    faults: list[tuple[str, str]] = []
+    rules = [non_retryable(Exception, when=is_broken), skippable(Exception)]
+    failure = classify(error, rules, on_fault=lambda name, fault: faults.append((name, type(fault).__name__)))
+    assert failure.rule is rules[1]
+    expected = "TypeError" if isinstance(error, OSError) else "SystemExit"
+    assert faults == [(f"{__name__}.is_broken", expected)]
+
+
+async def coroutine(_delivery: object, _error: BaseException) -> bool:
+    """Return a coroutine, which is always true."""
+    return True
+
+
+@pytest.mark.parametrize("when", [lambda _delivery, _error: True, coroutine, 7, functools.partial(is_busy, 7)])
+def test_a_condition_is_a_named_plain_function(when: Any) -> None:
+    """The policy's text names it."""
+    with pytest.raises(InvalidPolicyError, match="named function"):
+        retryable(ValueError, when=when)
+
+
+def test_skip_settles_wherever_it_stands() -> None:
+    """By the handler or by a rule; the text says why. A rule has the last word over no verdict."""
+    assert classify(Skip("stale")).error_class is ErrorClass.SKIPPABLE
+    failure = classify(caused(RuntimeError(), Skip("stale")), [non_retryable(Exception)])
+    assert (failure.error_class, failure.message, failure.reason_if_dead) == (ErrorClass.SKIPPABLE, "stale", None)
+    assert classify(caused(RuntimeError(), KeyError("k")), [skippable(KeyError)]).error_class is ErrorClass.SKIPPABLE
+
+
+@pytest.mark.parametrize(
+    "members",
+    [[Skip("a"), OSError()], [KeyError(), OSError()], [Skip("a"), ExceptionGroup("g", [Skip("b"), OSError()])]],
+)
+def test_a_group_is_skipped_only_as_a_whole(members: list[Exception]) -> None:
+    """What else has failed there would be forgotten."""
+    rules = [skippable(KeyError)]
+    assert classify(ExceptionGroup("g", members), rules).error_class is ErrorClass.RETRYABLE
+    assert classify(ExceptionGroup("g", [KeyError(), KeyError()]), rules).error_class is ErrorClass.SKIPPABLE
+    assert classify(ExceptionGroup("g", [Skip("a"), Skip("b")]), rules).error_class is ErrorClass.SKIPPABLE
+    assert classify(ExceptionGroup("g", [Skip("a"), RetryLater(3)]), rules).retry_after_ms == 3_000
 
 
 def test_reject_speaks_for_itself_wherever_it_stands() -> None:
@@ -74,15 +162,17 @@ def test_retry_later_gives_its_wait_wherever_it_stands() -> None:
     [
         ([OSError(), ValueError(), Reject("r"), RetryLater(5)], DeadReason.REJECTED),
         ([RetryLater(5), ValueError(), OSError()], DeadReason.NON_RETRYABLE),
-        ([OSError(), UndecodableError("JSON", "x")], DeadReason.UNDECODABLE),
+        ([KeyError(), UndecodableError("JSON", "x")], DeadReason.UNDECODABLE),
         ([OSError(), ExceptionGroup("inner", [RuntimeError(), ValueError()])], DeadReason.NON_RETRYABLE),
         ([OSError(), caused(RuntimeError(), ValueError())], DeadReason.NON_RETRYABLE),
         ([OSError(), RuntimeError()], None),
     ],
 )
-def test_the_worst_member_of_a_group_decides(members: list[Exception], reason: DeadReason | None) -> None:
-    """Rejected goes before non-retryable, which goes before a wait, which goes before retryable."""
-    rules = [retryable(OSError), non_retryable(ValueError)]
+def test_a_verdict_then_the_first_rule_decides_about_a_group(
+    members: list[Exception], reason: DeadReason | None
+) -> None:
+    """Reject always counts; a wait speaks for its member only, and the rules for all."""
+    rules = [non_retryable(ValueError), retryable(OSError)]
     assert classify(ExceptionGroup("g", members), rules).reason_if_dead is reason
 
 
@@ -267,35 +357,3 @@ def test_a_rule_needs_exception_types() -> None:
         retryable(int)  # type: ignore[arg-type]
     with pytest.raises(InvalidPolicyError, match="expected exception types"):
         retryable(ValueError("x"))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("after", "milliseconds"),
-    [
-        (0, 0), (1.5, 1_500), (0.0001, 1), ("120", 120_000), (" 0 ", 0), ("1m30s", 90_000),
-        (timedelta(minutes=2), 120_000), (timedelta(0), 0),
-    ],
-)  # fmt: skip
-def test_retry_later_takes_seconds_timedelta_or_text(after: float | timedelta | str, milliseconds: int) -> None:
-    """Never rounded down: a service that asks for time gets it."""
-    assert RetryLater(after).after_ms == milliseconds
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        -1, "-1", float("nan"), float("inf"), "", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", None, True, 10**12,
-        timedelta(-1),
-    ],
-)  # fmt: skip
-def test_retry_later_refuses_what_is_no_wait(after: object) -> None:
-    """A wrong wait is named, never taken for none."""
-    with pytest.raises(InvalidDurationError):
-        RetryLater(after)  # type: ignore[arg-type]
-
-
-def test_verdicts_survive_pickling() -> None:
-    """They cross process borders with what they say."""
-    later = pickle.loads(pickle.dumps(RetryLater("90s", "busy")))  # noqa: S301 - our own bytes
-    assert (later.after_ms, later.text, str(later)) == (90_000, "busy", "busy")
-    assert pickle.loads(pickle.dumps(Reject("no"))).text == "no"  # noqa: S301 - our own bytes

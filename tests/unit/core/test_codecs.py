@@ -120,6 +120,12 @@ def test_version_1_of_an_event_is_read_as_ever() -> None:
     assert SUCCEEDED.to_json() == raw.replace(b'"attempt":2', b'"attempt":2,"delivery":2')
     assert decode_event(raw) == SUCCEEDED, "an older worker's delivery is the attempt"
     assert decode_event(raw[:-1] + b',"mood":"good"}') == SUCCEEDED
+    skipped = decode_event(
+        b'{"v":1,"group":"billing","handler":"billing.charge","kind":"skipped",'
+        b'"failure_id":"billing/orders@kq8G0bTz/3/1042","origin":"orders@kq8G0bTz/3/1042","first_offset":7,"at_ms":10}'
+    )
+    assert isinstance(skipped, Skipped)
+    assert (skipped.why, skipped.first_offset, skipped.delivery) == ("duplicate", 7, 0), "older ones are of duplicates"
 
 
 @pytest.mark.parametrize(

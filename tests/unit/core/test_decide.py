@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from retryapp.core.classify import classify, non_retryable
-from retryapp.core.decide import Dead, DeadReason, RetryAt, decide
+from retryapp.core.classify import classify
+from retryapp.core.decide import Dead, DeadReason, RetryAt, SkipNow, decide
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.verdicts import Reject, RetryLater
+from retryapp.core.rules import non_retryable, retryable, skippable
+from retryapp.core.verdicts import Reject, RetryLater, Skip
 
 POLICY = RetryPolicy("5s 30s", max_elapsed="1m", on=[non_retryable(ValueError)])
 
@@ -47,3 +48,34 @@ def test_the_first_delivery_is_attempt_1() -> None:
     """A count from 0 is a mix-up, not a policy question."""
     with pytest.raises(ValueError, match="attempt=0"):
         decide(POLICY, attempt=0, first_failed_ms=0, failure=classify(OSError()), now_ms=0, rng=0)
+
+
+def test_a_rule_has_a_schedule_of_its_own() -> None:
+    """It goes by the failures in a row, and the attempts bound it; the policy's schedule likewise."""
+    busy = retryable(TimeoutError, schedule="1s 2s 3s")
+    policy = RetryPolicy("1m*2", on=busy, max_attempts=5)
+
+    def decided(error: Exception, attempt: int, failures: int) -> object:
+        failure = classify(error, policy.on)
+        return decide(policy, attempt=attempt, failures=failures, first_failed_ms=0, failure=failure, now_ms=0, rng=0.0)
+
+    assert decided(TimeoutError(), 4, 2) == RetryAt(2_000, 2_000, "2s")
+    assert decided(OSError(), 4, 2) == RetryAt(60_000, 60_000, "1m")
+    assert decided(TimeoutError(), 4, 4) == Dead(DeadReason.EXHAUSTED), "its schedule has three delays"
+    assert decided(OSError(), 3, 3) == Dead(DeadReason.EXHAUSTED), "the policy's has two"
+    assert decided(TimeoutError(), 5, 1) == Dead(DeadReason.EXHAUSTED), "causes that take turns end"
+
+
+def test_a_rule_names_the_dead_letter_topic_and_skips() -> None:
+    """Only where it is the rule that decides."""
+    policy = RetryPolicy("1m", on=[non_retryable(ValueError, dead_letters="invalid"), skippable(KeyError)])
+
+    def decided(error: Exception, attempt: int = 1) -> object:
+        failure = classify(error, policy.on)
+        return decide(policy, attempt=attempt, first_failed_ms=0, failure=failure, now_ms=0, rng=0.0)
+
+    assert decided(ValueError()) == Dead(DeadReason.NON_RETRYABLE, "invalid")
+    assert decided(Reject("no")) == Dead(DeadReason.REJECTED)
+    assert decided(OSError(), 2) == Dead(DeadReason.EXHAUSTED)
+    assert decided(KeyError(), 9) == SkipNow()
+    assert decided(Skip("old")) == SkipNow()

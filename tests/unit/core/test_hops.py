@@ -10,10 +10,11 @@ from retryapp.core import hops
 from retryapp.core.classify import DeadReason, Failure, classify
 from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.headers import decode_metadata
-from retryapp.core.hops import Outgoing, after_failure, first_failed_ms, record_size, to_tier
+from retryapp.core.headers import decode_metadata, encode_metadata
+from retryapp.core.hops import Outgoing, after_failure, failures_in_a_row, first_failed_ms, record_size, to_tier
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
+from retryapp.core.rules import retryable
 from retryapp.core.salvage import salvage
 from retryapp.core.topology import HandlerTopology, Tiers
 
@@ -158,6 +159,18 @@ def test_a_replay_starts_attempts_and_the_deadline_again() -> None:
     assert len(failed.history) == 2
     assert first_failed_ms(failed, 99_000) == 95_000
     assert first_failed_ms(None, 99_000) == 99_000
+
+
+def test_failures_in_a_row_are_counted_by_schedule() -> None:
+    """By the rule's own, or the policy's; of an older worker's record as many as attempts. A replay begins again."""
+    busy, plain = retryable(TimeoutError, schedule="1s*3"), retryable(OSError)
+    row = replace(after(AGAIN, attempt=3), rule_failures=-1)
+    assert [failures_in_a_row(None, rule) for rule in (busy, plain, None)] == [1, 1, 1]
+    assert [failures_in_a_row(row, rule) for rule in (busy, plain, None)] == [1, 4, 4]
+    under = replace(row, rule=busy.name, rule_failures=2)
+    assert [failures_in_a_row(under, rule) for rule in (busy, plain, None)] == [3, 1, 1]
+    assert failures_in_a_row(replace(under, attempt=0, replays=1), busy) == 1
+    assert decode_metadata(encode_metadata(under)) == under
 
 
 def test_damage_of_counter_and_origin_has_stated_neutral_values() -> None:

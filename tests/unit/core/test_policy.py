@@ -8,9 +8,9 @@ from datetime import timedelta
 
 import pytest
 
-from retryapp.core.classify import non_retryable, retryable
 from retryapp.core.errors import InvalidPolicyError
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.rules import non_retryable, retryable, skippable
 
 
 def test_n_delays_make_n_plus_one_attempts() -> None:
@@ -28,6 +28,10 @@ def test_n_delays_make_n_plus_one_attempts() -> None:
         ("max_elapsed", {"max_elapsed": "-5m"}),
         ("timeout", {"timeout": "0s"}),
         ("on", {"on": [ValueError]}),
+        ("on", {"on": "ValueError"}),
+        ("otherwise", {"otherwise": "skippable"}),
+        ("max_attempts", {"max_attempts": 3}),
+        ("max_attempts", {"max_attempts": 1, "on": retryable(OSError, schedule="1s")}),
     ],
 )
 def test_a_wrong_field_is_named(field: str, options: dict[str, object]) -> None:
@@ -55,6 +59,64 @@ def test_the_text_names_everything_that_decides() -> None:
     assert policy.text == (
         "1m*2; max_elapsed=1d; timeout=30s; retryable=ConnectionError; non-retryable=OSError,ValueError"
     )
+
+
+def is_late(_delivery: object, _error: BaseException) -> bool:
+    """Say no."""
+    return False
+
+
+def test_the_text_names_what_rules_ask_and_do() -> None:
+    """Conditions by name, schedules, topics; each changes the digest."""
+    rules = [
+        retryable(TimeoutError, schedule="1s*20", anywhere=False),
+        non_retryable(ValueError, when=is_late, dead_letters="invalid"),
+        [skippable(KeyError)],
+    ]
+    policy = RetryPolicy("1m*2", max_attempts=9, on=rules, otherwise="non-retryable")
+    assert policy.text == (
+        "1m*2; max_attempts=9; timeout=5m; retryable=TimeoutError anywhere=no schedule=(1s*20); "
+        f"non-retryable=ValueError when={__name__}.is_late dead_letters=invalid; skippable=KeyError; "
+        "otherwise=non-retryable"
+    )
+    others = [RetryPolicy("1m*2", on=rules), RetryPolicy("1m*2", on=rules[1:]), RetryPolicy("1m*2", on=rules[::-1])]
+    assert len({policy.digest, *(other.digest for other in others)}) == 4
+    assert pickle.loads(pickle.dumps(policy)) == policy  # noqa: S301 - our own bytes
+
+
+def test_attempts_follow_the_longest_schedule_unless_bounded() -> None:
+    """With schedules of rules, a policy may allow fewer attempts, or more."""
+    rule = retryable(TimeoutError, schedule="1s*20")
+    assert RetryPolicy("1m*2", on=rule).max_attempts == 21
+    assert [RetryPolicy("1m*2", max_attempts=n, on=rule).max_attempts for n in (3, 40)] == [3, 40]
+    assert RetryPolicy("1m*2", on=rule).delays_ms == (1_000, 60_000)
+
+
+def test_a_policy_without_rules_is_read_from_its_text() -> None:
+    """As a handler takes it."""
+    for text in ("5m*2 30m", "fixed(30s, 5)", "exp(1s, x2, cap=10m, 8); max_elapsed=1d;timeout=30s"):
+        policy = RetryPolicy.parse(text)
+        assert RetryPolicy.parse(policy.text) == policy
+    assert policy.timeout_ms == 30_000
+    assert policy.max_elapsed_ms == 86_400_000
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5x", "1s; retryable=OSError", "1s; timeout=1s; timeout=2s", "1s; timeout", "1s;", "1s; timeout=0", 7]
+)
+def test_a_text_that_is_no_policy_is_refused(text: str) -> None:
+    """Rules among it: their types cannot be found by name."""
+    with pytest.raises(InvalidPolicyError):
+        RetryPolicy.parse(text)
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "dlq", "retry", "events", "control", "é", "x" * 61, 7])
+def test_a_dead_letter_topic_has_a_plain_name(name: str) -> None:
+    """One that no other handler's topic can have."""
+    with pytest.raises(InvalidPolicyError) as caught:
+        non_retryable(ValueError, dead_letters=name)
+    assert caught.value.field == "dead_letters"
+    assert RetryPolicy("1s", on=non_retryable(ValueError, dead_letters="bad_-1")).dead_letters == ("bad_-1",)
 
 
 def test_the_digest_is_stable_and_tells_policies_apart() -> None:

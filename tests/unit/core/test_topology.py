@@ -22,6 +22,28 @@ def test_names_with_one_retry_topic() -> None:
     assert topology.consumed == ("orders",)
 
 
+def test_rules_have_dead_letter_topics_of_their_own() -> None:
+    """Of the same settings as the usual one; found by name also where the policy does not have them any more."""
+    topology = HandlerTopology("billing", "orders", dead_letters=("invalid", "fraud", "invalid"))
+    assert topology.dlqs == ("billing.orders.dlq", "billing.orders.dlq.fraud", "billing.orders.dlq.invalid")
+    assert topology.dlq_named("fraud") == topology.dlqs[1]
+    assert topology.dlq_named(None) == topology.dlq
+    specs = topic_specs(topology, partitions=3, main_max_message_bytes=1_000, replication=3, dlq_retention_ms=DAY)
+    letters = [spec for spec in specs if spec.role is TopicRole.DLQ]
+    assert [spec.name for spec in letters] == list(topology.dlqs)
+    assert letters[0].config == letters[1].config
+    bare = HandlerTopology("billing", "orders")
+    others = ("billing.orders.dlq.retry", "billing.orders.dlq.a.b", "billing.orders.dlqs", "billing.orders.events")
+    assert [name for name in (*topology.dlqs, *others) if bare.is_dlq(name)] == list(topology.dlqs)
+
+
+def test_a_dead_letter_topic_that_is_a_main_topic_is_refused() -> None:
+    """All other names that a handler may have are refused for a rule."""
+    named = HandlerTopology("g", "orders", dead_letters=("invalid",))
+    with pytest.raises(NameClashError):
+        check_names([named, HandlerTopology("g", "g.orders.dlq.invalid")])
+
+
 def test_names_with_a_retry_topic_per_delay() -> None:
     """Distinct delays, rising, in canonical units."""
     topology = HandlerTopology("billing", "orders", Tiers.PER_DELAY, (3_600_000, 300_000, 300_000, 90_000))

@@ -87,7 +87,7 @@ def make_context(
 ) -> DeliveryContext:
     """Make a context: function, schedule or policy, numbers for the jitter, fields of the handler."""
     chosen = RetryPolicy(policy) if isinstance(policy, str) else policy
-    topology = HandlerTopology("app", "orders", delays_ms=chosen.schedule.nominal_delays_ms)
+    topology = HandlerTopology("app", "orders", delays_ms=chosen.delays_ms, dead_letters=chosen.dead_letters)
     return DeliveryContext(
         handler=Handler(function=function, topology=topology, policy=chosen, **options),
         clock=running_clock(),

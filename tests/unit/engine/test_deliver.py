@@ -19,24 +19,26 @@ from doubles import (
     fine,
     make_context,
     make_record,
+    running_clock,
     the,
 )
 from pydantic import BaseModel, field_validator
 
-from retryapp.core.classify import non_retryable
 from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import to_row
-from retryapp.core.lifecycle import decode_event
+from retryapp.core.lifecycle import Skipped, decode_event
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin, Record
 from retryapp.core.rows import decode_row, encode_row
-from retryapp.core.verdicts import Reject
+from retryapp.core.rules import non_retryable, retryable, skippable
+from retryapp.core.verdicts import Reject, Skip
 from retryapp.engine.delivery.damage import last_resort
 from retryapp.engine.delivery.deliver import crashed
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.handler.handler import Delivery
+from retryapp.engine.handler.publish import Destinations
 from retryapp.ports import Event, TopicPartition
-from retryapp.testing import VirtualClock
+from retryapp.testing import MemoryDestinations, VirtualClock
 
 # -- what becomes of a first delivery ---------------------------------------------------------------------------------
 
@@ -127,6 +129,109 @@ async def test_a_validator_of_the_user_that_raises_is_a_failure_of_the_record() 
 
     out, metadata = the(await deliver_once(make_context(fine, value_type=Order), make_record(b'{"item": "rock"}')))
     assert (out.topic, metadata.error_type) == ("app.orders.retry", "KeyError")
+
+
+def is_stale(delivery: Delivery, error: BaseException) -> bool:
+    """Match later attempts at an order that is gone."""
+    return isinstance(error, KeyError) and delivery.attempt > 1
+
+
+def is_broken(_delivery: Delivery, _error: BaseException) -> bool:
+    """Raise."""
+    raise RuntimeError("x")
+
+
+async def test_a_rule_names_the_topic_of_its_dead_letters() -> None:
+    """One that decides otherwise, or a record whose attempts are used up, goes to the usual one."""
+    policy = RetryPolicy("1s", on=non_retryable(ValueError, dead_letters="invalid"))
+    out, metadata = the(await deliver_once(make_context(failing(ValueError("bad")), policy), make_record()))
+    assert (out.topic, metadata.reason, metadata.rule) == (
+        "app.orders.dlq.invalid",
+        "non-retryable",
+        "non-retryable=ValueError dead_letters=invalid",
+    )
+    assert "app.orders.dlq.invalid" in make_context(fine, policy).handler.topology.owned
+    out, _ = the(await deliver_once(make_context(failing(Reject("no")), policy), make_record()))
+    assert out.topic == "app.orders.dlq"
+
+
+async def test_a_dead_letter_that_is_too_large_stays_on_its_topic() -> None:
+    """Without the value."""
+    policy = RetryPolicy("1s", on=non_retryable(ValueError, dead_letters="invalid"))
+    context = make_context(failing(ValueError("bad")), policy, max_bytes=3_000)
+    out, metadata = the(await deliver_once(context, make_record(b"v" * 4_000)))
+    assert (out.topic, metadata.reason, metadata.original_reason) == (
+        "app.orders.dlq.invalid",
+        "too-large",
+        "non-retryable",
+    )
+
+
+@pytest.mark.parametrize("by", ["verdict", "rule"])
+async def test_a_first_delivery_is_skipped(by: str) -> None:
+    """Its offset moves, with an event that says why; nothing that it published goes out."""
+
+    async def handler(_value: bytes, delivery: Delivery) -> None:
+        delivery.publish("results", b"x")
+        raise Skip("old") if by == "verdict" else KeyError("gone")
+
+    destinations = Destinations(MemoryDestinations(), running_clock(), lambda: ())
+    context = make_context(handler, RetryPolicy("1s", on=skippable(KeyError)), destinations=destinations)
+    turn = await deliver_once(context, make_record())
+    (out,) = turn.publishes
+    told = decode_event(out.value or b"")
+    assert isinstance(told, Skipped)
+    assert (out.topic, told.delivery, told.attempt, told.first_offset) == ("app.orders.events", 1, 1, None)
+    expected = ("old", None) if by == "verdict" else ("'gone'", "skippable=KeyError")
+    assert (told.why, told.rule, told.at_ms) == (*expected, context.clock.wall_ms())
+    assert (turn.next_offset, turn.rows, turn.skipped, turn.fine) == (43, (), True, False)
+    assert [o.event for o in turn.observations] == [Event.SKIPPED]
+
+
+async def test_a_row_that_is_skipped_is_removed(clock: VirtualClock) -> None:
+    """A condition sees which attempt it is."""
+    policy = RetryPolicy("1s", on=skippable(KeyError, when=is_stale))
+    context = make_context(failing(KeyError("gone")), policy)
+    first = await deliver_once(context, make_record())
+    clock.advance(1_000)
+    turn = await deliver_once(context, again(context, first))
+    told = decode_event(turn.publishes[0].value or b"")
+    assert isinstance(told, Skipped)
+    assert (told.delivery, told.attempt, told.failure_id) == (2, 2, "app/orders@kq8G0bTz/0/42")
+    assert [(row.identity, row.value) for row in turn.rows] == [(first.rows[0].identity, None)]
+    assert (turn.source, turn.skipped) == (None, False), "it was counted when it failed"
+
+
+async def test_a_condition_that_raises_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The record takes the policy's path."""
+    context = make_context(failing(KeyError("x")), RetryPolicy("1s", on=non_retryable(KeyError, when=is_broken)))
+    for offset in (42, 43):
+        out, _ = the(await deliver_once(context, make_record(offset=offset)))
+        assert out.topic == "app.orders.retry"
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == ["retryapp.predicate_failed"]
+
+
+async def test_failures_in_a_row_under_a_rule_travel_with_the_record(clock: VirtualClock) -> None:
+    """Another cause begins anew, and the attempts end both."""
+    script = iter([TimeoutError(), TimeoutError(), OSError(), TimeoutError(), OSError()])
+
+    async def handler(_value: bytes) -> None:
+        raise next(script)
+
+    policy = RetryPolicy("1m 2m", max_attempts=5, on=retryable(TimeoutError, schedule="1s 2s 3s"))
+    context = make_context(handler, policy)
+    record: Record | Due = make_record()
+    steps = []
+    for _ in range(4):
+        turn = await deliver_once(context, record)
+        _, metadata = the(turn)
+        steps.append((metadata.tier, metadata.rule, metadata.rule_failures))
+        clock.advance((metadata.due_at_ms or 0) - clock.wall_ms())
+        record = again(context, turn)
+    rule = "retryable=TimeoutError schedule=(1s 2s 3s)"
+    assert steps == [("1s", rule, -1), ("2s", rule, -1), ("1m", None, 1), ("1s", rule, 1)]
+    _, metadata = the(await deliver_once(context, record))
+    assert (metadata.reason, metadata.attempt) == ("exhausted", 5)
 
 
 # -- attempts ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from retryapp.kafka import (
 )
 from retryapp.kafka.admin import ClusterState
 from retryapp.kafka.compare import compare
+from retryapp.kafka.discovery import with_dead_letters
 from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
 from retryapp.kafka.owner import decode_owner_mark, encode_owner_mark
 from retryapp.kafka.plan import check_replication, plan_handler
@@ -246,3 +247,19 @@ def test_the_topic_of_seen_events_is_planned_and_has_to_cover_the_window():
         known = {"orders": main_state(), name: TopicState(name, "x" * 8, 4, 3, config)}
         found = {step.topic: step for step in plan_handler(topology, known, THREE, PlanOptions())}
         assert found[name].action is action
+
+
+def test_dead_letter_topics_are_found_by_their_names() -> None:
+    """Those of the policy stay; another handler's and topics that no rule can name are left alone."""
+    topology = HandlerTopology("g", "orders", dead_letters=("fraud",))
+    names = [
+        "g.orders.dlq",
+        "g.orders.dlq.invalid",
+        "g.orders.dlq.retry",
+        "g.orders.dlq.a.b",
+        "g.orders.eu.dlq.x",
+        "g.x",
+    ]
+    found = with_dead_letters(topology, names)
+    assert found.dlqs == ("g.orders.dlq", "g.orders.dlq.fraud", "g.orders.dlq.invalid")
+    assert with_dead_letters(HandlerTopology("g", "orders"), ["g.orders.dlq"]).dead_letters == ()

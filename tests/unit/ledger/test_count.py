@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from samples import WAITING
 
 from retryapp.core.lifecycle import Progress
 from retryapp.ledger.count import Balance, PartitionCount, total
-from retryapp.ledger.journey import Fault
-from retryapp.ledger.traces import Station, Told, Trace
+from retryapp.ledger.journey import WHOLE, Fault
+from retryapp.ledger.traces import Station, Told, Topics, Trace
 
 ID = WAITING.origin.topic_id
 RETRY, DLQ, EVENTS = 1, 2, 3
@@ -232,3 +233,32 @@ def test_skipped_duplicates_have_a_fate_of_their_own(counted):
     assert made.problems == []
     fewer = counted({2: "K0"}, progress=[progress(0, 10, received=10, failed=0, skipped=2)])
     assert [(p.fault, p.text.split(" in ")[0]) for p in fewer.problems] == [(Fault.COUNTS, "2 records were skipped")]
+
+
+def test_a_record_that_is_skipped_after_a_failure_was_counted_as_failed(counted):
+    """It has one fate, skipped; workers count it where it failed, and those that are skipped at once apart."""
+    told = [progress(0, 10, received=10, failed=2, skipped=1)]
+    made = counted({2: "K1", 3: "T1 K2", 7: "T1 T2 K3"}, progress=told)
+    assert fates(made.balance) == {"received": 10, "done": 7, "skipped": 3}
+    assert made.problems == []
+    wrong = counted({3: "T1 K2"}, progress=[progress(0, 10, received=10, failed=0, skipped=1)])
+    assert {problem.fault for problem in wrong.problems} == {Fault.COUNTS}
+
+
+def test_letters_on_several_topics_are_dead_letters(topics, make_cut, way):
+    """Those of rules, too; the letters of one record on two topics are one too many."""
+    names = (*topics.names[:2], "app.orders.dlq", "app.orders.dlq.invalid", *topics.names[3:])
+    several = Topics("app", names, 2)
+    assert (several.retry, several.dlqs, several.events, several.changelog) == (range(1, 2), range(2, 4), 4, 5)
+    cut = replace(make_cut(), topics=several, floor=[0, *[1_000] * 4, 0], kept_from_ms=[WHOLE] * 6)
+
+    def count(*topics_of_letters: int) -> PartitionCount:
+        made = PartitionCount(partition=3, topics=several, topic_id=ID)
+        for topic in topics_of_letters:
+            made.tell(Told(Trace(1, Station.DEAD, topic, 1, 0, 5, 9), ID, 1))
+        made.judge(cut)
+        return made
+
+    assert (count(3).balance.dead, count(3).problems) == (1, [])
+    (problem,) = count(2, 3).problems
+    assert (problem.fault, problem.where) == (Fault.TWICE, ("app.orders.dlq[3]@5", "app.orders.dlq.invalid[3]@5"))

@@ -18,6 +18,9 @@ FIRST_MS = 500_000 - CLOCKS_MS
     ("text", "fate"),
     [
         ("K0", Fate.SKIPPED),
+        ("K1", Fate.SKIPPED),
+        ("T1 T2 K3", Fate.SKIPPED),
+        ("T1 D2 1:T0 1:K1", Fate.SKIPPED),
         ("D1", Fate.DEAD),
         ("T1 W1", Fate.PENDING),
         ("T1 T2 W2", Fate.PENDING),

@@ -124,6 +124,7 @@ def test_events_tell_of_success_and_of_counts(topics):
         (success, 2, Station.SUCCEEDED, EVENTS, 2, 0),
         (probed, 5, Station.SUCCEEDED, EVENTS, 2, 1),
         (skipped, 0, Station.SKIPPED, EVENTS, 0, 0),
+        (Skipped(**about, why="old", delivery=3, attempt=2, at_ms=1), 3, Station.SKIPPED, EVENTS, 2, 0),
     ):
         told = told_by_event(record("e", (), value=event.to_json()), topics)
         assert (told.offset, told.trace) == (42, Trace(*step, 7, 99))

@@ -1,7 +1,4 @@
-"""A lane's transport and its local stores, on RocksDB and topics in memory.
-
-Recovery goes on where it was, and dead letters are read behind an open lane.
-"""
+"""A lane's transport and its local stores, on RocksDB and topics in memory; dead letters are read behind it."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from retryapp.core.lane_errors import StoreAheadError
 from retryapp.core.record import Headers, failure_id
 from retryapp.engine.lane import recovery
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
-from retryapp.ports import DeadRow, LaneBatch, LaneReceipt, TopicPartition
+from retryapp.ports import DeadLetterTable, DeadRow, LaneBatch, LaneReceipt, TopicPartition
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.transport import KafkaTransport
@@ -178,8 +175,7 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
     again = await opened(open_lane())
     await until(lambda: again.dead)
     assert again.pending is not None
-    assert again.dead is not None
-    assert (dict(again.pending.counts()), again.dead.count()) == (left, int(there)), "nor does it tell of the letter"
+    assert (dict(again.pending.counts()), table(again).count()) == (left, int(there)), "nor does it tell of the letter"
     starts = [start for tp, start, _ in topics.starts if tp == CHANGELOG]
     assert starts == ([offset] if there else [offset, 0])
     assert ("has not kept what it wrote last" in caplog.text) is not there
@@ -224,8 +220,13 @@ async def test_a_rebuild_that_is_cut_off_leaves_no_event_of_what_was_rolled_back
 
 def keeper(lane: KafkaTransport) -> DeadLetterKeeper:
     """Return what keeps the dead-letter table of an open lane."""
-    assert lane._dead_keeper is not None
-    return lane._dead_keeper
+    (keeper,) = lane._dead_keepers.values()
+    return keeper
+
+
+def table(lane: KafkaTransport) -> DeadLetterTable:
+    """Return that of the usual dead-letter topic."""
+    return lane.dead[DLQ.topic]
 
 
 async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
@@ -237,18 +238,16 @@ async def test_letters_written_while_the_table_is_filled_hide_no_unread_ones(
     topics.stop_after = 1
     lane = await opened(open_lane())
     assert topics.starts == [(CHANGELOG, 0, False)], "the lane is open before its dead letters are read"
-    await until(lambda: lane.dead is not None and lane.dead.next_offset == 10)
-    assert lane.dead is not None
+    await until(lambda: lane.dead and table(lane).next_offset == 10)
     publish_letter(topics, lane, 5)  # a record that was replayed and died again
     publish_letter(topics, lane, 30)
-    assert (lane.dead.next_offset, lane.dead.count()) == (10, 12)
+    assert (table(lane).next_offset, table(lane).count()) == (10, 12)
     await lane.close()
     topics.stop_after = None
     again = await opened(open_lane())
-    await until(lambda: again.dead is not None and again.dead.next_offset == 32)
-    assert again.dead is not None
-    assert again.dead.count() == 32
-    assert [found.offset for n in range(31) if (found := again.dead.find(name(n)))] == [
+    await until(lambda: again.dead and table(again).next_offset == 32)
+    assert table(again).count() == 32
+    assert [found.offset for n in range(31) if (found := table(again).find(name(n)))] == [
         *range(5), 30, *range(6, 30), 31
     ]  # fmt: skip
     assert topics.starts[-1] == (DLQ, 10, True)
@@ -264,8 +263,7 @@ async def test_a_filling_that_failed_is_tried_again(open_lane: OpenLane, topics:
     publish_letter(topics, lane, 20)
     clock.advance(5_000)
     await until(lambda: keeper(lane).filled)
-    assert lane.dead is not None
-    assert (lane.dead.next_offset, lane.dead.count()) == (21, 21)
+    assert (table(lane).next_offset, table(lane).count()) == (21, 21)
 
 
 @pytest.mark.parametrize("when", ["opening", "filling", "writing"])
@@ -282,10 +280,10 @@ async def test_a_fault_of_the_dead_letter_table_is_said_once_and_mended_behind_t
 
     open_table, write = KafkaTransport.open_dead, RocksDeadLetterTable.write
 
-    def open_or_fail(lane: KafkaTransport) -> RocksDeadLetterTable:
+    def open_or_fail(lane: KafkaTransport, dlq: TopicPartition) -> RocksDeadLetterTable:
         if broken and when == "opening":
             raise DiskFullError("/data/0", "no space left on device")
-        return open_table(lane)
+        return open_table(lane, dlq)
 
     def write_or_fail(table: RocksDeadLetterTable, rows: Sequence[DeadRow], next_offset: int | None) -> None:
         if broken and (when == "filling") == (next_offset is not None):
@@ -308,16 +306,15 @@ async def test_a_fault_of_the_dead_letter_table_is_said_once_and_mended_behind_t
         for _ in range(20):
             await asyncio.sleep(0)
     lane.apply(LaneBatch(rows=[waiting_row(1)]), LaneReceipt([], 7))
-    assert lane.dead is None
+    assert lane.dead == {}
     said = [record for record in caplog.records if "dead-letter table of lane app.orders.1 failed" in record.message]
     assert [record.levelname for record in said if record.levelno >= logging.WARNING] == ["WARNING"]
     broken, topics.stop_after = False, None
     clock.advance(5_000)
     await until(lambda: keeper(lane).filled)
-    assert lane.dead is not None
-    assert (lane.dead.next_offset, lane.dead.count()) == (23, 23)
+    assert (table(lane).next_offset, table(lane).count()) == (23, 23)
     publish_letter(topics, lane, 23)
-    assert lane.dead.next_offset == 24
+    assert table(lane).next_offset == 24
 
 
 async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_open(
@@ -328,17 +325,36 @@ async def test_letters_that_retention_deletes_are_forgotten_while_the_lane_is_op
         topics.put(DLQ, headers=letter(n))
     lane = await opened(open_lane())
     await until(lambda: clock.sleeping)
-    assert lane.dead is not None
-    assert lane.dead.count() == 20
+    assert table(lane).count() == 20
     topics.first = 15
     clock.advance(59 * 60_000)
     for _ in range(20):
         await asyncio.sleep(0)
-    assert lane.dead.count() == 20
+    assert table(lane).count() == 20
     clock.advance(60_000)
-    await until(lambda: lane.dead is not None and lane.dead.count() == 5)
-    assert lane.dead.find(name(14)) is None
-    assert lane.dead.find(name(15)) is not None
+    await until(lambda: lane.dead and table(lane).count() == 5)
+    assert table(lane).find(name(14)) is None
+    assert table(lane).find(name(15)) is not None
+
+
+async def test_each_dead_letter_topic_has_a_table(open_lane: OpenLane, topics: Topics) -> None:
+    """The same offset on two topics is two letters, also for the next lane; each has a store of its own."""
+    named = DLQ._replace(topic=f"{DLQ.topic}.invalid")
+    topics.put(DLQ, headers=letter(1))
+    topics.records[named] = []
+    topics.put(named, headers=letter(2))
+    for _ in range(2):
+        lane = open_lane()
+        lane.place.more_dlqs = [named]
+        await opened(lane)
+        await until(lambda lane=lane: all(keeper.filled for keeper in lane._dead_keepers.values()))  # type: ignore[misc]
+        found = {topic: [row.offset for row in each.page(None, 9)] for topic, each in lane.dead.items()}
+        assert (lane.dead[DLQ.topic].find(name(2)), lane.dead[named.topic].find(name(1))) == (None, None)
+        third = letter(3 + len(found[named.topic]))
+        receipt = LaneReceipt([topics.put(named, headers=third)], None)
+        lane.apply(LaneBatch(publishes=[Outgoing(*named, None, b"", third)]), receipt)
+        await lane.close()
+    assert found == {DLQ.topic: [0], named.topic: [1, 0]}
 
 
 async def test_nothing_touches_the_tables_after_the_lane_has_closed(
@@ -375,7 +391,7 @@ async def test_a_store_that_does_not_close_is_given_up(
 
     monkeypatch.setattr(lane.pending, "close", broken)
     await lane.close()
-    assert (lane.pending, lane.dead) == (None, None)
+    assert (lane.pending, lane.dead) == (None, {})
     await opened(lane)
     assert lane.pending is not None
     assert dict(lane.pending.counts()) == {"1m": 1}

@@ -34,7 +34,8 @@ def test_events_are_counted_by_their_labels() -> None:
         (Event.SUCCEEDED, {"age_ms": 500}),
         (Event.SCHEDULED, {"tier": "5m"}),
         (Event.SKIPPED, {"count": 40}),
-        (Event.SKIPPED, {"count": 2}),
+        (Event.SKIPPED, {"attempt": 2}),
+        (Event.SKIPPED, {"attempt": 1}),
         (Event.DEAD, {"reason": "exhausted", "error_type": "httpx.ReadTimeout"}),
         (Event.DEAD, {"reason": "exhausted"}),
         (Event.DAMAGED, {}),
@@ -47,7 +48,7 @@ def test_events_are_counted_by_their_labels() -> None:
         metrics.observe(Observation(event=event, handler="orders", **facts))  # type: ignore[arg-type]
     got = samples(metrics)
     assert {
-        ("retryapp_deliveries_total", ("orders",)): 3,
+        ("retryapp_deliveries_total", ("orders",)): 5,
         ("retryapp_succeeded_total", ("orders",)): 2,
         ("retryapp_failures_total", ("orders", "retryable")): 1,
         ("retryapp_scheduled_total", ("orders", "5m")): 1,

@@ -28,7 +28,7 @@ async def test_what_a_table_has_yet_to_read_is_told_while_it_counts(
     placed: Any = SimpleNamespace(
         engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=5, sources=(), claimed=()),
         lane=lane,
-        transport=SimpleNamespace(pending=None, dead=None),
+        transport=SimpleNamespace(pending=None, dead={}),
     )
     runtime.placed["orders", 0] = placed
     view = RuntimeView(runtime)
@@ -57,7 +57,7 @@ def orders(runtime: Runtime) -> Any:
     placed: Any = SimpleNamespace(
         engine=SimpleNamespace(in_flight=1, release_lag_ms=0, looked_ms=5, sources=(), claimed=()),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
-        transport=SimpleNamespace(pending=pending, dead=SimpleNamespace(count=lambda: 3)),
+        transport=SimpleNamespace(pending=pending, dead={"dlq": SimpleNamespace(count=lambda: 3)}),
     )
     runtime.placed["orders", 0] = placed
     return placed
@@ -75,7 +75,7 @@ def test_without_open_tables_the_last_known_numbers_are_shown_with_their_age(run
     assert (numbers(now), now.as_of_ms) == ((742, 3), None)
     assert (numbers(elsewhere), elsewhere.as_of_ms) == ((None, None), None)
     orders.lane.state = LaneState.OPENING
-    orders.transport.pending = orders.transport.dead = None
+    orders.transport.pending, orders.transport.dead = None, {}
     opening = view.partitions("orders")[0]
     assert numbers(opening) == (742, 3)
     assert opening.as_of_ms is not None

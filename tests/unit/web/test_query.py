@@ -32,9 +32,12 @@ def test_all_parameters_are_read() -> None:
     assert "routed" not in question.address()
 
 
-@given(st.dictionaries(st.integers(0, 10**9), st.integers(0, 2**62), min_size=1, max_size=20))
-def test_a_cursor_of_dead_letters_reads_back(offsets: dict[int, int]) -> None:
-    """What the link to the next page says is what is asked."""
+NAMES = st.none() | st.from_regex(r"\A[A-Za-z0-9_-]{1,20}\Z")
+
+
+@given(st.dictionaries(st.tuples(st.integers(0, 10**9), NAMES), st.integers(0, 2**62), min_size=1, max_size=20))
+def test_a_cursor_of_dead_letters_reads_back(offsets: dict[tuple[int, str | None], int]) -> None:
+    """What the link to the next page says is what is asked, also of topics of rules."""
     assert question_of({"before": offsets_text(offsets)}).before == offsets
 
 

@@ -1,0 +1,218 @@
+"""Rules: what a failure means for its record, by the errors that it consists of.
+
+A failure consists of the error that was raised, its causes (``__cause__``) and the members of groups. The first rule,
+in the order written, that matches one of them decides. A ``skippable`` rule has to match each member of a group: what
+else has failed there would be forgotten.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Final, Protocol
+
+from retryapp.core.errors import InvalidPolicyError, UndecodableError
+from retryapp.core.metadata import MAX_NAME_BYTES
+from retryapp.core.schedule import Schedule, parse_schedule
+from retryapp.core.text import cut_text
+from retryapp.core.topology import MAX_DEAD_LETTERS_CHARS, TAKEN_NAMES, names_dead_letters
+from retryapp.core.traces import qualified_name
+
+MAX_ERRORS: Final = 1_000
+"""Errors of one failure that are examined, causes and members of groups included."""
+MAX_NESTING: Final = 20
+"""Levels of groups within groups that are examined."""
+
+Predicate = Callable[..., bool]
+"""A named function of the delivery (None where there is none) and an error: whether a rule matches."""
+OnFault = Callable[[str, BaseException], None]
+"""Gets the name of a predicate that raised, and what."""
+
+
+class ErrorClass(StrEnum):
+    """What an error means for its record."""
+
+    RETRYABLE = "retryable"
+    """May succeed later."""
+    NON_RETRYABLE = "non-retryable"
+    """Will never succeed: dead letter at once."""
+    SKIPPABLE = "skippable"
+    """The record needs no handling: done, without a result."""
+
+
+class Wait(Protocol):
+    """The wait that an error itself asks for."""
+
+    @property
+    def text(self) -> str:
+        """Its form in the policy's text."""
+
+    def __call__(self, error: BaseException, now_ms: int) -> int | None:
+        """Return milliseconds, or None: the schedule's."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Exception types, conditions, and what they mean.
+
+    Raises:
+        InvalidPolicyError: no type is given, one is no exception type, or an option is none for this kind of rule.
+    """
+
+    error_types: tuple[type[BaseException], ...]
+    error_class: ErrorClass
+    when: Predicate | None = None
+    schedule: Schedule | None = None
+    """Waits of its own, by consecutive failures under this rule; None: the policy's."""
+    dead_letters: str | None = None
+    """Name of the dead-letter topic, after ``{group}.{main}.dlq.``; None: the usual one."""
+    anywhere: bool = True
+    """Whether causes and members of groups count, too."""
+    wait: Wait | None = None
+
+    def __post_init__(self) -> None:
+        if not self.error_types:
+            raise InvalidPolicyError("on", f"{self.error_class}()", "a rule needs at least one exception type")
+        given: tuple[object, ...] = self.error_types  # callers without type checks pass instances here
+        for error_type in given:
+            if not isinstance(error_type, type) or not issubclass(error_type, BaseException):
+                raise InvalidPolicyError("on", error_type, "expected exception types, as non_retryable(ValueError)")
+        if self.when is not None:
+            _check_predicate(self.when)
+        if self.dead_letters is not None:
+            _check_dead_letters(self.dead_letters)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The types' qualified names."""
+        return tuple(map(qualified_name, self.error_types))
+
+    @cached_property
+    def text(self) -> str:
+        """Its part of the policy's text: equal texts match and mean the same."""
+        parts = [f"{self.error_class.value}={','.join(self.names)}"]
+        if self.when is not None:
+            parts.append(f"when={qualified_name(self.when)}")
+        if not self.anywhere:
+            parts.append("anywhere=no")
+        if self.schedule is not None:
+            parts.append(f"schedule=({self.schedule.text})")
+        if self.wait is not None:
+            parts.append(self.wait.text)
+        if self.dead_letters is not None:
+            parts.append(f"dead_letters={self.dead_letters}")
+        return " ".join(parts)
+
+    @cached_property
+    def name(self) -> str:
+        """Its text, cut to the length of a name in a header."""
+        return cut_text(self.text, MAX_NAME_BYTES)
+
+    def find(self, error: BaseException, delivery: Any = None, on_fault: OnFault | None = None) -> BaseException | None:
+        """Return the first error of a failure that it matches, or None."""
+        if not self.anywhere:
+            return error if self._matches(error, delivery, on_fault) else None
+        return self._find(error, delivery, on_fault, set(), MAX_NESTING)
+
+    def _find(
+        self, error: BaseException, delivery: Any, on_fault: OnFault | None, seen: set[int], levels: int
+    ) -> BaseException | None:
+        for current in chain(error, seen):
+            if self._matches(current, delivery, on_fault):
+                return current
+            if isinstance(current, UndecodableError):
+                break  # its cause only says where the value is wrong
+            if isinstance(current, BaseExceptionGroup) and levels:
+                members = current.exceptions
+                found = [each for m in members if (each := self._find(m, delivery, on_fault, seen, levels - 1))]
+                if found and (self.error_class is not ErrorClass.SKIPPABLE or len(found) == len(members)):
+                    return found[0]
+        return None
+
+    def _matches(self, error: BaseException, delivery: Any, on_fault: OnFault | None) -> bool:
+        types = self.error_types
+        if isinstance(error, UndecodableError):  # only a rule that names it: a broad one does not bring poison back
+            types = tuple(each for each in types if each not in UndecodableError.__mro__[1:])
+        if not issubclass(type(error), types):
+            return False
+        if self.when is None:
+            return True
+        try:
+            answer: object = self.when(delivery, error)
+        except BaseException as exc:  # noqa: BLE001 - user code: even SystemExit is no match, and never costs the record
+            fault: BaseException | None = exc
+        else:
+            fault = None if isinstance(answer, bool) else TypeError("it returned no bool")
+        if fault is not None and on_fault is not None:
+            on_fault(qualified_name(self.when), fault)
+        return fault is None and bool(answer)
+
+
+def chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
+    """Yield an error and its causes, outermost first; none that was seen, and at most `MAX_ERRORS` in all."""
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen and len(seen) < MAX_ERRORS:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__
+
+
+def retryable(
+    *error_types: type[BaseException],
+    when: Predicate | None = None,
+    schedule: str | Schedule | None = None,
+    anywhere: bool = True,
+) -> Rule:
+    """Say that errors of these types may go away.
+
+    Args:
+        error_types: subclasses match.
+        when: a named function of the delivery and the error that returns a bool; it must be fast, and has no effects.
+        schedule: waits after such errors, by their number in a row; None: the policy's.
+        anywhere: False: only the error that was raised counts, no causes and no members of groups.
+    """
+    own = schedule if schedule is None or isinstance(schedule, Schedule) else parse_schedule(schedule)
+    return Rule(error_types, ErrorClass.RETRYABLE, when, schedule=own, anywhere=anywhere)
+
+
+def non_retryable(
+    *error_types: type[BaseException],
+    when: Predicate | None = None,
+    dead_letters: str | None = None,
+    anywhere: bool = True,
+) -> Rule:
+    """Say that errors of these types never go away: dead letter at once.
+
+    Their dead letters go to ``{group}.{main}.dlq.{dead_letters}`` if that is named. For the other arguments see
+    `retryable`.
+    """
+    return Rule(error_types, ErrorClass.NON_RETRYABLE, when, dead_letters=dead_letters, anywhere=anywhere)
+
+
+def skippable(*error_types: type[BaseException], when: Predicate | None = None, anywhere: bool = True) -> Rule:
+    """Say that records with these errors need no handling: they are skipped, with a ``skipped`` event.
+
+    Of a group every member has to match. For the arguments see `retryable`.
+    """
+    return Rule(error_types, ErrorClass.SKIPPABLE, when, anywhere=anywhere)
+
+
+def _check_dead_letters(name: str) -> None:
+    if not names_dead_letters(name):
+        taken = ", ".join(sorted(TAKEN_NAMES))
+        problem = f"expected up to {MAX_DEAD_LETTERS_CHARS} letters, digits, '-' and '_', and none of {taken}"
+        raise InvalidPolicyError("dead_letters", name, problem)
+
+
+def _check_predicate(when: object) -> None:
+    expected = "expected a named function of the delivery and the error that returns a bool"
+    name = getattr(when, "__qualname__", None)
+    if not callable(when) or not isinstance(name, str):
+        raise InvalidPolicyError("when", when, expected)
+    if name.rsplit(".", 1)[-1] == "<lambda>":
+        raise InvalidPolicyError("when", when, f"{expected}: a lambda has no name that could tell two policies apart")
+    if inspect.iscoroutinefunction(when):
+        raise InvalidPolicyError("when", when, f"{expected}: a coroutine function returns none")

@@ -1,0 +1,42 @@
+"""What handlers raise at a step of a script, and the policies by which that is judged."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.rules import non_retryable, retryable, skippable
+from retryapp.core.verdicts import Reject, RetryLater, Skip
+from simulation.plan import BEYOND_MS, LATER_MS
+
+LATER: Final = {"L": f"{LATER_MS}ms", "N": "0", "B": f"{BEYOND_MS}ms"}
+INVALID: Final = "invalid"
+"""Name of the dead-letter topic of a rule."""
+WAITS_MS: Final = (300, 1_000, 3_000), (200, 800, 2_000)
+OWN_MS: Final = (150, 600)
+"""Waits of the rule for busy services."""
+RULES: Final = (
+    retryable(TimeoutError, schedule="150ms 600ms"),
+    non_retryable(ValueError, dead_letters=INVALID),
+    skippable(KeyError),
+)
+POLICIES: Final = RetryPolicy("300ms 1s 3s", timeout="2s"), RetryPolicy("200ms 800ms 2s", timeout="2s")
+"""The second one is that of every other life, where policies change."""
+RULED: Final = tuple(RetryPolicy(policy.schedule, on=RULES, timeout="2s") for policy in POLICIES)
+"""The same with rules, where scripts need them."""
+
+
+def end(now: str, offset: int) -> None:
+    """End a handler call as a step of its script says."""
+    if now == "F":
+        raise ConnectionError("service answered 503")
+    if now == "R":
+        raise Reject("the script says so")
+    if now == "Y":
+        raise RuntimeError("busy") from TimeoutError()
+    if now == "V":
+        raise ValueError("the script says so")
+    if now == "P":
+        raise Skip("the script says so") if offset % 2 else KeyError("the script says so")
+    if now in LATER:
+        raise RetryLater(after=LATER[now])

@@ -1,0 +1,114 @@
+"""Errors of HTTP clients: the real types of aiohttp and requests, and doubles of httpx, which is not installed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+import requests
+from multidict import CIMultiDict
+
+from retryapp.core.classify import DeadReason, classify
+from retryapp.core.errors import InvalidPolicyError
+from retryapp.core.http import http_errors
+from retryapp.core.policy import RetryPolicy
+
+NOW_MS = 1_767_225_600_000  # Thu, 01 Jan 2026 00:00:00 GMT
+
+
+def answered(library: str, status: int, **headers: str) -> Exception:
+    """Return the error that a library raises for an answer."""
+    if library == "aiohttp":
+        info: Any = SimpleNamespace(real_url="http://x")
+        return aiohttp.ClientResponseError(info, (), status=status, headers=CIMultiDict(headers))
+    if library == "requests":
+        response = requests.Response()
+        response.status_code = status
+        response.headers.update(headers)
+        return requests.HTTPError(response=response)
+    error = httpx("HTTPStatusError")()
+    error.response = SimpleNamespace(status_code=status, headers=CIMultiDict(headers))  # type: ignore[attr-defined]
+    return error
+
+
+def httpx(*names: str) -> type[Exception]:
+    """Return a type as httpx has it: its public types name `httpx` as their module. The last name is outermost."""
+    kind: type[Exception] = Exception
+    for name in names:
+        kind = type(name, (kind,), {"__module__": "httpx"})
+    return kind
+
+
+LIBRARIES = pytest.mark.parametrize("library", ["aiohttp", "requests", "httpx"])
+
+
+@LIBRARIES
+def test_answers_are_sorted_by_status(library: str) -> None:
+    """What may pass, what is wrong for good, and what no rule names."""
+    rules = http_errors()
+    for status in (500, 502, 503, 504, 599, 401, 403, 404, 408, 409, 425, 429):
+        assert classify(answered(library, status), rules).rule is rules[1], status
+    for status in (400, 410, 422):
+        assert classify(answered(library, status), rules).reason_if_dead is DeadReason.NON_RETRYABLE, status
+    for status in (200, 302, 402, 405, 418, 600):
+        assert classify(answered(library, status), rules).rule is None, status
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        aiohttp.ClientConnectionError(), aiohttp.ServerTimeoutError(), aiohttp.ClientPayloadError(),
+        requests.ConnectionError(), requests.ReadTimeout(), requests.exceptions.ChunkedEncodingError(),
+        httpx("RequestError", "TransportError", "ConnectTimeout")(),
+    ],
+)  # fmt: skip
+def test_no_answer_is_retryable(error: Exception) -> None:
+    """Also as a cause, and where the policy calls unknown errors final."""
+    policy = RetryPolicy("1s", on=[http_errors()], otherwise="non-retryable")
+    wrapped = RuntimeError()
+    wrapped.__cause__ = error
+    for each in (error, wrapped):
+        assert classify(each, policy.on, otherwise=policy.otherwise).reason_if_dead is None
+    assert classify(RuntimeError(), policy.on, otherwise=policy.otherwise).reason_if_dead is DeadReason.NON_RETRYABLE
+
+
+@LIBRARIES
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("text", "wait_ms"),
+    [
+        ("120", 120_000), (" 0 ", 0), ("86400", 3_600_000), ("9" * 400, 3_600_000),
+        ("Thu, 01 Jan 2026 00:00:30 GMT", 30_000), ("Thu, 01 Jan 2026 00:00:30 -0000", 30_000),
+        ("Wed, 31 Dec 2025 00:00:00 GMT", 0), ("Thu, 01 Jan 2099 00:00:00 GMT", 3_600_000),
+        ("soon", None), ("-5", None), ("1.5", None), ("", None), ("Thu, 99 Foo 2026", None), ("²", None),
+    ],
+)  # fmt: skip
+def test_retry_after_is_the_wait(library: str, status: int, text: str, wait_ms: int | None) -> None:
+    """Seconds or an HTTP date, at most the cap; what cannot be read leaves it to the schedule."""
+    error = answered(library, status, **{"retry-after": text})
+    assert classify(error, http_errors(), now_ms=NOW_MS).retry_after_ms == wait_ms
+
+
+@LIBRARIES
+def test_other_answers_name_no_wait(library: str) -> None:
+    """`Retry-After` counts where it says that the same request may be sent again."""
+    assert classify(answered(library, 500, **{"Retry-After": "9"}), http_errors()).retry_after_ms is None
+    assert classify(answered(library, 503), http_errors()).retry_after_ms is None
+
+
+def test_what_only_looks_like_an_answer_is_none() -> None:
+    """A type of another library with the same attributes, and errors without a response."""
+    stranger = RuntimeError()
+    stranger.response = SimpleNamespace(status_code=400, headers={})  # type: ignore[attr-defined]
+    stranger.status = 400  # type: ignore[attr-defined]
+    for error in (stranger, requests.HTTPError(), httpx("HTTPStatusError")()):
+        assert classify(error, http_errors()).rule is None
+
+
+def test_the_cap_is_part_of_the_policy() -> None:
+    """In its text; one that is no duration is refused."""
+    assert "retry_after<=10m" in RetryPolicy("1s", on=http_errors("10m")).text
+    with pytest.raises(InvalidPolicyError, match="cap"):
+        http_errors("soon")

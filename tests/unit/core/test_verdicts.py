@@ -1,0 +1,74 @@
+"""What a handler may raise to decide: waits, instants, pickling."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from retryapp.core.classify import classify
+from retryapp.core.errors import InvalidDurationError
+from retryapp.core.verdicts import Reject, RetryLater
+
+MOSCOW = datetime(2026, 1, 1, 3, 0, 1, tzinfo=timezone(timedelta(hours=3)))
+
+
+@pytest.mark.parametrize(
+    ("after", "milliseconds"),
+    [
+        (0, 0), (1.5, 1_500), (0.0001, 1), ("120", 120_000), (" 0 ", 0), ("1m30s", 90_000),
+        (timedelta(minutes=2), 120_000), (timedelta(0), 0),
+    ],
+)  # fmt: skip
+def test_retry_later_takes_seconds_timedelta_or_text(after: float | timedelta | str, milliseconds: int) -> None:
+    """Never rounded down: a service that asks for time gets it."""
+    assert RetryLater(after).after_ms == milliseconds
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        -1, "-1", float("nan"), float("inf"), "", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", None, True, 10**12,
+        timedelta(-1),
+    ],
+)  # fmt: skip
+def test_retry_later_refuses_what_is_no_wait(after: object) -> None:
+    """A wrong wait is named, never taken for none."""
+    with pytest.raises(InvalidDurationError):
+        RetryLater(after)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at", [datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC), 1_767_225_601, 1_767_225_601.0, MOSCOW])
+def test_retry_later_takes_an_instant(at: datetime | float) -> None:
+    """An aware datetime of any zone, or seconds since 1970; an instant that has passed is now."""
+    later = RetryLater(at=at)
+    assert later.at_ms == 1_767_225_601_000
+    assert classify(later, now_ms=1_767_225_600_000).retry_after_ms == 1_000
+    assert classify(later, now_ms=1_767_225_602_000).retry_after_ms == 0
+    group = ExceptionGroup("g", [later, RetryLater(3)])
+    assert classify(group, now_ms=1_767_225_596_000).retry_after_ms == 5_000, "the longest counts"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"at": datetime(2026, 1, 1)},  # noqa: DTZ001 - that is what is refused
+        {"at": 1_767_225_601_000}, {"at": -1}, {"at": "2026-01-01"}, {"at": True}, {"at": float("nan")},
+        {"after": 1, "at": 1_767_225_601}, {},
+    ],
+)  # fmt: skip
+def test_retry_later_refuses_what_is_no_instant(options: dict[str, Any]) -> None:
+    """A naive datetime would mean another time on each machine."""
+    with pytest.raises(InvalidDurationError):
+        RetryLater(**options)
+
+
+def test_verdicts_survive_pickling() -> None:
+    """They cross process borders with what they say."""
+    later = pickle.loads(pickle.dumps(RetryLater("90s", "busy")))  # noqa: S301 - our own bytes
+    assert (later.after_ms, later.text, str(later)) == (90_000, "busy", "busy")
+    at = pickle.loads(pickle.dumps(RetryLater(at=1_700_000_000.25)))  # noqa: S301 - our own bytes
+    assert (at.after_ms, at.at_ms) == (None, 1_700_000_000_250)
+    assert pickle.loads(pickle.dumps(Reject("no"))).text == "no"  # noqa: S301 - our own bytes
