@@ -182,8 +182,8 @@ def decode_event(raw: bytes) -> AnyEvent:
 def newer_event(raw: bytes) -> tuple[str, int] | None:
     """Return kind and version of an event that only a newer worker can decode; None for anything else.
 
-    >>> newer_event(b'{"v":1,"kind":"held"}'), newer_event(b'{"v":2,"kind":"policy"}'), newer_event(b'{"v":1}')
-    (('held', 1), ('policy', 2), None)
+    >>> newer_event(b'{"v":1,"kind":"unheard"}'), newer_event(b'{"v":2,"kind":"policy"}'), newer_event(b'{"v":1}')
+    (('unheard', 1), ('policy', 2), None)
     """
     try:
         facts = json.loads(raw)

@@ -165,10 +165,10 @@ SUCCESS = Succeeded(
 
 def test_events_of_newer_workers_are_kept() -> None:
     """A kind or version that is not known yet is no damage: the kind is read, damaged ones are reported."""
-    values = [b'{"v":1,"kind":"held","x":2}', b'{"v":2,"kind":"policy"}', b'{"v":1,"kind":"policy"}', b"[]"]
+    values = [b'{"v":1,"kind":"unheard","x":2}', b'{"v":2,"kind":"policy"}', b'{"v":1,"kind":"policy"}', b"[]"]
     read = read_batch(pa.array(["events"] * 4), pa.array([[]] * 4, ARROW_HEADERS), pa.array(values)).to_pylist()
     assert [row["unreadable"] is None for row in read] == [True, True, False, False]
-    assert [row["kind"] for row in read] == ["held", "policy", None, None]
+    assert [row["kind"] for row in read] == ["unheard", "policy", None, None]
     nothing = read_batch(pa.nulls(0, pa.string()), pa.nulls(0, ARROW_HEADERS), pa.nulls(0, pa.binary()))
     assert nothing.to_pylist() == []
 

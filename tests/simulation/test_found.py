@@ -35,3 +35,18 @@ def test_a_clock_that_is_ahead_forgets_no_event() -> None:
     result = History(plan).run()
     assert result.violation is None
     assert (result.reached["skipped"], result.reached["lane_opened"] > 1) == (1, True)
+
+
+def test_a_row_that_hangs_holds_its_record_back_where_the_broker_took_the_row_back() -> None:
+    """It came again as a first delivery, which nobody took for the record that still ran."""
+    plan = Plan(
+        seed=597627940666,
+        partitions=1,
+        workers=2,
+        offsets_ms=(6254371.941303395, -6667284.127032065, -479681.96053162776),
+        records=((1.49, 0, "D"), (1.67, 0, "HHS"), (2.13, 0, "S")),
+        faults=(Fault(2.13, "broker down", 0, 0.03), Fault(4.22, "broker stopped", 0, 0.22)),
+    )
+    result = History(plan).run()
+    assert result.violation is None
+    assert result.reached["a commit was taken back"] == 1

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from retryapp.core.errors import RecordError
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
+from retryapp.core.rows import identity_of
 from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox
@@ -120,9 +121,9 @@ class Run:
         return Origin(record.topic, self.context.topic_id, record.partition, record.offset)
 
     @property
-    def place(self) -> bytes | int:
-        """What tells its record from the others of the partition: a row's identity, or the offset."""
-        return self.record.offset if self.claim is None else self.claim.identity
+    def place(self) -> bytes:
+        """What tells its record from the others of the partition, as a first delivery and as a row: its identity."""
+        return identity_of(self.origin) if self.claim is None else self.claim.identity
 
     def settle(self, *, rows: tuple[Row, ...] = (), **changes: Any) -> Turn:
         """Return a turn that settles the record: it moves the offset, or takes the row away unless it has a new one."""

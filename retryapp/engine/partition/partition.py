@@ -76,7 +76,7 @@ class PartitionEngine(RunOwner):
         self._look_timer: asyncio.TimerHandle | None = None
         self._running: dict[Run, None] = {}
         """In the order in which they began."""
-        self._former: dict[bytes | int, Run | None] = {}
+        self._former: dict[bytes, Run | None] = {}
         """Records whose runs of ended sessions go on, and the runs of this session that wait for these."""
         self._settled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -264,7 +264,7 @@ class PartitionEngine(RunOwner):
 
     @override
     def waits(self, run: Run) -> bool:
-        if run.place not in self._former:
+        if not self._former or run.place not in self._former:
             return False
         self._former[run.place] = run
         return True
