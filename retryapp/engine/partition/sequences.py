@@ -138,8 +138,8 @@ class Sequences:
         self._by_key = context.handler.order is Order.KEY
         self._prefix = identity_of(Origin(context.handler.main, context.topic_id, partition, 0))[:OFFSET_AT]
         self._lines: dict[bytes, _Line] = {}
-        self._ready: deque[bytes] = deque()
-        """Sequences whose head has a held row and may run."""
+        self._ready: dict[bytes, None] = {}
+        """Sequences whose head has a held row and may run, in their turn."""
         self._aside: dict[bytes, tuple[bytes, int]] = {}
         """Due rows that are not heads (the handler had no order when they failed): key and due time, by identity."""
         self._reached = start_offset
@@ -171,7 +171,7 @@ class Sequences:
             after = rows[-1][0]
             await asyncio.sleep(0)
         in_order = sorted(self._lines, key=lambda name: self._position(self._lines[name].rows[0]))
-        self._ready.extend(in_order)
+        self._ready.update(dict.fromkeys(in_order))
         self._early.sort(reverse=True)
 
     def _name_of(self, value: bytes) -> bytes | None:
@@ -251,7 +251,8 @@ class Sequences:
         """Return held rows that are heads now, with their keys, `limit` at most; each is to be claimed."""
         found: list[tuple[bytes, bytes]] = []
         while self._ready and len(found) < limit:
-            name = self._ready.popleft()
+            name = next(iter(self._ready))
+            del self._ready[name]
             line = self._lines.get(name)
             if line is None or not line.rows or self._is_busy(name, line) or self._is_early(line.rows[0]):
                 continue
@@ -331,7 +332,7 @@ class Sequences:
                 if (aside := self._aside.pop(line.rows[0], None)) is not None:
                     self.wake(aside[1])
             elif line.rows[0] not in self._unwritten:
-                self._ready.append(name)
+                self._ready[name] = None
                 self.wake(0)
         waits_long = line.failed and not line.running
         while self._by_key and line.waiting and not line.first and (waits_long or len(line.rows) > FEW):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -10,8 +11,9 @@ from doubles import BankDownError, Gate, Refusing, reopen
 from retryapp.core.rows import decode_row
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
+from retryapp.engine.partition import scheduler
 from retryapp.ports import Event, TopicPartition
-from retryapp.testing import MemoryLaneTransport, MemoryPartition
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 
 def held(partition: MemoryPartition) -> int:
@@ -194,3 +196,31 @@ async def test_rows_of_a_handler_without_an_order_are_claimed_in_order_once_it_h
     async with MemoryPartition(gate, "1s", concurrency=9, transport=transport) as orders:
         await orders.advance(1_000)
         assert set(gate.started) == {b"1", b"2", b"3", b"4"}
+
+
+async def test_a_head_whose_row_is_not_written_yet_is_claimed_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transaction of the second held row hangs while the first one ends; that fails no lane."""
+    monkeypatch.setattr(scheduler, "CLAIM_LIMIT", 1)
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
+        await orders.send(b"1", b"2", key=b"a")
+        gate.let(b"1", BankDownError())
+        await orders.settle()
+        commits = orders.transport.pause(Step.COMMIT)
+        await orders.send(b"3", key=b"a")
+        await orders.advance(1_000)
+        gate.let(b"1")
+        for _ in range(40):
+            await asyncio.sleep(0)
+            assert orders.engine._sequences is not None
+            orders.engine._sequences.advance(b"a")  # as each record that comes in does
+        await orders.settle()
+        assert gate.started == [b"1", b"1", b"2"]
+        gate.let(b"2")
+        await orders.settle()
+        orders.engine.scheduler.changed(0)  # another row is due
+        await orders.settle()
+        assert (gate.started[3:], orders.observer.of(Event.LANE_FAILED)) == ([], [])
+        commits.set()
+        await orders.settle()
+        assert gate.started[3:] == [b"3"]
