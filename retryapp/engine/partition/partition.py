@@ -29,7 +29,7 @@ from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled,
 from retryapp.engine.partition.duplicates import Duplicates, begin_duplicates
 from retryapp.engine.partition.progress import Counting, OffsetWindow
 from retryapp.engine.partition.scheduler import Scheduler
-from retryapp.engine.partition.sequences import GivenUp, Sequences, begin_sequences
+from retryapp.engine.partition.sequences import GivenUp, Sequences
 from retryapp.engine.partition.suspects import Suspects, begin_suspects
 from retryapp.ports import TopicPartition
 
@@ -137,17 +137,19 @@ class PartitionEngine(RunOwner):
         ordered = self.context.handler.order is not Order.NONE
         self._beyond = Beyond(self._main, starts[self._main], transport.settled, ordered=ordered)
         emit, loaded = partial(self._emit, self.rows, session), partial(self._wanted, self._main)
-        self._sequences = begin_sequences(
-            self.context,
-            self.partition,
-            self._given_up,
-            starts[self._main],
-            start=lambda run: self._start(run),
-            settle=self._settle,
-        )
+        start = starts[self._main]
+        self._sequences = None
+        if ordered:
+            self._sequences = Sequences(
+                self.context,
+                self.partition,
+                self._given_up,
+                start,
+                start=lambda run: self._start(run),
+                settle=self._settle,
+            )
         self.scheduler = Scheduler(self.context, self.partition, transport.pending, emit, self._sequences, loaded)
         self._duplicates = begin_duplicates(self.context, transport.seen, self.partition)
-        start = starts[self._main]
         tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
         self._counting = Counting(self.context.handler, self._main, tally, start)
         suspects = partial(begin_suspects, self.context, self.lane, session, self.scheduler.claimed)

@@ -73,7 +73,7 @@ class GivenUp:
 
     def __init__(self) -> None:
         self.ended: Callable[[bytes], None] = lambda _name: None
-        """Is told the sequence of one that has ended."""
+        """Called with the sequence of a run that has ended."""
         self._counts: Counter[bytes] = Counter()
         self._former: set[Run] = set()
 
@@ -129,7 +129,7 @@ class Sequences:
             settle: takes the turn of a first delivery that does not run now.
         """
         self.wake: Callable[[int], None] = lambda _due_at_ms: None
-        """Is told the due time of a row that may be claimed."""
+        """Called with the due time of a row that may be claimed now."""
         self._context = context
         self._given_up = given_up
         given_up.ended = self.advance
@@ -339,18 +339,3 @@ class Sequences:
             if not self._hold(name, line, line.waiting[0]):
                 return
             line.waiting.popleft()
-
-
-def begin_sequences(
-    context: DeliveryContext,
-    partition: int,
-    given_up: GivenUp,
-    start_offset: int,
-    *,
-    start: Callable[[Run], None],
-    settle: Callable[[Run, Turn], None],
-) -> Sequences | None:
-    """Return the sequences of a new session, if its handler keeps an order."""
-    if context.handler.order is Order.NONE:
-        return None
-    return Sequences(context, partition, given_up, start_offset, start=start, settle=settle)
