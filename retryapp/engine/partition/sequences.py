@@ -228,7 +228,10 @@ class Sequences:
             origin=origin.text,
             at_ms=now_ms,
         )
-        line.rows.append(identity)
+        if line.rows and self._position(line.rows[-1]) > self._position(identity):
+            insort(line.rows, identity, key=self._position)
+        else:
+            line.rows.append(identity)
         self._unwritten[identity] = name
         turn = settling(
             record,

@@ -198,6 +198,27 @@ async def test_rows_of_a_handler_without_an_order_are_claimed_in_order_once_it_h
         assert set(gate.started) == {b"1", b"2", b"3", b"4"}
 
 
+async def test_a_held_row_is_before_a_later_row_of_a_handler_without_an_order() -> None:
+    """The second record of a key had no outcome when the worker ended; the first and the third one have rows."""
+    gate = Gate()
+    transport = MemoryLaneTransport()
+    async with MemoryPartition(gate, "1s*5", concurrency=9, transport=transport) as orders:
+        await orders.send(b"1", b"2", b"3", key=b"a")
+        gate.let(b"1", BankDownError())
+        gate.let(b"3", BankDownError())
+        for _ in range(9):
+            await orders.advance(100)
+    gate = Gate()
+    async with MemoryPartition(gate, "1s*5", concurrency=9, order=Order.KEY, transport=transport) as orders:
+        await orders.advance(5_000)
+        gate.let(b"1", BankDownError())
+        await orders.settle()
+        assert (gate.started, held(orders)) == ([b"1"], 1)
+        gate.let_all()
+        await orders.to_rest()
+        assert gate.started == [b"1", b"1", b"2", b"3"]
+
+
 async def test_a_head_whose_row_is_not_written_yet_is_claimed_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transaction of the second held row hangs while the first one ends; that fails no lane."""
     monkeypatch.setattr(scheduler, "CLAIM_LIMIT", 1)
