@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from retryapp.core.batch import Batch
     from retryapp.core.deduplicate import Deduplicate
     from retryapp.core.errors import RetryAppError
     from retryapp.core.http import http_errors
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from retryapp.retries import Delivery, Retries
 
 __all__ = [
+    "Batch",
     "Deduplicate",
     "Delivery",
     "Reject",
@@ -37,6 +39,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Batch": "retryapp.core.batch",
     "Deduplicate": "retryapp.core.deduplicate",
     "Delivery": "retryapp.retries",
     "Reject": "retryapp.core.verdicts",

@@ -11,14 +11,15 @@ The decorated function is returned unchanged, so a unit test can call it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import faust
 
 from retryapp import web
-from retryapp.core.deduplicate import Deduplicate, EventId
+from retryapp.core.batch import Batch
+from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.policy import RetryPolicy
@@ -125,6 +126,8 @@ class Retries:
         max_crashes: int = 3,
         deduplicate: Deduplicate | str | EventId | None = None,
         order: str | Order = Order.NONE,
+        publishes: Sequence[str] = (),
+        batch: Batch | None = None,
     ) -> Callable[[F], F]:
         """Declare the handler of a main topic.
 
@@ -144,6 +147,10 @@ class Retries:
             order: `none` (default): records that wait delay no other. `key`: records of a key run in the order of the
                 topic, each after the end of the one before; those behind one that failed wait, undelivered, and other
                 keys go on. `partition`: the same for all records of a partition, which stops until then.
+            publishes: topics that the function publishes to. A start checks that they exist, `plan` and `doctor` list
+                them and the rights that they need, and a circle of handlers is refused.
+            batch: `Batch(size=100, wait="50ms")`: the function takes a list of up to so many values of one partition,
+                and a list of as many deliveries as a second argument. `deliveries[i].fail(error)` has one of them fail.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -153,9 +160,12 @@ class Retries:
             DuplicateHandlerError: the topic has a handler already.
             HandlerSignatureError: the function cannot be called with a value.
             InvalidTopicNameError, NameClashError: topic names that would not work.
+            PublishCircleError: handlers would publish to each other's main topics in a circle.
             InvalidSettingError: an argument is out of range.
         """
         chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
+        if isinstance(publishes, str):
+            raise InvalidSettingError("publishes", publishes, f"a list of topics: publishes=[{publishes!r}]")
         if concurrency < 1:
             raise InvalidSettingError("concurrency", concurrency, "at least 1")
         if max_in_flight < concurrency:
@@ -166,7 +176,7 @@ class Retries:
             kept = Order(order)
         except ValueError:
             raise InvalidSettingError("order", order, "one of " + ", ".join(Order)) from None
-        rule = Deduplicate(deduplicate) if isinstance(deduplicate, str) or callable(deduplicate) else deduplicate
+        rule = rule_of(deduplicate)
 
         def declare(function: F) -> F:
             topology = HandlerTopology(
@@ -176,6 +186,7 @@ class Retries:
                 delays_ms=chosen.delays_ms,
                 dead_letters=chosen.dead_letters,
                 seen_window_ms=None if rule is None else rule.window_ms,
+                publishes=tuple(dict.fromkeys(publishes)),
             )
             handler = Handler(
                 function=function,
@@ -187,6 +198,7 @@ class Retries:
                 max_crashes=max_crashes,
                 deduplicate=rule,
                 order=kept,
+                batch=batch,
                 destinations=self._destinations,
             )
             others = [known for known in self.topologies if known.main != topic]

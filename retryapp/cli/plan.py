@@ -69,7 +69,7 @@ def planned(command: Callable[..., R]) -> Callable[..., R]:
 @click.option("--principal", metavar="TYPE:NAME", help="Principal for --acls. [default: User:GROUP]")
 @click.option(
     "--publishes", metavar="TOPIC", multiple=True,
-    help="With --acls: a topic that handlers publish to with record.publish. Repeatable.",
+    help="With --acls: one more topic that handlers publish to, besides those that they declare. Repeatable.",
 )  # fmt: skip
 def command(
     *,
@@ -83,8 +83,8 @@ def command(
 ) -> ExitCode:
     """Show which topics an application needs, which exist, and what is wrong with them. Changes nothing.
 
-    With --acls: which rights its workers need, as a table and as kafka-acls.sh lines. An application does not declare
-    which topics its handlers publish to (record.publish): name them with --publishes.
+    With --acls: which rights its workers need, as a table and as kafka-acls.sh lines, also on topics that handlers
+    declare with publishes=...; name others with --publishes.
 
     Retention is the time that all workers may be down plus the policy's longest wait; partitions are as many as the
     main topic's.
@@ -114,14 +114,16 @@ def _show_acls(
 ) -> ExitCode:
     create_main = options.create_main_partitions is not None
     rights = needed_acls(application.topologies, create_main=create_main, publishes=publishes)
-    may_publish = [handler.name for handler in application.handlers if handler.takes_delivery]
+    silent = [handler for handler in application.handlers if handler.takes_delivery and not handler.topology.publishes]
+    may_publish = [handler.name for handler in silent]
+    declared = [topic for topology in application.topologies for topic in topology.publishes]
     who = principal or f"User:{application.topologies[0].group}"
     commands = acl_commands(rights, bootstrap=application.connection.bootstrap, principal=who)
     facts = {
         "principal": who,
         "acls": list(rights),
         "commands": list(commands),
-        "publishes": list(publishes),
+        "publishes": list(dict.fromkeys([*declared, *publishes])),
         "may_publish": may_publish,
     }
     rows = [
@@ -137,8 +139,8 @@ def _show_acls(
     text = [table(("on", "name", "operation", "needed", "why"), rows), "", *commands, ""]
     if may_publish and not publishes:
         text.append(
-            f"{', '.join(may_publish)} may publish (record.publish) to topics that the application does not declare: "
-            "each needs Describe and Write. Name them with --publishes TOPIC."
+            f"{', '.join(may_publish)} may publish (delivery.publish) to topics that the application does not declare: "
+            "each needs Describe and Write. Declare them with publishes=..., or name them with --publishes TOPIC."
         )
     text.append("Your own agents, tables and topics need rights of their own.")
     emit(facts, "\n".join(text), as_json=as_json)

@@ -99,6 +99,11 @@ class Deduplicate:
         return hashlib.sha256(raw).digest()[:IDENTITY_BYTES]
 
 
+def rule_of(given: Deduplicate | str | EventId | None) -> Deduplicate | None:
+    """Return the rule that an argument stands for: a rule, the source of the event id alone, or None."""
+    return given if given is None or isinstance(given, Deduplicate) else Deduplicate(given)
+
+
 def encode_seen(seen: Seen) -> bytes:
     """Encode the value of a row."""
     return _VALUE.pack(SEEN_VERSION, seen.origin_offset, seen.expires_ms)

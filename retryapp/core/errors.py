@@ -119,6 +119,18 @@ class DuplicateHandlerError(ConfigurationError):
         )
 
 
+class PublishCircleError(ConfigurationError):
+    """Handlers publish to each other's main topics in a circle. Operator action: break it, or use a second app."""
+
+    def __init__(self, main: str, circle: str) -> None:
+        self.main = main
+        self.circle = circle
+        super().__init__(
+            f"what the handler of {main} publishes comes back to it: {circle}. Each record would make another one, "
+            f"without end: publish to another topic, or raise RetryLater to see the same record again"
+        )
+
+
 class NoHandlersError(ConfigurationError):
     """An app has no handlers. Operator action: decorate a function with ``@retries.handler(topic)``."""
 

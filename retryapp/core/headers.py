@@ -43,7 +43,7 @@ RETRY_DELIVERY: Final = "retry-delivery"
 RETRY_DUE_MS: Final = "retry-due-ms"
 RETRY_STARTED_MS: Final = "retry-started-ms"
 RETRY_HOT_ATTEMPTS: Final = "retry-hot-attempts"
-"""Reserved for retries in place: ours, not written, not read."""
+"""Tries of the delivery that ended last; written only where there was more than one."""
 RETRY_POLICY: Final = "retry-policy"
 RETRY_TIER: Final = "retry-tier"
 RETRY_RULE: Final = "retry-rule"
@@ -89,6 +89,7 @@ def _check(metadata: RetryMetadata) -> None:
         (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays or metadata.held else 1, MAX_COUNT),
         (RETRY_DELIVERY, metadata.delivery, metadata.attempt, MAX_COUNT),
         (RETRY_RULE_FAILURES, metadata.rule_failures, -1, MAX_COUNT),
+        (RETRY_HOT_ATTEMPTS, metadata.hot_attempts, 1, MAX_COUNT),
         (RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT),
         (RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS),
         (RETRY_STARTED_MS, metadata.started_ms, 0, MAX_EPOCH_MS),
@@ -130,6 +131,8 @@ def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
     yield RETRY_ATTEMPT, b"%d" % md.attempt
     if md.delivery != md.attempt:
         yield RETRY_DELIVERY, b"%d" % md.delivery
+    if md.hot_attempts > 1:
+        yield RETRY_HOT_ATTEMPTS, b"%d" % md.hot_attempts
     if md.due_at_ms is not None:
         yield RETRY_DUE_MS, b"%d" % md.due_at_ms
     yield RETRY_STARTED_MS, b"%d" % md.started_ms
@@ -226,6 +229,7 @@ class HeaderReader:
             origin_timestamp_ms=self.timestamp(RETRY_ORIGIN_TIMESTAMP_MS),
             attempt=self.number(RETRY_ATTEMPT),
             delivery=self.delivery(),
+            hot_attempts=self.number(RETRY_HOT_ATTEMPTS) if RETRY_HOT_ATTEMPTS in self.found else 1,
             due_at_ms=self.number(RETRY_DUE_MS) if RETRY_DUE_MS in self.found else None,
             started_ms=self.number(RETRY_STARTED_MS),
             policy=self.name(RETRY_POLICY),

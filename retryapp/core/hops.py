@@ -156,7 +156,7 @@ def _nominal_ms(tier: str) -> int | None:
         return None  # the tier is for people; the due time decides
 
 
-def to_row(copy: Outgoing, metadata: RetryMetadata) -> PendingRow:
+def to_row(copy: Outgoing, metadata: RetryMetadata, flags: int = 0) -> PendingRow:
     """Return the row of a record that waits, from its copy; raise `ValueError` without a due time."""
     if metadata.due_at_ms is None:
         raise ValueError(f"{metadata.failure_id} is dead ({metadata.reason}): it has no due time")
@@ -168,6 +168,7 @@ def to_row(copy: Outgoing, metadata: RetryMetadata) -> PendingRow:
         since_ms=metadata.last_failed_ms,
         attempt=metadata.attempt,
         delivery=metadata.delivery,
+        flags=flags,
     )
 
 
@@ -255,6 +256,7 @@ def after_failure(
     origin: Origin,
     origin_timestamp_ms: int,
     attempt: int,
+    hot_attempts: int = 1,
     started_ms: int,
     failed_ms: int,
     policy_digest: str,
@@ -275,6 +277,7 @@ def after_failure(
         origin_timestamp_ms=clamped(origin_timestamp_ms if previous is None else previous.origin_timestamp_ms, -1),
         attempt=attempt,
         delivery=attempt if previous is None else min(previous.delivery + 1, MAX_COUNT),
+        hot_attempts=min(hot_attempts, MAX_COUNT),
         due_at_ms=clamped(decision.due_at_ms) if isinstance(decision, RetryAt) else None,
         started_ms=clamped(started_ms),
         policy=policy_digest,

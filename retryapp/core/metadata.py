@@ -25,7 +25,7 @@ MAX_METADATA_BYTES: Final = 32 * 1_024
 MAX_EPOCH_MS: Final = 253_402_300_799_999
 """Latest instant in any header: the end of the year 9999."""
 MAX_COUNT: Final = 1_000_000
-"""Largest attempt, delivery and number of replays."""
+"""Largest attempt, delivery, number of tries and of replays."""
 HELD: Final = "held"
 """Tier of a record that waits, undelivered, for earlier ones of its sequence; its attempt and delivery are 0."""
 NAMELESS: Final = "?"
@@ -61,6 +61,8 @@ class RetryMetadata:
     """Number of the attempt that failed last, as the policy counts; 0 of a held record, and of a new replay."""
     delivery: int
     """Number of the delivery that ended last; the next is this + 1. Never starts again: a replay takes a number."""
+    hot_attempts: int = 1
+    """How many tries the delivery that ended last took."""
     due_at_ms: int | None = None
     """Earliest start of the next attempt, epoch milliseconds; None when dead."""
     started_ms: int

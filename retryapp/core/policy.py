@@ -3,7 +3,7 @@
 A policy is frozen and always valid. Equal texts decide alike; the digest of the text travels with each record, the text
 itself is in a ``policy`` event::
 
-    5m*2 30m*3 1h; max_elapsed=1d; timeout=5m; retryable=ConnectionError schedule=(1s*5); non-retryable=ValueError
+    5m*2 30m*3 1h; hot=50ms*3; max_elapsed=1d; timeout=5m; retryable=ConnectionError schedule=(1s*5)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
 from retryapp.core.rules import ErrorClass, Rule
 from retryapp.core.schedule import MAX_RETRIES, Schedule, parse_schedule
@@ -24,7 +24,7 @@ DEFAULT_TIMEOUT: Final = "5m"
 
 DIGEST_CHARS: Final = 12
 
-_TEXT_FIELDS: Final = ("max_elapsed", "timeout")
+_TEXT_FIELDS: Final = ("hot", "max_elapsed", "timeout")
 
 Rules = Rule | Iterable[Any]
 """A rule, or some, nested as one likes: `http_errors` returns several."""
@@ -49,6 +49,8 @@ class RetryPolicy:
     otherwise: ErrorClass
     """The class of errors that no rule names."""
     timeout_ms: int
+    hot: Schedule | None
+    """Waits between tries within one delivery, in place, before it counts as failed; None: one try."""
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class RetryPolicy:
         on: Rules = (),
         otherwise: str | ErrorClass = ErrorClass.RETRYABLE,
         timeout: str | timedelta = DEFAULT_TIMEOUT,
+        hot: str | Schedule | None = None,
     ) -> None:
         """Validate the fields.
 
@@ -72,7 +75,9 @@ class RetryPolicy:
             on: rules from ``retryable(...)``, ``non_retryable(...)``, ``skippable(...)`` and ``http_errors()``,
                 ordered, first match wins.
             otherwise: the class of errors that no rule names, ``"retryable"`` or ``"non-retryable"``.
-            timeout: how long one run of the handler may take.
+            timeout: how long one run of the handler may take, with all its hot tries.
+            hot: a schedule of short waits (``"50ms*3"``): after an error, the same delivery tries again in place before
+                it counts as failed. The waits together are shorter than ``timeout``.
         """
         chosen = schedule if isinstance(schedule, Schedule) else parse_schedule(schedule)
         rules = tuple(_rules(on))
@@ -82,6 +87,7 @@ class RetryPolicy:
         object.__setattr__(self, "max_elapsed_ms", None if max_elapsed is None else _length("max_elapsed", max_elapsed))
         object.__setattr__(self, "otherwise", _otherwise(otherwise))
         object.__setattr__(self, "timeout_ms", _length("timeout", timeout))
+        object.__setattr__(self, "hot", None if hot is None else _hot(hot, self.timeout_ms))
 
     @classmethod
     def parse(cls, text: str) -> RetryPolicy:
@@ -98,8 +104,8 @@ class RetryPolicy:
         for part in parts:
             name, _, value = part.partition("=")
             if name not in _TEXT_FIELDS or name in fields:
-                known = " and ".join(_TEXT_FIELDS)
-                problem = f"{part!r} is unknown or occurs twice; text has a schedule, {known}: rules need a RetryPolicy"
+                known = ", ".join(_TEXT_FIELDS)
+                problem = f"{part!r} is unknown or occurs twice; text has a schedule, {known}; rules need a RetryPolicy"
                 raise InvalidPolicyError("policy", text, problem)
             fields[name] = value
         options: dict[str, Any] = fields
@@ -126,6 +132,8 @@ class RetryPolicy:
         parts = [self.schedule.text]
         if self.max_attempts != _longest(self.schedules):
             parts.append(f"max_attempts={self.max_attempts}")
+        if self.hot is not None:
+            parts.append(f"hot={self.hot.text}")
         if self.max_elapsed_ms is not None:
             parts.append(f"max_elapsed={format_duration_ms(self.max_elapsed_ms)}")
         parts.append(f"timeout={format_duration_ms(self.timeout_ms)}")
@@ -145,6 +153,18 @@ def _length(field: str, value: str | timedelta) -> int:
         return parse_duration_ms(value)
     except InvalidDurationError as error:
         raise InvalidPolicyError(field, value, str(error)) from error
+
+
+def _hot(hot: str | Schedule, timeout_ms: int) -> Schedule:
+    try:
+        chosen = hot if isinstance(hot, Schedule) else parse_schedule(hot)
+    except InvalidPolicyError as error:
+        raise InvalidPolicyError("hot", hot, error.expected) from error
+    waits_ms = sum(chosen.all_nominal_ms)
+    if waits_ms >= timeout_ms:
+        waits, timeout = format_duration_ms(min(waits_ms, MAX_DURATION_MS)), format_duration_ms(timeout_ms)
+        raise InvalidPolicyError("hot", chosen.text, f"its waits take {waits}, and timeout={timeout} is for all tries")
+    return chosen
 
 
 def _rules(on: Rules) -> Iterator[Rule]:

@@ -50,6 +50,8 @@ OFFSET_AT: Final = 13
 """Start of the offset of the first delivery in an identity."""
 ROW_OVERHEAD_BYTES: Final = 48
 """Bytes of a row without key, value and headers."""
+ALONE: Final = 1
+"""Flag: the handler takes lists, and the record runs alone next."""
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
 

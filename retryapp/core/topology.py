@@ -8,13 +8,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
-from retryapp.core.errors import DuplicateHandlerError, InvalidDurationError, InvalidTopicNameError, NameClashError
+from retryapp.core.errors import (
+    DuplicateHandlerError,
+    InvalidDurationError,
+    InvalidTopicNameError,
+    NameClashError,
+    PublishCircleError,
+)
 
 DAY_MS: Final = 86_400_000
 DEFAULT_DOWNTIME_MS: Final = 7 * DAY_MS
@@ -79,6 +85,8 @@ class HandlerTopology:
     """How long events are remembered to detect duplicates, in milliseconds; None: no deduplication."""
     dead_letters: tuple[str, ...] = ()
     """Names of further dead-letter topics, those of the policy's rules."""
+    publishes: tuple[str, ...] = ()
+    """Topics of others that the handler says that it publishes to."""
     retry_topics: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
     owned: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -96,7 +104,7 @@ class HandlerTopology:
         if self.seen_window_ms is not None:
             owned = (*owned, self.seen_changelog)
         object.__setattr__(self, "owned", owned)
-        for name in (self.group, self.main, *self.owned):
+        for name in (self.group, self.main, *self.owned, *self.publishes):
             check_name(name)
 
     @property
@@ -157,6 +165,11 @@ class HandlerTopology:
         return f"{self.prefix}.seen.changelog"
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """All topics that the handler needs: main, ours, and those that it publishes to."""
+        return (self.main, *self.owned, *self.publishes)
+
+    @property
     def consumed(self) -> tuple[str, ...]:
         """Topics that the group subscribes."""
         return (self.main,)
@@ -199,7 +212,8 @@ def check_names(topologies: Iterable[HandlerTopology]) -> None:
     Raises:
         DuplicateHandlerError: two handlers in one group have the same main topic.
         NameClashError: a topic would have two owners, a main topic is a topic of ours, or two names differ only in
-            ``.`` and ``_`` (Kafka refuses to create the second).
+            ``.`` and ``_`` (Kafka refuses to create the second); or a handler would publish to a topic of ours.
+        PublishCircleError: handlers would publish to each other's main topics in a circle.
     """
     known = tuple(topologies)
     marks: set[str] = set()
@@ -215,6 +229,26 @@ def check_names(topologies: Iterable[HandlerTopology]) -> None:
         other = claims.get(_collision_key(main))
         if other is not None:
             raise NameClashError(main, other[0], f"the main topic of group {group}", other[1])
+    for topology in known:
+        for topic in topology.publishes:
+            if (other := claims.get(_collision_key(topic))) is not None:
+                raise NameClashError(topic, other[0], f"the handler of {topology.main} (publishes=…)", other[1])
+    _refuse_circles({topology.main: topology.publishes for topology in known})
+
+
+def _refuse_circles(publishes: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise `PublishCircleError` if a handler's own record can come back to it."""
+    for main in publishes:
+        ways: list[tuple[str, ...]] = [(main,)]
+        seen: set[str] = set()
+        while ways:
+            way = ways.pop()
+            for topic in publishes.get(way[-1], ()):
+                if topic == main:
+                    raise PublishCircleError(main, " -> ".join((*way, main)))
+                if topic not in seen:
+                    seen.add(topic)
+                    ways.append((*way, topic))
 
 
 def _collision_key(name: str) -> str:

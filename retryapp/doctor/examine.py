@@ -245,6 +245,6 @@ def _existing(
     reader: ClusterReader, topologies: Sequence[HandlerTopology]
 ) -> tuple[dict[str, TopicState], dict[str, TopicState]]:
     """Return the topics that exist and that we may see, with Kafka's own and without."""
-    names = [name for topology in topologies for name in (topology.main, *topology.owned)]
+    names = [name for topology in topologies for name in topology.named]
     every = reader.describe_topics([*names, *INTERNAL], tolerant=True)
     return every, {name: state for name, state in every.items() if name not in INTERNAL}

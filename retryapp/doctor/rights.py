@@ -33,6 +33,7 @@ def judge_rights(
             acl.code
             for acl in acls
             if acl.resource is resource
+            and (acl.needed or resource is Resource.CLUSTER)
             and (resource is not Resource.TOPIC or (acl.name == name if name else acl.pattern is Pattern.PREFIXED))
         }
 

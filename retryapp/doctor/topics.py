@@ -32,9 +32,10 @@ def _refused(step: PlanStep) -> Iterator[Finding]:
     name = f"topic {step.topic}"
     if step.action is Action.MISSING:
         remedy = step.why["partitions"]
-        yield problem(
-            name, "does not exist", expected="the main topic of a handler", why="no worker starts", remedy=remedy
+        expected = (
+            "the main topic of a handler" if step.topic == step.main else f"the handler of {step.main} publishes to it"
         )
+        yield problem(name, "does not exist", expected=expected, why="no worker starts", remedy=remedy)
     for found in step.problems:
         seen = f"{found.setting}={found.have}"
         yield problem(name, seen, expected=found.want, why=found.why, remedy=found.remedy)

@@ -71,7 +71,7 @@ def needed_acls(
     Args:
         topologies: its handlers, at least one.
         create_main: they create missing main topics.
-        publishes: topics that handlers publish to (``record.publish``).
+        publishes: topics that handlers publish to (``delivery.publish``), besides those that they declare.
     """
     group = topologies[0].group
     literal, prefixed = Pattern.LITERAL, Pattern.PREFIXED
@@ -79,7 +79,8 @@ def needed_acls(
     acls = list(_acls(Resource.TOPIC, f"{group}.", prefixed, _OURS))
     for main in sorted({topology.main for topology in topologies}):
         acls += _acls(Resource.TOPIC, main, literal, {**create, **_MAIN})
-    for topic in sorted(set(publishes)):
+    declared = [topic for topology in topologies for topic in topology.publishes]
+    for topic in sorted({*declared, *publishes}):
         acls += _acls(Resource.TOPIC, topic, literal, _PUBLISHED, optional="DescribeConfigs")
     acls += _acls(Resource.GROUP, group, literal, {"Read": "membership and offsets"})
     acls += _acls(Resource.TRANSACTIONAL_ID, f"{group}.", prefixed, _TRANSACTIONS)

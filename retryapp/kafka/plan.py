@@ -30,6 +30,7 @@ from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError, Replica
 from retryapp.kafka.owner import UNMARKED, OwnerMark, claim_owner_mark, owner_refusal
 
 MAIN_ROLE: Final = "main"
+PUBLISHED_ROLE: Final = "published"
 OWNER: Final = "owner"
 
 KAFKA_MAX_MESSAGE_BYTES: Final = 1_048_588
@@ -46,7 +47,7 @@ class Action(StrEnum):
     MISMATCH = "mismatch"
     """It is there and does not serve."""
     MISSING = "missing"
-    """A main topic that is not there, and may not be made."""
+    """A topic of the user's that is not there, and may not be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +56,13 @@ class PlanStep:
 
     topic: str
     role: str
-    """``main``, or the role of a topic of ours."""
+    """``main``, ``published``, or the role of a topic of ours."""
     action: Action
     group: str
     main: str
     """With ``group``: the handler that it is for."""
     partitions: int | None
-    """None: a main topic that is missing."""
+    """None: a topic of the user's that is missing."""
     replication: int | None
     """Copies that are there or will be; None: the broker decides."""
     config: Mapping[str, str] = field(default_factory=dict)
@@ -122,7 +123,8 @@ class Plan:
         """Raise the named error of the first step that cannot be carried out; return when there is none."""
         for step in self.refused:
             if step.action is Action.MISSING:
-                raise TopicMissingError(step.topic, self.bootstrap, missing_remedy(step.topic))
+                remedy = step.why["partitions"] if step.role == PUBLISHED_ROLE else missing_remedy(step.topic)
+                raise TopicMissingError(step.topic, self.bootstrap, remedy)
             for found in step.problems:
                 if found.setting == OWNER:
                     refusal = OwnerUnknownError if found.have == UNMARKED else OwnerMismatchError
@@ -153,6 +155,9 @@ def plan_topics(
     check_names(topologies)
     cluster = admin.cluster()
     states = admin.describe_topics(name for topology in topologies for name in (topology.main, *topology.owned))
+    mains = {topology.main for topology in topologies}
+    published = {topic for topology in topologies for topic in topology.publishes if topic not in mains}
+    others = admin.describe_topics(published, tolerant=True) if published else {}
     steps: list[PlanStep] = []
     for topology in topologies:
         for step in plan_handler(topology, states, cluster, options):
@@ -160,6 +165,7 @@ def plan_topics(
                 steps.append(_with_owner(step, admin, topology, options))
             else:
                 steps.append(step)
+        steps += [_published_step(topology, name, others.get(name)) for name in topology.publishes if name in published]
     plan = Plan(tuple(steps), cluster.brokers, admin.connection.bootstrap, states)
     if plan.to_create:
         check_replication(cluster, options)
@@ -215,6 +221,22 @@ def _main_step(topology: HandlerTopology, main: TopicState | None, partitions: i
         partitions=partitions,
         replication=None if main is None else main.replication,
         why=why,
+    )
+
+
+def _published_step(topology: HandlerTopology, topic: str, state: TopicState | None) -> PlanStep:
+    why = "the user's topic: the handler publishes to it"
+    if state is None:
+        why = f"The handler of {topology.main} publishes to it: create it, grant Describe on it, or correct publishes="
+    return PlanStep(
+        topic=topic,
+        role=PUBLISHED_ROLE,
+        action=Action.MISSING if state is None else Action.OK,
+        group=topology.group,
+        main=topology.main,
+        partitions=None if state is None else state.partitions,
+        replication=None if state is None else state.replication,
+        why={"partitions": why},
     )
 
 

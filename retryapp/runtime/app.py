@@ -26,7 +26,7 @@ from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, RetryAppError
 from retryapp.core.lane_errors import LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
-from retryapp.engine.delivery.pool import make_pools
+from retryapp.engine.delivery.batches import make_pools
 from retryapp.engine.handler.handler import Handler
 from retryapp.engine.handler.orphans import HUNG_S
 from retryapp.engine.partition.partition import PartitionEngine

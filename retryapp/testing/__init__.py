@@ -2,10 +2,11 @@
 
 They carry out the same contracts as the real ones (``tests/contract`` proves it) and drive the engine's own code::
 
+    @retries.handler("orders", policy=RetryPolicy("5m 1h"))
     async def charge(order: bytes) -> None:
         raise TimeoutError("the bank does not answer")
 
-    async with MemoryPartition(charge, RetryPolicy("5m 1h")) as orders:
+    async with MemoryPartition.of(retries, "orders") as orders:
         await orders.send(b"order 1")
         await orders.advance(5 * 60_000)
         await orders.advance(60 * 60_000)

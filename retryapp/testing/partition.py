@@ -1,16 +1,17 @@
 """One partition of one handler: the engine's own code on memory topics, in virtual time.
 
-`send` puts records on the main topic; the partition delivers, retries and dead-letters them exactly as a worker would;
+`of` takes the handler from its declaration. `send` puts records on the main topic; the partition delivers, retries and
+dead-letters them exactly as a worker would;
 `advance` lets time pass.
 
 Leaving the block kills the worker. What is in Kafka and on its disk is in the transport, and a new worker can continue
 with that::
 
-    async with MemoryPartition(charge, "5m") as orders:
+    async with MemoryPartition.of(retries, "orders") as orders:
         dying = orders.transport.pause(Step.COMMIT)
         await orders.send(b"order 1")
         assert dying.reached
-    async with MemoryPartition(charge, "5m", transport=orders.transport) as orders:
+    async with MemoryPartition.of(retries, "orders", transport=orders.transport) as orders:
         assert orders.waiting == {"5m": 1}
 """
 
@@ -18,17 +19,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields
 from itertools import count
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Protocol, Self
 
-from retryapp.core.deduplicate import Deduplicate
+from retryapp.core.deduplicate import rule_of
 from retryapp.core.headers import decode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.engine.delivery.pool import DeliveryPool, make_pools
+from retryapp.engine.delivery.batches import make_pools
+from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Handler, HandlerFunction, Order
 from retryapp.engine.handler.publish import Destinations
@@ -46,6 +49,16 @@ _ROUNDS = 200
 _LOOK_MS = 1_000
 _MAX_BYTES = 1_048_576
 _LIVES = count(1)
+_OF_A_WORKER: Final = ("function", "policy", "destinations")
+"""Fields of a declared handler that are given in another way."""
+
+
+class Declares(Protocol):
+    """A `Retries`."""
+
+    @property
+    def handlers(self) -> tuple[Handler, ...]:
+        """The declared handlers."""
 
 
 class MemoryPartition:
@@ -63,8 +76,29 @@ class MemoryPartition:
         transport: Kafka and the local store as a worker has left them; default: new ones.
         pools: for first deliveries and retries, shared by partitions of one handler; default: its own.
         destinations: topics that the handler publishes to; default: every name, with one partition.
-        options: more fields of `Handler`, as `value_type` and `concurrency`.
+        options: more fields of `Handler`, as `value_type`, `concurrency` and `deduplicate`.
     """
+
+    @classmethod
+    def of(cls, retries: Declares, main: str, *, function: HandlerFunction | None = None, **more: Any) -> Self:
+        """Make the partition of a declared handler, with all that its declaration says.
+
+        Args:
+            retries: the app's `Retries`; no broker is asked.
+            main: the handler's main topic.
+            function: called in place of the declared one, as a `Script` that fails first; default: that one.
+            more: further arguments, as for the class: `transport`, `clock`, `partition`, and others.
+
+        Raises:
+            LookupError: no handler of this topic is declared.
+        """
+        declared = {handler.main: handler for handler in retries.handlers}
+        if main not in declared:
+            raise LookupError(f"no handler of {main!r} is declared, only of {', '.join(declared) or 'no topic'}")
+        handler = declared[main]
+        names = [field.name for field in fields(handler) if field.init and field.name not in _OF_A_WORKER]
+        options = {name: getattr(handler, name) for name in names}
+        return cls(function or handler.function, handler.policy, **{**options, **more})
 
     def __init__(
         self,
@@ -83,8 +117,8 @@ class MemoryPartition:
         **options: Any,
     ) -> None:
         chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
-        rule: Deduplicate | None = options.get("deduplicate")
-        topology = HandlerTopology(
+        rule = options["deduplicate"] = rule_of(options.get("deduplicate"))
+        topology: HandlerTopology = options.pop("topology", None) or HandlerTopology(
             group,
             main,
             delays_ms=chosen.delays_ms,
@@ -120,10 +154,10 @@ class MemoryPartition:
         )
         self._site = LaneSite(
             name=f"{topology.prefix}.{partition}",
-            group=group,
+            group=topology.group,
             partition=partition,
             sources=self.engine.sources,
-            main=TopicPartition(main, partition),
+            main=TopicPartition(topology.main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlq=TopicPartition(topology.dlq, partition),
             more_dlqs=[TopicPartition(name, partition) for name in topology.dlqs[1:]],
@@ -131,7 +165,7 @@ class MemoryPartition:
         )
         self.lane = Lane(
             name=self._site.name,
-            handler=main,
+            handler=topology.main,
             partition=partition,
             transport=self.transport,
             clock=self.clock,

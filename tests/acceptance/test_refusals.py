@@ -9,7 +9,7 @@ from harness import HandlerSpec, Stage, open_stage
 from harness.brokers import running_broker
 from harness.operator import Operator
 
-from retryapp.kafka import KafkaAdmin
+from retryapp.kafka import Action, KafkaAdmin, plan_topics
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 
@@ -73,3 +73,14 @@ def test_a_broker_that_makes_what_is_asked_for(cache_dir: Path, tmp_path: Path) 
         ours = stage.topology(topic).owned
         assert {name for name in admin.topic_names() if stage.group in name} == {topic, *ours}
         assert {state.partitions for state in admin.describe_topics(ours).values()} == {2}, "the broker made none"
+
+
+def test_a_missing_topic_that_a_handler_publishes_to(stage: Stage) -> None:
+    """Exit 3 before a record is handled; once it is there the worker starts, and the plan lists it."""
+    topic, out = stage.main_topic(), f"receipts-{stage.group}"
+    stage.program(HandlerSpec(topic=topic, publishes=out, declares=True))
+    refused(stage, 3, out, "does not exist", f"handler of {topic} publishes to it")
+    assert stage.main_topic("receipts") == out
+    plan = plan_topics(KafkaAdmin(stage.connection), [stage.topology(topic)])
+    assert [(step.role, step.action) for step in plan.steps if step.topic == out] == [("published", Action.OK)]
+    stage.worker()

@@ -30,6 +30,7 @@ class Visit:
     timestamp_ms: int
     due_at_ms: int | None
     pid: int
+    hot_attempt: int
     facts: dict[str, Any]
     """The value, where it is a JSON object; else empty."""
 
@@ -127,7 +128,7 @@ class Service:
     def _note(self, delivery: dict[str, Any]) -> Visit:
         key, value = _bytes(delivery["key"]), _bytes(delivery["value"])
         headers = tuple((name, _bytes(text)) for name, text in delivery["headers"])
-        decoded = {**delivery, "key": key, "value": value, "headers": headers, "facts": _facts(value)}
+        decoded = {"hot_attempt": 1, **delivery, "key": key, "value": value, "headers": headers, "facts": _facts(value)}
         visit = Visit(number=len(self.visits), at_ms=_now_ms(), **decoded)
         self.visits.append(visit)
         self._write({"visit": visit.number, "begun_ms": visit.at_ms, **delivery})

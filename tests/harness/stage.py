@@ -40,6 +40,12 @@ class HandlerSpec:
     max_crashes: int = 3
     publishes: str = ""
     """Topic to which each attempt publishes a result before it asks the service; none where empty."""
+    declares: bool = False
+    """The handler says that it publishes there."""
+    hot: str = ""
+    """Waits between tries in place; none where empty."""
+    batch: int = 0
+    """Records of one call at most; 0: the function takes one record."""
     deduplicate: str = ""
     """Where event ids are; duplicates are handled if empty."""
     order: str = "none"
@@ -119,6 +125,7 @@ class Stage:
             main=topic,
             tiers=Tiers(handler.tiers),
             delays_ms=RetryPolicy(handler.policy).delays_ms,
+            publishes=(handler.publishes,) if handler.declares else (),
             seen_window_ms=Deduplicate(handler.deduplicate).window_ms if handler.deduplicate else None,
         )
 

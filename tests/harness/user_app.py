@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import faust
 
-from retryapp import Delivery, Reject, Retries, RetryLater, RetryPolicy
+from retryapp import Batch, Delivery, Reject, Retries, RetryLater, RetryPolicy
 
 SPEC: dict[str, Any] = json.loads(Path("spec.json").read_text())
 SPEC["bootstrap"] = os.environ.get("STAGE_BOOTSTRAP", SPEC["bootstrap"])  # a worker may have a way of its own
@@ -65,6 +65,7 @@ def _facts(delivery: Delivery) -> dict[str, Any]:
     return {
         "failure_id": delivery.failure_id,
         "attempt": delivery.attempt,
+        "hot_attempt": delivery.hot_attempt,
         "key": _text(delivery.key),
         "value": _text(delivery.raw_value),
         "headers": [(name, _text(raw)) for name, raw in delivery.headers],
@@ -76,16 +77,6 @@ def _facts(delivery: Delivery) -> dict[str, Any]:
 def declare(wanted: dict[str, Any]) -> None:
     """Declare one handler of the spec."""
 
-    @retries.handler(
-        wanted["topic"],
-        value=TYPES[wanted["value"]],
-        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"]),
-        tiers=wanted["tiers"],
-        concurrency=wanted["concurrency"],
-        max_crashes=wanted["max_crashes"],
-        deduplicate=wanted.get("deduplicate") or None,
-        order=wanted.get("order", "none"),
-    )
     async def handle(value: Any, delivery: Delivery) -> None:
         if wanted["value"] == "bytes" and value != delivery.raw_value:
             raise RuntimeError("a handler of bytes gets the bytes")
@@ -99,6 +90,32 @@ def declare(wanted: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)  # as a record does on which the process runs out of memory
         if isinstance(value, dict) and value.get("blocks_s") and delivery.attempt == 1:
             time.sleep(value["blocks_s"])  # noqa: ASYNC251 - holds the whole event loop, as a careless handler does
+
+    async def handle_list(values: list[Any], deliveries: list[Delivery]) -> None:
+        async def handle_one(value: Any, delivery: Delivery) -> None:
+            try:
+                await handle(value, delivery)
+            except Exception as error:
+                if value.get("poison"):
+                    raise
+                delivery.fail(error)
+
+        await asyncio.gather(*(handle_one(*both) for both in zip(values, deliveries, strict=True)))
+
+    batch = wanted.get("batch")
+    declared = retries.handler(
+        wanted["topic"],
+        value=TYPES[wanted["value"]],
+        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"], hot=wanted.get("hot") or None),
+        tiers=wanted["tiers"],
+        concurrency=wanted["concurrency"],
+        max_crashes=wanted["max_crashes"],
+        deduplicate=wanted.get("deduplicate") or None,
+        order=wanted.get("order", "none"),
+        publishes=[wanted["publishes"]] if wanted.get("declares") else [],
+        batch=Batch(batch, "200ms") if batch else None,
+    )
+    declared(handle_list if batch else handle)
 
 
 def arm(crash: dict[str, Any]) -> None:

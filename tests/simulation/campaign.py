@@ -23,7 +23,7 @@ STATES = (
     "a handler ended its worker", "a handler did not heed its cancellation",
     "suspects ran together", "a suspect ran alone", "a commit was taken back",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "succeeded", "dead",
-    "skipped", "settled beyond the offset",
+    "skipped", "settled beyond the offset", "a delivery has tried again in place", "a list of 3",
 )  # fmt: skip
 """What a campaign must have come to (I13): each fault, each way in which a hand-off can fail, each fate."""
 

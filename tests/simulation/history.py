@@ -16,22 +16,18 @@ from random import Random
 from typing import Final
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.publication import TopicLook
 from retryapp.core.record import Headers, Record
-from retryapp.engine.handler.handler import Delivery, Handler, Order
-from retryapp.engine.handler.publish import Destinations
 from retryapp.ports import Committed, Event, Observation, TopicPartition
 from simulation.before import leave_replayed
 from simulation.broker import Broker
 from simulation.disk import SimDisk
+from simulation.handlers import Handlers
 from simulation.judge import Judge
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
 from simulation.plan import FEED_S, Fault, Plan
-from simulation.scripts import end
-from simulation.sessions import opening_of, taken_in
-from simulation.story import Call, Going, Origin, Result, Violation, step
+from simulation.story import Result, Violation
 from simulation.worker import SimWorker
 
 REST_S: Final = 240.0
@@ -60,6 +56,10 @@ class History:
         self.violation: str | None = None
         self._trace = hashlib.blake2b(digest_size=8)
         self._started = 0
+        self._handlers = Handlers(
+            plan, self.judges, self.broker,
+            random=self.random, reached=self.reached, now_ms=self._now_ms, guard=self._guard, note=self._note,
+        )  # fmt: skip
 
     # -- what it is told ----------------------------------------------------------------------------------------
 
@@ -102,76 +102,6 @@ class History:
                 number = seen.partition
                 self._guard(lambda: judge.oracle.recovered(number, dict(store.page(None, 1 << 30))))
 
-    # -- handlers -----------------------------------------------------------------------------------------------
-
-    def _handlers(self, worker: SimWorker) -> list[Handler]:
-        return [self._handler(worker, judge) for judge in self.judges.values()]
-
-    def _handler(self, worker: SimWorker, judge: Judge) -> Handler:
-        async def handle(value: bytes, delivery: Delivery) -> None:
-            await self._handle(worker, judge, value, delivery)
-
-        kept = not self.plan.changes or self._started % 2 == 0
-        order = judge.oracle.orders[worker.process.name] = self.plan.order if kept else "none"
-        policy = judge.oracle.waits.followed[worker.process.name] = self._started % 2 if self.plan.changes else 0
-        return Handler(
-            function=handle,
-            topology=judge.topologies[policy],
-            policy=judge.policies[policy],
-            concurrency=2,
-            max_in_flight=self.plan.in_flight,
-            order=Order(order),
-            deduplicate=judge.rule,
-            destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),
-        )
-
-    async def look(self, _topic: str) -> TopicLook:
-        """Describe a topic that the handler publishes to; see `ports.DestinationReader`."""
-        return TopicLook(self.plan.partitions)
-
-    async def _handle(self, worker: SimWorker, judge: Judge, value: bytes, delivery: Delivery) -> None:
-        origin, attempt = (delivery.origin.partition, delivery.origin.offset), delivery.attempt
-        script, oracle, main = value.decode().split(":")[1], judge.oracle, judge.topology.main
-        seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
-        started_ms = self._now_ms()
-        self._note("begun", worker.process.name, origin, attempt)
-        if self.plan.publishes:
-            delivery.publish(judge.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
-        opening, going = opening_of(worker, main, origin[0]), Going(worker.process.name)
-        self._guard(lambda: oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
-        self._guard(lambda: oracle.goes_on(origin, going, started_ms))
-        silent_ms = started_ms - self.broker.heard_s.get(worker.consumer.member, 0.0) * 1000
-        self._guard(lambda: oracle.check_silence(origin, silent_ms))
-        self._guard(lambda: judge.check_bound(taken_in(worker, main, origin[0])))
-        if opening is not None:
-            note = self.broker.notes.get(TopicPartition(main, origin[0]), "")
-            self._guard(lambda: oracle.suspects(origin, attempt, delivery.due_at_ms, note, opening))
-        now = step(script, attempt)
-        try:
-            await self._run(worker, origin, attempt, now)
-        except asyncio.CancelledError:  # a time-out (also of a process that was stopped meanwhile), or it was given up
-            # where its process was stopped, the pool may have cancelled it long before it hears of that
-            going.cancelled_ms = min(self._now_ms(), started_ms + judge.policies[0].timeout_ms)
-            oracle.stopped(origin, attempt, Call(worker.process.name, started_ms, self._now_ms(), fine=False))
-            if now == "H":
-                self.reached["a handler did not heed its cancellation"] += 1
-                await asyncio.sleep(self.random.choice((0.5, 1.5, 4.0)))
-            raise
-        finally:
-            oracle.stories[origin].going.remove(going)
-        self._note("ended", worker.process.name, origin, attempt)
-        oracle.ended(origin, attempt, Call(worker.process.name, started_ms, self._now_ms(), fine=now in "SD"))
-        end(now, origin[1])
-
-    async def _run(self, worker: SimWorker, origin: Origin, attempt: int, now: str) -> None:
-        if now in "XK":
-            await asyncio.sleep(self.random.uniform(0.0, 1.9) if now == "K" else 0)
-            self.reached["a handler ended its worker"] += 1
-            worker.process.kill()
-        if now in "THXK":
-            await asyncio.sleep(60)
-        await asyncio.sleep(1.2 if now == "D" else (origin[1] * 7 + attempt * 3) % 5 * 0.01)
-
     # -- machines -----------------------------------------------------------------------------------------------
 
     def _start(self, slot: int) -> None:
@@ -184,7 +114,7 @@ class History:
             broker=self.broker,
             network=self.network,
             disk=self.disks[slot],
-            make_handlers=self._handlers,
+            make_handlers=lambda made: self._handlers.of(made, self._started),
             offset_ms=self.clocks_ms[slot],
             random=self.random,
             observe=self._observe,
@@ -335,7 +265,10 @@ class History:
             self.plan,
             self.violation,
             self._trace.hexdigest(),
-            sum((judge.oracle.named for judge in self.judges.values()), self.reached),
+            sum(
+                (named for judge in self.judges.values() for named in (judge.oracle.named, judge.tries.reached)),
+                self.reached,
+            ),
             self.loop.steps,
             sum(judge.oracle.repeated for judge in self.judges.values()),
         )

@@ -16,9 +16,10 @@ from simulation.counts import check_counts
 from simulation.oracle import Oracle, Topics
 from simulation.plan import DRAINS, LATER_MS, Plan
 from simulation.quiet import check_quiet
-from simulation.scripts import OWN_MS, POLICIES, RULED, WAITS_MS
+from simulation.scripts import HOT_RETRIES, OWN_MS, WAITS_MS, policies
 from simulation.sessions import seen_stores
 from simulation.story import Violation
+from simulation.tries import HALVINGS, Tries
 from simulation.worker import SimWorker
 
 EVENTS: Final = Deduplicate("header:event-id", window="1h")
@@ -34,7 +35,8 @@ class Judge:
     def __init__(self, plan: Plan, main: str) -> None:
         self.plan = plan
         self.rule = EVENTS if plan.repeats else None
-        self.policies = RULED if plan.ruled else POLICIES
+        self.policies = policies(ruled=plan.ruled, hot=plan.hot)
+        self.tries = Tries(HALVINGS if plan.batch else HOT_RETRIES * plan.hot, lists=plan.batch)
         self.topologies = [self._topology(main, policy) for policy in self.policies]
         """One for each policy."""
         self.topology = self.topologies[0]

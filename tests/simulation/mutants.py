@@ -32,6 +32,7 @@ from retryapp.testing import MemoryPendingTable
 from retryapp.testing.broker import MemoryBroker
 from simulation.beyond_mutants import BEYOND
 from simulation.lanes import SimLane
+from simulation.planted_calls import CALLS
 from simulation.planted_order import ORDER
 from simulation.planted_rules import RULES
 from simulation.planted_suspects import SUSPECTS
@@ -333,6 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *(Mutant(name, patches) for name, patches in BEYOND),
     *(Mutant(*planted) for planted in (*RULES, *VERDICTS)),
     *(Mutant(*planted) for planted in ORDER),
+    *(Mutant(*planted) for planted in CALLS),
     Mutant("no attempt is the last", ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 

@@ -19,7 +19,7 @@ from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.ports import TopicPartition
 from simulation.broker import SESSION_S
 from simulation.plan import BEYOND_MS
-from simulation.story import Call, Going, Opening, Origin, Story, Violation, step
+from simulation.story import FINE, Call, Going, Opening, Origin, Story, Violation, step
 from simulation.waits import Waits
 
 _SUSPECTS, _SUSPECT_ROWS = (
@@ -88,6 +88,8 @@ class Oracle:
         self._events: dict[str, Origin] = {}
         self.named: Counter[str] = Counter()
         """Calls that began while a mark named them."""
+        self.cut = 0
+        """Failures of attempts whose second try would have been fine."""
         self.skips = 0
         """Visible events of duplicates that were skipped."""
         self.visible: Counter[str] = Counter()
@@ -269,6 +271,9 @@ class Oracle:
         foreign = tuple((name, value) for name, value in record.headers if not name.startswith("retry-"))
         first = story.record
         _must((record.key, record.value, foreign) == (first.key, first.value, first.headers), "I8", origin, topic)
+        if step(story.script, attempt) == "G":  # its tries were cut short, so its script does not say how it ends
+            story.stopped = True
+            self.cut += 1
         if topic.startswith(topics.dlq):
             named, letter = topic == f"{topics.dlq}.invalid", step(story.script, attempt)
             right = letter == "V" if named else topic == topics.dlq and (letter != "V" or story.stopped)
@@ -277,13 +282,14 @@ class Oracle:
             return
         _must(attempt < self.max_attempts, "I5", origin, f"attempt {attempt} is to be followed by another")
         _must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
+        if ours.get("retry-error-type") == TIMED_OUT.encode() and self._may_be_late(story, attempt, now_ms):
+            story.overdue.add(attempt)
+            story.stopped = story.stopped or step(story.script, attempt) not in "TH"
         told = self.waits.are_told_by(topic, topics.retry, story, attempt)
         _must(told, "I8", origin, f"attempt {attempt} has a copy on {topic}")
         story.copies[delivery] += 1
         story.dues[attempt].add(int(ours["retry-due-ms"]))
         story.settled_ms.setdefault(attempt, now_ms)
-        if ours.get("retry-error-type") == TIMED_OUT.encode() and self._may_be_late(story, attempt, now_ms):
-            story.overdue.add(attempt)
         _once(origin, story.copies[delivery], f"copy of delivery {delivery}")
 
     def _published(self, record: Record) -> None:
@@ -394,7 +400,7 @@ class Oracle:
                 _must(set(story.fates) == {"skipped"}, "I1", origin, f"a duplicate ends {story.fates}")
                 continue
             expected = self.fate(story.script)
-            failed_first = story.held or step(story.script, 1) not in "SD" or story.stopped or 1 in story.overdue
+            failed_first = story.held or step(story.script, 1) not in FINE or story.stopped or 1 in story.overdue
             _must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")
             _must(bool(story.fates) or expected == "done", "I1", origin, "no end")
             results = int(not {"dead", "skipped"} & set(story.fates))

@@ -50,6 +50,14 @@ KEPT: Final = 0x0DE3
 """Draws whether an order is kept, and which."""
 JUDGED: Final = 0x7053
 """Draws in which histories rules decide; none of the seeds of planted faults is among them."""
+HOT: Final = 0x407
+"""Draws who tries again in place, for the same reason."""
+TRIED: Final = ("G", "GS", "FG", "GFG", "F", "GTS")
+"""G fails at the first try of an attempt, and is fine at the next one."""
+BATCH: Final = 0xBA7C
+"""Draws whose handler takes lists."""
+LISTED: Final = ("S", "S", "Z", "ZS", "FS", "FZS", "TS", "R")
+"""Z raises for all records of its call, F and R are about themselves alone."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 STOPPED: Final = "broker stopped"
@@ -107,6 +115,10 @@ class Plan:
     """The handlers' `order`, where policies change only in every other life; a few keys, and none, are mixed then."""
     ruled: bool = False
     """The policies have rules."""
+    hot: bool = False
+    """Deliveries that fail try again in place."""
+    batch: bool = False
+    """The handler takes lists."""
     replayed: str = ""
     """Script of a record that waits when the history begins: an older build had replayed it. Empty: none does."""
 
@@ -158,7 +170,7 @@ class Plan:
             repeats=tuple(sorted(repeats)),
         )
         plan = plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
-        plan = plan._widened(Random(seed ^ WIDER))._judged(Random(seed ^ JUDGED))
+        plan = plan._widened(Random(seed ^ WIDER))._judged(Random(seed ^ JUDGED))._called(seed)
         return plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 else plan
 
     def _judged(self, random: Random) -> Plan:
@@ -167,9 +179,19 @@ class Plan:
             return self
         return replace(self._with(self._more(random, VERDICTS, random.randint(3, 6))), ruled=True)
 
+    def _called(self, seed: int) -> Plan:
+        """Return the plan with deliveries that call the handler more than once, or as it was."""
+        if (hot := Random(seed ^ HOT)).random() < 0.1:
+            return replace(self, hot=True)._with(self._more(hot, TRIED, 4))
+        if (batch := Random(seed ^ BATCH)).random() >= 0.1:
+            return self
+        at_s, number = batch.uniform(0.0, FEED_S - 0.1), batch.randrange(self.partitions)
+        near = tuple((at_s + batch.uniform(0.0, 0.1), number, batch.choice(LISTED)) for _ in range(6))
+        return replace(self, batch=True)._with(near)
+
     def _in_order(self, random: Random) -> Plan:
         """Return the plan with an order to keep; in some a topic refuses hand-offs, and the worker dies soon after."""
-        plan = replace(self, order=random.choice(("key", "key", "partition")))
+        plan = replace(self, order=random.choice(("key", "key", "key" if self.batch else "partition")))
         if plan.changes or random.random() > 0.2:
             return plan
         at_s = random.uniform(0.3, 3.0)
@@ -299,5 +321,6 @@ class Plan:
         sent = [f"{at_s:6.2f} s  record on {number}: {script}" for at_s, number, script in self.records]
         sent += [f"{at_s:6.2f} s  the other handler's on {number}: {script}" for at_s, number, script in self.others]
         sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes
+        sent += ["deliveries try again in place"] * self.hot + ["handlers take lists"] * self.batch
         again = [f"{at_s:6.2f} s  once more, record {which}" for at_s, which in self.repeats]
         return "\n".join([head, *sent, *again, *map(str, self.faults)])

@@ -22,6 +22,8 @@ def check_quiet(oracle: Oracle, *, failed: int, ordered: bool) -> None:
         raise Violation(f"I4: {oracle.latest_ms:.0f} ms late without a fault")
     if oracle.repeated:
         raise Violation(f"I5: {oracle.repeated} calls repeated without a fault")
+    if oracle.cut:
+        raise Violation(f"I17: {oracle.cut} attempts failed without their second try")
     idle_ms = longest_idle_wait_ms(oracle.stories.values())
     if idle_ms > IDLE_MS and not ordered:  # else it waited for others of its sequence
         raise Violation(f"I9: a record waited {idle_ms:.0f} ms for its first delivery while none was running")

@@ -13,6 +13,8 @@ LATER: Final = {"L": f"{LATER_MS}ms", "N": "0", "B": f"{BEYOND_MS}ms"}
 INVALID: Final = "invalid"
 """Name of the dead-letter topic of a rule."""
 WAITS_MS: Final = (300, 1_000, 3_000), (200, 800, 2_000)
+HOT_RETRIES: Final = 2
+HOT_TEXT: Final = "100ms*2"
 OWN_MS: Final = (150, 600)
 """Waits of the rule for busy services."""
 RULES: Final = (
@@ -24,6 +26,14 @@ POLICIES: Final = RetryPolicy("300ms 1s 3s", timeout="2s"), RetryPolicy("200ms 8
 """The second one is that of every other life, where policies change."""
 RULED: Final = tuple(RetryPolicy(policy.schedule, on=RULES, timeout="2s") for policy in POLICIES)
 """The same with rules, where scripts need them."""
+
+
+def policies(*, ruled: bool, hot: bool) -> tuple[RetryPolicy, ...]:
+    """Return the policies of a history: with rules, with tries in place."""
+    chosen = RULED if ruled else POLICIES
+    if not hot:
+        return chosen
+    return tuple(RetryPolicy(policy.schedule, on=policy.on, timeout="2s", hot=HOT_TEXT) for policy in chosen)
 
 
 def end(now: str, offset: int) -> None:

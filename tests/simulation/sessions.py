@@ -19,6 +19,14 @@ def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:
     return Opening(worker.process.name, lane.fenced_ms)
 
 
+def session_of(worker: SimWorker, main: str, number: int) -> tuple[object, int] | None:
+    """Return the session of a partition at a worker; None between two sessions, and without a lane."""
+    placed = worker.ownership.placed.get((main, number))
+    if placed is None or placed.engine._session < 0:
+        return None
+    return placed.engine, placed.engine._session
+
+
 def taken_in(worker: SimWorker, main: str, number: int) -> int:
     """Return how many records of a partition a worker has taken in and not settled."""
     placed = worker.ownership.placed.get((main, number))

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from retryapp.core.record import Record
 from simulation.plan import Plan
 
 Origin = tuple[int, int]
 """Partition and offset of the first delivery."""
+
+
+FINE: Final = "SDG"
+"""Steps of a script that go well, G at the second try of a delivery."""
 
 
 class Violation(Exception):  # noqa: N818 - what a history shows, not a fault of the oracle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from simulation.story import Story, step
+from simulation.story import FINE, Story, step
 
 
 class Waits:
@@ -72,7 +72,7 @@ class Waits:
         return False
 
 
-_ENDS = {"S": "done", "D": "done", "R": "dead", "V": "dead", "P": "skipped"}
+_ENDS = {**dict.fromkeys(FINE, "done"), "R": "dead", "V": "dead", "P": "skipped"}
 
 
 def _in_a_row(script: str, attempt: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from retryapp.core.skew import BrokerSkew
-from retryapp.engine.delivery.pool import make_pools
+from retryapp.engine.delivery.batches import make_pools
 from retryapp.engine.handler.handler import Handler
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.partition.partition import PartitionEngine

@@ -17,7 +17,9 @@ from retryapp.core.errors import (
     DamagedMetadataError,
     NewerFormatError,
     NewerRecordError,
+    PublishError,
     RetryAppError,
+    UndecodableError,
 )
 from retryapp.core.headers import RETRY_DUE_MS, decode_metadata
 from retryapp.core.hops import (
@@ -37,7 +39,8 @@ from retryapp.core.lifecycle import Skipped, Succeeded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, failure_id
-from retryapp.core.rows import encode_row, identity_of
+from retryapp.core.rows import ALONE, encode_row, identity_of
+from retryapp.core.rules import ErrorClass
 from retryapp.engine.delivery.damage import bury_damaged, last_resort, unreadable
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.handler.handler import Delivery, Handler
@@ -153,6 +156,7 @@ def _delivery(run: Run) -> Delivery:
     return Delivery(
         failure_id=failure_id(context.handler.group, origin),
         attempt=1 if metadata is None else metadata.attempt + 1,
+        hot_attempt=run.hot_attempt,
         origin=origin,
         timestamp_ms=shown.timestamp_ms,
         key=shown.key,
@@ -182,6 +186,26 @@ def open_delivery(run: Run) -> Delivery:
     return delivery
 
 
+async def close_delivery(run: Run) -> None:
+    """Take nothing more from the handler; raise what it says that the record failed with, or `PublishError`."""
+    if (outbox := run.outbox) is not None:
+        wishes = outbox.close()
+        if (failed := outbox.failed) is not None:
+            outbox.failed = None
+            try:
+                raise failed
+            finally:
+                del failed  # this frame is in its traceback, as in `DeliveryPool._call`
+        if wishes:
+            await outbox.take(run.context.random)
+
+
+def cause_of(run: Run, error: BaseException) -> str | None:
+    """Return what tells causes of failures apart; None for an error that is about a record by its kind."""
+    failure = _judge(error, run, run.context.clock.wall_ms())
+    return failure.fingerprint if failure.error_class is ErrorClass.RETRYABLE else None
+
+
 def _judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
     """Classify what was raised, also where its own code (`__str__`, a property, its type's) fails on the way."""
     handler, policy = run.context.handler, run.context.handler.policy
@@ -197,6 +221,23 @@ def _judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
         return classify(error, policy.on, on_fault=warn, **facts)
     except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
         return classify(UnprintableError(handler.name), policy.on, on_fault=warn, **facts)
+
+
+def hot_wait_s(run: Run, error: BaseException) -> float | None:
+    """Return how long the delivery waits before it tries again in place; None: it has failed with this error.
+
+    Not for what would fail alike or what somebody has decided, and not for a suspect (`engine.partition.suspects`).
+    """
+    context = run.context
+    hot = context.handler.policy.hot
+    if hot is None or run.hot_attempt > hot.retries or run.last_try or run.on_end is not None:
+        return None
+    if isinstance(error, UndecodableError | PublishError):
+        return None
+    failure = _judge(error, run, context.clock.wall_ms())
+    if failure.error_class is not ErrorClass.RETRYABLE or failure.retry_after_ms is not None:
+        return None
+    return hot.delay_ms(run.hot_attempt, context.random.random()) / 1000
 
 
 def _trace(error: BaseException) -> str | None:
@@ -295,6 +336,7 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
         origin=delivery.origin,
         origin_timestamp_ms=run.shown.timestamp_ms,
         attempt=delivery.attempt,
+        hot_attempts=run.hot_attempt,
         started_ms=delivery.started_ms,
         failed_ms=failed_ms,
         policy_digest=handler.policy_digest,
@@ -319,7 +361,9 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
         else:
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
             event = Event.SCHEDULED
-            rows = (Row(identity_of(metadata.origin), encode_row(to_row(outgoing, metadata)), decision.tier),)
+            flags = ALONE if handler.batch is not None and isinstance(error, HandlerTimeoutError) else 0
+            row = encode_row(to_row(outgoing, metadata, flags))
+            rows = (Row(identity_of(metadata.origin), row, decision.tier),)
     if outgoing is None:
         trace = _trace(error)
         outgoing, metadata = to_dead_letter(

@@ -16,7 +16,9 @@ from typing import Any, Final
 
 from retryapp.engine.delivery.deliver import (
     HandlerTimeoutError,
+    close_delivery,
     delivery_of,
+    hot_wait_s,
     is_due,
     open_delivery,
     outcome_of,
@@ -24,7 +26,7 @@ from retryapp.engine.delivery.deliver import (
     unpack,
 )
 from retryapp.engine.delivery.run import GivenUpError, Outcome, Run, RunAbortedError, RunOwner
-from retryapp.engine.handler.handler import Handler, abandon, call
+from retryapp.engine.handler.handler import abandon, call
 from retryapp.engine.handler.threads import NoThreadError
 
 CANCEL_WAIT_S: Final = 2.0
@@ -90,6 +92,13 @@ class DeliveryPool:
             queue = self._queues[run.owner] = deque()
             self._turns.append(run.owner)
         queue.append(run)
+        self._wake_one()
+
+    def flush(self, _owner: RunOwner) -> bool:
+        """Begin what waits for more records of a partition; tell whether there is any. Here none waits for others."""
+        return False
+
+    def _wake_one(self) -> None:
         if self._idle:
             waiting = self._idle.popleft()
             if not waiting.done():
@@ -155,21 +164,24 @@ class DeliveryPool:
         """Make a run an orphan together with its runner, and settle its record without it."""
         self._forget(run)
         run.given_up = True
-        if run.outbox is not None:
-            run.outbox.close()  # what it publishes from here on belongs to no record
+        ended = run.leave()
+        for each in ended:
+            if each.outbox is not None:
+                each.outbox.close()  # what it publishes from here on belongs to no record
         if run.task is not None:
             self._runners.discard(run.task)
             if run.begun:
-                abandon(run.context.handler, run.task, delivery_of(run))
+                abandon(run.context.handler, run.task, [delivery_of(each) for each in ended or [run]])
         if not self.stopping:
             self._add_runner()
-        outcome, fault = None, None
-        if run.overdue and not run.aborted:
-            try:
-                outcome = timed_out(run)
-            except Exception as exc:  # noqa: BLE001 - the owner gets every fault of ours
-                fault = exc
-        run.owner.ended(run, outcome, fault)
+        for each in ended:
+            outcome, fault = None, None
+            if run.overdue and not run.aborted:
+                try:
+                    outcome = timed_out(each)
+                except Exception as exc:  # noqa: BLE001 - the owner gets every fault of ours
+                    fault = exc
+            each.owner.ended(each, outcome, fault)
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -188,15 +200,8 @@ class DeliveryPool:
                 if self._round_is_over():
                     await asyncio.sleep(0)
                     continue
-                run = self._next()
-                if run.aborted or not run.owner.alive(run):
-                    run.owner.ended(run, None, None)
-                    continue
-                if run.owner.waits(run):
-                    continue
-                run.task = task
-                run.owner.begun(run)
-                await self._carry(run)
+                if (run := self._next()) is not None:
+                    await self._carry(run)
             except GivenUpError:
                 return
             except asyncio.CancelledError:
@@ -230,31 +235,59 @@ class DeliveryPool:
         return outcome_of(run, await self._call(run))
 
     async def _call(self, run: Run) -> BaseException | None:
-        """Decode the value and call the handler, bounded in time, in no transaction; return what was raised."""
+        """Decode the value and call the handler, bounded in time, in no transaction; return what was raised.
+
+        With hot retries it is called again, in the same time.
+        """
         context = run.context
         handler = context.handler
         run.started_s = context.clock.monotonic_s()
         if run.metadata is not None or handler.wants_delivery:
             run.started_ms = context.clock.wall_ms()
         self._watch(run, handler.timeout_s)
-        error: BaseException | None = None
-        try:
-            value = handler.decode(run.shown.value)
-            await call(handler, value, open_delivery(run) if handler.wants_delivery else None)
-            if run.outbox is not None and run.outbox.close():
-                await run.outbox.take(context.random)
-        except NoThreadError:
-            await self._over(run)
-            raise
-        except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is the record's failure
-            error = exc
-            if run.outbox is not None:
-                run.outbox.close()
+        error: BaseException | None
+        while True:
+            error = None
+            try:
+                value = handler.decode(run.shown.value)
+                await call(handler, value, open_delivery(run) if handler.wants_delivery else None)
+                if run.outbox is not None:
+                    await close_delivery(run)
+            except NoThreadError:
+                await self._over(run)
+                raise
+            except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is the record's failure
+                error = exc
+                if run.outbox is not None:
+                    run.outbox.close()
+            if error is None or handler.policy.hot is None or not await self._tries_again(run, error):
+                break
+            run.try_again()
         try:
             await self._over(run)
             return HandlerTimeoutError(handler) if run.overdue else error
         finally:
             del error  # this frame is in its traceback: a ring, which only the garbage collector would take apart
+
+    async def _tries_again(self, run: Run, error: BaseException) -> bool:
+        """Wait for the next try of a delivery; tell whether there is one."""
+        cancelled = run.overdue or run.aborted or run.given_up or (run.task is not None and run.task.cancelling())
+        wait_s, loop = None if cancelled else hot_wait_s(run, error), asyncio.get_running_loop()
+        if wait_s is None or loop.time() + wait_s >= run.deadline_s:
+            return False
+        run.pause = loop.create_future()
+        timer = loop.call_later(wait_s, run.end_pause)
+        try:
+            await run.pause
+        except asyncio.CancelledError:
+            return False  # `_over` knows whose it was
+        finally:
+            timer.cancel()
+            run.pause = None
+        if run.last_try or run.context.handler.orphans.full:
+            return False
+        run.aborted = run.aborted or not run.owner.alive(run)
+        return not run.aborted
 
     async def _wait_for_room(self, run: Run) -> None:
         """Wait until fewer runs that were given up go on."""
@@ -285,7 +318,8 @@ class DeliveryPool:
     def _end_round(self) -> None:
         self._round_end_s = None
 
-    def _next(self) -> Run:
+    def _next(self) -> Run | None:
+        """Return the run whose turn it is; None where it does not begin now."""
         owner = self._turns.popleft()
         queue = self._queues[owner]
         run = queue.popleft()
@@ -293,6 +327,16 @@ class DeliveryPool:
             self._turns.append(owner)
         else:
             del self._queues[owner]
+        return self._admitted(run)
+
+    def _admitted(self, run: Run) -> Run | None:
+        if run.aborted or not run.owner.alive(run):
+            run.owner.ended(run, None, None)
+            return None
+        if run.owner.waits(run):
+            return None
+        run.task = asyncio.current_task()
+        run.owner.begun(run)
         return run
 
     async def _wait_for_work(self) -> None:
@@ -303,12 +347,6 @@ class DeliveryPool:
         finally:
             if waiting in self._idle:
                 self._idle.remove(waiting)
-
-
-def make_pools(handler: Handler) -> tuple[DeliveryPool, DeliveryPool]:
-    """Return a handler's pools: of first deliveries, and of redeliveries, which go behind them."""
-    first = DeliveryPool(handler.concurrency, f"deliver-{handler.main}")
-    return first, DeliveryPool(handler.concurrency, f"redeliver-{handler.main}", ahead=first)
 
 
 async def settle_cancellation(task: asyncio.Task[Any]) -> None:

@@ -48,6 +48,8 @@ class Claim:
     due_at_ms: int
     """0 of a held row: it may run at once."""
     size: int
+    alone: bool = False
+    """No other record is in its call, where the handler takes several."""
     damage: RecordError | None = None
     """Why the row cannot be read; its bytes are the record's value."""
 
@@ -100,6 +102,12 @@ class Run:
     """Of its pool: ends the handler, and waits for that for a bounded time."""
     task: asyncio.Task[Any] | None = None
     deadline_s: float = 0.0
+    hot_attempt: int = 1
+    """Number of this try: a delivery may try again in place (`RetryPolicy.hot`)."""
+    last_try: bool = False
+    """Its partition drains: no other try follows."""
+    pause: asyncio.Future[None] | None = None
+    """Done once the wait for the next try is over."""
     shown: Record = field(init=False)
     """What the handler sees; known once it has begun."""
     metadata: RetryMetadata | None = None
@@ -125,11 +133,35 @@ class Run:
         """What tells its record from the others of the partition, as a first delivery and as a row: its identity."""
         return identity_of(self.origin) if self.claim is None else self.claim.identity
 
+    @property
+    def alone(self) -> bool:
+        """Whether no other record may be in its call: it took too long, or may have killed a worker."""
+        return self.on_end is not None or (self.claim is not None and self.claim.alone)
+
+    def leave(self) -> list[Run]:
+        """Return the runs of records that have no outcome yet: itself, unless it is one of several."""
+        return [self]
+
     def settle(self, *, rows: tuple[Row, ...] = (), **changes: Any) -> Turn:
         """Return a turn that settles the record: it moves the offset, or takes the row away unless it has a new one."""
         if self.claim is None:
             return settling(self.record, rows=rows, **changes)
         return Turn(rows=rows or (Row(self.claim.identity, None, "?"),), claim=self.claim.key, **changes)
+
+    def try_again(self) -> None:
+        """Begin another try: what the last one has published is dropped, and what it still publishes is too late."""
+        self.hot_attempt += 1
+        self.delivery = self.outbox = None
+
+    def end_tries(self) -> None:
+        """Have the present try be the last one; end a wait for another."""
+        self.last_try = True
+        self.end_pause()
+
+    def end_pause(self) -> None:
+        """Go on with the next try, if it is waited for."""
+        if self.pause is not None and not self.pause.done():
+            self.pause.set_result(None)
 
     def abort(self) -> None:
         """Cancel the handler; its outcome will be ignored."""

@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from retryapp.core.batch import Batch
 from retryapp.core.deduplicate import Deduplicate
-from retryapp.core.errors import ConfigurationError, RetryAppError, UndecodableError
+from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError, UndecodableError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Origin, idempotency_key
 from retryapp.core.topology import HandlerTopology
@@ -67,6 +68,8 @@ class Delivery(Publishing):
     """`group/topic@id/partition/offset` of the first delivery; the same at every attempt. See `idempotency_key`."""
     attempt: int
     """Number of this delivery; the first is 1."""
+    hot_attempt: int = 1
+    """Number of this try within the delivery; the first is 1, others follow with ``RetryPolicy(hot=…)``."""
     origin: Origin
     """Where the record was first delivered."""
     timestamp_ms: int
@@ -118,6 +121,8 @@ class Handler:
     max_crashes: int = 3
     """How many workers may die running a record alone before it is dead-lettered as `crashed`."""
     order: Order = Order.NONE
+    batch: Batch | None = None
+    """How many records the function takes in one call, as a list; None: it takes one."""
     deduplicate: Deduplicate | None = None
     """What tells a producer's duplicates, which are skipped; None: nothing does."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)
@@ -137,6 +142,15 @@ class Handler:
     threads: Threads = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.batch is not None:
+            if self.policy.hot is not None:
+                raise InvalidSettingError(
+                    "batch", self.batch, "no policy with hot=…: a batch that fails is halved instead"
+                )
+            if self.order is Order.PARTITION:
+                raise InvalidSettingError("batch", self.batch, "none with order='partition': one record runs at a time")
+            if self.batch.size > self.max_in_flight:
+                raise InvalidSettingError("batch", self.batch, f"a size of at most max_in_flight={self.max_in_flight}")
         object.__setattr__(self, "policy_digest", self.policy.digest)
         if self.value_type is not bytes:
             target = dict[str, Any] if self.value_type is dict else self.value_type
@@ -215,8 +229,8 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     return required == 2 or (len(positional) >= 2 and positional[1].default is None)
 
 
-async def call(handler: Handler, value: Any, delivery: Delivery | None) -> None:
-    """Run the function once: coroutine functions here, plain ones in a thread.
+async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | None) -> None:
+    """Run the function once: coroutine functions here, plain ones in a thread; with a list, where that is its value.
 
     A plain function that is given up (time-out, shutdown) cannot be stopped: its thread goes on as an orphan.
 
@@ -224,11 +238,11 @@ async def call(handler: Handler, value: Any, delivery: Delivery | None) -> None:
         HandlerResultError: it returned something that would still have to run.
         NoThreadError: the system has no further thread; the function was not started.
     """
-    if delivery is None:
+    if given is None:
         result = await handler.function(value)
     else:
-        arguments = (value, delivery) if handler.takes_delivery else (value,)
-        result = await (handler.function(*arguments) if handler.is_async else _in_thread(handler, arguments, delivery))
+        arguments = (value, given) if handler.takes_delivery else (value,)
+        result = await (handler.function(*arguments) if handler.is_async else _in_thread(handler, arguments, given))
     if result is None:
         return
     if inspect.isawaitable(result):
@@ -238,14 +252,15 @@ async def call(handler: Handler, value: Any, delivery: Delivery | None) -> None:
         raise HandlerResultError(handler.name, result)
 
 
-async def _in_thread(handler: Handler, arguments: tuple[Any, ...], delivery: Delivery) -> Any:
-    run = handler.threads.run(handler.function, *arguments, name=delivery.failure_id)
+async def _in_thread(handler: Handler, arguments: tuple[Any, ...], given: Delivery | list[Delivery]) -> Any:
+    deliveries = given if isinstance(given, list) else [given]
+    run = handler.threads.run(handler.function, *arguments, name=deliveries[0].failure_id)
     try:
         ended = await asyncio.shield(run)
     except asyncio.CancelledError:
         if not run.done():
             run.add_done_callback(_discard_result)
-            abandon(handler, run, delivery)
+            abandon(handler, run, deliveries)
         raise
     if ended.error is not None:
         raise ended.error  # a StopIteration becomes a RuntimeError on its way, as from any coroutine (PEP 479)
@@ -262,10 +277,10 @@ def _discard(result: object) -> None:
         result.close()
 
 
-def abandon(handler: Handler, run: asyncio.Future[Any], delivery: Delivery) -> None:
-    """Make a run that does not end an orphan, and log it."""
-    orphans = handler.orphans
-    orphans.adopt(run, delivery.failure_id)
+def abandon(handler: Handler, run: asyncio.Future[Any], deliveries: list[Delivery]) -> None:
+    """Make a run that does not end an orphan, and log it, with the first of its records."""
+    orphans, delivery = handler.orphans, deliveries[0]
+    orphans.adopt(run, *(each.failure_id for each in deliveries))
     logger.warning("retryapp.run_abandoned", extra=_facts(handler, delivery, "was given up and goes on"))
     if orphans.full:
         logger.warning(

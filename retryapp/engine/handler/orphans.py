@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Final
 
 MIN_ORPHANS: Final = 16
@@ -26,7 +27,8 @@ class Orphans:
         """No new run begins while there are this many; up to ``limit - 1 + 2 * concurrency`` may come together."""
         self.total = 0
         self.on_hung: Callable[[], None] = lambda: None
-        self._runs: dict[asyncio.Future[Any], str] = {}
+        self._runs: dict[asyncio.Future[Any], tuple[str, ...]] = {}
+        """With the names of their records: of several, where the function takes lists."""
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -43,24 +45,24 @@ class Orphans:
         """What is wrong if no new run may begin, with the records whose runs go on; else None."""
         if not self.full:
             return None
-        return f"no run can begin: {len(self)} hang past their time-out: {', '.join(self._runs.values())}"
+        return f"no run can begin: {len(self)} hang past their time-out: {', '.join(chain(*self._runs.values()))}"
 
     @property
     def waiting(self) -> int:
         """Deliveries that wait for an orphan to end."""
         return len(self._waiting)
 
-    def adopt(self, run: asyncio.Future[Any], name: str = "?") -> None:
-        """Count a run that was given up until it ends; `name` is its record's."""
+    def adopt(self, run: asyncio.Future[Any], *names: str) -> None:
+        """Count a run that was given up until it ends; `names` are those of its records."""
         self.total += 1
-        self._runs[run] = name
+        self._runs[run] = names
         run.add_done_callback(self._ended)
         if self.full and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(HUNG_S, lambda: self.on_hung())
 
     def of(self, name: str) -> asyncio.Future[Any] | None:
         """Return the run of a record that goes on, or None."""
-        return next((run for run, record in self._runs.items() if record == name), None)
+        return next((run for run, names in self._runs.items() if name in names), None)
 
     async def room(self) -> None:
         """Wait until a new run may begin."""

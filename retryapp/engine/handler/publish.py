@@ -24,7 +24,13 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from retryapp.core.errors import DestinationError, InvalidTopicNameError, LatePublishError, PublishRefusedError
+from retryapp.core.errors import (
+    DestinationError,
+    InvalidTopicNameError,
+    LatePublishError,
+    PublishRefusedError,
+    RetryAppError,
+)
 from retryapp.core.hops import record_size
 from retryapp.core.publication import Destination, Publication, partition_of
 from retryapp.core.record import Headers
@@ -34,6 +40,14 @@ from retryapp.ports import Clock, DestinationReader, Event, Observation, Random
 MAX_RECORDS: Final = 10_000
 MAX_BYTES: Final = 16 * 1024 * 1024
 MAX_DESTINATIONS: Final = 10_000
+
+
+class LateFailError(RetryAppError):
+    """A task or thread that outlived its handler says that a record has failed: that attempt is over."""
+
+    def __init__(self, failure_id: str) -> None:
+        self.failure_id = failure_id
+        super().__init__(f"the run of the handler that was given {failure_id} is over: await in the handler what fails")
 
 
 class Destinations:
@@ -108,12 +122,14 @@ class _Wish(NamedTuple):
 class Outbox:
     """What one run of a handler publishes."""
 
-    __slots__ = ("_closed", "_destinations", "_max_bytes", "_size", "_wishes", "name", "published")
+    __slots__ = ("_closed", "_destinations", "_max_bytes", "_size", "_wishes", "failed", "name", "published")
 
     def __init__(self, destinations: Destinations | None, name: str, max_bytes: int) -> None:
         self.name = name
         self.published: tuple[Publication, ...] = ()
         """Its content, once its run has succeeded."""
+        self.failed: BaseException | None = None
+        """What its handler says that its record failed with."""
         self._destinations = destinations
         self._max_bytes = max_bytes
         self._wishes: list[_Wish] | None = None
@@ -154,6 +170,16 @@ class Outbox:
                 raise PublishRefusedError(topic, f"one attempt publishes at most {MAX_BYTES} bytes")
             self._wishes.append(wish)
             self._size += wish.size
+
+    def fail(self, error: BaseException) -> None:
+        """Take what the record has failed with, in any thread."""
+        if self._destinations is None:
+            self.failed = error
+            return
+        with self._destinations.lock:
+            if self._closed:
+                raise LateFailError(self.name)
+            self.failed = error
 
     def close(self) -> bool:
         """Take nothing more; tell whether there is content."""
@@ -210,6 +236,20 @@ class Publishing:
                 topic, "no worker has made this delivery (retryapp.testing has MemoryPartition for tests)"
             )
         outbox.put(topic, value, key, headers, partition)
+
+    def fail(self, error: BaseException) -> None:
+        """Have the record fail with an error as if it had been raised, and others of its batch not. Thread-safe.
+
+        Raises:
+            LateFailError: the handler has ended.
+            TypeError: that is no exception.
+        """
+        if not isinstance(error, BaseException):
+            raise TypeError(f"fail() takes an exception, not {type(error).__qualname__}")
+        outbox: Outbox | None = getattr(self, "outbox", None)
+        if outbox is None:
+            raise error  # no worker has made this delivery: a test sees it
+        outbox.fail(error)
 
 
 def give_up(publications: Sequence[Publication]) -> Callable[[bool, tuple[int, ...]], None]:

@@ -181,11 +181,15 @@ class PartitionEngine(RunOwner):
 
     async def drain(self, deadline_s: float) -> None:
         """Take nothing new, wait for running handlers, then give up those that are not done and wait for them."""
+        waiting = [pool.flush(self) for pool in (self._first, self._again)]
+        if any(waiting):
+            await asyncio.sleep(0)  # runners that are free begin what has waited for more records
         self._draining = True
         self._end_tasks()
         for run in list(self._running):
             if not run.begun:
                 run.abort()  # what has not begun does not begin now
+            run.end_tries()
         try:
             async with asyncio.timeout(deadline_s):
                 await self._wait_idle()

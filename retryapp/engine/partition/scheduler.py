@@ -14,7 +14,7 @@ from contextlib import suppress
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
 from retryapp.core.metadata import HELD
 from retryapp.core.record import Record
-from retryapp.core.rows import HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, parse_row_key
+from retryapp.core.rows import ALONE, HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, parse_row_key
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.ports import PendingTable
@@ -51,7 +51,8 @@ class Scheduler:
         self.over = False
         self.looked_ms = context.clock.wall_ms()
         """Time of the last scan for due rows; at first, of the session's begin."""
-        self._ahead = max(LEAST_AHEAD, 2 * context.handler.concurrency)
+        batch = context.handler.batch
+        self._ahead = max(LEAST_AHEAD, 2 * context.handler.concurrency * (1 if batch is None else batch.size))
         self._worth = max(1, min(CLAIM_LIMIT, self._ahead, context.handler.max_in_flight) // 2)
         """Room that is worth a look at the table while runners have claims to go on with."""
         self._context = context
@@ -175,7 +176,14 @@ class Scheduler:
         due_at_ms = 0 if row.held else place.due_at_ms
         if self._sequences is not None and damage is None and not self._sequences.claim(key, row, due_at_ms):
             return None
-        claim = Claim(key=key, identity=key[IDENTITY_AT:], due_at_ms=due_at_ms, size=len(value), damage=damage)
+        claim = Claim(
+            key=key,
+            identity=key[IDENTITY_AT:],
+            due_at_ms=due_at_ms,
+            size=len(value),
+            damage=damage,
+            alone=bool(row.flags & ALONE),
+        )
         self.claimed[key] = claim
         self.claimed_bytes += claim.size
         self.waiting += 1

@@ -69,7 +69,7 @@ def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield broker
 
 
-def write_app(folder: Path, group: str, bootstrap: str) -> None:
+def write_app(folder: Path, group: str, bootstrap: str, *publishes: str) -> None:
     """Write a user's module that is called as its group; negative ids are rejected, odd ones fail once.
 
     An order with a "to" is published there.
@@ -86,7 +86,7 @@ def write_app(folder: Path, group: str, bootstrap: str) -> None:
         )
         retries = Retries(app, start_timeout="10s")
 
-        @retries.handler("orders-{group}", value=dict, policy=RetryPolicy("200ms"))
+        @retries.handler("orders-{group}", value=dict, policy=RetryPolicy("200ms"), publishes={list(publishes)})
         async def charge(order: dict, delivery: Delivery) -> None:
             if order["id"] < 0:
                 raise Reject("negative")
@@ -127,10 +127,10 @@ def test_rights_are_printed_without_a_broker(retryapp, group, tmp_path):
 
 
 def test_topics_that_handlers_publish_to(retryapp, group, tmp_path):
-    """No application declares them: the output says so until --publishes names them."""
+    """Those that it does not declare: the output says so until --publishes names them."""
     write_app(tmp_path, group, "127.0.0.1:1")
     before = retryapp("plan", "-A", group, "--acls")
-    assert f"{group}.charge may publish (record.publish)" in before.out
+    assert f"{group}.charge may publish (delivery.publish)" in before.out
     report = retryapp("plan", "-A", group, "--acls", "--json").json
     assert (report["may_publish"], report["publishes"]) == ([f"{group}.charge"], [])
     named = ("plan", "-A", group, "--acls", "--publishes", "receipts", "--publishes", "audit")
@@ -139,7 +139,10 @@ def test_topics_that_handlers_publish_to(retryapp, group, tmp_path):
     assert [line for line in commands(shown.out) if "--topic receipts" in line and "--operation Write" in line]
     more = [acl for acl in retryapp(*named, "--json").json["acls"] if acl not in report["acls"]]
     assert {acl["name"] for acl in more} == {"receipts", "audit"}
-    assert {acl["operation"] for acl in more if acl["needed"]} == {"Describe", "Write"}
+    write_app(tmp_path, f"{group}2", "127.0.0.1:1", "receipts")
+    declared = retryapp("plan", "-A", f"{group}2", "--acls", "--json").json
+    assert (declared["may_publish"], declared["publishes"]) == ([], ["receipts"])
+    assert [acl for acl in declared["acls"] if acl in more] == [acl for acl in more if acl["name"] == "receipts"]
 
 
 @pytest.fixture

@@ -82,10 +82,21 @@ def test_a_dead_record_has_a_reason_and_no_due_time() -> None:
     assert decode_metadata(encode_metadata(DEAD)) == DEAD
 
 
-def test_unknown_and_reserved_headers_are_not_read() -> None:
-    """A name that is not known here does not damage the rest; a later version may write the reserved one."""
+def test_unknown_headers_are_not_read() -> None:
+    """A name that is not known here does not damage the rest."""
     assert decode_metadata((*WAITING_BYTES, ("retry-mood", b"good"), ("retry-mood", None))) == WAITING
-    assert decode_metadata((*WAITING_BYTES, ("retry-hot-attempts", b"x"))) == WAITING
+
+
+def test_tries_have_a_header_where_there_was_more_than_one() -> None:
+    """Without it there was one; a value out of range is damage."""
+    hot = replace(WAITING, hot_attempts=3)
+    place = WAITING_BYTES.index(("retry-attempt", b"2")) + 1
+    written = (*WAITING_BYTES[:place], ("retry-hot-attempts", b"3"), *WAITING_BYTES[place:])
+    assert encode_metadata(hot) == written
+    assert decode_metadata(written) == hot
+    for value in (b"0", b"x", b"1000001", None):
+        with pytest.raises(DamagedMetadataError, match="retry-hot-attempts"):
+            decode_metadata((*WAITING_BYTES, ("retry-hot-attempts", value)))
 
 
 def test_a_newer_format_says_to_upgrade() -> None:

@@ -11,6 +11,7 @@ import pytest
 from retryapp.core.errors import InvalidPolicyError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import non_retryable, retryable, skippable
+from retryapp.core.schedule import parse_schedule
 
 
 def test_n_delays_make_n_plus_one_attempts() -> None:
@@ -32,6 +33,9 @@ def test_n_delays_make_n_plus_one_attempts() -> None:
         ("otherwise", {"otherwise": "skippable"}),
         ("max_attempts", {"max_attempts": 3}),
         ("max_attempts", {"max_attempts": 1, "on": retryable(OSError, schedule="1s")}),
+        ("hot", {"hot": ""}),
+        ("hot", {"hot": "50*3"}),
+        ("hot", {"hot": "10s*3", "timeout": "30s"}),
     ],
 )
 def test_a_wrong_field_is_named(field: str, options: dict[str, object]) -> None:
@@ -117,6 +121,16 @@ def test_a_dead_letter_topic_has_a_plain_name(name: str) -> None:
         non_retryable(ValueError, dead_letters=name)
     assert caught.value.field == "dead_letters"
     assert RetryPolicy("1s", on=non_retryable(ValueError, dead_letters="bad_-1")).dead_letters == ("bad_-1",)
+
+
+def test_hot_waits_are_a_schedule_and_in_the_text() -> None:
+    """Shorter than the time-out, by 1 ms at least; a policy without them has the text that it always had."""
+    policy = RetryPolicy("1m*2", hot="exp(50ms, x2, 3)", timeout="351ms")
+    assert policy.text == "1m*2; hot=exp(50ms, x2, 3); timeout=351ms"
+    assert RetryPolicy("1m*2", hot=parse_schedule("10s*3"), timeout="31s").hot == parse_schedule("10s*3")
+    assert RetryPolicy("1m*2").text == "1m*2; timeout=5m"
+    with pytest.raises(InvalidPolicyError, match=r"hot='50ms\*7'.*its waits take 350ms, and timeout=350ms"):
+        RetryPolicy("1m*2", hot="50ms*7", timeout="350ms")
 
 
 def test_the_digest_is_stable_and_tells_policies_apart() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from retryapp.core.errors import DuplicateHandlerError, InvalidTopicNameError, NameClashError
+from retryapp.core.errors import DuplicateHandlerError, InvalidTopicNameError, NameClashError, PublishCircleError
 from retryapp.core.topology import HandlerTopology, Tiers, TopicRole, check_names, topic_specs
 
 DAY = 86_400_000
@@ -152,3 +152,31 @@ def test_a_handler_that_deduplicates_has_one_topic_more() -> None:
     week = HandlerTopology("g", "orders", seen_window_ms=7 * DAY)
     specs = topic_specs(week, partitions=3, main_max_message_bytes=1_000, replication=3)
     assert specs[-1].config["segment.ms"] == str(7 * DAY // 8), "a few segments, whatever the window"
+
+
+def publishing(**publishes: str) -> list[HandlerTopology]:
+    """Return handlers by main topic, each with the topics that it publishes to."""
+    return [HandlerTopology("g", main, publishes=tuple(topics.split())) for main, topics in publishes.items()]
+
+
+@pytest.mark.parametrize(
+    ("handlers", "circle"),
+    [
+        (publishing(a="x a"), "a -> a"),
+        (publishing(a="x b", b="a"), "a -> b -> a"),
+        (publishing(z="a", a="b c", b="x", c="d", d="b a"), "a -> c -> d -> a"),
+    ],
+)
+def test_a_record_that_would_come_back_to_its_handler_is_refused(handlers: list[HandlerTopology], circle: str) -> None:
+    """It would make another one each time."""
+    with pytest.raises(PublishCircleError, match=circle):
+        check_names(handlers)
+
+
+def test_handlers_may_publish_to_each_other_in_one_direction() -> None:
+    """Also in two ways to the same one; not to a topic of ours."""
+    check_names(publishing(a="b c", b="d", c="d", d="x"))
+    with pytest.raises(NameClashError, match="publishes"):
+        check_names(publishing(a="g.b.events", b=""))
+    with pytest.raises(InvalidTopicNameError):
+        publishing(a="no/name")

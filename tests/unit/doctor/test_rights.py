@@ -64,6 +64,17 @@ def test_all_that_is_needed_is_fine() -> None:
     assert found.severity is Severity.OK
 
 
+def test_a_topic_that_a_handler_publishes_to_has_to_be_writable() -> None:
+    """Its settings need not be readable: then a record that is too large for it is found later."""
+    orders = HandlerTopology(group="billing", main="orders", publishes=("receipts",))
+    topics = {"orders": topic(*MAIN), "receipts": topic("DESCRIBE", "WRITE")}
+    (fine,) = judge_rights(needed_acls([orders]), topics=topics, group=None, cluster=None)
+    assert fine.severity is Severity.OK
+    topics["receipts"] = topic("DESCRIBE", "DESCRIBE_CONFIGS")
+    (found,) = judge_rights(needed_acls([orders]), topics=topics, group=None, cluster=None)
+    assert found.seen == "not allowed: WRITE on topic receipts"
+
+
 def test_what_is_missing_is_named() -> None:
     """Each operation with its resource, and where the lines come from."""
     topics = {"orders": topic("DESCRIBE", "DESCRIBE_CONFIGS"), ORDERS.dlq: topic(*(OURS - {"WRITE"}))}

@@ -44,6 +44,9 @@ def test_a_plan_is_reported_by_handler() -> None:
     no_main = step("orders", Action.MISSING, role="main", why={"partitions": "Create it"})
     (found,) = judge_plan(Plan(steps=(no_main,), brokers=1, bootstrap="b"))
     assert (found.severity, found.name, found.remedy) == (Severity.PROBLEM, "topic orders", "Create it")
+    no_target = step("receipts", Action.MISSING, role="published", why={"partitions": "Create it"})
+    (found,) = judge_plan(Plan(steps=(no_target,), brokers=1, bootstrap="b"))
+    assert (found.name, found.expected) == ("topic receipts", "the handler of orders publishes to it")
 
 
 def replicas(lagging: Mapping[int, int] | None = None, leaderless: tuple[int, ...] = ()) -> TopicState:

@@ -10,7 +10,8 @@ import pytest
 from doubles import Owner, crowd, deliver_once, failing, make_context, make_record, settle, the
 
 from retryapp.core.record import Record
-from retryapp.engine.delivery.pool import BEHIND_S, ROUND_S, DeliveryPool, make_pools
+from retryapp.engine.delivery.batches import make_pools
+from retryapp.engine.delivery.pool import BEHIND_S, ROUND_S, DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext, Run, RunAbortedError
 from retryapp.engine.lane.turn import Turn
 from retryapp.testing import MemoryPartition, VirtualClock

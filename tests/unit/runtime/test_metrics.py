@@ -158,7 +158,7 @@ async def test_runs_that_were_given_up_are_a_gauge_until_they_end(runtime: Runti
     assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 0
     runs = [asyncio.get_running_loop().create_future() for _ in range(2)]
     for run in runs:
-        orphans.adopt(run)
+        orphans.adopt(run, "app/orders/0/7")
     assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 2
     runs[0].set_result(None)
     await asyncio.sleep(0)

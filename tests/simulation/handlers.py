@@ -1,0 +1,181 @@
+"""The handlers of simulated workers: they do what the scripts of their records say, and tell the judges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from retryapp.core.batch import Batch
+from retryapp.core.publication import TopicLook
+from retryapp.engine.handler.handler import Delivery, Handler, Order
+from retryapp.engine.handler.publish import Destinations
+from retryapp.ports import TopicPartition
+from simulation.broker import Broker
+from simulation.judge import Judge
+from simulation.oracle import TIMED_OUT
+from simulation.plan import Plan
+from simulation.scripts import POLICIES, end
+from simulation.sessions import opening_of, session_of, taken_in
+from simulation.story import FINE, Call, Going, Origin, step
+from simulation.tries import LIST
+from simulation.worker import SimWorker
+
+
+class _Open(NamedTuple):
+    """A call of a record that has begun."""
+
+    origin: Origin
+    attempt: int
+    now: str
+    """What its script says."""
+    started_ms: float
+    going: Going
+
+
+class Handlers:
+    """Makes them; `guard` takes what judges find, `note` what there is to see."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        judges: dict[str, Judge],
+        broker: Broker,
+        *,
+        random: Random,
+        reached: Counter[str],
+        now_ms: Callable[[], float],
+        guard: Callable[[Callable[[], None]], None],
+        note: Callable[..., None],
+    ) -> None:
+        self._plan = plan
+        self._judges = judges
+        self._broker = broker
+        self._random = random
+        self._reached = reached
+        self._now_ms = now_ms
+        self._guard = guard
+        self._note = note
+
+    def of(self, worker: SimWorker, number: int) -> list[Handler]:
+        """Return those of a worker, the one of this number."""
+        return [self._handler(worker, judge, number % 2) for judge in self._judges.values()]
+
+    def _handler(self, worker: SimWorker, judge: Judge, other: int) -> Handler:
+        async def handle(value: bytes, delivery: Delivery) -> None:
+            await self._handle(worker, judge, value, delivery)
+
+        async def handle_list(values: list[bytes], deliveries: list[Delivery]) -> None:
+            await self._handle_list(worker, judge, values, deliveries)
+
+        kept = not self._plan.changes or other == 0
+        order = judge.oracle.orders[worker.process.name] = self._plan.order if kept else "none"
+        policy = judge.oracle.waits.followed[worker.process.name] = other if self._plan.changes else 0
+        return Handler(
+            function=handle_list if self._plan.batch else handle,
+            batch=Batch(LIST, "40ms") if self._plan.batch else None,
+            topology=judge.topologies[policy],
+            policy=judge.policies[policy],
+            concurrency=2,
+            max_in_flight=self._plan.in_flight,
+            order=Order(order),
+            deduplicate=judge.rule,
+            destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),
+        )
+
+    async def look(self, _topic: str) -> TopicLook:
+        """Describe a topic that the handler publishes to; see `ports.DestinationReader`."""
+        return TopicLook(self._plan.partitions)
+
+    async def _handle(self, worker: SimWorker, judge: Judge, value: bytes, delivery: Delivery) -> None:
+        call = self._begin(worker, judge, value, delivery)
+        now = call.now
+        try:
+            await self._run(worker, call)
+        except asyncio.CancelledError:  # a time-out (also of a process that was stopped meanwhile), or it was given up
+            self._stop(worker, judge, call)
+            if now == "H":
+                self._reached["a handler did not heed its cancellation"] += 1
+                await asyncio.sleep(self._random.choice((0.5, 1.5, 4.0)))
+            raise
+        finally:
+            judge.oracle.stories[call.origin].going.remove(call.going)
+        self._end(worker, judge, call, fine=now in FINE)
+        end(now, call.origin[1])
+
+    async def _handle_list(
+        self, worker: SimWorker, judge: Judge, values: list[bytes], deliveries: list[Delivery]
+    ) -> None:
+        alone = any(delivery.last_error_type == TIMED_OUT for delivery in deliveries)
+        self._guard(lambda: judge.tries.gathered(len(values), alone=alone))
+        calls = [self._begin(worker, judge, *both) for both in zip(values, deliveries, strict=True)]
+        try:
+            for call in calls:
+                await self._run(worker, call)
+        except asyncio.CancelledError:
+            for call in calls:
+                self._stop(worker, judge, call)
+            if any(call.now == "H" for call in calls):
+                await asyncio.sleep(self._random.choice((0.5, 1.5, 4.0)))
+            raise
+        finally:
+            for call in calls:
+                judge.oracle.stories[call.origin].going.remove(call.going)
+        raises = [call.origin[1] for call in calls if call.now == "Z"]
+        for call, delivery in zip(calls, deliveries, strict=True):
+            self._end(worker, judge, call, fine=call.now in FINE and not raises)
+            try:
+                end(call.now, call.origin[1])
+            except Exception as error:  # noqa: BLE001 - whatever the step says
+                delivery.fail(error)
+        if raises:  # each for a cause of its own, or all of them might be nobody's fault
+            raise type(f"Poison{raises[0]}Error", (Exception,), {})
+
+    def _begin(self, worker: SimWorker, judge: Judge, value: bytes, delivery: Delivery) -> _Open:
+        origin, attempt = (delivery.origin.partition, delivery.origin.offset), delivery.attempt
+        number, oracle, main = delivery.hot_attempt, judge.oracle, judge.topology.main
+        now = step(value.decode().split(":")[1], attempt)
+        seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
+        started_ms = self._now_ms()
+        self._note("begun", worker.process.name, origin, attempt)
+        if self._plan.publishes:
+            delivery.publish(judge.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
+        opening, going = opening_of(worker, main, origin[0]), Going(worker.process.name)
+        session = session_of(worker, main, origin[0])
+        self._guard(lambda: judge.tries.begun(origin, attempt, number, now, session))
+        if number == 1:
+            self._guard(lambda: oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
+        self._guard(lambda: oracle.goes_on(origin, going, started_ms))
+        silent_ms = started_ms - self._broker.heard_s.get(worker.consumer.member, 0.0) * 1000
+        self._guard(lambda: oracle.check_silence(origin, silent_ms))
+        self._guard(lambda: judge.check_bound(taken_in(worker, main, origin[0])))
+        if opening is not None:
+            note = self._broker.notes.get(TopicPartition(main, origin[0]), "")
+            self._guard(lambda: oracle.suspects(origin, attempt, delivery.due_at_ms, note, opening))
+        if now == "G":
+            now = "F" if number == 1 else "S"
+        return _Open(origin, attempt, now, started_ms, going)
+
+    def _stop(self, worker: SimWorker, judge: Judge, call: _Open) -> None:
+        """Note that a call was told to stop."""
+        # where its process was stopped, the pool may have cancelled it long before it hears of that
+        call.going.cancelled_ms = min(self._now_ms(), call.started_ms + POLICIES[0].timeout_ms)
+        told = Call(worker.process.name, call.started_ms, self._now_ms(), fine=False)
+        judge.oracle.stopped(call.origin, call.attempt, told)
+
+    def _end(self, worker: SimWorker, judge: Judge, call: _Open, *, fine: bool) -> None:
+        """Note that a call has ended."""
+        self._note("ended", worker.process.name, call.origin, call.attempt)
+        told = Call(worker.process.name, call.started_ms, self._now_ms(), fine=fine)
+        judge.oracle.ended(call.origin, call.attempt, told)
+
+    async def _run(self, worker: SimWorker, call: _Open) -> None:
+        if call.now in "XK":
+            await asyncio.sleep(self._random.uniform(0.0, 1.9) if call.now == "K" else 0)
+            self._reached["a handler ended its worker"] += 1
+            worker.process.kill()
+        if call.now in "THXK":
+            await asyncio.sleep(60)
+        await asyncio.sleep(1.2 if call.now == "D" else (call.origin[1] * 7 + call.attempt * 3) % 5 * 0.01)

@@ -1,0 +1,371 @@
+"""Handlers that take lists: what is in a batch, and what becomes of each record when some of it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import chain
+
+import pytest
+from doubles import BankDownError
+from suspected import found, names
+
+from retryapp.core.batch import Batch
+from retryapp.core.errors import InvalidDurationError, InvalidSettingError, LatePublishError
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.verdicts import Reject
+from retryapp.engine.handler.handler import Delivery, Order
+from retryapp.engine.handler.publish import LateFailError
+from retryapp.testing import MemoryDestinations, MemoryPartition, Step
+
+BATCH = Batch(4, "50ms")
+
+
+class Listed:
+    """A handler of lists: marks values that begin with `fail`, raises for those that begin with `raise`."""
+
+    def __init__(self, error: Callable[[bytes], BaseException] = lambda _value: BankDownError()) -> None:
+        self.calls: list[list[bytes]] = []
+        self.deliveries: list[list[Delivery]] = []
+        self.error = error
+
+    async def __call__(self, values: list[bytes], deliveries: list[Delivery]) -> None:
+        """Publish for each, and fail where the values say so."""
+        self.calls.append(values)
+        self.deliveries.append(deliveries)
+        await asyncio.sleep(0)
+        for value, delivery in zip(values, deliveries, strict=True):
+            delivery.publish("out", value)
+            if value.startswith(b"fail"):
+                delivery.fail(BankDownError("marked"))
+        for value in values:
+            if value.startswith(b"raise"):
+                raise self.error(value)
+
+
+def out(orders: MemoryPartition) -> list[bytes | None]:
+    """Return what is published."""
+    return [record.value for record in orders.records("out")]
+
+
+def failed(orders: MemoryPartition) -> dict[bytes | None, tuple[int, int]]:
+    """Return the copies of failures: attempt and tries by value."""
+    found: dict[bytes | None, tuple[int, int]] = {}
+    for record in orders.records("app.orders.retry"):
+        headers = dict(record.headers)
+        tries = int(headers.get("retry-hot-attempts") or b"1")
+        found[record.value] = int(headers["retry-attempt"] or b""), tries
+    return found
+
+
+async def test_a_batch_is_full_or_has_waited() -> None:
+    """Up to so many at once; fewer after the wait of the first one."""
+    handler = Listed()
+    async with MemoryPartition(handler, "1s", batch=BATCH) as orders:
+        await orders.send(*names(6))
+        assert handler.calls == [names(4)]
+        await orders.advance(49)
+        assert len(handler.calls) == 1
+        await orders.send(b"x")
+        await orders.advance(1)
+        assert handler.calls[1:] == [[b"4", b"5", b"x"]]
+        await orders.send(b"y", b"z", b"v", b"w")
+        assert handler.calls[2:] == [[b"y", b"z", b"v", b"w"]]
+        assert (out(orders), orders.engine.in_flight) == ([*names(6), b"x", b"y", b"z", b"v", b"w"], 0)
+
+
+async def test_only_what_is_marked_has_failed() -> None:
+    """It waits alone, with what it was; the others are done, and published."""
+    handler = Listed()
+    async with MemoryPartition(handler, "1s", batch=BATCH) as orders:
+        await orders.send(b"a", b"fail b", b"c", b"fail d")
+        assert (out(orders), orders.waiting) == ([b"a", b"c"], {"1s": 2})
+        assert failed(orders) == {b"fail b": (1, 1), b"fail d": (1, 1)}
+        await orders.to_rest()
+        assert handler.calls == [[b"a", b"fail b", b"c", b"fail d"], [b"fail b", b"fail d"]]
+        assert [delivery.attempt for delivery in handler.deliveries[1]] == [2, 2]
+        assert [(letter.attempt, letter.error_message) for letter in orders.dead_letters] == [(2, "marked")] * 2
+
+
+async def test_an_exception_is_that_of_the_record_that_raises_alone() -> None:
+    """The halves are tried apart; no neighbour has failed, and nobody's results are there twice."""
+    handler = Listed()
+    async with MemoryPartition(handler, "1h", batch=Batch(8)) as orders:
+        await orders.send(b"raise a", *names(7))
+        assert [len(values) for values in handler.calls] == [8, 4, 4, 2, 2, 1, 1]
+        assert failed(orders) == {b"raise a": (1, 4)}
+        assert sorted(value or b"" for value in out(orders)) == names(7)
+        assert [delivery.hot_attempt for delivery in handler.deliveries[1]] == [2, 2, 2, 2]
+        assert orders.engine.in_flight == 0
+
+
+async def test_two_that_raise_are_both_found() -> None:
+    """In different halves: that they fail alike proves nothing while others go well."""
+    handler = Listed()
+    async with MemoryPartition(handler, "1h", batch=Batch(8)) as orders:
+        await orders.send(b"0", b"raise 1", b"2", b"3", b"4", b"5", b"raise 6", b"7")
+        assert set(failed(orders)) == {b"raise 1", b"raise 6"}
+        assert len(out(orders)) == 6
+
+
+async def test_what_goes_well_in_between_shows_that_records_are_to_blame() -> None:
+    """Three that fail alike among others."""
+    handler = Listed()
+    values = [b"raise %d" % n if n in (3, 11, 15) else b"%d" % n for n in range(16)]
+    async with MemoryPartition(handler, "1h", batch=Batch(16)) as orders:
+        await orders.send(*values)
+        assert set(failed(orders)) == {b"raise 3", b"raise 11", b"raise 15"}
+        assert len(out(orders)) == 13
+
+
+async def test_what_fails_alike_three_times_over_fails_whole() -> None:
+    """The service is down: five calls for a hundred records, and not two hundred."""
+    handler = Listed()
+    values = [b"raise %d" % n for n in range(100)]
+    async with MemoryPartition(handler, "1h", batch=Batch(100)) as orders:
+        await orders.send(*values)
+        assert [len(call) for call in handler.calls] == [100, 50, 50, 25, 25]
+        assert {attempt for attempt, _ in failed(orders).values()} == {1}
+        assert len(failed(orders)) == 100
+
+
+@pytest.mark.parametrize("error", [Reject, lambda value: BankDownError(value.decode() * 2, type(value))])
+async def test_what_is_about_a_record_is_never_said_of_another(error: Callable[[bytes], BaseException]) -> None:
+    """A rejection is that of a record, however many are alike; unlike errors are not one cause."""
+    kinds = [type(f"Odd{letter}Error", (Exception,), {}) for letter in "abcdefgh"]
+    handler = Listed(lambda value: error(value) if error is Reject else kinds[value[-1] - 48]())
+    async with MemoryPartition(handler, "1h", batch=Batch(8)) as orders:
+        await orders.send(*(b"raise %d" % n for n in range(7)), b"7")
+        assert out(orders) == [b"7"]
+        assert len(orders.dead_letters) + len(failed(orders)) == 7
+
+
+async def test_what_took_too_long_runs_alone_next() -> None:
+    """All of it: nobody knows who hangs. Alone the one that hangs costs nobody anything."""
+    calls: list[list[bytes]] = []
+
+    async def handler(values: list[bytes]) -> None:
+        calls.append(values)
+        if b"hangs" in values:
+            await asyncio.sleep(60)
+
+    async with MemoryPartition(handler, RetryPolicy("1s*2", timeout="10s"), batch=BATCH) as orders:
+        await orders.send(b"a", b"hangs", b"c", b"d")
+        await orders.advance(10_000)
+        assert orders.waiting == {"1s": 4}
+        await orders.to_rest()
+        assert calls[1:] == [[b"a"], [b"hangs"], [b"c"], [b"d"], [b"hangs"]]
+        assert [letter.attempt for letter in orders.dead_letters] == [3]
+
+
+async def test_what_has_an_outcome_keeps_it_when_the_time_is_up() -> None:
+    """Halves that went well before are done; the rest has failed, and no call lasts longer than one deadline."""
+    calls: list[list[bytes]] = []
+
+    async def handler(values: list[bytes]) -> None:
+        calls.append(values)
+        await asyncio.sleep(4)
+        if b"c" in values:
+            raise BankDownError
+
+    async with MemoryPartition(handler, RetryPolicy("1h", timeout="10s"), batch=BATCH) as orders:
+        await orders.send(b"a", b"b", b"c", b"d")
+        for _ in range(10):
+            await orders.advance(1_000)
+        assert calls == [[b"a", b"b", b"c", b"d"], [b"a", b"b"], [b"c", b"d"]]
+        assert (set(failed(orders)), orders.engine.in_flight) == ({b"c", b"d"}, 0)
+
+
+async def test_a_batch_that_does_not_end_becomes_one_orphan() -> None:
+    """All its records have failed, and the runner is replaced."""
+    end = asyncio.Event()
+    calls: list[list[bytes]] = []
+
+    async def handler(values: list[bytes]) -> None:
+        calls.append(values)
+        while b"a" in values and not end.is_set():
+            try:
+                await end.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with MemoryPartition(handler, RetryPolicy("1h", timeout="10s"), batch=BATCH) as orders:
+        await orders.send(b"a", b"b")
+        await orders.advance(50)
+        await orders.advance(10_000)
+        await orders.advance(2_000)
+        assert (orders.waiting, len(orders.handler.orphans)) == ({"1h": 2}, 1)
+        await orders.send(b"c")
+        await orders.advance(50)
+        assert calls == [[b"a", b"b"], [b"c"]]
+        end.set()
+        await orders.settle()
+        assert len(orders.handler.orphans) == 0
+
+
+async def test_what_cannot_be_decoded_or_published_is_its_own_failure() -> None:
+    """The others of its batch are done."""
+
+    async def handler(values: list[int], deliveries: list[Delivery]) -> None:
+        calls.append(values)
+        for value, delivery in zip(values, deliveries, strict=True):
+            delivery.publish("out" if value else "nowhere", b"%d" % value)
+
+    calls: list[list[int]] = []
+    topics = MemoryDestinations({"out": 1})
+    async with MemoryPartition(handler, "1h", batch=BATCH, value_type=int, destinations=topics) as orders:
+        await orders.send(b"1", b"odd", b"0", b"2")
+        assert (calls, out(orders)) == ([[1, 0, 2]], [b"1", b"2"])
+        assert [letter.reason for letter in orders.dead_letters] == ["undecodable"]
+        assert set(failed(orders)) == {b"0"}
+
+
+async def test_a_drain_begins_what_is_gathered_and_tries_no_halves() -> None:
+    """What has no outcome then costs no attempt: the next owner has it."""
+    handler = Listed()
+    async with MemoryPartition(handler, "1h", batch=BATCH) as orders:
+        await orders.send(b"a", b"b")
+        await orders.finish()
+        assert (handler.calls, out(orders)) == ([[b"a", b"b"]], [b"a", b"b"])
+    async with MemoryPartition(handler, "1h", batch=BATCH, transport=orders.transport) as orders:
+        await orders.send(b"raise c", b"d")
+        await orders.finish()
+        assert (handler.calls[1:], failed(orders)) == ([[b"raise c", b"d"]], {})
+    async with MemoryPartition(handler, "1h", batch=BATCH, transport=orders.transport) as orders:
+        await orders.advance(50)
+        assert handler.calls[2:] == [[b"raise c", b"d"], [b"raise c"], [b"d"]]
+        assert failed(orders) == {b"raise c": (1, 2)}
+
+
+async def test_a_session_that_ends_leaves_no_outcome() -> None:
+    """The call is cancelled, and the next session has all of it again."""
+    calls: list[list[bytes]] = []
+
+    async def handler(values: list[bytes]) -> None:
+        calls.append(values)
+        await asyncio.sleep(5)
+
+    async with MemoryPartition(handler, "1h", batch=BATCH) as orders:
+        await orders.send(*names(4))
+        opening = orders.transport.pause(Step.PROVE)
+        orders.lane.fail(RuntimeError("lane"))
+        await orders.settle()
+        assert not orders.engine._running
+        opening.set()
+        await orders.advance(200)
+        await orders.advance(5_000)
+        assert (calls, orders.engine.in_flight) == ([names(4), names(4)], 0)
+
+
+async def test_suspects_run_alone() -> None:
+    """They may kill the worker, and nobody else is to blame."""
+    handler = Listed()
+    async with MemoryPartition(handler, "1h", batch=BATCH, transport=found("g4:old@0-4", *names(4))) as orders:
+        for _ in range(4):
+            await orders.advance(1_000)
+        assert sorted(handler.calls) == [[value] for value in names(4)]
+
+
+async def test_due_rows_come_in_batches_too() -> None:
+    """As many as are there, beyond the rows of one look at the table."""
+    handler = Listed()
+    async with MemoryPartition(handler, "1s", batch=Batch(150), max_in_flight=300) as orders:
+        await orders.send(*(b"fail %d" % n for n in range(150)))
+        await orders.advance(1_000)
+        assert [len(call) for call in handler.calls] == [150, 150]
+
+
+async def test_a_plain_function_takes_lists_in_a_thread() -> None:
+    """And marks there."""
+
+    def handler(values: list[bytes], deliveries: list[Delivery]) -> None:
+        deliveries[values.index(b"b")].fail(BankDownError())
+
+    async with MemoryPartition(handler, "1h", batch=BATCH) as orders:
+        await orders.send(b"a", b"b", b"c", b"d")
+        await orders.until(lambda: failed(orders) and not orders.engine.in_flight)
+        assert set(failed(orders)) == {b"b"}
+
+
+async def test_a_mark_that_comes_too_late_or_is_no_error_is_told() -> None:
+    """Whoever marks a record whose fate is sealed has to know."""
+    handler = Listed()
+    async with MemoryPartition(handler, "1h", batch=BATCH) as orders:
+        await orders.send(*names(4))
+        with pytest.raises(LateFailError):
+            handler.deliveries[0][0].fail(BankDownError())
+        with pytest.raises(TypeError):
+            handler.deliveries[0][0].fail("down")  # type: ignore[arg-type]
+
+
+async def test_a_call_that_has_raised_takes_nothing_more() -> None:
+    """A task that it left behind is told so, whatever the halves come to."""
+    handler = Listed()
+    async with MemoryPartition(handler, "1h", batch=Batch(2)) as orders:
+        await orders.send(b"raise a", b"b")
+        assert [len(call) for call in handler.calls] == [2, 1, 1]
+        for delivery in handler.deliveries[0]:
+            with pytest.raises(LatePublishError):
+                delivery.publish("out", b"late")
+        assert out(orders) == [b"b"]
+
+
+async def test_a_handler_of_one_record_may_mark_it() -> None:
+    """As if it had raised, also for tries in place."""
+    seen: list[int] = []
+
+    async def handler(_value: bytes, delivery: Delivery) -> None:
+        seen.append(delivery.hot_attempt)
+        if len(seen) < 3:
+            delivery.fail(BankDownError())
+
+    async with MemoryPartition(handler, RetryPolicy("1h", hot="50ms")) as orders:
+        await orders.send(b"a")
+        await orders.advance(50)
+        assert (seen, orders.waiting) == ([1, 2], {"1h": 1})
+        await orders.to_rest()
+        assert orders.dead_letters == []
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    """At the declaration."""
+    for size in (0, 10_001, True, "3"):
+        with pytest.raises(InvalidSettingError, match="batch size"):
+            Batch(size)  # type: ignore[arg-type]
+    with pytest.raises(InvalidDurationError):
+        Batch(1, "0s")
+    with pytest.raises(InvalidSettingError, match="max_in_flight=9"):
+        MemoryPartition(Listed(), "1s", batch=Batch(10), max_in_flight=9)
+    with pytest.raises(InvalidSettingError, match="hot="):
+        MemoryPartition(Listed(), RetryPolicy("1s", hot="5ms"), batch=BATCH)
+    with pytest.raises(InvalidSettingError, match="order='partition'"):
+        MemoryPartition(Listed(), "1s", batch=BATCH, order=Order.PARTITION)
+
+
+async def test_a_list_has_one_record_of_a_key_and_keeps_all_its_keys_while_it_hangs() -> None:
+    """A call that ignores its time-out goes on with each of its records, not only with the first one."""
+    called: list[list[bytes]] = []
+    end = asyncio.Event()
+
+    async def hang(values: list[bytes]) -> None:
+        called.append(values)
+        while not end.is_set():
+            with suppress(asyncio.CancelledError):
+                await end.wait()
+
+    policy = RetryPolicy("1s", timeout="2s")
+    async with MemoryPartition(hang, policy, batch=BATCH, order=Order.KEY, concurrency=9) as orders:
+        for value, key in ((b"a1", b"a"), (b"a2", b"a"), (b"b1", b"b"), (b"b2", b"b"), (b"c1", b"c"), (b"d1", b"d")):
+            await orders.send(value, key=key)
+        assert called == [[b"a1", b"b1", b"c1", b"d1"]]
+        for _ in range(3):
+            await orders.advance(2_001)
+        assert orders.waiting == {"1s": 4, "held": 2}
+        await orders.advance(60_000)
+        assert len(called) == 1
+        end.set()
+        await orders.until(lambda: len(called) > 4)
+        assert sorted(called[1:5]) == [[b"a1"], [b"b1"], [b"c1"], [b"d1"]], "each alone, as its last call hung"
+        await orders.to_rest()
+        assert sorted(chain(*called[5:])) == [b"a2", b"b2"]

@@ -1,0 +1,83 @@
+"""`MemoryPartition.of`: a declared handler, with all that its declaration says."""
+
+from __future__ import annotations
+
+import faust
+import pytest
+from pydantic import BaseModel
+
+from retryapp import Delivery, Retries, RetryPolicy
+from retryapp.testing import MemoryPartition, Script
+
+
+class Order(BaseModel):
+    """A value."""
+
+    id: int
+
+
+seen: list[tuple[Order, int]] = []
+
+
+async def charge(order: Order, delivery: Delivery) -> None:
+    """Fail at each first try."""
+    seen.append((order, delivery.hot_attempt))
+    if delivery.hot_attempt == 1:
+        raise ConnectionError
+    delivery.publish("receipts", {"id": order.id})
+
+
+@pytest.fixture
+async def retries() -> Retries:
+    """An app of no broker's."""
+    seen.clear()
+    made = Retries(faust.App("shop", broker="kafka://127.0.0.1:1", store="memory://"))
+    made.handler(
+        "orders",
+        value=Order,
+        policy=RetryPolicy("5m 1h", hot="50ms"),
+        tiers="per-delay",
+        concurrency=3,
+        max_in_flight=7,
+        max_crashes=2,
+        deduplicate="header:event-id",
+        publishes=["receipts"],
+    )(charge)
+    return made
+
+
+async def test_a_declared_handler_has_all_its_settings(retries: Retries) -> None:
+    """Type, policy, topics, limits, and what tells duplicates."""
+    async with MemoryPartition.of(retries, "orders") as orders:
+        (declared,) = retries.handlers
+        assert orders.handler == declared
+        assert orders.handler.topology.retry_topics == ("shop.orders.retry.5m", "shop.orders.retry.1h")
+        await orders.send(b'{"id": 1}', b'{"id": 1}', headers=(("event-id", b"e"),))
+        await orders.advance(50)
+        assert seen == [(Order(id=1), 1), (Order(id=1), 2)]
+        assert [each.value for each in orders.records("receipts")] == [b'{"id":1}']
+
+
+async def test_another_function_and_other_settings_take_the_place_of_the_declared_ones(retries: Retries) -> None:
+    """A script that fails first; the next worker goes on with what the first one has left."""
+    script = Script("reject", then=charge)
+    async with MemoryPartition.of(retries, "orders", function=script, concurrency=1) as orders:
+        await orders.send(b'{"id": 1}')
+        assert (orders.handler.concurrency, seen) == (1, [])
+        assert [letter.reason for letter in orders.dead_letters] == ["rejected"]
+    async with MemoryPartition.of(retries, "orders", transport=orders.transport) as orders:
+        assert len(orders.dead_letters) == 1
+
+
+async def test_a_handler_that_is_not_declared_is_named(retries: Retries) -> None:
+    """With those that are."""
+    with pytest.raises(LookupError, match="'refunds' is declared, only of orders"):
+        MemoryPartition.of(retries, "refunds")
+
+
+async def test_event_ids_may_be_named_without_a_declaration() -> None:
+    """As in `@retries.handler`."""
+    script = Script()
+    async with MemoryPartition(script, deduplicate="header:event-id") as orders:
+        await orders.send(b"a", b"a", headers=(("event-id", b"e"),))
+        assert len(script.calls) == 1
