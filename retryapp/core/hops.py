@@ -194,7 +194,7 @@ def to_held_row(
         fingerprint=NAMELESS,
     )
     value, marked = _marked(record, metadata)
-    headers = shield(record.headers) + encode_metadata(marked)
+    headers = shield(arriving(record).headers) + encode_metadata(marked)
     return PendingRow(record.key, value, headers, due_at_ms=MAX_EPOCH_MS, since_ms=metadata.last_failed_ms, held=True)
 
 

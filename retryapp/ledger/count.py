@@ -87,7 +87,7 @@ class PartitionCount:
         self._fates: dict[int, Fate] = {}
         self._offsets: list[int] = []
         self._skipped: list[int] = []
-        """Of these: skipped without a failure before."""
+        """Of these: skipped without having failed or been held before."""
         self._cut: Cut
         self._shown_from_ms = WHOLE
         self._open: list[_Range] = []
@@ -142,7 +142,8 @@ class PartitionCount:
                 self._problem(fault, text, offset=offset, topic_id=topic_id, station=station, where=where)
             if isinstance(key, int):
                 self._fates[key] = journey.fate
-                if journey.fate is Fate.SKIPPED and journey.last.delivery <= 1:
+                was_held = traces[0].station is Station.HELD  # workers have counted it as that
+                if journey.fate is Fate.SKIPPED and journey.last.delivery <= 1 and not was_held:
                     self._skipped.append(key)
             else:
                 self.balance.received += 1

@@ -239,9 +239,13 @@ class Broker(MemoryBroker):
         self._move(offsets)
         return Standing.MEMBER
 
-    def forget_group(self) -> None:
-        """Forget the group, as when nobody was in it for a week (`offsets.retention.minutes`)."""
+    def forget_members(self) -> None:
+        """Forget who is in the group, as a coordinator that has just taken it over may."""
         for name in list(self._members):
             self.leave(name)
+
+    def forget_group(self) -> None:
+        """Forget the group, as when nobody was in it for a week (`offsets.retention.minutes`)."""
+        self.forget_members()
         self.committed.clear()
         self.notes.clear()

@@ -188,6 +188,8 @@ class History:
             case "offsets expire":  # all workers away for longer than the broker remembers a group
                 self._kill_all()
                 self.broker.forget_group()
+            case "members forgotten":  # all join again at once, and get back what they had
+                self.broker.forget_members()
             case "refused":
                 topics = [topic for judge in self.judges.values() for topic in judge.refusing]
                 self.broker.refuse(topics, fault.slot, 0.5 + 6 * size)

@@ -50,3 +50,19 @@ def test_a_row_that_hangs_holds_its_record_back_where_the_broker_took_the_row_ba
     result = History(plan).run()
     assert result.violation is None
     assert result.reached["a commit was taken back"] == 1
+
+
+def test_a_partition_that_comes_back_finds_its_runs_that_still_go_on() -> None:
+    """One that was given up went on, and the next of its key began beside it: its new assignment did not know of it."""
+    plan = Plan(
+        seed=2,
+        partitions=1,
+        workers=1,
+        offsets_ms=(0.0, 0.0, 0.0),
+        records=((0.5, 0, "FFFH"), (0.51, 0, "S"), (0.52, 0, "S"), (0.53, 0, "S")),
+        faults=(Fault(6.1, "members forgotten", 0, 0.5),),
+        order="key",
+    )
+    result = History(plan).run()
+    assert result.violation is None
+    assert result.reached["lane_opened"] == 2

@@ -163,7 +163,8 @@ class Handler:
         object.__setattr__(self, "is_async", inspect.iscoroutinefunction(body))
         object.__setattr__(self, "timeout_s", self.policy.timeout_ms / 1000)
         object.__setattr__(self, "wants_delivery", self.takes_delivery or not self.is_async)
-        object.__setattr__(self, "orphans", Orphans(max(MIN_ORPHANS, self.concurrency)))
+        ordered = self.order is not Order.NONE
+        object.__setattr__(self, "orphans", Orphans(max(MIN_ORPHANS, self.concurrency), ordered=ordered))
         object.__setattr__(self, "threads", Threads(keep=2 * self.concurrency))
 
     @property

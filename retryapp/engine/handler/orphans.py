@@ -1,8 +1,8 @@
 """Count and bound the runs of a handler that were given up and go on.
 
 A thread cannot be stopped, and a coroutine may refuse its cancellation. Such a run is an orphan: its record is settled
-(or will be read again) and its outcome ignored. At the limit no new run of the handler begins until one has ended; if
-that takes too long, only a new process helps.
+(or will be read again) and its outcome ignored. At the limit no new run of the handler begins until one has ended; in
+an ordered handler, none of the orphan's sequence. If that takes too long, only a new process helps.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from typing import Any, Final
 MIN_ORPHANS: Final = 16
 """Least limit whatever the `concurrency`: one record that hangs at every attempt must not stop the others."""
 HUNG_S: Final = 60.0
-"""How long a handler may be full before `on_hung` is called. Its runs are past their time-out already."""
+"""How long a handler may be full, or a sequence wait for an orphan, before `on_hung` is called. The runs are past their
+time-out already."""
 
 
 class Orphans:
     """The orphans of one handler on one worker. Used in the event loop's thread only."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, ordered: bool = False) -> None:
         self.limit = limit
         """No new run begins while there are this many; up to ``limit - 1 + 2 * concurrency`` may come together."""
         self.total = 0
         self.on_hung: Callable[[], None] = lambda: None
+        self._ordered = ordered
         self._runs: dict[asyncio.Future[Any], tuple[str, ...]] = {}
         """With the names of their records: of several, where the function takes lists."""
+        self._timers: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
+        """In an ordered handler, of each run."""
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -42,10 +46,11 @@ class Orphans:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong if no new run may begin, with the records whose runs go on; else None."""
-        if not self.full:
+        """What is wrong if no run, or none of a sequence, may begin, with the records whose runs go on; else None."""
+        if not self.full and not (self._ordered and self._runs):
             return None
-        return f"no run can begin: {len(self)} hang past their time-out: {', '.join(chain(*self._runs.values()))}"
+        what = "no run can begin" if self.full else "no later record of the same key or partition can begin"
+        return f"{what}: {len(self)} hang past their time-out: {', '.join(chain(*self._runs.values()))}"
 
     @property
     def waiting(self) -> int:
@@ -57,8 +62,11 @@ class Orphans:
         self.total += 1
         self._runs[run] = names
         run.add_done_callback(self._ended)
+        loop = asyncio.get_running_loop()
+        if self._ordered:
+            self._timers[run] = loop.call_later(HUNG_S, lambda: self.on_hung())
         if self.full and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(HUNG_S, lambda: self.on_hung())
+            self._timer = loop.call_later(HUNG_S, lambda: self.on_hung())
 
     def of(self, name: str) -> asyncio.Future[Any] | None:
         """Return the run of a record that goes on, or None."""
@@ -77,6 +85,8 @@ class Orphans:
 
     def _ended(self, run: asyncio.Future[Any]) -> None:
         self._runs.pop(run, None)
+        if (timer := self._timers.pop(run, None)) is not None:
+            timer.cancel()
         if not run.cancelled():
             run.exception()  # looked at: asyncio complains of errors that nobody saw
         if not self.full:

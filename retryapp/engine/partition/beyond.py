@@ -86,10 +86,16 @@ class Beyond:
         fine: list[int] = []
         for outcome in outcomes:
             if isinstance(outcome, Turn):
+                if self._ordered:
+                    yield from self._together(fine, most)
+                    fine = []
                 outcome.beyond = {outcome.next_offset - 1: outcome.fine}
                 yield outcome
             elif isinstance(outcome, int):
                 fine.append(outcome - 1)
+        yield from self._together(fine, most)
+
+    def _together(self, fine: Sequence[int], most: int) -> Iterator[Turn]:
         for at in range(0, len(fine), most):
             part = fine[at : at + most]
             yield Turn(

@@ -55,6 +55,7 @@ class PartitionEngine(RunOwner):
         again: DeliveryPool,
         wanted: Callable[[TopicPartition], None],
         emit: Callable[[TopicPartition, int, list[Delivered]], None] | None = None,
+        given_up: GivenUp | None = None,
         progress_ms: int = PROGRESS_MS,
     ) -> None:
         self.context = context
@@ -84,7 +85,7 @@ class PartitionEngine(RunOwner):
         self._suspect_rows: Suspects | None = None
         self._duplicates: Duplicates | None = None
         self._sequences: Sequences | None = None
-        self._given_up = GivenUp()
+        self._given_up = given_up or GivenUp()
         self._progress_ms = progress_ms
         self._counting = Counting(context.handler, self._main, Tally(from_offset=0, since_ms=0), 0)
         self._outcomes: list[Turn] = []
@@ -131,8 +132,7 @@ class PartitionEngine(RunOwner):
 
     def begin(self, session: int, starts: Mapping[TopicPartition, int], transport: LaneProtocol) -> None:
         """Begin a session; the lane has just opened."""
-        self._session = session
-        self._window = OffsetWindow()
+        self._session, self._window = session, OffsetWindow()
         self._outcomes, self._unreleased = [], False
         ordered = self.context.handler.order is not Order.NONE
         self._beyond = Beyond(self._main, starts[self._main], transport.settled, ordered=ordered)
@@ -140,14 +140,8 @@ class PartitionEngine(RunOwner):
         start = starts[self._main]
         self._sequences = None
         if ordered:
-            self._sequences = Sequences(
-                self.context,
-                self.partition,
-                self._given_up,
-                start,
-                start=lambda run: self._start(run),
-                settle=self._settle,
-            )
+            place = self.context, self.partition, self._given_up, start
+            self._sequences = Sequences(*place, start=lambda run: self._start(run), settle=self._settle)
         self.scheduler = Scheduler(self.context, self.partition, transport.pending, emit, self._sequences, loaded)
         self._duplicates = begin_duplicates(self.context, transport.seen, self.partition)
         tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
@@ -164,6 +158,7 @@ class PartitionEngine(RunOwner):
         self._session = -1
         self._window = OffsetWindow()
         self._outcomes = []
+        self._given_up.ended = None
         self._given_up.leave(self._running)
         for run in list(self._running):
             self._former[run.place] = None
@@ -237,10 +232,9 @@ class PartitionEngine(RunOwner):
         if not self._alive(session):
             return
         submit = self._again.submit if self._suspect_rows is None else self._suspect_rows.add
-        sequences = self._sequences
         for claim, record in rows:
             if self.scheduler.claimed.get(claim.key) is claim:  # else of an older assignment, whose sessions began at 1
-                name = None if sequences is None or claim.damage else sequences.name(record.key)
+                name = None if self._sequences is None or claim.damage else self._sequences.name(record.key)
                 submit(Run(self, self.context, record, claim=claim, session=session, sequence=name))
 
     def _accept(self, session: int, records: Sequence[Record]) -> None:
@@ -251,12 +245,14 @@ class PartitionEngine(RunOwner):
         at_once = duplicates is not None
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
-            for settled in self._beyond.found(record):
+            found = self._beyond.found(record)
+            waits = self._sequences is not None and self._sequences.reach(record)
+            if waits and not (found and found[-1].next_offset > record.offset):
+                found.append(Settled(record.next_offset, fine=False))  # the offset was set back: its row runs
+            for settled in found:
                 window.add(settled.next_offset - 1, now_ms=now_ms)
                 window.went_ahead(settled.next_offset - 1, settled)
                 at_once = True
-            if self._sequences is not None:
-                self._sequences.reach(record.next_offset)
             if window.last == record.offset:
                 continue
             window.add(record.offset, size, now_ms=now_ms)
@@ -309,8 +305,8 @@ class PartitionEngine(RunOwner):
             self._window.finish(run.record.offset, outcome, more)
         elif isinstance(outcome, Turn):
             self._outcomes.append(outcome)
-        if self._sequences is not None:
-            self._sequences.ended(run, outcome)
+        if self._sequences is not None and self._sequences.ended(run, outcome):
+            self._release(ahead=True)
         if outcome is not None:
             self._release_soon()
 

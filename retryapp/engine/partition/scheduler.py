@@ -16,7 +16,7 @@ from retryapp.core.metadata import HELD
 from retryapp.core.record import Record
 from retryapp.core.rows import ALONE, HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, parse_row_key
 from retryapp.engine.delivery.run import Claim, DeliveryContext
-from retryapp.engine.partition.sequences import Sequences
+from retryapp.engine.partition.sequences import Sequences, up_to
 from retryapp.ports import PendingTable
 
 CLAIM_LIMIT = 200
@@ -64,10 +64,11 @@ class Scheduler:
         self.loaded = sequences is None
         """Which sequences have rows is known; nothing is taken in before."""
         if sequences is not None:
-            sequences.wake = self.changed
+            sequences.wake = lambda: self._wake.set()
         self._wake = asyncio.Event()
         self._blocked = False
         self._next_due_ms = 0
+        """Nothing in the table is due before."""
 
     @property
     def room(self) -> int:
@@ -118,16 +119,11 @@ class Scheduler:
                 await asyncio.sleep(BLOCKED_SLEEP_S)
                 continue
             self._wake.clear()
-            self._next_due_ms = 0  # whatever is written meanwhile is looked at by the scan, or wakes
             next_due_ms = await self._claim_due()
             self.looked_ms = clock.wall_ms()
-            self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
-            wait_s = MAX_SLEEP_S
-            if self._blocked:
-                wait_s = BLOCKED_SLEEP_S  # room wakes this task; the sleep is bounded in case it was there already
-            elif next_due_ms is not None:
-                # not compared with "is it due": a row may become due between the scan and this line
-                wait_s = min(wait_s, (next_due_ms - clock.wall_ms()) / 1000)
+            # blocked: room wakes this task; the sleep is bounded in case it was there already. Else not compared with
+            # "is it due": a row may become due between the scan and this line
+            wait_s = BLOCKED_SLEEP_S if self._blocked else min(MAX_SLEEP_S, (next_due_ms - clock.wall_ms()) / 1000)
             if wait_s > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
@@ -135,8 +131,8 @@ class Scheduler:
             else:
                 await asyncio.sleep(0)
 
-    async def _claim_due(self) -> int | None:
-        """Claim due rows while there is room; return the next due time."""
+    async def _claim_due(self) -> int:
+        """Claim due rows while there is room; return the time before which no other is due."""
         pending = self._pending
         while pending is not None and not self.over:
             limit = self.room
@@ -146,21 +142,26 @@ class Scheduler:
             claimed: Collection[bytes] = self.claimed
             heads: list[tuple[bytes, bytes]] = []
             if self._sequences is not None:
-                heads = self._sequences.heads(pending, limit)
-                if aside := self._sequences.aside:
-                    claimed = {*claimed, *aside}
+                heads = self._sequences.heads(pending, limit, max_bytes)
             elif HELD in pending.counts():  # the handler had an order before
                 held = pending.page(HELD_ROWS, limit + len(claimed))
-                heads = [(key, value) for key, value in held if key not in claimed][: max(0, limit)]
-            rows, next_due_ms = pending.due(now_ms, limit - len(heads), claimed, max_bytes=max_bytes)
+                heads = up_to((each for each in held if each[0] not in claimed), limit, max_bytes)
+            left = max_bytes - sum(len(value) for _, value in heads)
+            full = len(heads) >= limit or left <= 0
+            rows: list[tuple[bytes, bytes]] = []
+            if now_ms >= self._next_due_ms:
+                if self._sequences is not None and self._sequences.aside:
+                    claimed = {*claimed, *self._sequences.aside.values()}
+                rows, next_due_ms = pending.due(now_ms, 0 if full else limit - len(heads), claimed, max_bytes=left)
+                self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             if not rows and not heads:
-                return next_due_ms
+                break
             taken = (self._claim(key, value) for key, value in heads + rows)
             self._deliver([each for each in taken if each is not None])
-            if next_due_ms is None or next_due_ms > now_ms:
-                return next_due_ms
+            if not (heads and full) and self._next_due_ms > now_ms:
+                break
             await asyncio.sleep(0)  # many partitions have a flood at once: others in the event loop come between
-        return None
+        return self._next_due_ms
 
     def _claim(self, key: bytes, value: bytes) -> tuple[Claim, Record] | None:
         """Claim a row; None: earlier records of its sequence are not done."""
@@ -174,7 +175,7 @@ class Scheduler:
         except DamagedRowError as exc:
             damage = exc
         due_at_ms = 0 if row.held else place.due_at_ms
-        if self._sequences is not None and damage is None and not self._sequences.claim(key, row, due_at_ms):
+        if self._sequences is not None and damage is None and not self._sequences.claim(key, row):
             return None
         claim = Claim(
             key=key,

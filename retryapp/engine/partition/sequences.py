@@ -17,15 +17,16 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Final
 
 from retryapp.core.errors import DamagedRowError, NewerRowError
+from retryapp.core.headers import RETRY_ORIGIN_TIMESTAMP_MS
 from retryapp.core.hops import to_held_row
 from retryapp.core.lifecycle import Held
-from retryapp.core.metadata import HELD
-from retryapp.core.record import Origin, failure_id
+from retryapp.core.metadata import HELD, clamped
+from retryapp.core.record import Origin, Record, failure_id
 from retryapp.core.rows import (
     IDENTITY_AT,
     OFFSET_AT,
@@ -35,6 +36,7 @@ from retryapp.core.rows import (
     identity_of,
     is_held,
     origin_offset,
+    row_header,
 )
 from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.handler.handler import Order
@@ -44,10 +46,23 @@ from retryapp.ports import Event, PendingTable, Row
 FEW: Final = 8
 """Rows up to which new records wait in the window behind a head that runs: so a sequence leaves the table again."""
 _LOAD_ROWS: Final = 500
+_TIME: Final = RETRY_ORIGIN_TIMESTAMP_MS.encode()
 _KEY_BYTES: Final = 32
 """Longer keys are named by their hash."""
 _ROW_OVERHEAD_BYTES: Final = 200
 """Of a held row in a transaction, beside its bytes."""
+
+
+def up_to(rows: Iterable[tuple[bytes, bytes]], limit: int, max_bytes: int) -> list[tuple[bytes, bytes]]:
+    """Return the first rows, `limit` at most; only the last one may bring their values to `max_bytes`."""
+    found: list[tuple[bytes, bytes]] = []
+    if limit > 0:
+        for row in rows:
+            found.append(row)
+            max_bytes -= len(row[1])
+            if len(found) >= limit or max_bytes <= 0:
+                break
+    return found
 
 
 class _Line:
@@ -69,10 +84,10 @@ class _Line:
 
 
 class GivenUp:
-    """The runs of a partition that go on without a say, by sequence: of ended sessions, and orphans."""
+    """The runs of a partition that go on without a say, by sequence: of ended sessions and assignments, and orphans."""
 
     def __init__(self) -> None:
-        self.ended: Callable[[bytes], None] = lambda _name: None
+        self.ended: Callable[[bytes], None] | None = None
         """Called with the sequence of a run that has ended."""
         self._counts: Counter[bytes] = Counter()
         self._former: set[Run] = set()
@@ -83,7 +98,7 @@ class GivenUp:
     def leave(self, runs: Iterable[Run]) -> None:
         """Take the runs of a session that ends."""
         for run in runs:
-            if run.sequence is not None:
+            if run.sequence is not None and run not in self._former:
                 self._counts[run.sequence] += 1
                 self._former.add(run)
 
@@ -102,7 +117,10 @@ class GivenUp:
 
     def _end(self, name: bytes) -> None:
         self._counts[name] -= 1
-        self.ended(name)
+        if not self._counts[name]:
+            del self._counts[name]
+        if self.ended is not None:
+            self.ended(name)
 
 
 class Sequences:
@@ -128,8 +146,8 @@ class Sequences:
             start: runs a first delivery.
             settle: takes the turn of a first delivery that does not run now.
         """
-        self.wake: Callable[[int], None] = lambda _due_at_ms: None
-        """Called with the due time of a row that may be claimed now."""
+        self.wake: Callable[[], None] = lambda: None
+        """Called when a row is the head of its sequence now."""
         self._context = context
         self._given_up = given_up
         given_up.ended = self.advance
@@ -139,13 +157,14 @@ class Sequences:
         self._prefix = identity_of(Origin(context.handler.main, context.topic_id, partition, 0))[:OFFSET_AT]
         self._lines: dict[bytes, _Line] = {}
         self._ready: dict[bytes, None] = {}
-        """Sequences whose head has a held row and may run, in their turn."""
-        self._aside: dict[bytes, tuple[bytes, int]] = {}
-        """Due rows that are not heads (the handler had no order when they failed): key and due time, by identity."""
+        """Sequences whose head has a row that may run, unless it is not due yet, in their turn."""
+        self.aside: dict[bytes, bytes] = {}
+        """Keys of due rows that are not heads (the handler had no order when they failed), by identity."""
         self._reached = start_offset
         """All records of the main topic before this offset are taken in, or were settled before."""
-        self._early: list[tuple[int, bytes]] = []
-        """Rows from there on, which an earlier session has left, and their sequences: others may come before them."""
+        self._early: list[tuple[int, bytes, bytes | None]] = []
+        """Rows from there on, which an earlier session has left, their sequences, and the times of their records:
+        others may come before them."""
         self._unwritten: dict[bytes, bytes] = {}
         """Held rows that are not in the table yet: their sequences, by identity."""
 
@@ -165,11 +184,13 @@ class Sequences:
                 name = self._name_of(value)
                 if name is not None:
                     identity = key[IDENTITY_AT:]
-                    insort(self._lines.setdefault(name, _Line()).rows, identity, key=self._position)
+                    self._lines.setdefault(name, _Line()).rows.append(identity)
                     if self._is_early(identity):
-                        self._early.append((origin_offset(identity), name))
+                        self._early.append((origin_offset(identity), name, row_header(value, _TIME)))
             after = rows[-1][0]
             await asyncio.sleep(0)
+        for line in self._lines.values():
+            line.rows = deque(sorted(line.rows, key=self._position))
         in_order = sorted(self._lines, key=lambda name: self._position(self._lines[name].rows[0]))
         self._ready.update(dict.fromkeys(in_order))
         self._early.sort(reverse=True)
@@ -189,11 +210,18 @@ class Sequences:
 
     # -- first deliveries ----------------------------------------------------------------------------------------
 
-    def reach(self, offset: int) -> None:
-        """Note that all records before an offset are taken in, or were settled before."""
-        self._reached = offset
-        while self._early and self._early[-1][0] < offset:
-            self.advance(self._early.pop()[1])
+    def reach(self, record: Record) -> bool:
+        """Note that a record, and all before it, are taken in or were settled before; tell whether it has a row.
+
+        A topic that lost its end has other records at the same offsets now, with other times.
+        """
+        self._reached, waits = record.next_offset, False
+        this = record.next_offset - 1, b"%d" % clamped(record.timestamp_ms, -1)
+        while self._early and self._early[-1][0] < record.next_offset:
+            offset, name, time = self._early.pop()
+            waits = (offset, time) == this and offset == record.offset
+            self.advance(name)
+        return waits
 
     def arrive(self, run: Run) -> None:
         """Take a first delivery, in offset order: it starts, waits in the window, or is settled with a held row."""
@@ -228,7 +256,7 @@ class Sequences:
             origin=origin.text,
             at_ms=now_ms,
         )
-        if line.rows and self._position(line.rows[-1]) > self._position(identity):
+        if line.rows and self._position(line.rows[-1]) > self._position(identity):  # of a handler without an order
             insort(line.rows, identity, key=self._position)
         else:
             line.rows.append(identity)
@@ -245,15 +273,15 @@ class Sequences:
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
-    @property
-    def aside(self) -> list[bytes]:
-        """Keys of due rows that cannot be claimed now."""
-        return [key for key, _ in self._aside.values()]
+    def heads(self, table: PendingTable, limit: int, max_bytes: int) -> list[tuple[bytes, bytes]]:
+        """Return rows that are heads now, held or put aside, with their keys, as `up_to` does; each is to be claimed.
 
-    def heads(self, table: PendingTable, limit: int) -> list[tuple[bytes, bytes]]:
-        """Return held rows that are heads now, with their keys, `limit` at most; each is to be claimed."""
-        found: list[tuple[bytes, bytes]] = []
-        while self._ready and len(found) < limit:
+        Other heads are found when they are due.
+        """
+        return up_to(self._heads(table), limit, max_bytes)
+
+    def _heads(self, table: PendingTable) -> Iterator[tuple[bytes, bytes]]:
+        while self._ready:
             name = next(iter(self._ready))
             del self._ready[name]
             line = self._lines.get(name)
@@ -263,14 +291,13 @@ class Sequences:
             value = None if key is None else table.get(key)
             if key is None or value is None:
                 raise RuntimeError(f"the table has no row {line.rows[0].hex()}, which is the head of its sequence")
-            if is_held(value):
-                found.append((key, value))
+            if is_held(value) or line.rows[0] in self.aside:
+                yield key, value
             else:
                 line.failed = True
                 self.advance(name)
-        return found
 
-    def claim(self, key: bytes, row: PendingRow, due_at_ms: int) -> bool:
+    def claim(self, key: bytes, row: PendingRow) -> bool:
         """Tell whether a row may run now, and note that it does; else it is put aside."""
         name, identity = self.name(row.key), key[IDENTITY_AT:]
         if name is None:
@@ -279,21 +306,26 @@ class Sequences:
         is_head = line is not None and bool(line.rows) and line.rows[0] == identity and not self._is_early(identity)
         if line is not None and is_head and not self._is_busy(name, line):
             line.running, line.failed = True, not row.held
+            self.aside.pop(identity, None)
             return True
-        self._aside[identity] = key, due_at_ms
+        self.aside[identity] = key
         return False
 
     # -- what has ended ------------------------------------------------------------------------------------------
 
-    def ended(self, run: Run, turn: Turn | int | None) -> None:
-        """Take the outcome of the head of a sequence; None: it has none, and stays the head."""
+    def ended(self, run: Run, turn: Turn | int | None) -> bool:
+        """Take the outcome of the head of a sequence; None: it has none, and stays the head.
+
+        Tell whether its turn must be handed over now: a row comes after it, whose turn does not wait for the offset.
+        """
         name = run.sequence
         line = None if name is None else self._lines.get(name)
-        if name is None or line is None:
-            return
-        line.running = False
+        if name is None or line is None or (turn is None and run.claim is None):  # that one runs in the next session
+            return False
+        line.running, before_row = False, False
         if turn is not None:
             waits = isinstance(turn, Turn) and any(row.value is not None for row in turn.rows)
+            before_row = run.claim is None and not waits and bool(line.rows)
             if run.claim is not None and not waits:
                 line.rows.popleft()
             elif run.claim is None and waits:
@@ -301,6 +333,7 @@ class Sequences:
             line.failed = waits
         line.first = False
         self.advance(name)
+        return before_row
 
     def applied(self, turns: Sequence[Turn]) -> None:
         """Note that turns are in the table."""
@@ -331,12 +364,9 @@ class Sequences:
                 return
             elif self._is_early(line.rows[0]):
                 return
-            elif line.failed:
-                if (aside := self._aside.pop(line.rows[0], None)) is not None:
-                    self.wake(aside[1])
-            elif line.rows[0] not in self._unwritten:
+            elif line.rows[0] in self.aside if line.failed else line.rows[0] not in self._unwritten:
                 self._ready[name] = None
-                self.wake(0)
+                self.wake()
         waits_long = line.failed and not line.running
         while self._by_key and line.waiting and not line.first and (waits_long or len(line.rows) > FEW):
             if not self._hold(name, line, line.waiting[0]):

@@ -22,6 +22,7 @@ from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
 from retryapp.engine.partition.partition import PROGRESS_MS, Delivered, PartitionEngine
+from retryapp.engine.partition.sequences import GivenUp
 from retryapp.ports import Clock, Observer, Random, TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class Served:
     dlq_ids: Mapping[str, str] = field(default_factory=dict)
     """Ids of the dead-letter topics, by name."""
     seen_id: str = ""
+    given_up: dict[int, GivenUp] = field(default_factory=dict)
+    """Runs that go on, by partition: some of an assignment that has ended."""
 
     @property
     def lacking(self) -> range:
@@ -124,6 +127,7 @@ class Placer:
             again=served.again,
             wanted=self.pump,
             emit=self.emit,
+            given_up=served.given_up.setdefault(partition, GivenUp()),
             progress_ms=self.progress_ms,
         )
         transport = self.make_transport(served, engine, membership)

@@ -293,6 +293,16 @@ async def reopen(partition: MemoryPartition) -> None:
     await partition.advance(100)
 
 
+def held(partition: MemoryPartition) -> int:
+    """Return how many rows are held."""
+    return partition.waiting.get("held", 0)
+
+
+def committed(partition: MemoryPartition) -> int:
+    """Return the offset of the main topic."""
+    return partition.transport.offsets.get(TopicPartition("orders", 0), 0)
+
+
 class Rig:
     """A lane with doubles all round; notes what it is told."""
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, fine, reopen
+from doubles import BACKOFF_MS, BankDownError, Gate, fine, reopen
 
 from retryapp.core.verdicts import RetryLater
 from retryapp.engine.handler.handler import Delivery
@@ -163,6 +163,7 @@ async def test_a_fault_of_ours_makes_the_lane_open_again(monkeypatch: pytest.Mon
         await partition.advance(1_100)
         (failed,) = partition.observer.of(Event.LANE_FAILED)
         assert (failed.error_type, failed.message) == ("ValueError", "what nobody thought of")
+        await partition.advance(BACKOFF_MS)
         await partition.to_rest()
         assert partition.lane.session == 2
         assert (partition.waiting, partition.dead_letters) == ({}, [])

@@ -6,24 +6,15 @@ import asyncio
 import threading
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, reopen
+from doubles import BankDownError, Gate, Refusing, Stubborn, committed, held, reopen
 
 from retryapp.core.rows import decode_row
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
+from retryapp.engine.lane.lane import LaneLimits, LaneState
 from retryapp.engine.partition import scheduler
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
-
-
-def held(partition: MemoryPartition) -> int:
-    """Return how many rows are held."""
-    return partition.waiting.get("held", 0)
-
-
-def committed(partition: MemoryPartition) -> int:
-    """Return the offset of the main topic."""
-    return partition.transport.offsets.get(TopicPartition("orders", 0), 0)
 
 
 def rows(partition: MemoryPartition) -> list[tuple[bytes, bytes]]:
@@ -33,7 +24,7 @@ def rows(partition: MemoryPartition) -> list[tuple[bytes, bytes]]:
 
 
 async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orphan() -> None:
-    """Other keys, and records without one, do not wait. A thread that goes on keeps its key."""
+    """Other keys, and records without one, do not wait. A thread that goes on keeps its key, up to a minute."""
     gate = Gate()
     async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
         for value, key in ((b"a1", b"a"), (b"a2", b"a"), (b"b1", b"b"), (b"n1", None), (b"n2", None)):
@@ -58,12 +49,20 @@ async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orph
     async with MemoryPartition(hang, "1s", order=Order.KEY) as orders:
         await orders.send(b"1", b"2", key=b"a")
         await orders.until(hangs.is_set)
+        orphans, hung = orders.handler.orphans, list[str | None]()
+        orphans.on_hung = lambda: hung.append(orphans.problem)
         await orders.advance(orders.handler.policy.timeout_ms + 1)
+        assert not hung
         await orders.advance(60_000)
         assert seen == [b"1"], "its first attempt goes on, and its second and its successor wait"
+        (problem,) = hung  # the worker is not ready, and ends now to be started again
+        assert problem is not None
+        assert "no later record of the same key or partition can begin: 1 hang past their time-out" in problem
         goes_on.set()
         await orders.until(lambda: len(seen) == 3)
         assert seen == [b"1", b"1", b"2"]
+        await orders.advance(60_000)
+        assert (len(hung), orphans.problem) == (1, None)
 
 
 async def test_behind_a_head_that_waits_records_are_held_and_the_offset_goes_on() -> None:
@@ -245,3 +244,58 @@ async def test_a_head_whose_row_is_not_written_yet_is_claimed_once_it_is(monkeyp
         commits.set()
         await orders.settle()
         assert gate.started[3:] == [b"3"]
+
+
+async def test_what_goes_ahead_of_the_offset_goes_in_order() -> None:
+    """A kill between the turns of two records of a key leaves the first one settled, not the second."""
+    gate, transport = Gate(), MemoryLaneTransport()
+    few = LaneLimits(turns=1)
+    async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, limits=few, transport=transport) as orders:
+        await orders.send(b"hung", key=b"b")
+        await orders.send(b"1", b"2", key=b"a")
+        gate.let(b"1")
+        await orders.settle()
+        gate.let(b"2", Reject("wrong"))
+        await orders.settle()
+        first, second = transport.pause(Step.COMMIT), transport.pause(Step.COMMIT)
+        await orders.advance(150)
+        await orders.advance(150)
+        assert first.reached
+        first.set()
+        await orders.settle()
+        await orders.advance(300)
+        assert second.reached
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, transport=transport) as orders:
+        await orders.advance(1_000)
+        assert gate.started == [b"hung", b"2"]
+
+
+async def test_nothing_begins_behind_a_first_delivery_that_may_not() -> None:
+    """When it was to begin, the group had not answered for too long; a moment later it does."""
+    gate = Gate()
+    orders = MemoryPartition(gate, "1s", order=Order.KEY)
+    answers: list[bool] = []
+    object.__setattr__(orders.engine.context, "lapsed", lambda: bool(answers and answers.pop()))
+    async with orders:
+        answers.append(True)
+        for value in (b"1", b"2"):
+            orders.transport.append(TopicPartition("orders", 0), b"a", value)
+        await orders.settle()
+        await orders.advance(100)
+        assert (gate.started, answers) == ([b"1"], [])
+
+
+async def test_a_run_that_goes_on_over_two_sessions_keeps_its_key_until_it_ends() -> None:
+    """It does not heed its cancellation; and then the record, which has no outcome, runs again."""
+    handler = Stubborn()
+    async with MemoryPartition(handler, "1s", order=Order.KEY) as orders:
+        await orders.send(b"1", b"fine", key=b"a")
+        await reopen(orders)
+        await reopen(orders)
+        await orders.advance(200)
+        assert (orders.lane.state, orders.lane.session, handler.started) == (LaneState.OPEN, 3, [b"1"])
+        handler.over.set()
+        for _ in range(3):
+            await orders.advance(1_000)
+        assert handler.started == [b"1", b"1", b"1", b"fine"]
