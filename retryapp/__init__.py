@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from retryapp.core.batch import Batch
+    from retryapp.core.circuit import CircuitBreaker
     from retryapp.core.deduplicate import Deduplicate
     from retryapp.core.errors import RetryAppError
     from retryapp.core.http import http_errors
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "CircuitBreaker",
     "Deduplicate",
     "Delivery",
     "Reject",
@@ -40,6 +42,7 @@ __all__ = [
 
 _HOME = {
     "Batch": "retryapp.core.batch",
+    "CircuitBreaker": "retryapp.core.circuit",
     "Deduplicate": "retryapp.core.deduplicate",
     "Delivery": "retryapp.retries",
     "Reject": "retryapp.core.verdicts",

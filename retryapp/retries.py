@@ -19,10 +19,12 @@ import faust
 
 from retryapp import web
 from retryapp.core.batch import Batch
+from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology, Tiers, check_names
 from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
@@ -128,6 +130,9 @@ class Retries:
         order: str | Order = Order.NONE,
         publishes: Sequence[str] = (),
         batch: Batch | None = None,
+        rate_limit: str | None = None,
+        max_concurrent: int | None = None,
+        circuit: CircuitBreaker | None = None,
     ) -> Callable[[F], F]:
         """Declare the handler of a main topic.
 
@@ -151,6 +156,11 @@ class Retries:
                 them and the rights that they need, and a circle of handlers is refused.
             batch: `Batch(size=100, wait="50ms")`: the function takes a list of up to so many values of one partition,
                 and a list of as many deliveries as a second argument. `deliveries[i].fail(error)` has one of them fail.
+            rate_limit: retries that begin in a time, over all workers: `"50/s"`, `"600/m"`, `"1000/h"`. Each partition
+                has an equal share. First deliveries are not limited.
+            max_concurrent: runs of retries at once per worker, if not as many as `concurrency`.
+            circuit: `CircuitBreaker()` takes many different records that fail for an outage: no attempts are spent, a
+                few records probe, and the rest waits.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -172,6 +182,9 @@ class Retries:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
         if max_crashes < 1:
             raise InvalidSettingError("max_crashes", max_crashes, "at least 1")
+        if max_concurrent is not None and max_concurrent < 1:
+            raise InvalidSettingError("max_concurrent", max_concurrent, "at least 1")
+        rate = None if rate_limit is None else parse_rate(rate_limit)
         try:
             kept = Order(order)
         except ValueError:
@@ -196,6 +209,9 @@ class Retries:
                 concurrency=concurrency,
                 max_in_flight=max_in_flight,
                 max_crashes=max_crashes,
+                rate_limit=rate,
+                max_concurrent=max_concurrent,
+                circuit=circuit,
                 deduplicate=rule,
                 order=kept,
                 batch=batch,

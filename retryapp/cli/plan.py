@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import wraps
 from itertools import groupby
@@ -105,7 +105,8 @@ def command(
     if principal is not None or publishes:
         raise click.UsageError(f"{'--publishes' if publishes else '--principal'} goes with --acls")
     plan = plan_topics(reach(application.connection), application.topologies, options)
-    emit(plan_facts(plan), plan_text(plan, why=why), as_json=as_json)
+    paces = {handler.main: handler.pace for handler in application.handlers if handler.pace}
+    emit({**plan_facts(plan), "paces": paces}, plan_text(plan, why=why, paces=paces), as_json=as_json)
     return ExitCode.FINDING if plan.refused else ExitCode.FINE
 
 
@@ -159,11 +160,13 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan, *, why: bool) -> str:
+def plan_text(plan: Plan, *, why: bool, paces: Mapping[str, str] | None = None) -> str:
     """Return a plan for people."""
     parts = [f"{plan.bootstrap}, {plan.brokers} broker{'s' if plan.brokers != 1 else ''}"]
     for (group, main), steps in groupby(plan.steps, key=lambda step: (step.group, step.main)):
-        parts += ["", f"handler of {main} in group {group}", "", _topics(list(steps))]
+        parts += ["", f"handler of {main} in group {group}"]
+        parts += [paces[main]] if paces and main in paces else []
+        parts += ["", _topics(list(steps))]
     if why:
         parts += ["", _reasons(plan)]
     for step in plan.refused:

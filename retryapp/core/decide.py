@@ -93,5 +93,11 @@ def decide(
     return RetryAt(due_at_ms, delay_ms, format_duration_ms(nominal_ms))
 
 
+def for_free(policy: RetryPolicy, *, wait_ms: int, now_ms: int) -> RetryAt:
+    """Return when a record comes again whose failure spent no attempt: attempts and deadline are not looked at."""
+    due_at_ms = min(now_ms + wait_ms, MAX_EPOCH_MS)
+    return RetryAt(due_at_ms, wait_ms, format_duration_ms(_nearest(policy.schedule, wait_ms)))
+
+
 def _nearest(schedule: Schedule, delay_ms: int) -> int:
     return min(schedule.nominal_delays_ms, key=lambda nominal_ms: (abs(nominal_ms - delay_ms), nominal_ms))

@@ -85,8 +85,9 @@ _ZERO: Final = ord("0")
 
 
 def _check(metadata: RetryMetadata) -> None:
+    unspent = metadata.delivery or metadata.replays or metadata.held
     for header, value, least, most in (
-        (RETRY_ATTEMPT, metadata.attempt, 0 if metadata.replays or metadata.held else 1, MAX_COUNT),
+        (RETRY_ATTEMPT, metadata.attempt, 0 if unspent else 1, MAX_COUNT),
         (RETRY_DELIVERY, metadata.delivery, metadata.attempt, MAX_COUNT),
         (RETRY_RULE_FAILURES, metadata.rule_failures, -1, MAX_COUNT),
         (RETRY_HOT_ATTEMPTS, metadata.hot_attempts, 1, MAX_COUNT),

@@ -143,7 +143,7 @@ def to_tier(record: Record, *, topology: HandlerTopology, metadata: RetryMetadat
 
 def _tier_ms(metadata: RetryMetadata, due_at_ms: int) -> int:
     if metadata.attempt == 0:
-        return 0  # a replay waits for its turn, not for a delay of the schedule
+        return 0  # a replay, or a record in an outage, waits for its turn, not for a delay of the schedule
     nominal_ms = None if metadata.tier is None else _nominal_ms(metadata.tier)
     return due_at_ms - metadata.last_failed_ms if nominal_ms is None else nominal_ms
 
@@ -262,27 +262,33 @@ def after_failure(
     policy_digest: str,
     failure: Failure,
     decision: Decision,
+    spent: bool = True,
 ) -> RetryMetadata:
-    """Return the metadata after a failed attempt, without its traceback, clamped so that it can always be encoded."""
+    """Return the metadata after a failed delivery, without its traceback, clamped so that it can always be encoded.
+
+    `spent`: it counts as a failure under its rule.
+    """
     attempt, failed_ms = min(attempt, MAX_COUNT), clamped(failed_ms)
     error_type = failure.error_type or NAMELESS
     entry = HistoryEntry(attempt, failed_ms, cut_text(error_type, MAX_HISTORY_TYPE_BYTES))
     dead = decision.reason.value if isinstance(decision, Dead) else None
     rule = failure.rule if dead is not None else _with_schedule(failure.rule)
-    failures = min(failures_in_a_row(previous, failure.rule), MAX_COUNT)
+    name, failures = None if rule is None else rule.name, min(failures_in_a_row(previous, failure.rule), MAX_COUNT)
+    if not spent:
+        name, failures = (None, 0) if previous is None else (previous.rule, previous.rule_failures)
     return RetryMetadata(
         group=group,
         handler=handler or NAMELESS,
         origin=origin if previous is None else previous.origin,
         origin_timestamp_ms=clamped(origin_timestamp_ms if previous is None else previous.origin_timestamp_ms, -1),
         attempt=attempt,
-        delivery=attempt if previous is None else min(previous.delivery + 1, MAX_COUNT),
+        delivery=max(1, attempt) if previous is None else min(previous.delivery + 1, MAX_COUNT),
         hot_attempts=min(hot_attempts, MAX_COUNT),
         due_at_ms=clamped(decision.due_at_ms) if isinstance(decision, RetryAt) else None,
         started_ms=clamped(started_ms),
         policy=policy_digest,
         tier=decision.tier if isinstance(decision, RetryAt) else None,
-        rule=None if rule is None else rule.name,
+        rule=name,
         rule_failures=-1 if failures == attempt else failures,
         first_failed_ms=first_failed_ms(previous, failed_ms),
         last_failed_ms=failed_ms,
@@ -298,7 +304,7 @@ def after_failure(
 
 
 def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:
-    """Return the time from which ``max_elapsed`` counts: the first failure, of the last replay if there was one."""
+    """Return the time from which ``max_elapsed`` counts: the first that spent an attempt, of the last replay."""
     return failed_ms if previous is None or previous.attempt == 0 else previous.first_failed_ms
 
 

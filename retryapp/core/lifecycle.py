@@ -9,6 +9,7 @@ kind           sent when                                              record key
 ``held``       a record waits for earlier ones of its sequence         failure id
 ``policy``     a worker starts with this policy                       ``policy:{group}/{main}``
 ``progress``   at most 60 s apart, per partition of the main topic    ``progress:{group}/{main}/{p}``
+``circuit``    the circuit of a partition has changed its state       ``circuit:{group}/{main}/{p}``
 =============  =====================================================  ==============================
 
 Layout, version 1: one JSON object in UTF-8, times in epoch milliseconds UTC. Unknown fields are ignored, so that a
@@ -160,7 +161,25 @@ class Progress(LifecycleEvent):
         return f"progress:{self.group}/{self.main}/{self.partition}".encode()
 
 
-AnyEvent = Succeeded | Skipped | Held | PolicyUsed | Progress
+class CircuitChanged(LifecycleEvent):
+    """The circuit of a partition has changed its state (``core.circuit``)."""
+
+    kind: Literal["circuit"] = "circuit"
+    main: str
+    partition: Count
+    from_state: str
+    to_state: str
+    cause: str
+    """Why it opened, or closed although probes fail; else empty."""
+    at_ms: EpochMs
+
+    @property
+    def key(self) -> bytes:
+        """``circuit:{group}/{main}/{partition}``."""
+        return f"circuit:{self.group}/{self.main}/{self.partition}".encode()
+
+
+AnyEvent = Succeeded | Skipped | Held | PolicyUsed | Progress | CircuitChanged
 Event = Annotated[AnyEvent, Field(discriminator="kind")]
 
 VERSION: Final = 1

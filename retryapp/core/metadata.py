@@ -58,7 +58,7 @@ class RetryMetadata:
     origin_timestamp_ms: int
     """The original record's timestamp; -1 where it had none."""
     attempt: int
-    """Number of the attempt that failed last, as the policy counts; 0 of a held record, and of a new replay."""
+    """Number of the attempt that failed last, as the policy counts. 0: none is spent yet (held, replay, outage)."""
     delivery: int
     """Number of the delivery that ended last; the next is this + 1. Never starts again: a replay takes a number."""
     hot_attempts: int = 1

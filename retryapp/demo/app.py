@@ -6,7 +6,7 @@ import aiohttp
 import faust
 from mode import Service
 
-from retryapp import Delivery, Reject, Retries, RetryLater, RetryPolicy
+from retryapp import CircuitBreaker, Delivery, Reject, Retries, RetryLater, RetryPolicy
 from retryapp.demo.data import Flight
 from retryapp.demo.settings import MAIN_TOPIC, PARTITIONS, POLICY, SESSION_TIMEOUT_S, DemoSettings
 from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER
@@ -14,6 +14,8 @@ from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER
 TIMEOUT_S = 1.5
 CONCURRENCY = 64
 MAX_TEXT_CHARS = 300
+CIRCUIT = CircuitBreaker(failure_ratio=0.8, sampling="1s", break_for="500ms", ramp="4s")
+"""Quicker than usual: the outage is short. Many of the flights that come again fail by plan: no outage."""
 
 settings = DemoSettings()
 app = faust.App(
@@ -48,9 +50,16 @@ class HttpClient(Service):
         return cls.session
 
 
-@retries.handler(MAIN_TOPIC, value=Flight, policy=RetryPolicy(POLICY), tiers="per-delay", concurrency=CONCURRENCY)
+@retries.handler(
+    MAIN_TOPIC,
+    value=Flight,
+    policy=RetryPolicy(POLICY),
+    tiers="per-delay",
+    concurrency=CONCURRENCY,
+    circuit=CIRCUIT,
+)
 async def enrich(flight: Flight, delivery: Delivery) -> None:
-    """Ask the service for the flight's plane: 404 and 422 are final, a 503 has a `Retry-After`."""
+    """Ask the service for the flight's plane: 404 and 422 are final, a 503 has a `Retry-After`, 502 is an outage."""
     headers = {"Content-Type": "application/json", ATTEMPT_HEADER: str(delivery.attempt)}
     if delivery.due_at_ms is not None:
         headers[DUE_HEADER] = str(delivery.due_at_ms)

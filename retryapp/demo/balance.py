@@ -35,6 +35,12 @@ class Balance:
     early: int
     duplicated_handoffs: int
     repeated_runs: int
+    outage_calls: int
+    """Calls that were answered 502."""
+    outage_spent: int
+    """Of these, attempts that were spent: the others ran again under the same number."""
+    outage_dead: int
+    """Dead letters without a final answer of the service."""
     kills: int
     seconds: float
     ledger: Mapping[str, int]
@@ -55,6 +61,8 @@ class Balance:
             f"  early                 {self.early:>9,}",
             f"  handed over twice     {self.duplicated_handoffs:>9,}",
             f"  handler runs repeated {self.repeated_runs:>9,}   (in flight when a worker was killed)",
+            f"  calls in the outage   {self.outage_calls:>9,}   {self.outage_spent:,} attempts spent, "
+            f"{self.outage_dead:,} dead letters",
             f"  workers killed        {self.kills:>9,}",
             f"  by the ledger         {self.ledger['received']:>9,}   {self.ledger['done']:,} done, "
             f"{self.ledger['dead']:,} dead, {self.ledger['pending']:,} pending, {self.ledger['problems']:,} problems",
@@ -78,7 +86,7 @@ def count(
     done = {flight_id for flight_id, answer in answers.items() if answer is Outcome.DONE} & fates.keys()
     dead = (answers.keys() & fates.keys()) - done
     early = early_visits(visits, delays_ms)
-    whole = ledger.total
+    whole, free = ledger.total, _free(visits)
     findings: dict[str, Collection[int]] = {
         "flights are lost: neither done nor dead": fates.keys() - answers.keys(),
         "flights have another fate than the data say": [
@@ -99,7 +107,10 @@ def count(
         lost=max(len(fates.keys() - answers.keys()), whole.lost),
         early=len(early),
         duplicated_handoffs=sum(problem.fault is Fault.TWICE for problem in ledger.problems),
-        repeated_runs=len(visits) - len({(visit.flight_id, visit.attempt) for visit in visits}),
+        repeated_runs=len(visits) - len({(visit.flight_id, visit.attempt) for visit in visits}) - free,
+        outage_calls=sum(visit.outcome is Outcome.DOWN for visit in visits),
+        outage_spent=sum(visit.outcome is Outcome.DOWN for visit in visits) - free,
+        outage_dead=max(0, whole.dead - len(dead)),
         kills=kills,
         seconds=round(seconds, 1),
         ledger={
@@ -108,6 +119,17 @@ def count(
         },
         problems=(*problems, *_disagreements(ledger, len(fates), len(done), len(dead))),
     )
+
+
+def _free(visits: Sequence[Visit]) -> int:
+    """Return how many calls in the outage spent no attempt."""
+    again: set[tuple[int, int]] = set()
+    free = 0
+    for visit in reversed(visits):
+        place = visit.flight_id, visit.attempt
+        free += visit.outcome is Outcome.DOWN and place in again
+        again.add(place)
+    return free
 
 
 def early_visits(visits: Iterable[Visit], delays_ms: Sequence[int]) -> list[Visit]:

@@ -1,8 +1,7 @@
 """How the service fails: pure functions of a flight and its attempt.
 
 A share of the flights fails at its first one to three attempts and then succeeds; a hash decides which, how often and
-how, so a restart changes nothing. In an outage every request is answered 503 with a `Retry-After` of at least half of
-the outage's length: it costs a flight two attempts at most.
+how, so a restart changes nothing.
 """
 
 from __future__ import annotations
@@ -45,11 +44,6 @@ def planned_fault(flight_id: int, attempt: int) -> PlannedFault | None:
     if draw < TIMEOUT_SHARE + RESET_SHARE:
         return PlannedFault(Outcome.RESET)
     return PlannedFault(Outcome.UNAVAILABLE, 1 + int(_draw(f"after{attempt}", flight_id) * 3))
-
-
-def outage_retry_after_s(flight_id: int, outage_s: float) -> int:
-    """Return the `Retry-After` of an answer in an outage: spread, and at least half of the outage's length."""
-    return max(1, -int(-outage_s // 2)) + int(_draw("outage", flight_id) * 3)
 
 
 def _draw(purpose: str, flight_id: int) -> float:

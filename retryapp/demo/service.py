@@ -2,7 +2,7 @@
 
 `POST /enrich` takes a flight as JSON and answers, in this order of precedence:
 
-1. in the outage: 503 with `Retry-After`;
+1. in the outage: 502, as from a proxy with nothing behind it;
 2. a planned fault of this flight and attempt: 503 with `Retry-After`, silence until the client gives up, or a reset;
 3. final, from the data: 422 without an arrival time, 404 for an unknown plane;
 4. 200 with the plane.
@@ -24,7 +24,7 @@ import click
 from aiohttp import web
 
 from retryapp.demo.data import Flight, fate_of, load_planes
-from retryapp.demo.faults import PlannedFault, outage_retry_after_s, planned_fault
+from retryapp.demo.faults import PlannedFault, planned_fault
 from retryapp.demo.settings import DEFAULT_PORT, OUTAGE_S
 from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER, Outcome, Visit, append_visit, wall_ms
 
@@ -72,7 +72,8 @@ class EnrichmentService:
             append_visit(self._log, visit)
 
         if self._is_out():
-            return _unavailable(record, outage_retry_after_s(flight.id, self._outage_s))
+            record(Outcome.DOWN)
+            return web.json_response({"error": "nothing answers"}, status=int(Outcome.DOWN))
         fault = planned_fault(flight.id, attempt)
         if fault is not None:
             return await _fail(request, record, fault)

@@ -1,7 +1,7 @@
 """Constants of the demo's programs, and the variables `RETRYAPP_DEMO_...` of its app and its feeder.
 
-The policy survives the worst that the service plans: three planned failures and two in the outage are five, and six
-retries allow six. Its longest way is 1 + 2 + 4 + 8 + 8 + 8 s.
+The policy survives the worst that the service plans: three failures, and those of the first moment of the outage, after
+which the circuit is open and no attempts are spent. Its longest way is 1 + 2 + 4 + 8 + 8 + 8 s.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ class Outcome(StrEnum):
     NOT_FOUND = "404"
     UNPROCESSABLE = "422"
     UNAVAILABLE = "503"
+    DOWN = "502"
     TIMEOUT = "timeout"
     RESET = "reset"
 

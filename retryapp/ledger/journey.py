@@ -241,7 +241,7 @@ def _gaps(way: Sequence[Trace], cut: Cut) -> Iterator[tuple[Fault, tuple[Trace, 
     for before, trace in pairwise((None, *way)):
         if trace is None or trace.loose or trace.step <= (1, Station.RETRY) or trace.step in _FIRST_ENDS:
             continue
-        replayed = trace.station is Station.RETRY and trace.attempt == 0
+        replayed = trace.station is Station.RETRY and trace.attempt == 0 and trace.replays > 0
         missing: Sequence[int] = cut.topics.dlqs if replayed else cut.topics.retry
         if trace.step == (1, Station.SUCCEEDED):  # only a held record has a trace before the end of its first delivery
             missing = (cut.topics.events,)

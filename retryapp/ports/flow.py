@@ -74,6 +74,7 @@ class Event(StrEnum):
     HAND_OFF_ACCEPTED = "hand_off_accepted"
     LANE_INCOMPLETE = "lane_incomplete"
     REBALANCED = "rebalanced"
+    CIRCUIT = "circuit"
 
 
 @keyword_value_type
@@ -96,6 +97,8 @@ class Observation:
     age_ms: int | None = None
     """Time since the record's first failure; None where it has not failed before."""
     reason: str | None = None
+    state: str | None = None
+    """That a circuit has come to."""
     error_class: str | None = None
     error_type: str | None = None
     message: str | None = None

@@ -29,6 +29,8 @@ class HandlerInfo:
     retry_topics: tuple[str, ...]
     dead_letters: tuple[str, ...] = ()
     """Names of the dead-letter topics of rules; ``topics`` has them as ``dlq {name}``."""
+    pace: str = ""
+    """What holds its deliveries back; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,11 @@ class PartitionInfo:
     """Offsets of the dead-letter topics that their look-up tables have yet to read."""
     stalled: str | None = None
     """Why records wait although its lane is open, or None."""
+    circuit: str | None = None
+    """State of its circuit; None without one."""
+    circuit_since_ms: int | None = None
+    circuit_cause: str = ""
+    """Why it opened last."""
     session: int = 0
     since_ms: int | None = None
     last_error: str | None = None

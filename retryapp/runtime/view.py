@@ -197,7 +197,7 @@ class RuntimeView:
                 return PartitionInfo(partition=number, state=str(LaneState.CLOSED), last_error=why)
             url = address if address and address != self.url() else None
             return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)
-        lane = placed.lane
+        lane, pace = placed.lane, placed.engine.context.pace
         pending_behind, dead_behind = self._runtime.behind(main, number)
         is_open = lane.state is LaneState.OPEN
         seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
@@ -210,6 +210,9 @@ class RuntimeView:
             pending_behind=pending_behind if lane.state is LaneState.OPENING else 0,
             dead_behind=dead_behind if is_open else 0,
             stalled=self._stalled(main, placed) if is_open else None,
+            circuit=None if pace.circuit is None else str(pace.circuit.state),
+            circuit_since_ms=None if pace.circuit is None else self._runtime.clock.wall_ms() - pace.age_ms(),
+            circuit_cause="" if pace.circuit is None else pace.circuit.cause,
             session=lane.session,
             since_ms=seen.since_ms,
             last_error=seen.error,
@@ -313,4 +316,5 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
         partitions=served.partitions,
         retry_topics=topology.retry_topics,
         dead_letters=topology.dead_letters,
+        pace=handler.pace,
     )

@@ -31,6 +31,7 @@ from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.batches import make_pools
+from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Handler, HandlerFunction, Order
@@ -138,11 +139,13 @@ class MemoryPartition:
         )
         self._pools = pools or make_pools(self.handler)
         self._own_pools = pools is None
+        drawn = random or ScriptedRandom(0.5)
         self.engine = PartitionEngine(
             context=DeliveryContext(
                 handler=self.handler,
                 clock=self.clock,
-                random=random or ScriptedRandom(0.5),
+                random=drawn,
+                pace=Pace.of(self.handler, partition, clock=self.clock, random=drawn, shares=1),
                 topic_id="kq8G0bTz",
                 max_bytes=_MAX_BYTES,
                 life=f"worker-{next(_LIVES)}",

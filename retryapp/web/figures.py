@@ -16,6 +16,8 @@ ELSEWHERE: Final = "elsewhere"
 """State of a partition of another worker."""
 OPEN: Final = "open"
 """State of a partition that can be read."""
+CLOSED: Final = "closed"
+"""State of a circuit that lets everything run."""
 DUE_ROWS: Final = 1_000
 """Due rows are counted up to this number for each partition."""
 
@@ -68,6 +70,7 @@ def totals(infos: Sequence[PartitionInfo]) -> Facts:
         "as_of_ms": min((item.as_of_ms for item in here if item.as_of_ms is not None), default=None),
         "unknown_partitions": [item.partition for item in here if item.pending is None or item.dead is None],
         "in_flight": sum(item.in_flight for item in here),
+        "circuits": Counter(item.circuit for item in here if item.circuit not in {None, CLOSED}),
         "workers": sorted(url for url in away if url is not None),
     }
 

@@ -49,6 +49,9 @@ class HandlerSpec:
     deduplicate: str = ""
     """Where event ids are; duplicates are handled if empty."""
     order: str = "none"
+    rate_limit: str = ""
+    circuit: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of its `CircuitBreaker`; none where empty."""
 
 
 @dataclass(slots=True)

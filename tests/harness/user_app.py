@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import faust
 
-from retryapp import Batch, Delivery, Reject, Retries, RetryLater, RetryPolicy
+from retryapp import Batch, CircuitBreaker, Delivery, Reject, Retries, RetryLater, RetryPolicy
 
 SPEC: dict[str, Any] = json.loads(Path("spec.json").read_text())
 SPEC["bootstrap"] = os.environ.get("STAGE_BOOTSTRAP", SPEC["bootstrap"])  # a worker may have a way of its own
@@ -112,6 +112,8 @@ def declare(wanted: dict[str, Any]) -> None:
         max_crashes=wanted["max_crashes"],
         deduplicate=wanted.get("deduplicate") or None,
         order=wanted.get("order", "none"),
+        rate_limit=wanted.get("rate_limit") or None,
+        circuit=CircuitBreaker(**wanted["circuit"]) if wanted.get("circuit") else None,
         publishes=[wanted["publishes"]] if wanted.get("declares") else [],
         batch=Batch(batch, "200ms") if batch else None,
     )

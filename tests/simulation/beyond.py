@@ -11,7 +11,7 @@ from base64 import urlsafe_b64decode
 from collections import defaultdict
 from collections.abc import Mapping
 
-from simulation.story import Origin, Story, Violation
+from simulation.story import FIRST, Origin, Story, Violation
 
 _NOTE = re.compile(r"(?:^| )b1:(\d+):([^:]+):")
 
@@ -46,7 +46,7 @@ class Notes:
             failed = bool(story.copies[1] or story.fates or story.held)
             _must(succeeded if fine else failed, number, at, f"named beside {offset} without a fate ({fine})")
             if fine or not story.held:
-                story.settled_ms.setdefault(0 if fine else 1, now_ms)
+                story.settled_ms.setdefault(0 if fine else FIRST, now_ms)
             self.named += at not in self._open[number]
         self._open[number] = set(told)
 

@@ -15,11 +15,12 @@ from retryapp.engine.handler.publish import Destinations
 from retryapp.ports import TopicPartition
 from simulation.broker import Broker
 from simulation.judge import Judge
+from simulation.loop import BEGAN_S
 from simulation.oracle import TIMED_OUT
 from simulation.plan import Plan
 from simulation.scripts import POLICIES, end
 from simulation.sessions import opening_of, session_of, taken_in
-from simulation.story import FINE, Call, Going, Origin, step
+from simulation.story import FINE, Call, Going, Origin
 from simulation.tries import LIST
 from simulation.worker import SimWorker
 
@@ -64,8 +65,8 @@ class Handlers:
         return [self._handler(worker, judge, number % 2) for judge in self._judges.values()]
 
     def _handler(self, worker: SimWorker, judge: Judge, other: int) -> Handler:
-        async def handle(value: bytes, delivery: Delivery) -> None:
-            await self._handle(worker, judge, value, delivery)
+        async def handle(_value: bytes, delivery: Delivery) -> None:
+            await self._handle(worker, judge, delivery)
 
         async def handle_list(values: list[bytes], deliveries: list[Delivery]) -> None:
             await self._handle_list(worker, judge, values, deliveries)
@@ -81,7 +82,7 @@ class Handlers:
             concurrency=2,
             max_in_flight=self._plan.in_flight,
             order=Order(order),
-            deduplicate=judge.rule,
+            **judge.options,
             destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),
         )
 
@@ -89,8 +90,8 @@ class Handlers:
         """Describe a topic that the handler publishes to; see `ports.DestinationReader`."""
         return TopicLook(self._plan.partitions)
 
-    async def _handle(self, worker: SimWorker, judge: Judge, value: bytes, delivery: Delivery) -> None:
-        call = self._begin(worker, judge, value, delivery)
+    async def _handle(self, worker: SimWorker, judge: Judge, delivery: Delivery) -> None:
+        call = self._begin(worker, judge, delivery)
         now = call.now
         try:
             await self._run(worker, call)
@@ -110,7 +111,7 @@ class Handlers:
     ) -> None:
         alone = any(delivery.last_error_type == TIMED_OUT for delivery in deliveries)
         self._guard(lambda: judge.tries.gathered(len(values), alone=alone))
-        calls = [self._begin(worker, judge, *both) for both in zip(values, deliveries, strict=True)]
+        calls = [self._begin(worker, judge, delivery) for delivery in deliveries]
         try:
             for call in calls:
                 await self._run(worker, call)
@@ -133,10 +134,10 @@ class Handlers:
         if raises:  # each for a cause of its own, or all of them might be nobody's fault
             raise type(f"Poison{raises[0]}Error", (Exception,), {})
 
-    def _begin(self, worker: SimWorker, judge: Judge, value: bytes, delivery: Delivery) -> _Open:
+    def _begin(self, worker: SimWorker, judge: Judge, delivery: Delivery) -> _Open:
         origin, attempt = (delivery.origin.partition, delivery.origin.offset), delivery.attempt
         number, oracle, main = delivery.hot_attempt, judge.oracle, judge.topology.main
-        now = step(value.decode().split(":")[1], attempt)
+        now = judge.step(origin, attempt, self._now_ms() / 1_000 - BEGAN_S)
         seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
         started_ms = self._now_ms()
         self._note("begun", worker.process.name, origin, attempt)
@@ -170,6 +171,7 @@ class Handlers:
         self._note("ended", worker.process.name, call.origin, call.attempt)
         told = Call(worker.process.name, call.started_ms, self._now_ms(), fine=fine)
         judge.oracle.ended(call.origin, call.attempt, told)
+        judge.ended(worker, call.origin, call.attempt)
 
     async def _run(self, worker: SimWorker, call: _Open) -> None:
         if call.now in "XK":

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
+from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.deduplicate import Deduplicate, encode_seen
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.rates import RateLimit, parse_rate
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.ports import Event, TopicPartition
 from simulation.beyond import Notes
 from simulation.broker import Broker
 from simulation.counts import check_counts
+from simulation.loop import BEGAN_S
 from simulation.oracle import Oracle, Topics
+from simulation.pacing import Pacing
 from simulation.plan import DRAINS, LATER_MS, Plan
-from simulation.quiet import check_quiet
+from simulation.quiet import check_outage, check_quiet
 from simulation.scripts import HOT_RETRIES, OWN_MS, WAITS_MS, policies
-from simulation.sessions import seen_stores
-from simulation.story import Violation
+from simulation.sessions import seen_stores, spends
+from simulation.story import Origin, Violation, step
 from simulation.tries import HALVINGS, Tries
 from simulation.worker import SimWorker
 
@@ -51,6 +55,11 @@ class Judge:
             skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
             timeout_ms=self.policies[0].timeout_ms,
             max_kills=plan.max_kills,
+            pace=Pacing(
+                self.rate.share_ms(plan.partitions) if self.rate else 0.0,
+                circuit=plan.outage is not None,
+                lists=plan.batch,
+            ),
         )
         self.notes = Notes(self.oracle.stories)
         self.observed: Counter[Event] = Counter()
@@ -58,6 +67,38 @@ class Judge:
         """When lanes failed, in the last seconds, by partition."""
         self.lost: dict[TopicPartition, int] = {}
         """Partitions of which a record was deleted unread, and the offset after it."""
+
+    @property
+    def rate(self) -> RateLimit | None:
+        """The handler's limit."""
+        return parse_rate(self.plan.rate) if self.plan.rate else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Fields of the handler."""
+        return {"deduplicate": self.rule, "rate_limit": self.rate, "circuit": self.breaker}
+
+    @property
+    def breaker(self) -> CircuitBreaker | None:
+        """The handler's circuit."""
+        if self.plan.outage is None:
+            return None
+        return CircuitBreaker(
+            minimum_calls=3, sampling="3s", break_for="400ms", ramp="1s", max_open="20s", probes=self.plan.probes
+        )
+
+    def step(self, origin: Origin, attempt: int, at_s: float) -> str:
+        """Return what a call does: what its record's script says, or it fails in an outage."""
+        story = self.oracle.stories[origin]
+        if not self.plan.is_out(at_s):
+            return step(story.script, attempt)
+        story.stopped = True  # its script does not say how it ends
+        return "F"
+
+    def ended(self, worker: SimWorker, origin: Origin, attempt: int) -> None:
+        """Note whether a call that ends now may spend an attempt."""
+        if spends(worker, self.topology.main, origin[0]):
+            self.oracle.stories[origin].spent.add(attempt)
 
     def _topology(self, main: str, policy: RetryPolicy) -> HandlerTopology:
         return HandlerTopology(
@@ -148,6 +189,8 @@ class Judge:
                 raise Violation(f"I12: {seen} observed as {event.value}, {there} are visible")
         if self.observed[Event.SKIPPED] > self.oracle.skips + broker.taken_back[self.topology.events]:
             raise Violation(f"I12: {self.observed[Event.SKIPPED]} observed as skipped, {self.oracle.skips} are visible")
+        if self.plan.outage and not self.plan.faults and self.plan.order == "none" and not self.plan.batch:
+            check_outage(self.oracle, (BEGAN_S + self.plan.outage[1]) * 1_000)
         if self.plan.quiet:
             check_quiet(self.oracle, failed=self.observed[Event.LANE_FAILED], ordered=self.plan.order != "none")
         if self.plan.only(DRAINS) and self.oracle.repeated:

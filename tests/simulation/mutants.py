@@ -34,6 +34,7 @@ from simulation.beyond_mutants import BEYOND
 from simulation.lanes import SimLane
 from simulation.planted_calls import CALLS
 from simulation.planted_order import ORDER
+from simulation.planted_pace import PACE
 from simulation.planted_rules import RULES
 from simulation.planted_suspects import SUSPECTS
 from simulation.planted_verdicts import VERDICTS
@@ -335,6 +336,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *(Mutant(*planted) for planted in (*RULES, *VERDICTS)),
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),
+    *(Mutant(name, patches) for name, patches in PACE),
     Mutant("no attempt is the last", ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 

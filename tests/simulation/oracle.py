@@ -18,8 +18,9 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.ports import TopicPartition
 from simulation.broker import SESSION_S
+from simulation.pacing import Pacing
 from simulation.plan import BEYOND_MS
-from simulation.story import FINE, Call, Going, Opening, Origin, Story, Violation, step
+from simulation.story import FINE, FIRST, Call, Going, Opening, Origin, Story, Violation, step
 from simulation.waits import Waits
 
 _SUSPECTS, _SUSPECT_ROWS = (
@@ -65,6 +66,7 @@ class Oracle:
         per_delay: bool = False,
         timeout_ms: float = 1e9,
         max_kills: int = 12,
+        pace: Pacing | None = None,
     ) -> None:
         self.stories: dict[Origin, Story] = {}
         self.repeated = 0
@@ -79,6 +81,7 @@ class Oracle:
         """What order each worker keeps."""
         self._started: dict[tuple[Opening, int, bytes], int] = {}
         """Offset of the record that began last, by opening, partition and sequence."""
+        self.pace = pace or Pacing()
         self._max_kills = max_kills
         """Workers that one record may end."""
         self._moved: dict[TopicPartition, int] = {}
@@ -125,9 +128,10 @@ class Oracle:
         story = self._story(origin)
         record = story.record
         if opening is not None:
-            self._check_again(origin, story, attempt, opening)
+            self._check_again(origin, story, attempt, due_at_ms, opening)
             self._check_order(origin, story, opening)
-        if attempt == 1 and story.taken_in is None and opening is not None:
+            self.pace.begun(origin, due_at_ms, now_ms, opening)
+        if due_at_ms is None and story.taken_in is None and opening is not None:
             story.taken_in = now_ms, opening
         _must(story.first is None, "I5", origin, f"a duplicate of {story.first} was handled")
         _must(seen == (record.key, record.value, record.headers, record.timestamp_ms), "I8", origin, f"saw {seen}")
@@ -144,8 +148,9 @@ class Oracle:
             _must(early_ms <= self._skew_ms + 1, "I3", origin, f"attempt {attempt} {early_ms} ms early")
             _must(due_at_ms is not None, "I3", origin, "a retry without a due time")
         self.latest_ms = max(self.latest_ms, now_ms - (due_at_ms or now_ms))
-        if story.begun[attempt]:
+        if (attempt, due_at_ms) in story.seen:
             self.repeated += 1
+        story.seen.add((attempt, due_at_ms))
         story.begun[attempt] += 1
         kills = story.begun[attempt] if step(story.script, attempt) in "XK" else 0
         _must(kills <= self._max_kills, "I5", origin, "ended too many workers")
@@ -166,7 +171,7 @@ class Oracle:
 
         Whatever ran before in that session is durable: the mark does not name it any more.
         """
-        is_row = self._is_row(origin, attempt)
+        is_row = due_at_ms is not None or self.stories[origin].held
         mark = (_SUSPECT_ROWS if is_row else _SUSPECTS).search(note)
         if mark is None or mark["life"] != opening.worker:
             return
@@ -176,12 +181,12 @@ class Oracle:
         place = (due_at_ms or 0, origin[1]) if is_row else (origin[1],)
         _must(first <= place < end, "I14", origin, f"attempt {attempt} runs beside {mark[0]}")
         for other, story in self.stories.items():
-            ran = [run[0] for run in story.runs if run[1:] == opening and self._is_row(other, run[0]) == is_row]
+            ran = [run[0] for run in story.runs if run[2:] == opening and (run[1] is not None or story.held) == is_row]
             if other[0] != origin[0] or not ran or (not is_row and first <= (other[1],) < end):
                 continue
             passed = other[1] < self._moved.get(TopicPartition(self._topics.main, other[0]), 0)
             waits = is_row and other == origin
-            settled = max(ran) in story.settled_ms or 0 in story.settled_ms or (passed and not is_row)
+            settled = not story.settled_ms.keys().isdisjoint({0, max(ran)}) or story.free > 0 or (passed and not is_row)
             named = is_row and any(first <= (due_ms, other[1]) < end for due_ms in story.rows)
             _must(settled or waits or named, "I14", origin, f"attempt {attempt} beside {other}, not durable")
 
@@ -216,15 +221,13 @@ class Oracle:
             return True
         return bool(story.calls[self.waits.last(story.script)])
 
-    def _is_row(self, origin: Origin, attempt: int) -> bool:
-        return attempt > 1 or self.stories[origin].held
-
-    def _check_again(self, origin: Origin, story: Story, attempt: int, opening: Opening) -> None:
+    def _check_again(self, origin: Origin, story: Story, attempt: int, due_at_ms: int | None, opening: Opening) -> None:
         """Whoever has seen an attempt's outcome, or begins it, does not begin it once more."""
-        run = attempt, opening.worker, opening.fenced_ms
+        run = attempt, due_at_ms, opening.worker, opening.fenced_ms
         _must(run not in story.runs, "I5", origin, f"attempt {attempt} twice in one session")
         story.runs.add(run)
-        settled_ms = min((at for which, at in story.settled_ms.items() if which in (0, attempt)), default=None)
+        ends = {0, attempt, FIRST} if due_at_ms is None else {0, attempt}
+        settled_ms = min((at for which, at in story.settled_ms.items() if which in ends), default=None)
         known = settled_ms is not None and settled_ms < opening.fenced_ms
         _must(not known, "I5", origin, f"attempt {attempt} again, and its outcome is durable")
 
@@ -242,6 +245,7 @@ class Oracle:
         story = self._story(origin)
         story.calls[attempt].append(call)
         story.stopped = story.stopped or step(story.script, attempt) not in "TH"
+        story.spent.add(attempt)
 
     def _may_be_late(self, story: Story, attempt: int, now_ms: float) -> bool:
         return any(now_ms - call.started_ms >= self._timeout_ms for call in story.calls[attempt])
@@ -274,23 +278,28 @@ class Oracle:
         if step(story.script, attempt) == "G":  # its tries were cut short, so its script does not say how it ends
             story.stopped = True
             self.cut += 1
+        if ours.get("retry-error-type") == TIMED_OUT.encode() and self._may_be_late(story, attempt, now_ms):
+            story.overdue.add(attempt)
+            story.stopped = story.stopped or step(story.script, attempt) not in "TH"
         if topic.startswith(topics.dlq):
             named, letter = topic == f"{topics.dlq}.invalid", step(story.script, attempt)
             right = letter == "V" if named else topic == topics.dlq and (letter != "V" or story.stopped)
             _must(right, "I8", origin, f"attempt {attempt} has a dead letter on {topic}")
+            self.pace.spent(origin, story, attempt, ours.get("retry-reason", b"").decode())
             self._end(origin, story, "dead", delivery, now_ms)
             return
         _must(attempt < self.max_attempts, "I5", origin, f"attempt {attempt} is to be followed by another")
         _must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
-        if ours.get("retry-error-type") == TIMED_OUT.encode() and self._may_be_late(story, attempt, now_ms):
-            story.overdue.add(attempt)
-            story.stopped = story.stopped or step(story.script, attempt) not in "TH"
+        story.copies[delivery] += 1
+        story.dues[delivery].add(int(ours["retry-due-ms"]))
+        _once(origin, story.copies[delivery], f"copy of delivery {delivery}")
+        if self.pace.is_free(story, attempt, delivery):
+            story.stopped = story.stopped or step(story.script, attempt + 1) == "G"
+            return
+        self.pace.spent(origin, story, attempt)
         told = self.waits.are_told_by(topic, topics.retry, story, attempt)
         _must(told, "I8", origin, f"attempt {attempt} has a copy on {topic}")
-        story.copies[delivery] += 1
-        story.dues[attempt].add(int(ours["retry-due-ms"]))
         story.settled_ms.setdefault(attempt, now_ms)
-        _once(origin, story.copies[delivery], f"copy of delivery {delivery}")
 
     def _published(self, record: Record) -> None:
         origin, attempt = (record.partition, int(record.key or b"")), int(record.value or b"")

@@ -58,6 +58,8 @@ BATCH: Final = 0xBA7C
 """Draws whose handler takes lists."""
 LISTED: Final = ("S", "S", "Z", "ZS", "FS", "FZS", "TS", "R")
 """Z raises for all records of its call, F and R are about themselves alone."""
+PACED: Final = 0x9ACE
+"""Draws a rate and an outage; drawn apart, too."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 STOPPED: Final = "broker stopped"
@@ -119,6 +121,12 @@ class Plan:
     """Deliveries that fail try again in place."""
     batch: bool = False
     """The handler takes lists."""
+    rate: str = ""
+    """The handler's `rate_limit`; empty: none."""
+    outage: tuple[float, float] | None = None
+    """From when until when its service is down; then it has a circuit."""
+    probes: int = 3
+    """Of the circuit."""
     replayed: str = ""
     """Script of a record that waits when the history begins: an older build had replayed it. Empty: none does."""
 
@@ -170,7 +178,12 @@ class Plan:
             repeats=tuple(sorted(repeats)),
         )
         plan = plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
-        plan = plan._widened(Random(seed ^ WIDER))._judged(Random(seed ^ JUDGED))._called(seed)
+        plan = (
+            plan._widened(Random(seed ^ WIDER))
+            ._judged(Random(seed ^ JUDGED))
+            ._called(seed)
+            ._paced(Random(seed ^ PACED))
+        )
         return plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 else plan
 
     def _judged(self, random: Random) -> Plan:
@@ -241,6 +254,26 @@ class Plan:
                     return plan._with((), plan._faults(random, sorted(DRAINS)))
         return plan
 
+    def _paced(self, random: Random) -> Plan:
+        """Return the plan with a rate, or an outage, or neither, as most have."""
+        kind = random.random()
+        if kind < 0.04 and not self.quiet:
+            return replace(self, rate=random.choice(("2/s", "5/s", "300/m")))
+        if kind > 0.1 or self.replayed or self.others or self.in_flight == CROWD:
+            return self
+        at_s = random.uniform(0.3, 3.0)
+        calm = random.random() < 0.4
+        scripts = ("S",) if calm else ("S", "S", "S", "FS", "F", "D", "TS", "LS")
+        traffic = tuple(
+            (at_s + random.uniform(-0.3, 6.0), random.randrange(self.partitions), random.choice(scripts))
+            for _ in range(random.randint(10, 25))
+        )
+        if calm and random.random() < 0.7:
+            traffic = (*traffic, (at_s - 0.2, random.randrange(self.partitions), "TS"))
+        plan = replace(self, records=(), repeats=(), faults=()) if calm else self
+        out = at_s, at_s + random.uniform(0.5, 6.0)
+        return replace(plan, outage=out, probes=random.choice((1, 2, 3)))._with(traffic)
+
     def _more(self, random: Random, scripts: tuple[str, ...], count: int) -> tuple[tuple[float, int, str], ...]:
         return tuple(
             (random.uniform(0.0, FEED_S), random.randrange(self.partitions), random.choice(scripts))
@@ -299,7 +332,8 @@ class Plan:
     def only(self, kinds: frozenset[str]) -> bool:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
         scripts = {letter for *_, script in self.records + self.others for letter in script}
-        return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH")
+        paced = bool(self.rate) or self.outage is not None
+        return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH") and not paced
 
     @property
     def max_kills(self) -> int:
@@ -309,6 +343,10 @@ class Plan:
         is the only one. What goes wrong besides may take a mark back: a clean end does.
         """
         return (3 + (self.in_flight - 1).bit_length() + 3) * (1 + len(self.faults))
+
+    def is_out(self, at_s: float) -> bool:
+        """Tell whether the service is down."""
+        return self.outage is not None and self.outage[0] <= at_s < self.outage[1]
 
     def without(self, at: int) -> Plan:
         """Return the plan without one of its records, and without what repeats it."""
@@ -320,6 +358,8 @@ class Plan:
         head = f"seed {self.seed}: {self.partitions} partitions, {self.workers} workers, clocks {self.offsets_ms}"
         sent = [f"{at_s:6.2f} s  record on {number}: {script}" for at_s, number, script in self.records]
         sent += [f"{at_s:6.2f} s  the other handler's on {number}: {script}" for at_s, number, script in self.others]
+        sent += [f"rate {self.rate}"] * bool(self.rate)
+        sent += [f"{self.outage[0]:6.2f} s  outage until {self.outage[1]:.2f} s"] if self.outage else []
         sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes
         sent += ["deliveries try again in place"] * self.hot + ["handlers take lists"] * self.batch
         again = [f"{at_s:6.2f} s  once more, record {which}" for at_s, which in self.repeats]

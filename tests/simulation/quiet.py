@@ -10,6 +10,8 @@ from simulation.story import Story, Violation
 
 LATE_MS: Final = 8_000.0
 """Longest lateness: handlers that hang hold others up."""
+HEALED_MS: Final = 6_000.0
+"""Longest time until everything has run after an outage: the longest break, a probe, the ramp, and some more."""
 IDLE_MS: Final = 1_500.0
 """Longest wait for a first delivery while none runs; what there is of it comes from openings, half a second each."""
 
@@ -27,6 +29,20 @@ def check_quiet(oracle: Oracle, *, failed: int, ordered: bool) -> None:
     idle_ms = longest_idle_wait_ms(oracle.stories.values())
     if idle_ms > IDLE_MS and not ordered:  # else it waited for others of its sequence
         raise Violation(f"I9: a record waited {idle_ms:.0f} ms for its first delivery while none was running")
+
+
+def check_outage(oracle: Oracle, healed_ms: float) -> None:
+    """Judge a history in which the service was down until then, and nothing else went wrong, if it is one.
+
+    One record may hang at a time: it holds nobody up.
+    """
+    stories = oracle.stories.values()
+    if {story.script for story in stories} <= {"S", "TS"}:
+        for story in stories:
+            begun_ms = max((call.started_ms for calls in story.calls.values() for call in calls), default=healed_ms)
+            late_ms = begun_ms - max(healed_ms, float(story.record.timestamp_ms))
+            if story.script != "TS" and late_ms > HEALED_MS:
+                raise Violation(f"I18: a record began {late_ms:.0f} ms after the outage was over")
 
 
 def longest_idle_wait_ms(stories: Collection[Story]) -> float:

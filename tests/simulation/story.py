@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 from retryapp.core.record import Record
 from simulation.plan import Plan
 
+FIRST: Final = -1
+"""In place of an attempt: the first delivery, whether it spent one or not."""
 Origin = tuple[int, int]
 """Partition and offset of the first delivery."""
 
@@ -75,7 +77,8 @@ class Story:
     copies: Counter[int] = field(default_factory=Counter)
     """Visible copies on the retry topic, by the delivery that ended."""
     stopped: bool = False
-    """A call that would have ended in time was told to stop, so its script does not say how it ends."""
+    """A call that would have ended in time was told to stop, or its service was down: its script does not say how it
+    ends."""
     overdue: set[int] = field(default_factory=set)
     """Attempts whose publications were taken too late, after a call that ended in time."""
     fates: list[str] = field(default_factory=list)
@@ -85,15 +88,21 @@ class Story:
     rows: set[int] = field(default_factory=set)
     """Due times of its rows in the changelog, former ones too."""
     dues: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    """Due times of visible copies, by the attempt that failed."""
+    """Due times of visible copies, by the delivery that ended."""
     settled_ms: dict[int, float] = field(default_factory=dict)
     """When an outcome of an attempt was visible first; of all that follow, at 0, when its end was."""
     taken_in: tuple[float, Opening] | None = None
     """When its first delivery began, and in whose session."""
-    runs: set[tuple[int, str, float]] = field(default_factory=set)
-    """Attempts that have begun, by worker and opening."""
+    runs: set[tuple[int, int | None, str, float]] = field(default_factory=set)
+    """Attempts that have begun, with their due times, by worker and opening."""
     held: bool = False
     """It had to wait, undelivered, for earlier records of its sequence."""
+    seen: set[tuple[int, int | None]] = field(default_factory=set)
+    """The same, whoever began them."""
+    spent: set[int] = field(default_factory=set)
+    """Attempts of which a call ended when failures were not free, or did not fail by itself."""
+    free: int = 0
+    """Deliveries that spent no attempt."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
 

@@ -25,6 +25,8 @@ QUICK = {
     "a record runs beside a run of itself",
     "deliveries are counted as attempts",
     "two handlers share transactional ids",
+    "a bucket is full at opening",
+    "attempts are spent while the circuit is open",
 }
 """Those that `make test` plants, each found within 100 histories; `make test-all` plants all."""
 PLANTED = [

@@ -28,8 +28,8 @@ class Tries:
     def __init__(self, retries: int, *, lists: bool = False) -> None:
         self._retries = retries
         self._lists = lists
-        self._runs: dict[tuple[Origin, int, Session], int] = {}
-        """Tries of each attempt in each session."""
+        self._runs: dict[tuple[Origin, int, Session], tuple[int, str]] = {}
+        """Tries of each attempt in each session, and what the last one does."""
         self.reached: Counter[str] = Counter()
 
     def gathered(self, records: int, *, alone: bool) -> None:
@@ -50,13 +50,13 @@ class Tries:
         """
         if number == 1:
             if session is not None:
-                self._runs[origin, attempt, session] = 1
+                self._runs[origin, attempt, session] = 1, now
             return
         self.reached["a delivery has tried again in place"] += 1
-        before = None if session is None else self._runs.get((origin, attempt, session))
+        before, did = (0, "") if session is None else self._runs.get((origin, attempt, session), (0, ""))
         what = f"I17 {origin[0]}/{origin[1]}: try {number} of attempt {attempt}"
         if session is None or before != number - 1:
             raise Violation(f"{what} follows {before} in its session")
-        if number > 1 + self._retries or not (self._lists or now in AGAIN):
-            raise Violation(f"{what}, which does {now}, after {self._retries} waits at most")
-        self._runs[origin, attempt, session] = number
+        if number > 1 + self._retries or not (self._lists or did in AGAIN):
+            raise Violation(f"{what}, after one that does {did}, with {self._retries} waits at most")
+        self._runs[origin, attempt, session] = number, now

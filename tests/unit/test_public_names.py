@@ -14,6 +14,7 @@ def test_the_public_names_are_these() -> None:
     """A name added or removed here is a decision, not an accident."""
     assert retryapp.__all__ == [
         "Batch",
+        "CircuitBreaker",
         "Deduplicate",
         "Delivery",
         "Reject",

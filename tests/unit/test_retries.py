@@ -7,7 +7,7 @@ from typing import Any
 import faust
 import pytest
 
-from retryapp import Deduplicate, Retries, RetryPolicy
+from retryapp import CircuitBreaker, Deduplicate, Retries, RetryPolicy
 from retryapp.core.errors import (
     DuplicateHandlerError,
     InvalidSettingError,
@@ -151,3 +151,14 @@ async def test_a_circle_of_handlers_is_refused_where_it_is_closed(retries: Retri
     with pytest.raises(InvalidSettingError, match="publishes"):
         retries.handler("mails", policy=POLICY, publishes="receipts")(charge)
     assert len(retries.handlers) == 2
+
+
+async def test_a_pace_is_read_where_it_is_declared(retries: Retries) -> None:
+    """And told in one line; what makes no sense is refused there."""
+    retries.handler("a", policy=POLICY, rate_limit="50/s", max_concurrent=5, circuit=CircuitBreaker())(charge)
+    paces = {handler.main: handler.pace for handler in retries.handlers}
+    assert paces["a"].startswith("retries 50/s in the whole group; 5 at once per worker; circuit opens at 0.5 of 20")
+    assert paces["orders"] == ""
+    for wrong in ({"rate_limit": "fast"}, {"rate_limit": "50"}, {"max_concurrent": 0}):
+        with pytest.raises(InvalidSettingError, match=next(iter(wrong))):
+            retries.handler("b", policy=POLICY, **wrong)  # type: ignore[arg-type]

@@ -281,10 +281,10 @@ async def _closed(run: Run) -> BaseException | None:
 def make_pools(handler: Handler) -> tuple[DeliveryPool, DeliveryPool]:
     """Return a handler's pools: of first deliveries, and of redeliveries, which go behind them."""
 
-    def make(name: str, ahead: DeliveryPool | None = None) -> DeliveryPool:
+    def make(name: str, concurrency: int, ahead: DeliveryPool | None = None) -> DeliveryPool:
         if handler.batch is None:
-            return DeliveryPool(handler.concurrency, f"{name}-{handler.main}", ahead=ahead)
-        return BatchPool(handler.batch, handler.concurrency, f"{name}-{handler.main}", ahead=ahead)
+            return DeliveryPool(concurrency, f"{name}-{handler.main}", ahead=ahead)
+        return BatchPool(handler.batch, concurrency, f"{name}-{handler.main}", ahead=ahead)
 
-    first = make("deliver")
-    return first, make("redeliver", first)
+    first = make("deliver", handler.concurrency)
+    return first, make("redeliver", handler.max_concurrent or handler.concurrency, first)

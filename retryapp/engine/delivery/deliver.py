@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from retryapp.core.classify import Failure, classify, trace_of
-from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, SkipNow, decide
+from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, SkipNow, decide, for_free
 from retryapp.core.errors import (
     DamagedMetadataError,
     NewerFormatError,
@@ -82,6 +82,7 @@ def outcome_of(run: Run, error: BaseException | None) -> Outcome:
     """Return what a run comes to whose handler has ended, or raised an error."""
     if error is not None:
         return _failed(run, error, run.context.clock.latest_ms())
+    run.context.pace.fine(run)
     if run.metadata is not None:
         return _succeeded(run, run.metadata, run.context.clock.wall_ms())
     published = () if run.outbox is None else run.outbox.published
@@ -226,7 +227,8 @@ def _judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
 def hot_wait_s(run: Run, error: BaseException) -> float | None:
     """Return how long the delivery waits before it tries again in place; None: it has failed with this error.
 
-    Not for what would fail alike or what somebody has decided, and not for a suspect (`engine.partition.suspects`).
+    Not for what would fail alike or what somebody has decided, not in an outage, and not for a suspect
+    (`engine.partition.suspects`).
     """
     context = run.context
     hot = context.handler.policy.hot
@@ -236,6 +238,8 @@ def hot_wait_s(run: Run, error: BaseException) -> float | None:
         return None
     failure = _judge(error, run, context.clock.wall_ms())
     if failure.error_class is not ErrorClass.RETRYABLE or failure.retry_after_ms is not None:
+        return None
+    if context.pace.circuit is not None and not context.pace.circuit.closed:
         return None
     return hot.delay_ms(run.hot_attempt, context.random.random()) / 1000
 
@@ -314,19 +318,31 @@ def _observation(event: Event, run: Run, delivery: Delivery, ended_ms: int, **mo
     )
 
 
-def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decision | None = None) -> Turn:
-    context = run.context
-    handler, delivery = context.handler, delivery_of(run)
-    failure = _judge(error, run, failed_ms)
-    decision = decision or decide(
-        handler.policy,
-        attempt=delivery.attempt,
+def _decide(run: Run, failure: Failure, failed_ms: int) -> tuple[Decision, int]:
+    """Return what becomes of a record that failed, and how many attempts that spends: none in an outage."""
+    context, first_ms = run.context, first_failed_ms(run.metadata, failed_ms)
+    policy = context.handler.policy
+    wait_ms = context.pace.failed(run, failure)
+    if wait_ms is not None:
+        return for_free(policy, wait_ms=wait_ms, now_ms=failed_ms), 0
+    decision = decide(
+        policy,
+        attempt=delivery_of(run).attempt,
         failures=failures_in_a_row(run.metadata, failure.rule),
-        first_failed_ms=first_failed_ms(run.metadata, failed_ms),
+        first_failed_ms=first_ms + context.pace.away_ms(first_ms, failed_ms),
         failure=failure,
         now_ms=failed_ms,
         rng=context.random.random(),
     )
+    return decision, 1
+
+
+def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decision | None = None) -> Turn:
+    context = run.context
+    handler, delivery = context.handler, delivery_of(run)
+    failure, spent = _judge(error, run, failed_ms), 1
+    if decision is None:
+        decision, spent = _decide(run, failure, failed_ms)
     if isinstance(decision, SkipNow):
         return _skipped(run, failure, failed_ms)
     metadata = after_failure(
@@ -335,13 +351,14 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
         handler=handler.name,
         origin=delivery.origin,
         origin_timestamp_ms=run.shown.timestamp_ms,
-        attempt=delivery.attempt,
+        attempt=delivery.attempt - 1 + spent,
         hot_attempts=run.hot_attempt,
         started_ms=delivery.started_ms,
         failed_ms=failed_ms,
         policy_digest=handler.policy_digest,
         failure=failure,
         decision=decision,
+        spent=spent > 0,
     )
     facts: dict[str, Any] = {
         "error_class": failure.error_class,

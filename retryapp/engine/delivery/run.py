@@ -12,6 +12,7 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
 from retryapp.core.rows import identity_of
 from retryapp.engine.delivery.alone import AloneLock
+from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox
 from retryapp.engine.lane.turn import Turn, settling
@@ -34,6 +35,7 @@ class DeliveryContext:
     """Unique id of this process; see `core.marks`."""
     lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
     """Whether the group may have given the partition to another worker unnoticed."""
+    pace: Pace = field(default_factory=Pace, compare=False)
     alone: AloneLock = field(default_factory=AloneLock, compare=False)
     """Held while records run that may have killed a worker; one for all partitions and handlers of this one."""
 

@@ -14,9 +14,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from retryapp.core.batch import Batch
+from retryapp.core.circuit import Circuit, CircuitBreaker
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError, UndecodableError
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.rates import RateLimit
 from retryapp.core.record import Headers, Origin, idempotency_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.values import keyword_value_type
@@ -123,6 +125,12 @@ class Handler:
     order: Order = Order.NONE
     batch: Batch | None = None
     """How many records the function takes in one call, as a list; None: it takes one."""
+    rate_limit: RateLimit | None = None
+    """Of redeliveries, for the whole group; None: no limit."""
+    max_concurrent: int | None = None
+    """Runs of redeliveries at once per worker; None: `concurrency`."""
+    circuit: CircuitBreaker | None = None
+    """When it takes failures for an outage; None: never."""
     deduplicate: Deduplicate | None = None
     """What tells a producer's duplicates, which are skipped; None: nothing does."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)
@@ -138,6 +146,8 @@ class Handler:
     policy_digest: str = field(default="", init=False, repr=False, compare=False)
     broken_predicates: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """Those of the policy's rules that have raised: each is logged once."""
+    circuits: dict[int, Circuit] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By partition: what this worker knows, also of those that it has not now."""
     orphans: Orphans = field(init=False, repr=False, compare=False)
     threads: Threads = field(init=False, repr=False, compare=False)
 
@@ -176,6 +186,14 @@ class Handler:
     def group(self) -> str:
         """The consumer group."""
         return self.topology.group
+
+    @property
+    def pace(self) -> str:
+        """What holds its deliveries back, for people; empty where nothing does."""
+        parts = [] if self.rate_limit is None else [f"retries {self.rate_limit.text} in the whole group"]
+        parts += [] if self.max_concurrent is None else [f"{self.max_concurrent} at once per worker"]
+        parts += [] if self.circuit is None else [f"circuit {self.circuit.text}"]
+        return "; ".join(parts)
 
     def decode(self, value: bytes | None) -> Any:
         """Decode a record's value, or raise `UndecodableError`."""

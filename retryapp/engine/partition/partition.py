@@ -26,6 +26,7 @@ from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order
+from retryapp.engine.partition.circuits import tell
 from retryapp.engine.partition.duplicates import Duplicates, begin_duplicates
 from retryapp.engine.partition.progress import Counting, OffsetWindow
 from retryapp.engine.partition.scheduler import Scheduler
@@ -151,11 +152,14 @@ class PartitionEngine(RunOwner):
         self._suspect_rows = suspects(transport.suspected_rows, self._again.submit)
         self._start = self._first.submit if self._suspects is None else self._suspects.add
         works = [self.scheduler.run, *(each.run for each in (self._suspects, self._suspect_rows) if each is not None)]
+        telling = partial(tell, self.lane, session, self.context, self.partition)
+        self.context.pace.begin(self._first.submit, self._again.submit, self._freed, telling, self.lane.fail)
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
 
     def end(self) -> None:
         """End the session; its outcomes are ignored."""
         self._session = -1
+        self.context.pace.end()
         self._window = OffsetWindow()
         self._outcomes = []
         self._given_up.ended = None
@@ -211,7 +215,7 @@ class PartitionEngine(RunOwner):
         handler, window = self.context.handler, self._window
         if window.bytes >= handler.max_in_flight_bytes:
             return 0
-        return max(0, min(handler.max_in_flight - len(window), self.lane.room))
+        return self.context.pace.room(max(0, min(handler.max_in_flight - len(window), self.lane.room)))
 
     def idle(self, tp: TopicPartition) -> bool:
         """Tell whether the turns of all records of `tp` are in the lane, and more may come."""
@@ -267,7 +271,7 @@ class PartitionEngine(RunOwner):
     @override
     def waits(self, run: Run) -> bool:
         if not self._former or run.place not in self._former:
-            return False
+            return self.context.pace.holds(run)
         self._former[run.place] = run
         return True
 
@@ -287,11 +291,16 @@ class PartitionEngine(RunOwner):
             if run.claim is not None and not began:
                 self.scheduler.begun()
             self._take(run, outcome, fault)
+            self.context.pace.ended(run)
         elif began and (waiting := self._former.pop(run.place, None)) is not None:
             (self._first if waiting.claim is None else self._again).submit(waiting)
         if run.on_end is not None:
             self._release(ahead=self._sequences is not None)  # before `on_end`, which may move offsets
             run.on_end(outcome is not None)
+
+    def _freed(self) -> None:
+        self.scheduler.freed()
+        self._wanted(self._main)
 
     def _take(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
         if fault is not None:
@@ -300,6 +309,8 @@ class PartitionEngine(RunOwner):
         if outcome is None:
             if run.claim is not None:
                 self.scheduler.give_back(run.claim)
+                if self._suspect_rows is not None:
+                    self._suspect_rows.settled()
         elif run.claim is None:
             more = 0 if run.outbox is None else sum(each.size for each in run.outbox.published)
             self._window.finish(run.record.offset, outcome, more)

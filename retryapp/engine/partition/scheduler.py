@@ -73,6 +73,11 @@ class Scheduler:
     @property
     def room(self) -> int:
         """How many rows may be claimed now; none that no runner would begin, it would be claimed again at once."""
+        return min(self._free, self._context.pace.claims(self.waiting))
+
+    @property
+    def _free(self) -> int:
+        """The same, whatever the pace."""
         handler = self._context.handler
         able = self._context.clock.trusted and not self._context.lapsed()
         if not able or self.claimed_bytes >= handler.max_in_flight_bytes:
@@ -93,6 +98,11 @@ class Scheduler:
 
     def _unblock(self) -> None:
         if self._blocked and (room := self.room) and (room >= self._worth or not self.waiting):
+            self._wake.set()
+
+    def freed(self) -> None:
+        """Note that more may be claimed by the pace."""
+        if self._blocked and self.room:
             self._wake.set()
 
     def give_back(self, claim: Claim) -> None:
@@ -121,9 +131,7 @@ class Scheduler:
             self._wake.clear()
             next_due_ms = await self._claim_due()
             self.looked_ms = clock.wall_ms()
-            # blocked: room wakes this task; the sleep is bounded in case it was there already. Else not compared with
-            # "is it due": a row may become due between the scan and this line
-            wait_s = BLOCKED_SLEEP_S if self._blocked else min(MAX_SLEEP_S, (next_due_ms - clock.wall_ms()) / 1000)
+            wait_s = self._blocked_s(next_due_ms) if self._blocked else self._until_s(next_due_ms)
             if wait_s > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
@@ -131,33 +139,44 @@ class Scheduler:
             else:
                 await asyncio.sleep(0)
 
+    def _until_s(self, due_at_ms: int) -> float:
+        # not compared with "is it due": a row may become due between the scan and this line
+        return min(MAX_SLEEP_S, (due_at_ms - self._context.clock.wall_ms()) / 1000)
+
+    def _blocked_s(self, next_due_ms: int) -> float:
+        if self._free <= 0:
+            return BLOCKED_SLEEP_S  # room wakes this task; the sleep is bounded in case it was there already
+        return min(MAX_SLEEP_S, max(self._until_s(next_due_ms), self._context.pace.wait_s() or BLOCKED_SLEEP_S))
+
     async def _claim_due(self) -> int:
         """Claim due rows while there is room; return the time before which no other is due."""
         pending = self._pending
         while pending is not None and not self.over:
-            limit = self.room
+            limit, held_limit = self.room, min(self._free, self._context.pace.claims(self.waiting, due=False))
             self._blocked = limit <= 0
             now_ms = self._context.clock.wall_ms()
             max_bytes = min(CLAIM_BYTES, self._context.handler.max_in_flight_bytes - self.claimed_bytes)
             claimed: Collection[bytes] = self.claimed
             heads: list[tuple[bytes, bytes]] = []
             if self._sequences is not None:
-                heads = self._sequences.heads(pending, limit, max_bytes)
+                heads = self._sequences.heads(pending, held_limit, max_bytes)
             elif HELD in pending.counts():  # the handler had an order before
-                held = pending.page(HELD_ROWS, limit + len(claimed))
-                heads = up_to((each for each in held if each[0] not in claimed), limit, max_bytes)
+                held = pending.page(HELD_ROWS, held_limit + len(claimed))
+                heads = up_to((each for each in held if each[0] not in claimed), held_limit, max_bytes)
             left = max_bytes - sum(len(value) for _, value in heads)
-            full = len(heads) >= limit or left <= 0
+            full = len(heads) >= held_limit or left <= 0
             rows: list[tuple[bytes, bytes]] = []
             if now_ms >= self._next_due_ms:
                 if self._sequences is not None and self._sequences.aside:
                     claimed = {*claimed, *self._sequences.aside.values()}
-                rows, next_due_ms = pending.due(now_ms, 0 if full else limit - len(heads), claimed, max_bytes=left)
+                most = 0 if full else min(limit, held_limit - len(heads))
+                rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left)
                 self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             if not rows and not heads:
                 break
-            taken = (self._claim(key, value) for key, value in heads + rows)
-            self._deliver([each for each in taken if each is not None])
+            taken = [each for each in (self._claim(key, value) for key, value in heads + rows) if each is not None]
+            self._context.pace.claimed(sum(claim.due_at_ms > 0 for claim, _ in taken))
+            self._deliver(taken)
             if not (heads and full) and self._next_due_ms > now_ms:
                 break
             await asyncio.sleep(0)  # many partitions have a flood at once: others in the event loop come between

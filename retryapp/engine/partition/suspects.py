@@ -74,7 +74,7 @@ class Suspects:
         """
         place = _place(run)
         ordered = self._context.handler.order is not Order.NONE
-        if ordered and self._cleared:  # a successor of what was not suspect cannot have been running
+        if ordered and self._cleared and run.claim is None:  # what it has waited for is durable: it runs for itself
             self._submit(run)
         elif self._found.first <= place < self._found.end and self._left > 0:
             self._left -= 1
@@ -88,7 +88,7 @@ class Suspects:
         self._wake.set()
 
     def settled(self) -> None:
-        """Note that turns of due rows are applied, and their claims have ended."""
+        """Note that claims of rows have ended: their turns are applied, or they were given back."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -101,6 +101,8 @@ class Suspects:
                 self._size = max(self._size, (len(self._queue) + 1) // 2)
                 alone_again = self._crashes > 0 and _place(self._queue[0]) == self._found.first
                 group = [self._queue.popleft() for _ in range(1 if alone_again else min(self._size, len(self._queue)))]
+                while group[0].claim is not None and len(self._claimed) > len([*group, *self._queue, *self._held]):
+                    await self._woken()  # they came late, and rows that are no suspects run already
                 await self._run_group(group, self._crashes if alone_again else 0)
                 last = group[-1]
             await self._note(self._clear, last or self._held[0], past=last is not None)

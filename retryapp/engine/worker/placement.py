@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.lifecycle import PolicyUsed
 from retryapp.engine.delivery.alone import AloneLock
+from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Handler, Order
@@ -111,6 +112,7 @@ class Placer:
 
     def place(self, served: Served, partition: int, membership: Membership) -> Placed:
         """Make what a partition needs, and start it."""
+        pace = Pace.of(served.handler, partition, clock=self.clock, random=self.random, shares=served.partitions)
         engine = PartitionEngine(
             context=DeliveryContext(
                 handler=served.handler,
@@ -119,6 +121,7 @@ class Placer:
                 topic_id=served.topic_id,
                 max_bytes=served.max_bytes,
                 life=self.life,
+                pace=pace,
                 alone=self.alone,
                 lapsed=self.lapsed,
             ),

@@ -18,6 +18,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from retryapp.core.circuit import CircuitState
 from retryapp.core.classify import DeadReason
 from retryapp.core.rules import ErrorClass
 from retryapp.core.skew import BrokerSkew
@@ -84,6 +85,7 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "Open lanes whose records wait: a topic refuses a hand-off, or no run of the handler can begin.",
         ("handler",),
     ),
+    "circuits": ("Partitions here whose circuit is in a state.", ("handler", "state")),
     "orphaned_runs": (
         "Runs of the handler that were given up and still go on; at a limit no new one begins.",
         ("handler",),
@@ -129,6 +131,7 @@ class MetricsObserver(Observer):
         self._published = counter(
             "published", "Records that handlers published with record.publish, by destination.", "topic"
         )
+        self._circuit = counter("circuit_transitions", "Changes of circuits, by the state that they came to.", "state")
         self._lateness = histogram(
             "lateness_seconds", "Time of delivery to the handler minus due time.", LATENESS_BUCKETS_S, "handler"
         )
@@ -157,6 +160,8 @@ class MetricsObserver(Observer):
             self._child(self._failures, handler, error_class.value)
         for reason in DeadReason:
             self._child(self._dead, handler, reason.value)
+        for state in CircuitState:
+            self._child(self._circuit, handler, state.value)
         self._tiers[handler] = list(tiers)
         for tier in self._tiers[handler]:
             self._child(self._scheduled, handler, tier)
@@ -184,6 +189,8 @@ class MetricsObserver(Observer):
             case Event.PUBLISHED:
                 topic = self._bounded(self._published, handler, observation.topic or "unknown")
                 self._child(self._published, handler, topic).inc(count)
+            case Event.CIRCUIT:
+                self._child(self._circuit, handler, observation.state or "unknown").inc(count)
             case Event.REBALANCED:
                 self._rebalances.observe((observation.duration_ms or 0) / _SECONDS)
 
@@ -262,4 +269,7 @@ class Gauges(Collector):
             add("partitions", len(infos), handler)
             add("lanes_open", sum(info.state == "open" for info in here), handler)
             add("lanes_stalled", sum(info.stalled is not None for info in here), handler)
+            if circuits := [info.circuit for info in here if info.circuit is not None]:
+                for state in CircuitState:
+                    add("circuits", circuits.count(state), handler, state.value)
             add("orphaned_runs", orphans.get(handler, 0), handler)

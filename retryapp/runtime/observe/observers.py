@@ -45,6 +45,7 @@ EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.HAND_OFF_ACCEPTED: ("retryapp.hand_off_accepted", logging.INFO),
     Event.LANE_INCOMPLETE: ("retryapp.lane_incomplete", logging.WARNING),
     Event.REBALANCED: ("retryapp.rebalanced", logging.INFO),
+    Event.CIRCUIT: ("retryapp.circuit", logging.WARNING),
 }
 
 NEW_CAUSE: Final = ("retryapp.new_cause", logging.WARNING)

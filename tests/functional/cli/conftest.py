@@ -130,7 +130,7 @@ def module(bootstrap: str, group: str, tmp_path: Path) -> str:
         app = faust.App("{group}", broker="kafka://{bootstrap}", store="memory://")
         retries = Retries(app)
 
-        @retries.handler("orders-{group}", policy=RetryPolicy("5m*2 30m*3 1h"))
+        @retries.handler("orders-{group}", policy=RetryPolicy("5m*2 30m*3 1h"), rate_limit="50/s")
         async def charge(order: bytes) -> None: ...
     """
     (tmp_path / f"{group}.py").write_text(textwrap.dedent(source))

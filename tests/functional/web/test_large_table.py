@@ -13,6 +13,7 @@ import pytest
 from retryapp.core.record import Origin
 from retryapp.core.rows import PendingRow, encode_row, identity_of, row_key
 from retryapp.core.topology import HandlerTopology
+from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, Row
@@ -41,7 +42,14 @@ def rows_of(number: int, dues_ms: Iterable[int]) -> list[Row]:
 def placed(table: RocksPendingTable) -> Any:
     """Return a partition whose lane is open."""
     return SimpleNamespace(
-        engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=NOW_MS, sources=(), claimed=()),
+        engine=SimpleNamespace(
+            in_flight=0,
+            release_lag_ms=0,
+            looked_ms=NOW_MS,
+            sources=(),
+            claimed=(),
+            context=SimpleNamespace(pace=Pace()),
+        ),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
         transport=SimpleNamespace(pending=table, dead={}),
     )

@@ -329,6 +329,17 @@ async def test_partitions_page_tells_owner_lane_and_lag(site: Site) -> None:
     assert "TimeoutError: no answer" in text
 
 
+async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, worker: FakeWorker) -> None:
+    """Where it is and since when; one that is closed is no news."""
+    cause = {"circuit_since_ms": NOW_MS - 60_000, "circuit_cause": "9 of 20 records failed: <E>"}
+    worker.parts["shop.orders"][:2] = [partition(0, circuit="open", **cause), partition(1, circuit="closed")]
+    page, index = (await site.get(f"{BASE}/"))[2], (await site.get("/retries/"))[2]
+    assert "circuit open since" in page
+    assert "9 of 20 records failed: &lt;E&gt;" in page
+    assert "circuit closed" not in page
+    assert "circuit open on 1" in index
+
+
 async def test_partitions_page_without_a_broker_still_shows_the_lanes(site: Site, worker: FakeWorker) -> None:
     """Lag is unknown, and why."""
     worker.broker_down = True

@@ -11,7 +11,7 @@ import pytest
 
 from retryapp.core import errors, lane_errors
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, RetryAppError
-from retryapp.core.lifecycle import AnyEvent, PolicyUsed, Progress, Skipped, Succeeded, decode_event
+from retryapp.core.lifecycle import AnyEvent, CircuitChanged, PolicyUsed, Progress, Skipped, Succeeded, decode_event
 from retryapp.core.record import Origin, failure_id, idempotency_key, parse_failure_id, parse_origin, short_topic_id
 from retryapp.core.rows import (
     ROW_OVERHEAD_BYTES,
@@ -91,6 +91,10 @@ SKIPPED = Skipped(**OWNER, **IDS, first_offset=1040, at_ms=7)
 POLICY = PolicyUsed(**OWNER, main="orders", text="5m; timeout=5m", digest="d", at_ms=1)
 PROGRESS = Progress(**OWNER, **RANGE, main="orders", received=9, first_try_ok=8, failed=1)  # type: ignore[arg-type]
 
+CIRCUIT = CircuitChanged(
+    **OWNER, main="orders", partition=3, from_state="closed", to_state="open", cause="9 of 12 records failed", at_ms=7
+)
+
 
 @pytest.mark.parametrize(
     ("event", "key"),
@@ -99,6 +103,7 @@ PROGRESS = Progress(**OWNER, **RANGE, main="orders", received=9, first_try_ok=8,
         (SKIPPED, b"billing/orders@kq8G0bTz/3/1042"),
         (POLICY, b"policy:billing/orders"),
         (PROGRESS, b"progress:billing/orders/3"),
+        (CIRCUIT, b"circuit:billing/orders/3"),
     ],
 )
 def test_events_read_back(event: AnyEvent, key: bytes) -> None:

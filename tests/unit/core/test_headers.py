@@ -163,7 +163,13 @@ def test_attempt_0_is_only_for_replays() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"attempt": 0, "replays": 0}, {"delivery": 1}, {"due_at_ms": -1}, {"handler": ""}, {"started_ms": 10**15}],
+    [
+        {"attempt": 0, "replays": 0, "delivery": 0},
+        {"delivery": 1},
+        {"due_at_ms": -1},
+        {"handler": ""},
+        {"started_ms": 10**15},
+    ],
 )
 def test_what_would_be_damage_is_never_written(wrong: dict[str, object]) -> None:
     """The writer refuses what the reader refuses."""
@@ -184,3 +190,9 @@ def test_every_header_name_is_listed_once() -> None:
     constants = {value for name, value in vars(headers).items() if name.startswith("RETRY_")}
     assert constants == headers.OUR_HEADERS
     assert all(name.startswith("retry-") and name.isascii() for name in constants)
+
+
+def test_a_record_of_an_outage_has_spent_no_attempt() -> None:
+    """Its first delivery has ended, and it begins with attempt 1."""
+    free = replace(WAITING, attempt=0, delivery=1, replays=0)
+    assert decode_metadata(encode_metadata(free)) == free

@@ -64,6 +64,9 @@ def test_a_run_in_order_is_counted() -> None:
         "early": 0,
         "duplicated_handoffs": 0,
         "repeated_runs": 0,
+        "outage_calls": 0,
+        "outage_spent": 0,
+        "outage_dead": 0,
         "kills": 1,
         "seconds": 1.2,
         "ledger": {"received": 4, "done": 2, "dead": 2, "pending": 0, "unknown": 0, "lost": 0, "problems": 0},
@@ -157,3 +160,13 @@ def test_the_ledger_must_agree() -> None:
     (problem,) = balance(taken=ledger(done=1, lost=1)).problems
     assert "the ledger has 4 received, 1 done, 2 dead; fed were 4" in problem
     assert balance(taken=ledger(done=1, lost=1)).lost == 1
+
+
+def test_calls_in_the_outage_are_told_by_what_they_cost() -> None:
+    """What ran again under its number cost nothing, and was not repeated by a kill; what did not was spent."""
+    down = [visit(1, Outcome.DOWN, at=1_000), visit(1, Outcome.DOWN, at=3_000), visit(2, Outcome.DOWN, at=1_000)]
+    counted = balance([*down, *GOOD_VISITS], taken=ledger(dead=2))
+    assert (counted.outage_calls, counted.outage_spent, counted.outage_dead) == (3, 0, 1)
+    assert counted.repeated_runs == 0
+    spent = [visit(2, Outcome.DOWN, attempt=3, at=20_000)]
+    assert balance([*GOOD_VISITS, *spent]).outage_spent == 1

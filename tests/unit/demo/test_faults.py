@@ -2,9 +2,7 @@
 
 from collections import Counter
 
-import pytest
-
-from retryapp.demo.faults import MAX_PLANNED, SHARE, outage_retry_after_s, planned_failures, planned_fault
+from retryapp.demo.faults import MAX_PLANNED, SHARE, planned_failures, planned_fault
 from retryapp.demo.visits import Outcome
 
 FLIGHTS = range(1, 20_001)
@@ -26,9 +24,3 @@ def test_all_kinds_of_failure_are_met() -> None:
     assert {fault.outcome for fault in faults} == {Outcome.UNAVAILABLE, Outcome.TIMEOUT, Outcome.RESET}
     assert {fault.retry_after_s for fault in faults if fault.outcome is Outcome.UNAVAILABLE} == {1, 2, 3}
     assert {fault.retry_after_s for fault in faults if fault.outcome is not Outcome.UNAVAILABLE} == {0}
-
-
-@pytest.mark.parametrize("seconds", [2.0, 5.0, 8.0])
-def test_an_outage_costs_a_flight_two_attempts_at_most(seconds: float) -> None:
-    """The answer in an outage asks for half of its length or more, so the third request comes after it."""
-    assert min(outage_retry_after_s(flight, seconds) for flight in range(1, 500)) * 2 >= seconds

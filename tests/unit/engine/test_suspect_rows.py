@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from hashlib import blake2b
+from typing import Any
 
 import pytest
-from doubles import MAIN, Gate
+from doubles import MAIN, BankDownError, Gate
 from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, names, rows_marks, with_rows
 
-from retryapp.testing import MemoryPartition, Step
+from retryapp.core.rates import parse_rate
+from retryapp.core.rows import decode_row
+from retryapp.engine.handler.handler import Order
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 
 async def test_suspect_rows_run_in_groups_in_due_order() -> None:
@@ -103,3 +108,38 @@ async def test_suspects_that_are_settled_hold_nothing_up() -> None:
         await orders.advance(GATHER_MS)
         assert list(gate.running) == names(2)
         assert rows_marks(transport)[-1] == "wr0"
+
+
+async def test_a_suspect_that_comes_late_runs_alone() -> None:
+    """A rate holds its claim back while held records, which are no suspects, run."""
+    running: list[bytes] = []
+    beside: list[list[bytes]] = []
+    first = True
+
+    async def handle(value: bytes) -> None:
+        if first and value != b"slow":
+            raise BankDownError
+        if value == b"kill":
+            beside.append([*running])
+        running.append(value)
+        await asyncio.sleep(3 if value == b"slow" else 0)
+        running.remove(value)
+
+    transport = MemoryLaneTransport()
+    options: dict[str, Any] = {"order": Order.KEY, "concurrency": 8, "transport": transport}
+    async with MemoryPartition(handle, "1s 1h", **options) as orders:
+        await orders.send(b"fail", b"slow", b"slow", key=b"a")
+        await orders.advance(500)
+        await orders.send(b"kill", key=b"b")
+        first = False
+        await orders.advance(501)
+        assert (running, orders.waiting) == ([b"slow"], {"1s": 1, "held": 2})
+    running.clear()
+    key = next(key for key, value in disk_rows(transport) if decode_row(value).value == b"kill")
+    transport.broker.notes[MAIN] = f"r0:old ws2:old@{int.from_bytes(key[:8], 'big')}.3"
+    async with MemoryPartition(handle, "1s 1h", rate_limit=parse_rate("1/s"), **options) as orders:
+        await orders.advance(GATHER_MS)
+        assert running == [b"slow"]
+        for _ in range(100):
+            await orders.advance(100)
+        assert (beside, orders.waiting) == ([[]], {})

@@ -216,3 +216,21 @@ async def test_a_rebalance_counts_once_and_is_seen_while_it_goes_on(runtime: Run
     runtime._rebalancing_since_s = (runtime._rebalancing_since_s or 0) - 40
     runtime.rebalance_begins()  # another overtakes it: the group still has not settled
     assert samples(runtime.metrics)["retryapp_rebalancing_seconds", ()] >= 40
+
+
+def test_circuits_are_counted_by_state_where_there_are_any() -> None:
+    """Changes as they come; what stands, for the partitions here."""
+    infos = {"orders": [partition(0, circuit="open"), partition(1, circuit="closed")], "flights": [partition(0)]}
+    metrics = MetricsObserver(Sources(partitions=lambda: infos))
+    metrics.begin("orders")
+    metrics.observe(Observation(event=Event.CIRCUIT, handler="orders", state="open"))
+    got = samples(metrics)
+    assert got["retryapp_circuit_transitions_total", ("orders", "open")] == 1
+    assert got["retryapp_circuit_transitions_total", ("orders", "half-open")] == 0
+    shown = {labels: value for (name, labels), value in got.items() if name == "retryapp_circuits"}
+    assert shown == {
+        ("orders", "open"): 1,
+        ("orders", "closed"): 1,
+        ("orders", "half-open"): 0,
+        ("orders", "recovering"): 0,
+    }

@@ -10,6 +10,7 @@ import pytest
 
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import PartitionInfo
 from retryapp.runtime.app import Runtime
@@ -26,7 +27,9 @@ async def test_what_a_table_has_yet_to_read_is_told_while_it_counts(
     monkeypatch.setattr(runtime, "_reader", SimpleNamespace(behind=behind.__getitem__))
     lane = SimpleNamespace(state=LaneState.OPENING, session=0, last_error=None, refusal=None)
     placed: Any = SimpleNamespace(
-        engine=SimpleNamespace(in_flight=0, release_lag_ms=0, looked_ms=5, sources=(), claimed=()),
+        engine=SimpleNamespace(
+            in_flight=0, release_lag_ms=0, looked_ms=5, sources=(), claimed=(), context=SimpleNamespace(pace=Pace())
+        ),
         lane=lane,
         transport=SimpleNamespace(pending=None, dead={}),
     )
@@ -55,7 +58,9 @@ def orders(runtime: Runtime) -> Any:
     runtime.assigned = True
     pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42}, due=lambda *_: ((), 5_000))
     placed: Any = SimpleNamespace(
-        engine=SimpleNamespace(in_flight=1, release_lag_ms=0, looked_ms=5, sources=(), claimed=()),
+        engine=SimpleNamespace(
+            in_flight=1, release_lag_ms=0, looked_ms=5, sources=(), claimed=(), context=SimpleNamespace(pace=Pace())
+        ),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
         transport=SimpleNamespace(pending=pending, dead={"dlq": SimpleNamespace(count=lambda: 3)}),
     )

@@ -1,0 +1,347 @@
+"""A circuit breaker: tells an outage from a poison record, and lets a service come back.
+
+The words are Polly's:
+
+1. ``closed``: everything runs. The circuit opens once, of at least ``minimum_calls`` different records in ``sampling``,
+   the share that failed reaches ``failure_ratio``. A record that fails again and again counts once.
+2. ``open``: nothing begins for ``break_for``; twice as long each time that it opens again, up to ``MAX_DOUBLINGS``.
+3. ``half-open``: up to ``probes`` records run. One that has no outcome after ``break_for`` is not waited for: another
+   takes its place. Most of them decide: open again, or on.
+4. ``recovering``: runs begin at a limited rate, from ``probes`` a second, which doubles ten times in ``ramp``. What
+   fails is counted as when closed. After ``ramp`` it is closed.
+
+Failures are free while it is not closed, for ``max_open`` at most: a deploy that is bad for good is no outage. When
+probes still fail then, it closes, and does not open again before calls have gone well.
+
+All times are monotonic milliseconds that the caller passes in. A place is what tells a record from others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.errors import InvalidSettingError
+
+MAX_DOUBLINGS: Final = 3
+"""The longest break is eight times the first."""
+MAX_DIFFERENT: Final = 10_000
+"""Records that have failed in a sampling window and are told apart; beyond it the oldest part is forgotten."""
+
+_SLICES: Final = 10
+_LEAST_FAILED: Final = 2
+_RAMP_DOUBLINGS: Final = 10
+_TOKENS_MS: Final = 100.0
+"""Time for which a recovering circuit saves up what may begin."""
+_MAX_SPELLS: Final = 100
+
+
+class CircuitState(StrEnum):
+    """States of a circuit."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+    RECOVERING = "recovering"
+
+
+class Transition(NamedTuple):
+    """A change of state."""
+
+    before: CircuitState
+    after: CircuitState
+    cause: str
+    """Why it opened, or closed although probes fail; else empty."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class CircuitBreaker:
+    """When a handler's circuit opens, and how it closes again.
+
+    Raises:
+        InvalidSettingError: a field is out of range.
+        InvalidDurationError: a text is no duration.
+    """
+
+    failure_ratio: float
+    """Share of different records that must fail: over 0, up to 1."""
+    sampling_ms: int
+    minimum_calls: int
+    """Different records in `sampling`, for each partition, before anything is judged."""
+    break_for_ms: int
+    max_open_ms: int
+    probes: int
+    ramp_ms: int
+
+    def __init__(
+        self,
+        *,
+        failure_ratio: float = 0.5,
+        sampling: str | timedelta = "10s",
+        minimum_calls: int = 20,
+        break_for: str | timedelta = "5s",
+        max_open: str | timedelta = "1h",
+        probes: int = 3,
+        ramp: str | timedelta = "30s",
+    ) -> None:
+        """Validate the fields; all are for each partition."""
+        if not 0 < failure_ratio <= 1:
+            raise InvalidSettingError("failure_ratio", failure_ratio, "over 0, and 1 at most")
+        if minimum_calls < _LEAST_FAILED:
+            raise InvalidSettingError("minimum_calls", minimum_calls, "at least 2: one record is no outage")
+        if probes < 1:
+            raise InvalidSettingError("probes", probes, "at least 1")
+        object.__setattr__(self, "failure_ratio", failure_ratio)
+        object.__setattr__(self, "sampling_ms", parse_duration_ms(sampling))
+        object.__setattr__(self, "minimum_calls", minimum_calls)
+        object.__setattr__(self, "break_for_ms", parse_duration_ms(break_for))
+        object.__setattr__(self, "max_open_ms", parse_duration_ms(max_open))
+        object.__setattr__(self, "probes", probes)
+        object.__setattr__(self, "ramp_ms", parse_duration_ms(ramp))
+
+    @property
+    def text(self) -> str:
+        """All fields, for people."""
+        times = {
+            name: format_duration_ms(getattr(self, f"{name}_ms"))
+            for name in ("sampling", "break_for", "max_open", "ramp")
+        }
+        return (
+            f"opens at {self.failure_ratio:g} of {self.minimum_calls} records in {times['sampling']}, for "
+            f"{times['break_for']}; {self.probes} probes; ramp {times['ramp']}; free for {times['max_open']}"
+        )
+
+
+@dataclass(slots=True)
+class _Slice:
+    number: int
+    fine: int = 0
+    failed: set[Hashable] = field(default_factory=set)
+
+
+class _Calls:
+    """The different records of the last ``sampling_ms``: how many went well, and which failed last."""
+
+    def __init__(self, sampling_ms: int) -> None:
+        self._width_ms = sampling_ms / _SLICES
+        self._slices: deque[_Slice] = deque()
+
+    def clear(self) -> None:
+        self._slices.clear()
+
+    def add(self, place: Hashable, *, fine: bool, now_ms: float) -> None:
+        number = int(now_ms // self._width_ms)
+        slices = self._slices
+        while slices and slices[0].number <= number - _SLICES:
+            slices.popleft()
+        if not slices or slices[-1].number < number:
+            slices.append(_Slice(number))
+        for each in slices:
+            if each.failed:
+                each.failed.discard(place)  # its last outcome counts, once
+        if fine:
+            slices[-1].fine += 1
+            return
+        slices[-1].failed.add(place)
+        while len(slices) > 1 and self.failed > MAX_DIFFERENT:
+            slices.popleft()
+
+    @property
+    def failed(self) -> int:
+        return sum(len(each.failed) for each in self._slices)
+
+    @property
+    def all(self) -> int:
+        return self.failed + sum(each.fine for each in self._slices)
+
+
+class Circuit:
+    """The state of one handler and partition."""
+
+    def __init__(self, breaker: CircuitBreaker) -> None:
+        self.breaker = breaker
+        self.state = CircuitState.CLOSED
+        self.since_ms = 0.0
+        """When it came to its state."""
+        self.cause = ""
+        """Why it opened last."""
+        self._calls = _Calls(breaker.sampling_ms)
+        self._left_ms = 0.0
+        """When it was closed last."""
+        self._opened = 0
+        """How often since."""
+        self._until_ms = 0.0
+        """End of the break."""
+        self._exempt = False
+        """It has been open for too long: it does not open before calls have gone well."""
+        self._slots: dict[Hashable, float] = {}
+        """Probes, and when another may take their place."""
+        self._asked: set[Hashable] = set()
+        """Probes whose outcome counts."""
+        self._fine: set[Hashable] = set()
+        self._failed: set[Hashable] = set()
+        self._tokens = self._filled_ms = 0.0
+        self._spells: deque[tuple[float, float]] = deque(maxlen=_MAX_SPELLS)
+        """When it was not closed."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether everything runs."""
+        return self.state is CircuitState.CLOSED
+
+    # -- what may begin -----------------------------------------------------------------------------------------
+
+    def permits(self, now_ms: float) -> int:
+        """Return how many runs may begin now; call `tick` before. Without a bound when closed."""
+        match self.state:
+            case CircuitState.CLOSED:
+                return 1 << 30
+            case CircuitState.OPEN:
+                return 0
+            case CircuitState.HALF_OPEN:
+                taken = len(self._fine) + len(self._failed) + sum(1 for end in self._slots.values() if end > now_ms)
+                return max(0, self.breaker.probes - taken)
+            case CircuitState.RECOVERING:
+                self._fill(now_ms)
+                return int(self._tokens)
+
+    def ahead(self, now_ms: float) -> int:
+        """Return how many records are worth having at hand."""
+        match self.state:
+            case CircuitState.CLOSED:
+                return 1 << 30
+            case CircuitState.OPEN:
+                return 0
+            case CircuitState.HALF_OPEN:
+                return self.breaker.probes
+            case CircuitState.RECOVERING:
+                return max(self.breaker.probes, int(self._rate(now_ms) * _TOKENS_MS))
+
+    def begin(self, place: Hashable, now_ms: float) -> None:
+        """Note that a run begins."""
+        if self.state is CircuitState.HALF_OPEN:
+            self._slots[place] = now_ms + self.breaker.break_for_ms
+            self._asked.add(place)
+        elif self.state is CircuitState.RECOVERING:
+            self._tokens -= 1
+
+    def next_ms(self, now_ms: float) -> float | None:
+        """Return when `tick` or `permits` may say something else by time alone, or None."""
+        match self.state:
+            case CircuitState.CLOSED:
+                return None
+            case CircuitState.OPEN:
+                return self._until_ms
+            case CircuitState.HALF_OPEN:
+                return min((end for end in self._slots.values() if end > now_ms), default=None)
+            case CircuitState.RECOVERING:
+                self._fill(now_ms)
+                end_ms = self.since_ms + self.breaker.ramp_ms
+                lacking = 1 - self._tokens
+                return end_ms if lacking <= 0 else min(end_ms, now_ms + max(1.0, lacking / self._rate(now_ms)))
+
+    # -- what becomes of it -------------------------------------------------------------------------------------
+
+    def settle(self, place: Hashable, *, fine: bool, now_ms: float, cause: str = "") -> Transition | None:
+        """Take the outcome of a call; `cause`: its error."""
+        if self.state in {CircuitState.CLOSED, CircuitState.RECOVERING}:
+            self._calls.add(place, fine=fine, now_ms=now_ms)
+            return self._judge_calls(now_ms, cause) if not fine or self._exempt else None
+        if place not in self._asked or self.state is not CircuitState.HALF_OPEN:
+            return None  # it began before the break
+        self._asked.discard(place)
+        self._slots.pop(place, None)
+        (self._failed if fine else self._fine).discard(place)
+        (self._fine if fine else self._failed).add(place)
+        return self._judge_probes(now_ms, cause)
+
+    def leave(self, place: Hashable) -> None:
+        """Note that a run ended without telling anything of the service. It keeps its slot, for a pause."""
+        self._asked.discard(place)
+
+    def forget(self) -> None:
+        """Note that no run goes on whose outcome will come."""
+        self._slots.clear()
+        self._asked.clear()
+
+    def tick(self, now_ms: float) -> Transition | None:
+        """Change the state by time."""
+        if self.state is CircuitState.OPEN and now_ms >= self._until_ms:
+            self.forget()
+            self._fine.clear()
+            self._failed.clear()
+            return self._go(CircuitState.HALF_OPEN, now_ms)
+        if self.state is CircuitState.RECOVERING and now_ms >= self.since_ms + self.breaker.ramp_ms:
+            return self._close(now_ms)
+        return None
+
+    def _judge_calls(self, now_ms: float, cause: str) -> Transition | None:
+        failed, calls = self._calls.failed, self._calls.all
+        if calls < self.breaker.minimum_calls:
+            return None
+        if failed < max(_LEAST_FAILED, self.breaker.failure_ratio * calls):
+            self._exempt = False
+            return None
+        return None if self._exempt else self._open(now_ms, f"{failed} of {calls} records failed: {cause}")
+
+    def _judge_probes(self, now_ms: float, cause: str) -> Transition | None:
+        fatal = self.breaker.failure_ratio * self.breaker.probes
+        if len(self._failed) >= fatal:
+            return self._open(now_ms, f"{len(self._failed)} of {self.breaker.probes} probes failed: {cause}")
+        if len(self._fine) > self.breaker.probes - fatal:
+            self._calls.clear()
+            self._tokens, self._filled_ms = 1.0, now_ms
+            return self._go(CircuitState.RECOVERING, now_ms)
+        return None
+
+    def _open(self, now_ms: float, cause: str) -> Transition:
+        self.cause = cause
+        if self.closed:
+            self._left_ms, self._opened = now_ms, 0
+        elif now_ms - self._left_ms >= self.breaker.max_open_ms:
+            self._exempt = True
+            return self._close(now_ms, f"not closed for max_open, and {cause}")
+        self._until_ms = now_ms + self.breaker.break_for_ms * 2 ** min(self._opened, MAX_DOUBLINGS)
+        self._opened += 1
+        return self._go(CircuitState.OPEN, now_ms, cause)
+
+    def _close(self, now_ms: float, cause: str = "") -> Transition:
+        self._spells.append((self._left_ms, now_ms))
+        self._calls.clear()
+        return self._go(CircuitState.CLOSED, now_ms, cause)
+
+    def _go(self, state: CircuitState, now_ms: float, cause: str = "") -> Transition:
+        change = Transition(self.state, state, cause)
+        self.state, self.since_ms = state, now_ms
+        return change
+
+    def _rate(self, now_ms: float) -> float:
+        """Return how many may begin in a millisecond of a recovery."""
+        share = min(1.0, max(0.0, (now_ms - self.since_ms) / self.breaker.ramp_ms))
+        return float(self.breaker.probes * 2 ** (_RAMP_DOUBLINGS * share) / 1_000)
+
+    def _fill(self, now_ms: float) -> None:
+        rate = self._rate(now_ms)
+        most = max(1.0, rate * _TOKENS_MS)
+        self._tokens = min(most, self._tokens + (now_ms - self._filled_ms) * rate)
+        self._filled_ms = now_ms
+
+    # -- what it costs records ----------------------------------------------------------------------------------
+
+    def free(self, now_ms: float) -> bool:
+        """Tell whether a failure spends no attempt."""
+        return not self.closed and now_ms - self._left_ms < self.breaker.max_open_ms
+
+    def again_ms(self, now_ms: float) -> float:
+        """Return when a record that failed for free may probe again."""
+        return self._until_ms if self.state is CircuitState.OPEN else now_ms + self.breaker.break_for_ms
+
+    def away_ms(self, since_ms: float, now_ms: float) -> float:
+        """Return for how long it was not closed since then."""
+        spells = [*self._spells] if self.closed else [*self._spells, (self._left_ms, now_ms)]
+        return sum(max(0.0, min(end, now_ms) - max(begin, since_ms)) for begin, end in spells)

@@ -1,0 +1,94 @@
+"""An outage spends no attempts, and retries keep to their rate: real workers, a real broker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from acceptance.books import by_record, check_times, named, partitions
+from harness import Answer, HandlerSpec, Stage, wait_for
+
+from retryapp.core.lifecycle import CircuitChanged, decode_event
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
+
+RECORDS = 400
+RATE = 20
+BURST = 100
+CIRCUIT = {"minimum_calls": 10, "sampling": "2s", "break_for": "300ms", "ramp": "2s"}
+
+
+@pytest.fixture(scope="module")
+def house(bootstrap: str, make_stage: Callable[[str], Stage]) -> Stage:
+    """A worker with a handler for each story."""
+    stage = make_stage(bootstrap)
+    topics = {name: stage.main_topic(name) for name in ("outage", "burst")}
+    stage.program(
+        HandlerSpec(topic=topics["outage"], policy="200ms 400ms", circuit=CIRCUIT),
+        HandlerSpec(topic=topics["burst"], policy="3s", rate_limit=f"{RATE}/s"),
+    )
+    stage.worker()
+    return stage
+
+
+def states(stage: Stage, topic: str) -> Counter[str]:
+    """Return the states of the circuits of a handler by its page."""
+    (worker,) = stage.workers
+    return Counter(part["circuit"] for part in partitions(worker, topic))
+
+
+def test_an_outage_spends_no_attempts(house: Stage) -> None:
+    """All attempts would be used up within a second; after many seconds none is, and all records are done."""
+    topic = named(house, "outage")
+    evidence = house.evidence(topic)
+    house.service.rule = lambda _visit: Answer(500)
+    try:
+        house.produce(topic, [{"id": n} for n in range(RECORDS)])
+        wait_for(lambda: states(house, topic) == {"open": 2}, "both circuits are open")
+        wait_for(lambda: _opened(house, topic) >= 6, "both have probed in vain, twice")
+        assert not house.service.done(topic)
+        assert not evidence.dead()
+        calls = len(house.service.of(topic))
+    finally:
+        house.service.rule = lambda _visit: Answer()
+    wait_for(lambda: len(house.service.done(topic)) == RECORDS, "all are done", timeout_s=60)
+    wait_for(lambda: states(house, topic) == {"closed": 2}, "both circuits are closed", timeout_s=30)
+    house.wait_settled(topic)
+    assert calls < RECORDS / 2, "most records did not meet the outage"
+    seen = by_record(house.service.of(topic))
+    assert sum(visits[-1].attempt - 1 for visits in seen.values()) <= 80, "what failed before the circuits opened"
+    assert any(len(visits) > visits[-1].attempt for visits in seen.values()), "some failed for free"
+    assert not evidence.dead()
+    assert evidence.repeated_handoffs() == {}
+    assert not [visit for visit in house.service.of(topic) if visit.due_at_ms and visit.at_ms < visit.due_at_ms]
+    told = [decode_event(record.value or b"") for record in evidence.records(evidence.topology.events)]
+    changes = [event for event in told if isinstance(event, CircuitChanged)]
+    assert {event.partition for event in changes} == {0, 1}
+    assert changes[0].from_state == "closed"
+    assert "ServiceError" in changes[0].cause
+
+
+def _opened(stage: Stage, topic: str) -> int:
+    (worker,) = stage.workers
+    wanted = f'retryapp_circuit_transitions_total{{handler="{topic}",state="open"}} '
+    lines = worker.get("/retries/metrics")[1].splitlines()
+    return sum(int(float(line.removeprefix(wanted))) for line in lines if line.startswith(wanted))
+
+
+def test_a_burst_keeps_to_the_rate(house: Stage) -> None:
+    """All come due at once; in no second more begin than allowed, and not far fewer."""
+    topic = named(house, "burst")
+    house.service.rule = lambda visit: Answer(500 if visit.attempt == 1 else 200)
+    house.produce(topic, [{"id": n} for n in range(BURST)])
+    wait_for(lambda: len(house.service.done(topic)) == BURST, "all are done", timeout_s=60)
+    house.wait_settled(topic)
+    evidence = house.evidence(topic)
+    again = sorted(visit.at_ms for visit in house.service.of(topic) if visit.attempt == 2)
+    dues = [visit.due_at_ms or 0 for visit in house.service.of(topic) if visit.attempt == 2]
+    assert max(dues) - min(dues) < 3_000, "a burst"
+    assert len(again) == BURST
+    most = max(sum(at <= each < at + 1_000 for each in again) for at in again)
+    assert most <= RATE + 4, "one more for each partition, and what the way to the service adds"
+    assert again[-1] - again[0] < 2 * 1_000 * BURST / RATE
+    check_times(evidence, house.service.of(topic), 2)

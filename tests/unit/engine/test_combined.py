@@ -1,0 +1,162 @@
+"""Settings that meet in one handler: order, rate, circuit, hot tries, lists, rules."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from doubles import BankDownError, Gate
+
+from retryapp.core.batch import Batch
+from retryapp.core.circuit import CircuitBreaker, CircuitState
+from retryapp.core.headers import decode_metadata
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.rates import parse_rate
+from retryapp.core.rules import retryable
+from retryapp.core.verdicts import Skip
+from retryapp.engine.handler.handler import Delivery, Order
+from retryapp.testing import MemoryPartition
+
+BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="4s", max_open="10m")
+
+
+class Service:
+    """What a handler calls, one record or many: down with this error, or not."""
+
+    def __init__(self, down: BaseException | None = None) -> None:
+        self.down = down
+        self.seen: list[tuple[bytes, int, int]] = []
+        self.done: list[bytes] = []
+
+    async def __call__(self, value: bytes, delivery: Delivery) -> None:
+        """Take one record."""
+        self.seen.append((value, delivery.attempt, delivery.hot_attempt))
+        if self.down is not None:
+            raise self.down
+        self.done.append(value)
+
+    async def all(self, values: list[bytes], deliveries: list[Delivery]) -> None:
+        """Take many."""
+        for value, delivery in zip(values, deliveries, strict=True):
+            try:
+                await self(value, delivery)
+            except Exception as error:  # noqa: BLE001 - told below
+                delivery.fail(error)
+
+
+def state(orders: MemoryPartition) -> CircuitState:
+    """Return the circuit's state."""
+    assert orders.engine.context.pace.circuit is not None
+    return orders.engine.context.pace.circuit.state
+
+
+async def pass_time(orders: MemoryPartition, ms: int) -> None:
+    """Let time pass in small steps, as it does."""
+    for _ in range(ms // 100):
+        await orders.advance(100)
+
+
+async def test_records_that_were_held_are_first_deliveries_and_no_rate_holds_them_back() -> None:
+    """Only what has failed is a retry."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", order=Order.KEY, rate_limit=parse_rate("1/m")) as orders:
+        await orders.send(*(b"%d" % number for number in range(6)), key=b"a")
+        gate.let(b"0", BankDownError())
+        await orders.settle()
+        await pass_time(orders, 59_000)
+        assert gate.started == [b"0"]
+        await pass_time(orders, 1_100)
+        assert gate.started == [b"0", b"0"]
+        gate.let_all()
+        await orders.settle()
+        assert gate.done == [b"%d" % number for number in range(6)]
+
+
+async def test_rows_that_are_put_aside_take_nothing_of_the_rate() -> None:
+    """They were due before their handler had an order, and are behind one that waits."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s 1h", concurrency=9) as orders:
+        for value, key in ((b"1", b"a"), (b"2", b"a"), (b"3", b"a"), (b"4", b"b")):
+            await orders.send(value, key=key)
+            gate.let(value, BankDownError())
+            await orders.settle()
+    gate = Gate()
+    options = {"order": Order.KEY, "rate_limit": parse_rate("1/s"), "concurrency": 9, "transport": orders.transport}
+    async with MemoryPartition(gate, "1s 1h", **options) as orders:
+        await orders.advance(1_000)
+        assert gate.started == [b"1"]
+        await orders.advance(1_000)
+        assert gate.started == [b"1", b"4"]
+
+
+async def test_an_outage_keeps_order_and_attempts() -> None:
+    """Heads probe, the others wait behind them, and all run in order when it is over."""
+    service = Service(BankDownError())
+    names = [b"%s%d" % (key, number) for number in range(3) for key in (b"a", b"b", b"c", b"d", b"e")]
+    async with MemoryPartition(service, "1s", circuit=BREAKER, order=Order.KEY, concurrency=4) as orders:
+        for name in names:
+            await orders.send(name, key=name[:1])
+        await pass_time(orders, 60_000)
+        assert state(orders) is not CircuitState.CLOSED
+        assert orders.dead_letters == []
+        service.down = None
+        await pass_time(orders, 60_000)
+        assert sorted(service.done, key=lambda name: name[:1]) == sorted(names, key=lambda name: name[:1])
+        assert (state(orders), orders.waiting) == (CircuitState.CLOSED, {})
+
+
+async def test_a_failure_that_is_free_is_none_under_a_rule() -> None:
+    """The rule's schedule goes on where it was before the outage."""
+    service = Service(TimeoutError())
+    policy = RetryPolicy("1s", on=retryable(TimeoutError, schedule="1s 20s"), timeout="1s")
+    async with MemoryPartition(service, policy, circuit=BREAKER, concurrency=4) as orders:
+        await orders.send(*(b"%d" % number for number in range(4)))
+        assert state(orders) is CircuitState.OPEN
+        await pass_time(orders, 30_000)
+        failed = [decode_metadata(record.headers) for record in orders.records("app.orders.retry")]
+        free = [each for each in failed if each is not None and each.delivery > each.attempt]
+        assert free
+        assert all(each.attempt <= 1 for each in free)
+        again = [each.rule_failures if each.rule_failures >= 0 else each.attempt for each in free]
+        assert max(again) <= 1, "no failure of the outage counts"
+        assert {each.rule for each in free if each.attempt} == {policy.on[0].name}
+
+
+@pytest.mark.parametrize("lists", [False, True])
+async def test_what_is_skipped_says_nothing_of_the_service(lists: bool) -> None:
+    """A circuit stays closed however many records are skipped, also in lists."""
+    service = Service(Skip("nothing to do"))
+    batch = Batch(10, "10ms") if lists else None
+    handler = service.all if lists else service
+    async with MemoryPartition(handler, "1s", circuit=BREAKER, batch=batch) as orders:
+        await orders.send(*(b"%d" % number for number in range(30)))
+        await pass_time(orders, 1_000)
+        assert (state(orders), orders.waiting, orders.dead_letters) == (CircuitState.CLOSED, {}, [])
+
+
+async def test_in_an_outage_nothing_is_tried_again_in_place() -> None:
+    """A probe is one call."""
+    service = Service(BankDownError())
+    policy = RetryPolicy("1s", hot="10ms*2", timeout="5s")
+    async with MemoryPartition(service, policy, circuit=BREAKER, concurrency=4) as orders:
+        await orders.send(*(b"%d" % number for number in range(4)))
+        await pass_time(orders, 500)
+        assert state(orders) is CircuitState.OPEN
+        service.seen.clear()
+        await pass_time(orders, 30_000)
+        assert service.seen
+        assert {tries for _, _, tries in service.seen} == {1}
+
+
+async def test_lists_probe_and_are_all_done_after_an_outage() -> None:
+    """A record that the circuit lets go later gathers in another list."""
+    service = Service(BankDownError())
+    names = [b"%02d" % number for number in range(30)]
+    async with MemoryPartition(service.all, "1s", circuit=BREAKER, batch=Batch(4, "20ms")) as orders:
+        await orders.send(*names)
+        await pass_time(orders, 20_000)
+        assert state(orders) is not CircuitState.CLOSED
+        service.down = None
+        await pass_time(orders, 60_000)
+        assert (sorted(service.done), orders.dead_letters, orders.waiting) == (names, [], {})
+        await asyncio.sleep(0)

@@ -1,0 +1,343 @@
+"""A rate and a circuit hold deliveries back; nothing is lost, early, or spent in an outage."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from doubles import BankDownError, Gate, reopen
+
+from retryapp.core.circuit import CircuitBreaker, CircuitState
+from retryapp.core.headers import decode_metadata
+from retryapp.core.lifecycle import CircuitChanged, decode_event
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.rates import parse_rate
+from retryapp.core.verdicts import Reject, RetryLater
+from retryapp.engine.delivery.pace import Pace
+from retryapp.engine.handler.handler import Delivery
+from retryapp.ports import Event, TopicPartition
+from retryapp.testing import MemoryPartition, ScriptedRandom
+
+EVENTS = TopicPartition("app.orders.events", 0)
+BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="10s", max_open="10m")
+
+
+class Service:
+    """What the handler calls: down or not, and who called."""
+
+    def __init__(self) -> None:
+        self.down: BaseException | None = None
+        self.calls: list[tuple[float, bytes, int]] = []
+        self.done: list[bytes] = []
+        self.poison = b"poison"
+
+    async def __call__(self, value: bytes, delivery: Delivery) -> None:
+        """Fail while it is down, and at the poison always."""
+        self.calls.append((asyncio.get_running_loop().time(), value, delivery.attempt))
+        if self.down is not None:
+            raise self.down
+        if value == self.poison:
+            raise BankDownError
+        self.done.append(value)
+
+
+def partition(service: Any, policy: RetryPolicy | str = "1s 10s", **options: Any) -> MemoryPartition:
+    """Make one with a circuit."""
+    return MemoryPartition(service, policy, **{"circuit": BREAKER, "concurrency": 4, **options})
+
+
+async def pass_time(orders: MemoryPartition, ms: int, step_ms: int = 200) -> None:
+    """Let time pass in small steps, as it does."""
+    for _ in range(ms // step_ms):
+        await orders.advance(step_ms)
+
+
+def state(orders: MemoryPartition) -> CircuitState:
+    """Return the circuit's state."""
+    circuit = orders.engine.context.pace.circuit
+    assert circuit is not None
+    return circuit.state
+
+
+def told(orders: MemoryPartition) -> list[str]:
+    """Return the states that its events tell of."""
+    events = [decode_event(record.value or b"") for record in orders.transport.read(EVENTS)]
+    return [event.to_state for event in events if isinstance(event, CircuitChanged)]
+
+
+# -- the rate ---------------------------------------------------------------------------------------------------------
+
+
+async def test_no_second_has_more_retries_than_the_rate() -> None:
+    """A burst that comes due at once goes one by one, in due order; first deliveries are not limited."""
+    service = Service()
+    service.down = BankDownError()
+    async with MemoryPartition(service, "1s", concurrency=8, rate_limit=parse_rate("10/s")) as orders:
+        await orders.send(*(b"%02d" % n for n in range(30)))
+        service.down = None
+        assert len(service.calls) == 30
+        for _ in range(900):
+            await orders.advance(5)
+        assert service.done == [b"%02d" % n for n in range(30)]
+        times = [at for at, _, attempt in service.calls if attempt == 2]
+        most = max(sum(at <= each < at + 1 for each in times) for at in times)
+        assert most <= 11
+        assert times[-1] - times[0] < 3.2, "nor is it much slower"
+
+
+async def test_a_session_begins_with_an_empty_bucket_and_keeps_it() -> None:
+    """What is due when a worker starts does not come in a burst."""
+    service = Service()
+    service.down = BankDownError()
+    rate = parse_rate("60/m")
+    async with MemoryPartition(service, "1s", rate_limit=rate) as orders:
+        await orders.send(b"a", b"b", b"c")
+    service.down, service.calls = None, []
+    orders.clock.advance(60_000)
+    async with MemoryPartition(service, "1s", rate_limit=rate, transport=orders.transport) as orders:
+        assert service.done == []
+        await orders.advance(999)
+        assert service.done == []
+        await orders.advance(1)
+        assert service.done == [b"a"]
+        await pass_time(orders, 2_000)
+        assert service.done == [b"a", b"b", b"c"]
+
+
+async def test_claims_that_no_runner_begins_are_no_store() -> None:
+    """While runners are busy the rate goes by; when they are free again there is no burst."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=1, rate_limit=parse_rate("10/s")) as orders:
+        for n in range(30):
+            await orders.send(b"%02d" % n)
+            gate.let(b"%02d" % n, BankDownError())
+            await orders.settle()
+        gate.started.clear()
+        await pass_time(orders, 5_000)
+        assert gate.started == [b"00"]
+        gate.let_all()
+        await orders.settle()
+        assert len(gate.started) <= 3
+        await pass_time(orders, 1_000)
+        assert len(gate.started) <= 13
+        await orders.to_rest()
+
+
+async def test_no_more_retries_run_at_once_than_allowed() -> None:
+    """First deliveries have the handler's own concurrency."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", concurrency=6, max_concurrent=2) as orders:
+        await orders.send(*(b"%d" % n for n in range(6)))
+        assert gate.most == 6
+        for n in range(6):
+            gate.let(b"%d" % n, BankDownError())
+        await orders.settle()
+        gate.most = 0
+        await orders.advance(1_000)
+        assert len(gate.running) == 2
+
+
+# -- the circuit ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_outage_spends_no_attempts_and_everything_is_done_after_it() -> None:
+    """Longer than all attempts and the deadline: none is dead, and few calls are made."""
+    service = Service()
+    async with partition(service, RetryPolicy("5s 5s", max_elapsed="20s")) as orders:
+        await orders.send(*(b"before %d" % n for n in range(20)))
+        service.down = BankDownError()
+        for n in range(300):
+            await orders.send(b"%03d" % n)
+            await orders.advance(200)
+        calls = len(service.calls) - 20
+        assert state(orders) is not CircuitState.CLOSED
+        assert calls < 100, "300 records, and 3 attempts each"
+        service.down, healed_ms = None, orders.clock.wall_ms()
+        await pass_time(orders, 40_000)
+        assert state(orders) is CircuitState.CLOSED
+        assert len(service.done) == 320
+        assert orders.clock.wall_ms() - healed_ms <= 40_000
+        assert orders.waiting == {}
+        assert not [seen for seen in orders.observer.seen if seen.event is Event.DEAD]
+        last = {value: attempt for _, value, attempt in service.calls}
+        assert sum(last.values()) - len(last) <= 25, "what had failed before it opened, and no more"
+        assert told(orders)[0] == "open"
+        assert told(orders)[-3:] == ["half-open", "recovering", "closed"]
+        seen = [each.state for each in orders.observer.seen if each.event is Event.CIRCUIT]
+        assert seen == told(orders)
+
+
+async def test_first_deliveries_wait_too_and_the_partition_is_not_paused() -> None:
+    """They stay unread but for those that probe; nothing runs in the break."""
+    service = Service()
+    service.down = BankDownError()
+    async with partition(service) as orders:
+        await orders.send(*(b"%02d" % n for n in range(40)))
+        assert len(service.calls) <= 8
+        assert orders.engine.room(orders.engine.sources[0]) == 0
+        before = len(service.calls)
+        await pass_time(orders, 1_900)
+        assert len(service.calls) == before
+        service.down = None
+        await pass_time(orders, 20_000)
+        assert sorted(service.done) == [b"%02d" % n for n in range(40)]
+        assert not orders.engine.context.pace._admitted, "what has ended is forgotten"
+
+
+async def test_a_row_of_an_outage_keeps_its_attempt_and_counts_its_deliveries() -> None:
+    """Also at the last attempt, and at the first, where none is spent yet."""
+    service = Service()
+    service.down = BankDownError()
+    async with partition(service, "1s") as orders:
+        await orders.send(*(b"%02d" % n for n in range(8)))
+        await pass_time(orders, 30_000)
+        rows = [decode_metadata(record.headers) for record in orders.transport.read(orders.engine.rows)]
+        found = {(row.attempt, row.delivery) for row in rows if row is not None}
+        waits_ms = {(row.due_at_ms or 0) - row.last_failed_ms for row in rows if row is not None}
+        assert min(waits_ms - {1_000}) >= 2_000, "until the circuit may probe again"
+        assert (0, 1) in found
+        assert any(delivery > attempt + 1 for attempt, delivery in found)
+        assert {attempt for attempt, _ in found} == {0, 1}
+        service.down = None
+        await pass_time(orders, 30_000)
+        assert len(service.done) == 8
+        assert max(attempt for *_, attempt in service.calls) == 2
+
+
+async def test_a_poison_record_keeps_nobody_waiting() -> None:
+    """Its repeats do not open the circuit, its probe does not keep it open, and its attempts end it."""
+    service = Service()
+    async with partition(service, "100ms 100ms") as orders:
+        await orders.send(service.poison)
+        for n in range(50):
+            await orders.send(b"%d" % n)
+            await orders.advance(100)
+        assert told(orders) == []
+        await orders.advance(11_000)
+        service.down = BankDownError()
+        await orders.send(service.poison, *(b"out %d" % n for n in range(6)))
+        await orders.advance(100)
+        assert state(orders) is CircuitState.OPEN
+        service.down = None
+        await pass_time(orders, 30_000)
+        assert len(service.done) == 56
+        assert [seen.reason for seen in orders.observer.seen if seen.event is Event.DEAD] == ["exhausted"] * 2
+
+
+async def test_verdicts_open_no_circuit() -> None:
+    """A record that is wrong, and an answer that names a time, say nothing of an outage."""
+    for error in (Reject("no"), RetryLater(60)):
+        service = Service()
+        service.down = error
+        async with partition(service) as orders:
+            await orders.send(*(b"%d" % n for n in range(30)))
+            assert (len(service.calls), told(orders)) == (30, [])
+
+
+async def test_a_hung_probe_holds_up_nothing() -> None:
+    """Others probe meanwhile, and end the outage."""
+    gate = Gate()
+    async with partition(gate, circuit=CircuitBreaker(minimum_calls=4, break_for="2s", ramp="1s", probes=1)) as orders:
+        await orders.send(*(b"%d" % n for n in range(4)))
+        for n in range(4):
+            gate.let(b"%d" % n, BankDownError())
+        await orders.settle()
+        gate.started.clear()
+        await pass_time(orders, 3_000)
+        (hangs,) = gate.running
+        await pass_time(orders, 2_000)
+        assert len(gate.running) == 2
+        (other,) = gate.running.keys() - {hangs}
+        gate.let(other)
+        await pass_time(orders, 2_000)
+        assert state(orders) is CircuitState.CLOSED
+        gate.let_all()
+        await orders.to_rest()
+
+
+async def test_a_circuit_outlives_its_session_and_its_assignment() -> None:
+    """A lane that opens again, here, does not spend attempts to find out once more."""
+    service = Service()
+    service.down = BankDownError()
+    async with partition(service) as orders:
+        await orders.send(*(b"%d" % n for n in range(12)))
+        await reopen(orders)
+        assert state(orders) is CircuitState.OPEN
+        service.down = None
+        await pass_time(orders, 30_000)
+        assert len(service.done) == 12
+    again = Pace.of(orders.handler, 0, clock=orders.clock, random=ScriptedRandom(0.5), shares=1)
+    assert again.circuit is orders.engine.context.pace.circuit
+
+
+async def test_a_drain_leaves_what_waits_for_the_circuit() -> None:
+    """It has not begun: the next owner reads it again."""
+    service = Service()
+    service.down = BankDownError()
+    async with partition(service) as orders:
+        await orders.send(*(b"%d" % n for n in range(12)))
+        calls = len(service.calls)
+        await orders.engine.drain(1.0)
+        assert len(service.calls) == calls
+        pace = orders.engine.context.pace
+        assert pace._held
+        assert pace._timer is not None
+        orders.lane.finish()
+        await orders.settle()
+        assert not pace._held
+        assert pace._timer is None, "another worker may have the partition"
+    service.down = None
+    async with partition(service, transport=orders.transport) as orders:
+        await pass_time(orders, 30_000)
+        assert len(service.done) == 12
+
+
+async def test_time_of_an_outage_does_not_count_for_a_deadline() -> None:
+    """A record had failed before, and fails once more after it: by the clock it would be expired."""
+    service = Service()
+    policy = RetryPolicy("20s 10s", max_elapsed="40s")
+    async with partition(service, policy, circuit=CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s")) as orders:
+        await orders.send(service.poison)
+        service.down = BankDownError()
+        await orders.advance(1_000)
+        await orders.send(*(b"%d" % n for n in range(6)))
+        assert state(orders) is CircuitState.OPEN
+        await pass_time(orders, 60_000, 500)
+        service.down = None
+        await pass_time(orders, 60_000, 500)
+        assert [letter.reason for letter in orders.dead_letters] == ["exhausted"]
+
+
+async def test_a_bad_deploy_is_dead_in_the_end() -> None:
+    """After `max_open` its failures spend attempts again."""
+    service = Service()
+    service.down = BankDownError()
+    breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="30s")
+    async with partition(service, "1s", circuit=breaker) as orders:
+        await orders.send(*(b"%d" % n for n in range(20)))
+        await pass_time(orders, 29_000, 500)
+        assert orders.dead_letters == []
+        await pass_time(orders, 60_000, 500)
+        assert [letter.reason for letter in orders.dead_letters] == ["exhausted"] * 20
+        assert {letter.attempt for letter in orders.dead_letters} == {2}
+
+
+async def test_a_fault_of_ours_reopens_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what the circuit holds would wait for ever."""
+    service = Service()
+    service.down = BankDownError()
+    async with partition(service) as orders:
+        await orders.send(*(b"%d" % n for n in range(12)))
+        release, broken = Pace._release, [True]
+
+        def fail_once(pace: Pace) -> None:
+            if broken and broken.pop():
+                raise RuntimeError("so that it is called")
+            release(pace)
+
+        monkeypatch.setattr(Pace, "_release", fail_once)
+        service.down = None
+        await pass_time(orders, 30_000)
+        assert [seen.event for seen in orders.observer.seen].count(Event.LANE_FAILED) == 1
+        assert len(service.done) == 12
