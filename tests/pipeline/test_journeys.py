@@ -75,20 +75,22 @@ def test_fates_and_what_is_missing(spark: SparkSession) -> None:
 
 
 def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(spark: SparkSession) -> None:
-    """It is pending; then done at its first delivery, or retried like any other. Nothing is missing."""
+    """It is pending; then done or skipped at its first delivery, or retried like any other. Nothing is missing."""
     archive = Archive()
-    for offset in (1, 2, 3):
+    for offset in (1, 2, 3, 4):
         archive.held(offset)
     archive.succeeded(2, 1, lateness_ms=0)
     archive.failed(3, 1)
-    waits, done, failed = (found(spark, archive)[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2, 3))
-    assert [each["fate"] for each in (waits, done, failed)] == ["pending", "done", "pending"]
-    assert [tried(each, "attempt", "tier", "outcome") for each in (waits, done, failed)] == [
+    archive.skipped(4, 1)
+    journeys = [found(spark, archive)[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2, 3, 4)]
+    assert [each["fate"] for each in journeys] == ["pending", "done", "pending", "skipped"]
+    assert [tried(each, "attempt", "tier", "outcome") for each in journeys] == [
         [],
         [(1, None, "succeeded")],
         [(1, None, "retried")],
+        [(1, None, "skipped")],
     ]
-    assert [each["missing"] for each in (waits, done, failed)] == [0, 0, 0]
+    assert [each["missing"] for each in journeys] == [0, 0, 0, 0]
 
 
 def test_what_workers_held_counts_as_not_done_at_first(spark: SparkSession) -> None:

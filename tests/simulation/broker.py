@@ -240,9 +240,12 @@ class Broker(MemoryBroker):
         return Standing.MEMBER
 
     def forget_members(self) -> None:
-        """Forget who is in the group, as a coordinator that has just taken it over may."""
-        for name in list(self._members):
+        """Forget who is in the group, as a coordinator that has just taken it over may; joins have no answer."""
+        for name, member in list(self._members.items()):
+            joining = member.join
             self.leave(name)
+            if joining is not None and not joining.done():
+                joining.cancel()
 
     def forget_group(self) -> None:
         """Forget the group, as when nobody was in it for a week (`offsets.retention.minutes`)."""

@@ -80,6 +80,12 @@ class Wire:
             else:
                 loop.call_later(back_s + self._latency_s(loop.time()), succeed, result, context=network.context)
 
+        def settle(done: asyncio.Future[Any]) -> None:
+            if done.cancelled():
+                time_out("answer")
+            else:
+                respond(done.result())
+
         def arrive() -> None:
             if loop.time() < network.down_until_s or self._lost():
                 time_out("request")
@@ -90,7 +96,7 @@ class Wire:
                 loop.call_later(self._latency_s(loop.time()), fail, exc, context=network.context)
                 return
             if isinstance(result, asyncio.Future):
-                result.add_done_callback(lambda done: respond(done.result()), context=network.context)
+                result.add_done_callback(settle, context=network.context)
             else:
                 respond(result)
 

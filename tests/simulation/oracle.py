@@ -152,7 +152,7 @@ class Oracle:
             self.repeated += 1
         story.seen.add((attempt, due_at_ms))
         story.begun[attempt] += 1
-        kills = story.begun[attempt] if step(story.script, attempt) in "XK" else 0
+        kills = story.begun[attempt] - len(story.calls[attempt]) if step(story.script, attempt) in "XK" else 0
         _must(kills <= self._max_kills, "I5", origin, "ended too many workers")
 
     def goes_on(self, origin: Origin, going: Going, now_ms: float) -> None:
@@ -275,12 +275,8 @@ class Oracle:
         foreign = tuple((name, value) for name, value in record.headers if not name.startswith("retry-"))
         first = story.record
         _must((record.key, record.value, foreign) == (first.key, first.value, first.headers), "I8", origin, topic)
-        if step(story.script, attempt) == "G":  # its tries were cut short, so its script does not say how it ends
-            story.stopped = True
-            self.cut += 1
-        if ours.get("retry-error-type") == TIMED_OUT.encode() and self._may_be_late(story, attempt, now_ms):
-            story.overdue.add(attempt)
-            story.stopped = story.stopped or step(story.script, attempt) not in "TH"
+        timed_out = ours.get("retry-error-type") == TIMED_OUT.encode()
+        self._cut_short(story, attempt, now_ms, timed_out=timed_out)
         if topic.startswith(topics.dlq):
             named, letter = topic == f"{topics.dlq}.invalid", step(story.script, attempt)
             right = letter == "V" if named else topic == topics.dlq and (letter != "V" or story.stopped)
@@ -294,12 +290,21 @@ class Oracle:
         story.dues[delivery].add(int(ours["retry-due-ms"]))
         _once(origin, story.copies[delivery], f"copy of delivery {delivery}")
         if self.pace.is_free(story, attempt, delivery):
-            story.stopped = story.stopped or step(story.script, attempt + 1) == "G"
+            self._cut_short(story, attempt + 1, now_ms, timed_out=timed_out)
             return
         self.pace.spent(origin, story, attempt)
         told = self.waits.are_told_by(topic, topics.retry, story, attempt)
         _must(told, "I8", origin, f"attempt {attempt} has a copy on {topic}")
         story.settled_ms.setdefault(attempt, now_ms)
+
+    def _cut_short(self, story: Story, attempt: int, now_ms: float, *, timed_out: bool) -> None:
+        """Note what an attempt that failed did not come to, so that its script does not say how it ends."""
+        if step(story.script, attempt) == "G":
+            story.stopped = True
+            self.cut += 1
+        if timed_out and self._may_be_late(story, attempt, now_ms):
+            story.overdue.add(attempt)
+            story.stopped = story.stopped or step(story.script, attempt) not in "TH"
 
     def _published(self, record: Record) -> None:
         origin, attempt = (record.partition, int(record.key or b"")), int(record.value or b"")

@@ -48,6 +48,8 @@ WIDER: Final = 0xAE9F
 """Draws what else happens; the seeds of planted faults keep their course."""
 KEPT: Final = 0x0DE3
 """Draws whether an order is kept, and which."""
+BACK: Final = 0x6B3D
+"""Draws in which of the histories with an order partitions come back to the worker that had them."""
 JUDGED: Final = 0x7053
 """Draws in which histories rules decide; none of the seeds of planted faults is among them."""
 HOT: Final = 0x407
@@ -68,6 +70,8 @@ REFUSED: Final = "refused"
 """Some hand-offs, by their topics; drawn apart, too."""
 OURS: Final = "fault of ours"
 """An exception in the engine's own code; drawn apart, too."""
+FORGOTTEN: Final = "members forgotten"
+"""All join the group again at once; with one worker, it gets back what it had."""
 WRONG_TIME: Final = "wrong time"
 """One acknowledgement with a time that is off by as much as an hour."""
 LONG_WAY: Final = "long way"
@@ -178,13 +182,18 @@ class Plan:
             repeats=tuple(sorted(repeats)),
         )
         plan = plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
-        plan = (
-            plan._widened(Random(seed ^ WIDER))
-            ._judged(Random(seed ^ JUDGED))
-            ._called(seed)
-            ._paced(Random(seed ^ PACED))
-        )
-        return plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 else plan
+        plan = plan._widened(Random(seed ^ WIDER))._judged(Random(seed ^ JUDGED))._called(seed)
+        plan = plan._paced(Random(seed ^ PACED))
+        plan = plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 else plan
+        back = Random(seed ^ BACK)
+        return plan._come_back(back) if plan.order != "none" and back.random() < 0.2 else plan
+
+    def _come_back(self, random: Random) -> Plan:
+        """Return the plan with rebalances while runs of an ordered handler go on; nobody is cut off meanwhile."""
+        kept = tuple(fault for fault in self.faults if fault.kind in ("kill", "kill at step", "disk full", REFUSED))
+        faults = tuple(Fault(random.uniform(3.0, 12.0), FORGOTTEN, 0, 0.0) for _ in range(random.randint(1, 3)))
+        scripts = ("FFFH", "FFFH", "HHHH", "HFS", "S", "FS")
+        return replace(self, faults=kept)._with(self._more(random, scripts, 6), faults)
 
     def _judged(self, random: Random) -> Plan:
         """Return the plan with records about which rules decide, or as it was."""

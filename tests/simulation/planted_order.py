@@ -7,7 +7,7 @@ from typing import Any, Final
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition import sequences
+from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import GivenUp, Sequences
 
@@ -15,6 +15,14 @@ from retryapp.engine.partition.sequences import GivenUp, Sequences
 def _nobody(_self: GivenUp, _name: bytes) -> bool:
     """A sequence goes on beside a run that was given up."""
     return False
+
+
+def _of_one_assignment(self: PartitionEngine, *args: Any, **more: Any) -> None:
+    """A partition that comes back does not know of its runs that still go on."""
+    _make(self, *args, **more | {"given_up": None})
+
+
+_make = PartitionEngine.__init__
 
 
 async def _not_learned(_self: Sequences, _table: Any) -> None:
@@ -72,8 +80,8 @@ ORDER: Final = (
     ("heads are not found at an opening", ((Sequences, "load", _not_learned),)),
     ("a successor begins beside its head", ((Sequences, "_is_busy", _free),)),
     ("a head that waits is passed", ((Sequences, "ended", _forgotten),)),
-    ("held before its head has a row", ((sequences, "FEW", -1),), 612),
+    ("runs of a former assignment are forgotten", ((PartitionEngine, "__init__", _of_one_assignment),), 548),
     ("turns of a sequence overtake a refused one", ((RefusedTurns, "keep", _unordered),), 651),
     ("rows are claimed before those ahead of them", ((Sequences, "claim", _each_claimed),)),
-    ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),), 2963),
+    ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),), 5566),
 )

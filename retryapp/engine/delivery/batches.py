@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -119,12 +119,12 @@ class BatchPool(DeliveryPool):
         self._wake_one()
 
     @override
-    def _next(self) -> Run | None:
+    def _next(self, task: asyncio.Task[Any]) -> Run | None:
         owner = self._turns.popleft()
         queue, runs = self._queues[owner], list[Run]()
         while queue and len(runs) < self._size and not (runs and (runs[-1].alone or queue[0].alone)):
-            run = self._admitted(queue.popleft())
-            if run is not None:
+            run = queue.popleft()
+            if self._begins(run, task):
                 runs.append(run)
         if queue:
             self._look(owner)

@@ -82,7 +82,8 @@ def outcome_of(run: Run, error: BaseException | None) -> Outcome:
     """Return what a run comes to whose handler has ended, or raised an error."""
     if error is not None:
         return _failed(run, error, run.context.clock.latest_ms())
-    run.context.pace.fine(run)
+    if (pace := run.context.pace).circuit is not None:
+        pace.fine(run)
     if run.metadata is not None:
         return _succeeded(run, run.metadata, run.context.clock.wall_ms())
     published = () if run.outbox is None else run.outbox.published

@@ -200,7 +200,7 @@ class DeliveryPool:
                 if self._round_is_over():
                     await asyncio.sleep(0)
                     continue
-                if (run := self._next()) is not None:
+                if (run := self._next(task)) is not None:
                     await self._carry(run)
             except GivenUpError:
                 return
@@ -318,8 +318,8 @@ class DeliveryPool:
     def _end_round(self) -> None:
         self._round_end_s = None
 
-    def _next(self) -> Run | None:
-        """Return the run whose turn it is; None where it does not begin now."""
+    def _next(self, task: asyncio.Task[Any]) -> Run | None:
+        """Return the run whose turn it is, for a runner; None where it does not begin now."""
         owner = self._turns.popleft()
         queue = self._queues[owner]
         run = queue.popleft()
@@ -327,17 +327,19 @@ class DeliveryPool:
             self._turns.append(owner)
         else:
             del self._queues[owner]
-        return self._admitted(run)
+        return run if self._begins(run, task) else None
 
-    def _admitted(self, run: Run) -> Run | None:
-        if run.aborted or not run.owner.alive(run):
-            run.owner.ended(run, None, None)
-            return None
-        if run.owner.waits(run):
-            return None
-        run.task = asyncio.current_task()
-        run.owner.begun(run)
-        return run
+    @staticmethod
+    def _begins(run: Run, task: asyncio.Task[Any]) -> bool:
+        owner = run.owner
+        if run.aborted or not owner.alive(run):
+            owner.ended(run, None, None)
+            return False
+        if owner.waits(run):
+            return False
+        run.task = task
+        owner.begun(run)
+        return True
 
     async def _wait_for_work(self) -> None:
         waiting = asyncio.get_running_loop().create_future()

@@ -250,8 +250,8 @@ class PartitionEngine(RunOwner):
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             found = self._beyond.found(record)
-            waits = self._sequences is not None and self._sequences.reach(record)
-            if waits and not (found and found[-1].next_offset > record.offset):
+            has_row = self._sequences is not None and self._sequences.reach(record)
+            if has_row and not (found and found[-1].next_offset > record.offset):
                 found.append(Settled(record.next_offset, fine=False))  # the offset was set back: its row runs
             for settled in found:
                 window.add(settled.next_offset - 1, now_ms=now_ms)
@@ -271,7 +271,7 @@ class PartitionEngine(RunOwner):
     @override
     def waits(self, run: Run) -> bool:
         if not self._former or run.place not in self._former:
-            return self.context.pace.holds(run)
+            return (pace := self.context.pace).circuit is not None and pace.holds(run)
         self._former[run.place] = run
         return True
 
@@ -286,12 +286,14 @@ class PartitionEngine(RunOwner):
         began = self._running.pop(run, run) is None
         if not self._running:
             self._settled.set()
-        self._given_up.note(run)
+        if run.sequence is not None:
+            self._given_up.note(run)
         if run.session == self._session:
             if run.claim is not None and not began:
                 self.scheduler.begun()
             self._take(run, outcome, fault)
-            self.context.pace.ended(run)
+            if (pace := self.context.pace).circuit is not None:
+                pace.ended(run)
         elif began and (waiting := self._former.pop(run.place, None)) is not None:
             (self._first if waiting.claim is None else self._again).submit(waiting)
         if run.on_end is not None:
@@ -318,18 +320,18 @@ class PartitionEngine(RunOwner):
             self._outcomes.append(outcome)
         if self._sequences is not None and self._sequences.ended(run, outcome):
             self._release(ahead=True)
-        if outcome is not None:
+        if outcome is not None and not self._unreleased:
             self._release_soon()
 
     def _settle(self, run: Run, turn: Turn) -> None:
         """Take the turn of a first delivery that does not run now."""
         self._window.finish(run.record.offset, turn)
-        self._release_soon()
+        if not self._unreleased:
+            self._release_soon()
 
     def _release_soon(self) -> None:
-        if not self._unreleased:
-            self._unreleased = True
-            asyncio.get_running_loop().call_soon(self._release)  # once for all that end in one go
+        self._unreleased = True
+        asyncio.get_running_loop().call_soon(self._release)  # once for all that end in one go
 
     def _release(self, *, ahead: bool = False) -> None:
         """Hand to the lane what may go: the outcomes of rows, and of the first records up to one that runs.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
 from retryapp.core.metadata import HELD
 from retryapp.core.record import Record
-from retryapp.core.rows import ALONE, HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, parse_row_key
+from retryapp.core.rows import ALONE, HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, is_held, parse_row_key
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.partition.sequences import Sequences, up_to
 from retryapp.ports import PendingTable
@@ -146,7 +146,8 @@ class Scheduler:
     def _blocked_s(self, next_due_ms: int) -> float:
         if self._free <= 0:
             return BLOCKED_SLEEP_S  # room wakes this task; the sleep is bounded in case it was there already
-        return min(MAX_SLEEP_S, max(self._until_s(next_due_ms), self._context.pace.wait_s() or BLOCKED_SLEEP_S))
+        due_s = 0.0 if self._sequences is not None and self._sequences.ready else self._until_s(next_due_ms)
+        return min(MAX_SLEEP_S, max(due_s, self._context.pace.wait_s() or BLOCKED_SLEEP_S))
 
     async def _claim_due(self) -> int:
         """Claim due rows while there is room; return the time before which no other is due."""
@@ -159,7 +160,7 @@ class Scheduler:
             claimed: Collection[bytes] = self.claimed
             heads: list[tuple[bytes, bytes]] = []
             if self._sequences is not None:
-                heads = self._sequences.heads(pending, held_limit, max_bytes)
+                heads = self._sequences.heads(pending, held_limit, max_bytes, limit)
             elif HELD in pending.counts():  # the handler had an order before
                 held = pending.page(HELD_ROWS, held_limit + len(claimed))
                 heads = up_to((each for each in held if each[0] not in claimed), held_limit, max_bytes)
@@ -169,7 +170,8 @@ class Scheduler:
             if now_ms >= self._next_due_ms:
                 if self._sequences is not None and self._sequences.aside:
                     claimed = {*claimed, *self._sequences.aside.values()}
-                most = 0 if full else min(limit, held_limit - len(heads))
+                put_aside = sum(not is_held(value) for _, value in heads)
+                most = 0 if full else max(0, min(limit - put_aside, held_limit - len(heads)))
                 rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left)
                 self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             if not rows and not heads:

@@ -273,14 +273,22 @@ class Sequences:
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
-    def heads(self, table: PendingTable, limit: int, max_bytes: int) -> list[tuple[bytes, bytes]]:
+    @property
+    def ready(self) -> bool:
+        """Whether `heads` may have some."""
+        return bool(self._ready)
+
+    def heads(self, table: PendingTable, limit: int, max_bytes: int, due: int) -> list[tuple[bytes, bytes]]:
         """Return rows that are heads now, held or put aside, with their keys, as `up_to` does; each is to be claimed.
 
-        Other heads are found when they are due.
+        Other heads are found when they are due. Of those that were put aside, `due` at most.
         """
-        return up_to(self._heads(table), limit, max_bytes)
+        later: dict[bytes, None] = {}
+        found = up_to(self._heads(table, due, later), limit, max_bytes)
+        self._ready |= later
+        return found
 
-    def _heads(self, table: PendingTable) -> Iterator[tuple[bytes, bytes]]:
+    def _heads(self, table: PendingTable, due: int, later: dict[bytes, None]) -> Iterator[tuple[bytes, bytes]]:
         while self._ready:
             name = next(iter(self._ready))
             del self._ready[name]
@@ -291,7 +299,11 @@ class Sequences:
             value = None if key is None else table.get(key)
             if key is None or value is None:
                 raise RuntimeError(f"the table has no row {line.rows[0].hex()}, which is the head of its sequence")
-            if is_held(value) or line.rows[0] in self.aside:
+            aside = line.rows[0] in self.aside
+            if aside and due <= 0:
+                later[name] = None
+            elif aside or is_held(value):
+                due -= aside
                 yield key, value
             else:
                 line.failed = True

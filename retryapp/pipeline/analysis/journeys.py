@@ -28,13 +28,13 @@ _STEP: Final = (*_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestam
 def traces_of(readings: DataFrame) -> DataFrame:
     """Return one row for each readable record of a retry or dead-letter topic, and for each end that an event tells.
 
-    A record that was skipped before it had failed has no journey: it is in the workers' counts.
+    A duplicate that was skipped has no journey: it is in the workers' counts.
 
     ``topic_id``, ``partition`` and ``offset`` are of the first delivery; ``topic``, ``epoch`` and ``found_offset``
     are of the record itself. ``rank`` is the order of ``station`` within a delivery.
     """
-    is_first = (F.col("said.kind") == "skipped") & (F.coalesce("said.delivery", F.lit(0)) <= 1)
-    traces = readings.where(F.col("said.kind").isin(*STATIONS) & ~is_first)
+    is_duplicate = (F.col("said.kind") == "skipped") & (F.coalesce("said.delivery", F.lit(0)) == 0)
+    traces = readings.where(F.col("said.kind").isin(*STATIONS) & ~is_duplicate)
     renamed = {name: F.col(f"said.{name}") for name in SAID.fieldNames() if name not in {"kind", "unreadable"}}
     rank = F.array_position(F.array(*map(F.lit, STATIONS)), F.col("said.kind"))
     own = ("cluster_id", "group", "main", "topic", "epoch", "found_offset", "timestamp_ms", "key_hash")
@@ -57,7 +57,10 @@ _LIFE: Final = ("cluster_id", "group", "main", "topic_id")
 
 
 def journeys_of(traces: DataFrame) -> DataFrame:
-    """Return one row for each failure id, by one shuffle and one sort; functions over arrays would cost far more."""
+    """Return one row for each failure id, by one shuffle and one sort; functions over arrays would cost far more.
+
+    A record that was skipped before it had failed or been held has none: it is in the workers' counts.
+    """
     identity = ["cluster_id", "group", "main", "failure_id"]  # their long prefixes are the same in all rows:
     whose = ["mark", *identity]  # a sort compares the first eight bytes without reading the row
     first = F.struct("epoch", "found_offset", "topic")
@@ -93,7 +96,8 @@ def _columns(steps: GroupedData) -> DataFrame:
         F.sum(F.greatest(F.lit(0).cast("long"), missing)).alias("missing"),
         F.sum(F.col("times") - 1).alias("copies"),
         F.min(F.when(has_failed, F.col("step.ended_ms"))).alias("first_failed_ms"),
-    )
+        F.min("rank").alias("first_rank"),
+    ).where((F.col("first_rank") < F.lit(len(STATIONS))) | (F.col("last.station") != F.lit("skipped")))
     station = F.col("last.station")
     is_pending = station.isin("held", "retry")
     found = {

@@ -160,3 +160,25 @@ async def test_lists_probe_and_are_all_done_after_an_outage() -> None:
         await pass_time(orders, 60_000)
         assert (sorted(service.done), orders.dead_letters, orders.waiting) == (names, [], {})
         await asyncio.sleep(0)
+
+
+async def test_rows_that_were_put_aside_keep_to_the_rate_when_their_turn_comes() -> None:
+    """They are retries, one behind the other."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s 1h", concurrency=9) as orders:
+        for value in (b"1", b"2", b"3"):
+            await orders.send(value, key=b"a")
+            gate.let(value, BankDownError())
+            await orders.settle()
+    gate = Gate()
+    options = {"order": Order.KEY, "rate_limit": parse_rate("1/s"), "transport": orders.transport}
+    async with MemoryPartition(gate, "1s 1h", **options) as orders:
+        await pass_time(orders, 5_500)
+        assert gate.started == [b"1"]
+        gate.let_all()
+        await orders.settle()
+        done = [len(gate.done)]
+        for _ in range(2):
+            await pass_time(orders, 1_000)
+            done.append(len(gate.done))
+        assert done in ([1, 2, 3], [2, 3, 3])
