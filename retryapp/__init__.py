@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from retryapp.core.http import http_errors
     from retryapp.core.policy import RetryPolicy
     from retryapp.core.rules import non_retryable, retryable, skippable
-    from retryapp.core.schedule import exp, fixed, sequence
+    from retryapp.core.schedule import exp, fixed, forever, sequence
     from retryapp.core.verdicts import Reject, RetryLater, Skip
     from retryapp.retries import Delivery, Retries
 
@@ -33,6 +33,7 @@ __all__ = [
     "Skip",
     "exp",
     "fixed",
+    "forever",
     "http_errors",
     "non_retryable",
     "retryable",
@@ -53,6 +54,7 @@ _HOME = {
     "Skip": "retryapp.core.verdicts",
     "exp": "retryapp.core.schedule",
     "fixed": "retryapp.core.schedule",
+    "forever": "retryapp.core.schedule",
     "http_errors": "retryapp.core.http",
     "non_retryable": "retryapp.core.rules",
     "retryable": "retryapp.core.rules",

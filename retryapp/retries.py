@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import faust
 
@@ -133,6 +133,7 @@ class Retries:
         rate_limit: str | None = None,
         max_concurrent: int | None = None,
         circuit: CircuitBreaker | None = None,
+        dead_letters: Literal["topic", "drop"] = "topic",
     ) -> Callable[[F], F]:
         """Declare the handler of a main topic.
 
@@ -151,7 +152,8 @@ class Retries:
                 one topic, and one record to it for each record that is received.
             order: `none` (default): records that wait delay no other. `key`: records of a key run in the order of the
                 topic, each after the end of the one before; those behind one that failed wait, undelivered, and other
-                keys go on. `partition`: the same for all records of a partition, which stops until then.
+                keys go on. `partition`: the same for all records of a partition, which stops until then. `latest`: a
+                newer record of a key replaces the one that waits.
             publishes: topics that the function publishes to. A start checks that they exist, `plan` and `doctor` list
                 them and the rights that they need, and a circle of handlers is refused.
             batch: `Batch(size=100, wait="50ms")`: the function takes a list of up to so many values of one partition,
@@ -161,6 +163,8 @@ class Retries:
             max_concurrent: runs of retries at once per worker, if not as many as `concurrency`.
             circuit: `CircuitBreaker()` takes many different records that fail for an outage: no attempts are spent, a
                 few records probe, and the rest waits.
+            dead_letters: `topic` (default), or `drop`: there is no dead-letter topic, and what would be dead is
+                discarded, with a `discarded` event that says why.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -173,51 +177,104 @@ class Retries:
             PublishCircleError: handlers would publish to each other's main topics in a circle.
             InvalidSettingError: an argument is out of range.
         """
-        chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
-        if isinstance(publishes, str):
-            raise InvalidSettingError("publishes", publishes, f"a list of topics: publishes=[{publishes!r}]")
-        if concurrency < 1:
-            raise InvalidSettingError("concurrency", concurrency, "at least 1")
+        if dead_letters not in {"topic", "drop"}:
+            raise InvalidSettingError("dead_letters", dead_letters, "one of topic, drop")
         if max_in_flight < concurrency:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
         if max_crashes < 1:
             raise InvalidSettingError("max_crashes", max_crashes, "at least 1")
-        if max_concurrent is not None and max_concurrent < 1:
-            raise InvalidSettingError("max_concurrent", max_concurrent, "at least 1")
+        if max_concurrent is not None and (type(max_concurrent) is not int or max_concurrent < 1):
+            raise InvalidSettingError("max_concurrent", max_concurrent, "a whole number, at least 1")
         rate = None if rate_limit is None else parse_rate(rate_limit)
         try:
             kept = Order(order)
         except ValueError:
             raise InvalidSettingError("order", order, "one of " + ", ".join(Order)) from None
+        if tiers not in list(Tiers):
+            raise InvalidSettingError("tiers", tiers, "one of " + ", ".join(Tiers))
+        for name, given, kind in (("batch", batch, Batch), ("circuit", circuit, CircuitBreaker)):
+            if given is not None and not isinstance(given, kind):  # callers without type checks pass anything here
+                raise InvalidSettingError(name, given, f"a {kind.__name__}(...), or None")
+        if isinstance(value, str):
+            raise InvalidSettingError("value", value, "a type, not its name: bytes, dict for JSON, a pydantic model")
         rule = rule_of(deduplicate)
+        return self._declare(
+            topic,
+            policy,
+            {"tiers": Tiers(tiers), "publishes": publishes, "drop": dead_letters == "drop"},
+            value_type=value,
+            concurrency=concurrency,
+            max_in_flight=max_in_flight,
+            max_crashes=max_crashes,
+            rate_limit=rate,
+            max_concurrent=max_concurrent,
+            circuit=circuit,
+            deduplicate=rule,
+            order=kept,
+            batch=batch,
+        )
+
+    def dead_letters(
+        self,
+        topic: str,
+        *,
+        policy: RetryPolicy | str,
+        named: str | None = None,
+        value: Any = bytes,
+        concurrency: int = 1,
+        publishes: Sequence[str] = (),
+    ) -> Callable[[F], F]:
+        """Declare a handler of the dead letters of a handler, which is declared before.
+
+        It takes each dead letter's value, and a `Delivery` whose `letter` says why the record died. A letter that it
+        is done with is marked as handled; one that it fails for good stays where it is, marked as failed.
+
+        Args:
+            topic: the main topic of that handler.
+            policy: when and whether a letter is tried again after a failure; or its text.
+            named: the dead-letter topic of a rule (`dead_letters="invalid"`); None: the usual one.
+            value: what the function takes, as of `handler`.
+            concurrency: runs at once per worker; retries have as many of their own.
+            publishes: topics that the function publishes to, as of `handler`.
+
+        Raises:
+            InvalidSettingError: there is no such handler, or it has no such dead-letter topic; and as `handler`.
+        """
+        of = next((known for known in self.topologies if known.main == topic), None)
+        if of is None:
+            raise InvalidSettingError("dead_letters", topic, "the main topic of a handler that is declared before")
+        if (letters := of.dlq_named(named)) not in of.dlqs:
+            known = ", ".join(of.dlqs) or "none"
+            raise InvalidSettingError("named", named, f"a dead-letter topic of the handler of {topic}: {known}")
+        facts = {"publishes": publishes, "drop": True, "letters_of": topic}
+        return self._declare(letters, policy, facts, value_type=value, concurrency=concurrency)
+
+    def _declare(
+        self, main: str, policy: RetryPolicy | str, names: Mapping[str, Any], **settings: Any
+    ) -> Callable[[F], F]:
+        chosen = policy if isinstance(policy, RetryPolicy) else RetryPolicy.parse(policy)
+        publishes, rule = names["publishes"], settings.get("deduplicate")
+        if isinstance(publishes, str):
+            raise InvalidSettingError("publishes", publishes, f"a list of topics: publishes=[{publishes!r}]")
+        if settings["concurrency"] < 1:
+            raise InvalidSettingError("concurrency", settings["concurrency"], "at least 1")
+        if names["drop"] and chosen.dead_letters:
+            named = ", ".join(chosen.dead_letters)
+            raise InvalidSettingError("dead_letters", named, "no names in rules: this handler has no dead-letter topic")
 
         def declare(function: F) -> F:
             topology = HandlerTopology(
                 group=self.app.conf.id,
-                main=topic,
-                tiers=Tiers(tiers),
+                main=main,
                 delays_ms=chosen.delays_ms,
                 dead_letters=chosen.dead_letters,
                 seen_window_ms=None if rule is None else rule.window_ms,
-                publishes=tuple(dict.fromkeys(publishes)),
+                **{**names, "publishes": tuple(dict.fromkeys(publishes))},
             )
             handler = Handler(
-                function=function,
-                topology=topology,
-                policy=chosen,
-                value_type=value,
-                concurrency=concurrency,
-                max_in_flight=max_in_flight,
-                max_crashes=max_crashes,
-                rate_limit=rate,
-                max_concurrent=max_concurrent,
-                circuit=circuit,
-                deduplicate=rule,
-                order=kept,
-                batch=batch,
-                destinations=self._destinations,
+                function=function, topology=topology, policy=chosen, destinations=self._destinations, **settings
             )
-            others = [known for known in self.topologies if known.main != topic]
+            others = [known for known in self.topologies if known.main != main]
             check_names([*others, topology])
             self._runtime.serve(handler)
             return function

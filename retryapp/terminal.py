@@ -147,6 +147,11 @@ def _figures_table(figures: HandlerFigures, now_ms: int) -> Table:
     return table
 
 
+def _circuit_text(lane: Mapping[str, Any]) -> str:
+    circuit = lane.get("circuit")
+    return "" if circuit in {None, "closed"} else f"[red], circuit {escape(circuit)}[/]"
+
+
 def _lanes_table(group: Group) -> Table:
     table = Table("worker", "topic", box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in ("part", "lane", "since", *_NUMBERS):
@@ -159,7 +164,7 @@ def _lanes_table(group: Group) -> Table:
             escape(lane["worker"].removeprefix("http://")),
             escape(lane["main"]),
             str(lane["partition"]),
-            f"[{_STATE_STYLES.get(state, 'dim')}]{escape(state)}[/]",
+            f"[{_STATE_STYLES.get(state, 'dim')}]{escape(state)}[/]{_circuit_text(lane)}",
             "-" if since_ms is None else length_text(max(0, group.now_ms - since_ms)),
             *("-" if number is None else f"{number:,}" for number in numbers),
             escape(lane.get("last_error") or ""),

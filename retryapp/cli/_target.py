@@ -13,7 +13,7 @@ from retryapp.cli._options import Place
 from retryapp.core.errors import DamagedMetadataError, InvalidSettingError
 from retryapp.core.record import Origin, parse_failure_id
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import GroupMissingError, KafkaAdmin, KafkaConnection, find_handlers
+from retryapp.kafka import GroupMissingError, KafkaAdmin, KafkaConnection, find_handlers, with_dead_letters
 
 REACH_S: Final = 5.0
 WHERE: Final = "say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME"
@@ -44,9 +44,9 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
     connection = connect(place.broker, place.client_config)
     admin = reach(connection)
     if place.topic is not None:
-        topology = HandlerTopology(group=place.group, main=place.topic)
-        if {topology.dlq, topology.pending_changelog} & set(admin.topic_names()):
-            return Target(connection, (topology,))
+        topology, names = HandlerTopology(group=place.group, main=place.topic), set(admin.topic_names())
+        if {topology.dlq, topology.pending_changelog} & names:
+            return Target(connection, (with_dead_letters(topology, names),))
     handlers = find_handlers(admin, place.group)
     if not handlers:
         raise GroupMissingError(place.group, connection.bootstrap)

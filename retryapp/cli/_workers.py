@@ -190,4 +190,5 @@ def _lanes(worker: _Worker) -> Iterable[Mapping[str, Any]]:
     for main, partitions in worker.partitions.items():
         for item in partitions:
             if item["is_here"]:
-                yield {"main": main, "worker": worker.url, **{name: item[name] for name in _LANE}}
+                circuit = item.get("circuit")  # pages of earlier builds have none
+                yield {"main": main, "worker": worker.url, "circuit": circuit, **{name: item[name] for name in _LANE}}

@@ -12,7 +12,7 @@ from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.classify import DeadReason
 from retryapp.lookup.payloads import payload_of
-from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, original_value
+from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, marks_of, original_value
 from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
@@ -21,6 +21,7 @@ COLUMNS: Final = {
     "attempts": "attempt",
     "dead since": "dead_ms",
     "last error": "error_type",
+    "mark": "mark",
 }
 
 
@@ -38,7 +39,7 @@ def command() -> None:
 @click.option("--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only with this reason.")
 @json_option
 def list_(*, place: Place, partition: int | None, reason: str | None, limit: int, as_json: bool) -> ExitCode:
-    """List dead letters, the latest first.
+    """List dead letters, the latest first, with the mark of their handler: handled, skipped or failed.
 
     \b
     Examples:
@@ -73,7 +74,8 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
       retryapp dead show -A billing billing/orders@kq8G0bTz/3/1042
       retryapp dead show --broker localhost:9092 billing/orders@kq8G0bTz/3/1042 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    record = find_dead(*resolve_failure(place, failure_id))
+    connection, topology, origin = resolve_failure(place, failure_id)
+    record = find_dead(connection, topology, origin)
     if record is None:
         text = "has no dead letter: it is done, waits ('retryapp pending show'), or was deleted by retention"
         return show_missing(failure_id, text, as_json=as_json)
@@ -81,6 +83,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
         **dead_detail(dead_entry(record)),
         "dead_ms": record.timestamp_ms,
         "topic": record.topic,
+        "mark": marks_of(connection, topology).get((record.topic, record.partition, record.offset)),
         "key": payload_of(record.key),
         "value": payload_of(original_value(record.headers, record.value)),
     }

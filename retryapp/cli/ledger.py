@@ -17,7 +17,9 @@ from retryapp.runtime.machine.clock import SystemClock
 
 SHOWN_PROBLEMS: Final = 50
 """Problems listed for people; ``--json`` has all."""
-COLUMNS: Final = ("received", "done", "pending", "held", "dead", "skipped", "unknown", "lost")
+COLUMNS: Final = (
+    "received", "done", "pending", "held", "dead", "discarded", "skipped", "superseded", "unknown", "lost"
+)  # fmt: skip
 HEADINGS: Final = {"unknown": "unknown (expired)"}
 
 
@@ -32,7 +34,7 @@ HEADINGS: Final = {"unknown": "unknown (expired)"}
 )
 @json_option
 def command(*, place: Place, since: int | None, as_json: bool) -> ExitCode:
-    """Count what has become of every record that was received: done, pending, held, dead or skipped.
+    """Count what has become of every record that was received: done, pending, dead, skipped, and others.
 
     Reads the topics and the group's offsets and asks no worker. It may run while workers run, counts each partition at
     one moment, and changes nothing. Each discrepancy is listed with the place where its record was last found.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import wraps
 from itertools import groupby
@@ -106,7 +106,8 @@ def command(
         raise click.UsageError(f"{'--publishes' if publishes else '--principal'} goes with --acls")
     plan = plan_topics(reach(application.connection), application.topologies, options)
     paces = {handler.main: handler.pace for handler in application.handlers if handler.pace}
-    emit({**plan_facts(plan), "paces": paces}, plan_text(plan, why=why, paces=paces), as_json=as_json)
+    manners = {handler.main: (f"policy {handler.policy.text}", *handler.manner) for handler in application.handlers}
+    emit({**plan_facts(plan), "paces": paces}, plan_text(plan, why=why, manners=manners), as_json=as_json)
     return ExitCode.FINDING if plan.refused else ExitCode.FINE
 
 
@@ -160,12 +161,12 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan, *, why: bool, paces: Mapping[str, str] | None = None) -> str:
+def plan_text(plan: Plan, *, why: bool, manners: Mapping[str, Sequence[str]] | None = None) -> str:
     """Return a plan for people."""
     parts = [f"{plan.bootstrap}, {plan.brokers} broker{'s' if plan.brokers != 1 else ''}"]
     for (group, main), steps in groupby(plan.steps, key=lambda step: (step.group, step.main)):
         parts += ["", f"handler of {main} in group {group}"]
-        parts += [paces[main]] if paces and main in paces else []
+        parts += (manners or {}).get(main, ())
         parts += ["", _topics(list(steps))]
     if why:
         parts += ["", _reasons(plan)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from retryapp.core.durations import parse_duration_ms
+from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidSettingError
 
 MAX_SIZE: Final = 10_000
@@ -34,3 +34,8 @@ class Batch:
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
             raise InvalidSettingError("batch size", size, f"a whole number from 1 to {MAX_SIZE}")
         object.__setattr__(self, "wait_ms", parse_duration_ms(self.wait))
+
+    @property
+    def text(self) -> str:
+        """Both, for people."""
+        return f"up to {self.size} records, gathered for {format_duration_ms(self.wait_ms)}"

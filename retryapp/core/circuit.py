@@ -92,10 +92,12 @@ class CircuitBreaker:
         """Validate the fields; all are for each partition."""
         if not 0 < failure_ratio <= 1:
             raise InvalidSettingError("failure_ratio", failure_ratio, "over 0, and 1 at most")
-        if minimum_calls < _LEAST_FAILED:
-            raise InvalidSettingError("minimum_calls", minimum_calls, "at least 2: one record is no outage")
-        if probes < 1:
-            raise InvalidSettingError("probes", probes, "at least 1")
+        if type(minimum_calls) is not int or minimum_calls < _LEAST_FAILED:
+            raise InvalidSettingError(
+                "minimum_calls", minimum_calls, "a whole number, at least 2: one record is no outage"
+            )
+        if type(probes) is not int or probes < 1:
+            raise InvalidSettingError("probes", probes, "a whole number, at least 1")
         object.__setattr__(self, "failure_ratio", failure_ratio)
         object.__setattr__(self, "sampling_ms", parse_duration_ms(sampling))
         object.__setattr__(self, "minimum_calls", minimum_calls)
@@ -112,8 +114,9 @@ class CircuitBreaker:
             for name in ("sampling", "break_for", "max_open", "ramp")
         }
         return (
-            f"opens at {self.failure_ratio:g} of {self.minimum_calls} records in {times['sampling']}, for "
-            f"{times['break_for']}; {self.probes} probes; ramp {times['ramp']}; free for {times['max_open']}"
+            f"opens for {times['break_for']} when {self.failure_ratio:g} of {self.minimum_calls} or more records "
+            f"fail in {times['sampling']}; {self.probes} probes; ramp {times['ramp']}; "
+            f"attempts free for {times['max_open']}"
         )
 
 

@@ -4,7 +4,7 @@ The first answer wins:
 
 1. The record needs no handling: skipped.
 2. The failure itself is final (non-retryable, rejected, undecodable): dead.
-3. The attempts, or the delays of the schedule that applies, are used up: dead, ``exhausted``.
+3. The attempts, or the delays of the schedule that applies, are used up: dead, ``exhausted``. Never if it is endless.
 4. The next wait would end after ``max_elapsed`` from the first failure: dead, ``expired``, without waiting.
 5. Else again: at now plus the schedule's jittered delay, or plus the wait that the handler asked for.
 
@@ -81,7 +81,7 @@ def decide(
     if failure.reason_if_dead is not None:
         return Dead(failure.reason_if_dead, None if rule is None else rule.dead_letters)
     schedule = policy.schedule if rule is None or rule.schedule is None else rule.schedule
-    if attempt >= policy.max_attempts or failures > schedule.retries:
+    if not schedule.follows(failures) or (policy.max_attempts is not None and attempt >= policy.max_attempts):
         return Dead(DeadReason.EXHAUSTED)
     asked = failure.retry_after_ms
     delay_ms = schedule.delay_ms(failures, rng) if asked is None else asked

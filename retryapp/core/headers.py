@@ -33,6 +33,8 @@ from retryapp.core.text import cut_tail, escape_text, unescape_text
 
 RETRY_VERSION: Final = "retry-version"
 RETRY_NULL_VALUE: Final = "retry-null-value"
+RETRY_NO_PAYLOAD: Final = "retry-no-payload"
+"""Only on retry topics: value and foreign headers are in the pending table, and on an earlier copy."""
 RETRY_GROUP: Final = "retry-group"
 RETRY_HANDLER: Final = "retry-handler"
 RETRY_ORIGIN: Final = "retry-origin"
@@ -68,7 +70,7 @@ OUR_HEADERS: Final = frozenset(
         RETRY_ATTEMPT, RETRY_DELIVERY, RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER,
         RETRY_RULE, RETRY_RULE_FAILURES, RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE,
         RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE, RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY,
-        RETRY_REPLAY_ID, RETRY_REPLAYS,
+        RETRY_REPLAY_ID, RETRY_REPLAYS, RETRY_NO_PAYLOAD,
     }
 )  # fmt: skip
 """All names that are ours in format version 1."""
@@ -125,6 +127,8 @@ def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
     yield RETRY_VERSION, b"%d" % md.version
     if md.null_value:
         yield RETRY_NULL_VALUE, b"1"
+    if md.no_payload:
+        yield RETRY_NO_PAYLOAD, b"1"
     yield RETRY_GROUP, _name(RETRY_GROUP, md.group)
     yield RETRY_HANDLER, _name(RETRY_HANDLER, md.handler)
     yield RETRY_ORIGIN, md.origin.text.encode("ascii")
@@ -249,6 +253,7 @@ class HeaderReader:
             replay_id=self.optional_name(RETRY_REPLAY_ID),
             replays=self.number(RETRY_REPLAYS) if RETRY_REPLAYS in self.found else 0,
             null_value=self.flag(RETRY_NULL_VALUE),
+            no_payload=self.flag(RETRY_NO_PAYLOAD),
         )
         _check(metadata)
         return metadata

@@ -28,7 +28,7 @@ from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.core.foreign import escape_names, name_bytes, shield, split_headers, strip, unshield
-from retryapp.core.headers import encode_metadata
+from retryapp.core.headers import RETRY_NO_PAYLOAD, encode_metadata
 from retryapp.core.metadata import (
     HELD,
     MAX_COUNT,
@@ -139,6 +139,11 @@ def to_tier(record: Record, *, topology: HandlerTopology, metadata: RetryMetadat
         value=value,
         headers=_foreign(record, topology) + encode_metadata(marked),
     )
+
+
+def without_payload(copy: Outgoing) -> Outgoing:
+    """Return a copy without value and foreign headers: tries without end would publish them again and again."""
+    return replace(copy, value=b"", headers=(*split_headers(copy.headers)[1], (RETRY_NO_PAYLOAD, b"1")))
 
 
 def _tier_ms(metadata: RetryMetadata, due_at_ms: int) -> int:

@@ -7,6 +7,10 @@ kind           sent when                                              record key
 ``skipped``    a record was passed over: a duplicate, or as the       failure id
                handler or a rule said
 ``held``       a record waits for earlier ones of its sequence         failure id
+``discarded``  what would be dead has no dead-letter topic             failure id
+``failed``     the same of a dead letter, which stays where it is      failure id
+``handled``    a handler of dead letters is done with one              failure id
+``superseded`` a newer record of its key has replaced it              failure id
 ``policy``     a worker starts with this policy                       ``policy:{group}/{main}``
 ``progress``   at most 60 s apart, per partition of the main topic    ``progress:{group}/{main}/{p}``
 ``circuit``    the circuit of a partition has changed its state       ``circuit:{group}/{main}/{p}``
@@ -49,12 +53,23 @@ class LifecycleEvent(BaseModel, ABC):
         return self.model_dump_json().encode("utf-8")
 
 
-class Succeeded(LifecycleEvent):
+class RecordEvent(LifecycleEvent, ABC):
+    """What events of one record have in common."""
+
+    kind: str
+    failure_id: str
+    origin: str
+
+    @property
+    def key(self) -> bytes:
+        """The failure id."""
+        return self.failure_id.encode("utf-8")
+
+
+class Succeeded(RecordEvent):
     """A delivery succeeded after at least one failure."""
 
     kind: Literal["succeeded"] = "succeeded"
-    failure_id: str
-    origin: str
     replays: Count = 0
     """How often the record was replayed; attempts count anew in each."""
     attempt: Annotated[int, Field(ge=1)]
@@ -65,18 +80,11 @@ class Succeeded(LifecycleEvent):
     lateness_ms: Count
     """Begin minus due time."""
 
-    @property
-    def key(self) -> bytes:
-        """The failure id."""
-        return self.failure_id.encode("utf-8")
 
-
-class Skipped(LifecycleEvent):
+class Skipped(RecordEvent):
     """A record was skipped: an earlier record was the same event, or the handler or a rule said so."""
 
     kind: Literal["skipped"] = "skipped"
-    failure_id: str
-    origin: str
     why: str = "duplicate"
     """``duplicate``, or the text of ``Skip``, or of the error that a rule skips."""
     first_offset: Count | None = None
@@ -89,24 +97,52 @@ class Skipped(LifecycleEvent):
     """The rule that skipped it."""
     at_ms: EpochMs
 
-    @property
-    def key(self) -> bytes:
-        """The failure id."""
-        return self.failure_id.encode("utf-8")
 
-
-class Held(LifecycleEvent):
+class Held(RecordEvent):
     """A record waits, undelivered, for an earlier one of its sequence; what becomes of it follows."""
 
     kind: Literal["held"] = "held"
-    failure_id: str
-    origin: str
     at_ms: EpochMs
 
-    @property
-    def key(self) -> bytes:
-        """The failure id."""
-        return self.failure_id.encode("utf-8")
+
+class Discarded(RecordEvent):
+    """A record is dead, and its handler has no dead-letter topic: what a dead letter would say of it."""
+
+    kind: Literal["discarded", "failed"] = "discarded"
+    """``failed``: it is a dead letter itself, and stays on its topic."""
+    reason: str
+    error_type: str
+    error_message: str
+    fingerprint: str
+    rule: str | None = None
+    attempt: Count
+    delivery: Count
+    replays: Count = 0
+    policy: str
+    origin_timestamp_ms: int
+    first_failed_ms: EpochMs
+    started_ms: EpochMs
+    ended_ms: EpochMs
+
+
+class Handled(RecordEvent):
+    """A handler of dead letters is done with one."""
+
+    kind: Literal["handled"] = "handled"
+    at_ms: EpochMs
+
+
+class Superseded(RecordEvent):
+    """A newer record of its key has replaced a record that waited, or would have waited."""
+
+    kind: Literal["superseded"] = "superseded"
+    by_offset: Count
+    """Offset of the newer record, on the same partition."""
+    delivery: Count = 0
+    """Number of the delivery that ended last; 0: it was not delivered."""
+    attempt: Count = 0
+    replays: Count = 0
+    at_ms: EpochMs
 
 
 class PolicyUsed(LifecycleEvent):
@@ -143,7 +179,7 @@ class Progress(LifecycleEvent):
     first_try_ok: Count
     """Of these, done at their first delivery."""
     failed: Count
-    """Of these, failed at their first delivery."""
+    """Of these, failed at their first delivery, or superseded before it."""
     skipped: Count = 0
     """Of these, passed over without a delivery, or skipped at their first one."""
     held: Count = 0
@@ -179,11 +215,11 @@ class CircuitChanged(LifecycleEvent):
         return f"circuit:{self.group}/{self.main}/{self.partition}".encode()
 
 
-AnyEvent = Succeeded | Skipped | Held | PolicyUsed | Progress | CircuitChanged
+AnyEvent = Succeeded | Skipped | Held | Discarded | Handled | Superseded | PolicyUsed | Progress | CircuitChanged
 Event = Annotated[AnyEvent, Field(discriminator="kind")]
 
 VERSION: Final = 1
-KINDS: Final = frozenset(each.model_fields["kind"].default for each in get_args(AnyEvent))
+KINDS: Final = frozenset(kind for each in get_args(AnyEvent) for kind in get_args(each.model_fields["kind"].annotation))
 
 _ADAPTER: Final[TypeAdapter[AnyEvent]] = TypeAdapter(Event)
 

@@ -24,8 +24,8 @@ MAX_METADATA_BYTES: Final = 32 * 1_024
 """Bound of our headers, names and values: half of our topics' room over the main topic's limit."""
 MAX_EPOCH_MS: Final = 253_402_300_799_999
 """Latest instant in any header: the end of the year 9999."""
-MAX_COUNT: Final = 1_000_000
-"""Largest attempt, delivery, number of tries and of replays."""
+MAX_COUNT: Final = 2_000_000_000
+"""Largest attempt, delivery, number of tries and of replays; a count that reaches it stays there."""
 HELD: Final = "held"
 """Tier of a record that waits, undelivered, for earlier ones of its sequence; its attempt and delivery are 0."""
 NAMELESS: Final = "?"
@@ -94,6 +94,8 @@ class RetryMetadata:
     replays: int = 0
     null_value: bool = False
     """The original value was null; it travels as empty."""
+    no_payload: bool = False
+    """A copy without value and foreign headers; the row has them (`hops.without_payload`)."""
 
     @property
     def held(self) -> bool:

@@ -40,8 +40,8 @@ class RetryPolicy:
 
     schedule: Schedule
     """Waits after failures that no rule with a schedule of its own decides."""
-    max_attempts: int
-    """Deliveries in all, the first one included."""
+    max_attempts: int | None
+    """Deliveries in all, the first one included; None: a schedule is endless."""
     max_elapsed_ms: int | None
     """No wait may end later than this after the first failure, in milliseconds; None: no deadline."""
     on: tuple[Rule, ...]
@@ -66,10 +66,10 @@ class RetryPolicy:
         """Validate the fields.
 
         Args:
-            schedule: text (``"5m*2 30m*3 1h"``, ``"fixed(30s, 5)"``, ``"exp(1s, x2, cap=10m, jitter=0.2, 8)"``) or a
-                schedule.
+            schedule: text (``"5m*2 30m*3 1h"``, ``"fixed(30s, 5)"``, ``"exp(1s, x2, cap=10m, jitter=0.2, 8)"``,
+                ``"forever(10s)"``) or a schedule.
             max_attempts: deliveries in all. May be left out: one more than the longest schedule has delays. If no rule
-                has a schedule of its own it must be just that.
+                has a schedule of its own it must be just that. None with an endless schedule.
             max_elapsed: a record whose next wait would end later than this after its first failure is dead, reason
                 ``expired``; None: no deadline.
             on: rules from ``retryable(...)``, ``non_retryable(...)``, ``skippable(...)`` and ``http_errors()``,
@@ -160,6 +160,8 @@ def _hot(hot: str | Schedule, timeout_ms: int) -> Schedule:
         chosen = hot if isinstance(hot, Schedule) else parse_schedule(hot)
     except InvalidPolicyError as error:
         raise InvalidPolicyError("hot", hot, error.expected) from error
+    if chosen.endless:
+        raise InvalidPolicyError("hot", chosen.text, "tries in place have an end")
     waits_ms = sum(chosen.all_nominal_ms)
     if waits_ms >= timeout_ms:
         waits, timeout = format_duration_ms(min(waits_ms, MAX_DURATION_MS)), format_duration_ms(timeout_ms)
@@ -178,15 +180,18 @@ def _rules(on: Rules) -> Iterator[Rule]:
         yield from _rules(each)
 
 
-def _longest(schedules: Iterable[Schedule]) -> int:
-    return max(schedule.retries for schedule in schedules) + 1
+def _longest(schedules: Iterable[Schedule]) -> int | None:
+    several = tuple(schedules)
+    return None if any(each.endless for each in several) else max(each.retries for each in several) + 1
 
 
-def _attempts(given: int | None, schedule: Schedule, rules: tuple[Rule, ...]) -> int:
+def _attempts(given: int | None, schedule: Schedule, rules: tuple[Rule, ...]) -> int | None:
     own = [rule.schedule for rule in rules if rule.schedule is not None]
     attempts = _longest([schedule, *own])
     if given is None:
         return attempts
+    if attempts is None:
+        raise InvalidPolicyError("max_attempts", given, "none with a schedule without end; leave it out")
     number: object = given  # callers without type checks pass anything here
     if not own and (isinstance(number, bool) or number != attempts):
         raise InvalidPolicyError(

@@ -47,9 +47,9 @@ def salvage(
     The attempt is the header's, else the last of the history, else 1; the delivery is the header's, and no less. An
     unreadable origin becomes the coordinates of the damaged record.
     """
-    read = HeaderReader(_single(record.headers))
+    read = HeaderReader(single(record.headers))
     base = _neutral(record, read, group=group, topic_id=topic_id, policy_digest=policy_digest, now_ms=clamped(now_ms))
-    history: tuple[HistoryEntry, ...] = _try(read.history, ())
+    history: tuple[HistoryEntry, ...] = readable(read.history, ())
     attempt = _number(read, RETRY_ATTEMPT, history[-1].attempt if history else 1, MAX_COUNT)
     attempt = min(attempt if base.replays else max(1, attempt), MAX_COUNT)
     return replace(
@@ -62,7 +62,7 @@ def salvage(
         error_type=qualified_name(type(error)) or NAMELESS,
         error_message=str(error),
         history=history,
-        replay_id=_try(lambda: read.optional_name(RETRY_REPLAY_ID), None),
+        replay_id=readable(lambda: read.optional_name(RETRY_REPLAY_ID), None),
     )
 
 
@@ -78,7 +78,7 @@ def last_words(
     now_ms: int,
 ) -> RetryMetadata:
     """Return the minimal metadata of a dead letter, which can always be encoded: foreign text is cut to ASCII."""
-    read = HeaderReader(_single(record.headers))
+    read = HeaderReader(single(record.headers))
     attempt = min(_number(read, RETRY_ATTEMPT, 0, MAX_COUNT) + 1, MAX_COUNT)
     reason = f"{_plain(lambda: type(fault).__name__)}: {_plain(lambda: str(fault))}"
     return replace(
@@ -98,8 +98,10 @@ def _neutral(
     return RetryMetadata(
         group=group,
         handler=NAMELESS,
-        origin=_try(read.origin, here),
-        origin_timestamp_ms=clamped(_try(lambda: read.timestamp(RETRY_ORIGIN_TIMESTAMP_MS), record.timestamp_ms), -1),
+        origin=readable(read.origin, here),
+        origin_timestamp_ms=clamped(
+            readable(lambda: read.timestamp(RETRY_ORIGIN_TIMESTAMP_MS), record.timestamp_ms), -1
+        ),
         attempt=1,
         delivery=1,
         started_ms=now_ms,
@@ -111,7 +113,7 @@ def _neutral(
         reason=DeadReason.DAMAGED.value,
         fingerprint=DAMAGED_FINGERPRINT,
         replays=_number(read, RETRY_REPLAYS, 0, MAX_COUNT),
-        null_value=_try(lambda: read.flag(RETRY_NULL_VALUE), False),
+        null_value=readable(lambda: read.flag(RETRY_NULL_VALUE), False),
     )
 
 
@@ -122,7 +124,7 @@ def _plain(text_of: Callable[[], str]) -> str:
         return NAMELESS
 
 
-def _single(headers: Headers) -> dict[str, bytes]:
+def single(headers: Headers) -> dict[str, bytes]:
     """Keep headers of ours that occur once and are not null: of two that contradict each other neither counts."""
     ours = [(name, value) for name, value in headers if name in OUR_HEADERS]
     times = Counter(name for name, _ in ours)
@@ -130,11 +132,12 @@ def _single(headers: Headers) -> dict[str, bytes]:
 
 
 def _number(read: HeaderReader, header: str, neutral: int, most: int) -> int:
-    number = _try(lambda: read.number(header), neutral)
+    number = readable(lambda: read.number(header), neutral)
     return number if number <= most else neutral
 
 
-def _try(read: Callable[[], _T], neutral: _T) -> _T:
+def readable(read: Callable[[], _T], neutral: _T) -> _T:
+    """Return what is read, or the neutral value where that is damaged."""
     try:
         return read()
     except DamagedMetadataError:

@@ -1,10 +1,11 @@
 """Schedules: how long to wait after each failed attempt.
 
-A schedule of n delays means n + 1 attempts. Three ways to write one, each with a constructor and a text:
+A schedule of n delays means n + 1 attempts. Four ways to write one, each with a constructor and a text:
 
 * explicit sequence: ``sequence("5m", "5m", "1h")`` is ``5m*2 1h``
 * equal delays: ``fixed("30s", 5)`` is ``fixed(30s, 5)``, the sequence ``30s*5``
 * exponential: ``exp("1s", cap="10m", jitter=0.2, retries=8)`` is ``exp(1s, x2, cap=10m, jitter=0.2, 8)``
+* one delay, without end: ``forever("10s")`` is ``forever(10s)``
 
 Invariants: every delay is from 1 ms to ten years; jitter only shortens, so a cap is never exceeded. Constructors raise
 `InvalidPolicyError` (`InvalidDurationError` for a text that is no duration), which names the wrong field.
@@ -20,7 +21,7 @@ from datetime import timedelta
 from decimal import Decimal
 from functools import lru_cache
 from itertools import groupby
-from typing import Final
+from typing import ClassVar, Final
 
 from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError, shown
@@ -29,8 +30,8 @@ MAX_RETRIES: Final = 1_000
 MAX_MULTIPLIER: Final = 1_000.0
 _DECIMALS: Final = 6
 """Decimals kept of a factor or a share: text and constructor then agree."""
-_FORMS: Final = "write '5m*2 30m*3 1h', 'fixed(30s, 5)' or 'exp(1s, x2, cap=10m, jitter=0.2, 8)'"
-_CALL: Final = re.compile(r"(fixed|exp)\s*\((.*)\)", re.DOTALL)
+_FORMS: Final = "write '5m*2 30m*3 1h', 'fixed(30s, 5)', 'exp(1s, x2, cap=10m, jitter=0.2, 8)' or 'forever(10s)'"
+_CALL: Final = re.compile(r"(fixed|exp|forever)\s*\((.*)\)", re.DOTALL)
 _STEP: Final = re.compile(r"([^*]+)(?:\*([0-9]{1,6}))?")
 _COUNT: Final = re.compile(r"[0-9]{1,6}")
 _DECIMAL: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,30})?")
@@ -40,6 +41,8 @@ class Schedule(ABC):
     """The waits between the attempts at one record, before and after jitter."""
 
     __slots__ = ()
+    endless: ClassVar[bool] = False
+    """Whether the last delay goes on without end."""
 
     @property
     @abstractmethod
@@ -53,7 +56,7 @@ class Schedule(ABC):
 
     @property
     def retries(self) -> int:
-        """Number of delays: attempts after the first."""
+        """Number of delays: attempts after the first, unless it is endless."""
         return len(self.all_nominal_ms)
 
     @property
@@ -63,9 +66,13 @@ class Schedule(ABC):
 
     def nominal_ms(self, attempt: int) -> int:
         """Return the delay after a failed attempt, before jitter; raise `ValueError` if none follows that attempt."""
-        if not 1 <= attempt <= self.retries:
+        if not self.follows(attempt):
             raise ValueError(f"attempt={attempt}: delays follow attempts 1 to {self.retries}")
-        return self.all_nominal_ms[attempt - 1]
+        return self.all_nominal_ms[min(attempt, self.retries) - 1]
+
+    def follows(self, attempt: int) -> bool:
+        """Tell whether a delay follows a failed attempt."""
+        return attempt >= 1 and (self.endless or attempt <= self.retries)
 
     def delay_ms(self, attempt: int, rng: float) -> int:
         """Return the delay after a failed attempt, from 1 to ``nominal_ms(attempt)``; `rng` is from [0, 1)."""
@@ -156,6 +163,18 @@ class Exponential(Schedule):
         return self.jitter
 
 
+class Forever(Sequence):
+    """One delay, after every failed attempt."""
+
+    __slots__ = ()
+    endless: ClassVar[bool] = True
+
+    @property
+    def text(self) -> str:
+        """As ``forever(10s)``."""
+        return f"forever({format_duration_ms(self.delays_ms[0])})"
+
+
 @lru_cache(maxsize=256)
 def _growing(initial_ms: int, multiplier: float, cap_ms: int, count: int) -> tuple[int, ...]:
     delays: list[int] = []
@@ -198,6 +217,11 @@ def fixed(delay: str | timedelta, retries: int) -> Sequence:
     return Sequence((parse_duration_ms(delay),) * retries)
 
 
+def forever(delay: str | timedelta) -> Forever:
+    """Make a schedule of one delay without end, for handlers that keep order."""
+    return Forever((parse_duration_ms(delay),))
+
+
 def exp(
     initial: str | timedelta,
     *,
@@ -227,11 +251,15 @@ def parse_schedule(text: str) -> Schedule:
     given: object = text  # callers without type checks pass numbers here
     if not isinstance(given, str) or not given.strip():
         raise InvalidPolicyError("schedule", text, f"there is no delay; {_FORMS}")
+    if ";" in given:
+        raise InvalidPolicyError("schedule", text, "no ';' here: RetryPolicy.parse() takes a whole policy as text")
     call = _CALL.fullmatch(text.strip())
     try:
         if call is None:
             return _parse_sequence(text)
         parts = [part.strip() for part in call.group(2).split(",")]
+        if call.group(1) == "forever":
+            return forever(call.group(2))
         return _parse_fixed(text, parts) if call.group(1) == "fixed" else _parse_exp(text, parts)
     except InvalidDurationError as error:
         raise InvalidPolicyError("schedule", text, str(error)) from error

@@ -87,6 +87,10 @@ class HandlerTopology:
     """Names of further dead-letter topics, those of the policy's rules."""
     publishes: tuple[str, ...] = ()
     """Topics of others that the handler says that it publishes to."""
+    drop: bool = False
+    """It has no dead-letter topic: in place of a dead letter there is an event."""
+    letters_of: str | None = None
+    """Main topic of the handler whose dead-letter topic the main topic is: this one handles its dead letters."""
     retry_topics: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
     owned: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -138,7 +142,7 @@ class HandlerTopology:
     @property
     def dlqs(self) -> tuple[str, ...]:
         """All dead-letter topics."""
-        return (self.dlq, *map(self.dlq_named, self.dead_letters))
+        return () if self.drop else (self.dlq, *map(self.dlq_named, self.dead_letters))
 
     def dlq_named(self, name: str | None) -> str:
         """Return the dead-letter topic of this name; None: the usual one."""
@@ -225,15 +229,19 @@ def check_names(topologies: Iterable[HandlerTopology]) -> None:
         marks.add(mark)
         for name in topology.owned:
             _claim(claims, name, f"handler {mark}")
-    for main, group in {topology.main: topology.group for topology in known}.items():
-        other = claims.get(_collision_key(main))
-        if other is not None:
-            raise NameClashError(main, other[0], f"the main topic of group {group}", other[1])
+    for topology in known:
+        main, other = topology.main, claims.get(_collision_key(topology.main))
+        if other is not None and other != (main, f"handler {topology.group}+{topology.letters_of}"):
+            raise NameClashError(main, other[0], f"the main topic of group {topology.group}", other[1])
     for topology in known:
         for topic in topology.publishes:
             if (other := claims.get(_collision_key(topic))) is not None:
                 raise NameClashError(topic, other[0], f"the handler of {topology.main} (publishes=…)", other[1])
-    _refuse_circles({topology.main: topology.publishes for topology in known})
+    ways = {topology.main: topology.publishes for topology in known}
+    for topology in known:
+        if topology.letters_of is not None:  # what dies goes there by itself
+            ways[topology.letters_of] = (*ways.get(topology.letters_of, ()), topology.main)
+    _refuse_circles(ways)
 
 
 def _refuse_circles(publishes: Mapping[str, tuple[str, ...]]) -> None:
@@ -286,6 +294,9 @@ def topic_specs(
         **dict.fromkeys(topology.dlqs, (TopicRole.DLQ, dlq_retention_ms, letters)),
         topology.events: (TopicRole.EVENTS, events_retention_ms, "how long events wait for the archive"),
     }
+    if topology.letters_of is not None:  # a segment may keep a letter for so much longer
+        marks_ms = None if dlq_retention_ms is None else dlq_retention_ms + DEFAULT_EVENTS_RETENTION_MS
+        retentions[topology.events] = TopicRole.EVENTS, marks_ms, "what became of a letter, for longer than the letter"
     shape = _Shape(partitions, replication, main_max_message_bytes)
     records = tuple(shape.record_topic(name, *retention) for name, retention in retentions.items())
     window_ms = topology.seen_window_ms

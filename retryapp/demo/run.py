@@ -154,7 +154,7 @@ class _Demo:
             {flight_id: self._fates[flight_id] for flight_id in feeder.fed},
             self._visits,
             ledger,
-            delays_ms=[self._schedule.nominal_ms(n) for n in range(1, RetryPolicy(POLICY).max_attempts)],
+            delays_ms=self._schedule.all_nominal_ms,
             kills=int(self._killed_s is not None),
             seconds=time.monotonic() - self._began_s,
         )

@@ -77,7 +77,7 @@ def needed_acls(
     literal, prefixed = Pattern.LITERAL, Pattern.PREFIXED
     create = {"Create": "the application creates it when it is missing"} if create_main else {}
     acls = list(_acls(Resource.TOPIC, f"{group}.", prefixed, _OURS))
-    for main in sorted({topology.main for topology in topologies}):
+    for main in sorted({topology.main for topology in topologies if topology.letters_of is None}):
         acls += _acls(Resource.TOPIC, main, literal, {**create, **_MAIN})
     declared = [topic for topology in topologies for topic in topology.publishes]
     for topic in sorted({*declared, *publishes}):

@@ -43,9 +43,10 @@ def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
 
 
 def with_dead_letters(topology: HandlerTopology, names: Iterable[str]) -> HandlerTopology:
-    """Return the topology with all dead-letter topics that there are, of this policy or not."""
-    there = {name.removeprefix(f"{topology.dlq}.") for name in names if topology.is_dlq(name) and name != topology.dlq}
-    return replace(topology, dead_letters=(*topology.dead_letters, *there))
+    """Return the topology with all dead-letter topics that there are, of this policy or not, or with none."""
+    known = {name for name in names if topology.is_dlq(name)}
+    there = {name.removeprefix(f"{topology.dlq}.") for name in known - {topology.dlq}}
+    return replace(topology, dead_letters=(*topology.dead_letters, *there), drop=topology.dlq not in known)
 
 
 def _main(name: str, prefix: str, suffix: str) -> str:

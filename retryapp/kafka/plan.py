@@ -19,6 +19,7 @@ from retryapp.core.errors import TopicMismatchError, TopicMissingError
 from retryapp.core.topology import (
     DEFAULT_DLQ_RETENTION_MS,
     DEFAULT_DOWNTIME_MS,
+    METADATA_ROOM_BYTES,
     HandlerTopology,
     TopicSpec,
     check_names,
@@ -154,7 +155,7 @@ def plan_topics(
     """
     check_names(topologies)
     cluster = admin.cluster()
-    states = admin.describe_topics(name for topology in topologies for name in (topology.main, *topology.owned))
+    states = admin.describe_topics({name for topology in topologies for name in (topology.main, *topology.owned)})
     mains = {topology.main for topology in topologies}
     published = {topic for topology in topologies for topic in topology.publishes if topic not in mains}
     others = admin.describe_topics(published, tolerant=True) if published else {}
@@ -188,16 +189,21 @@ def plan_handler(
 
     Ours cannot be planned while the main topic is missing.
     """
-    main = states.get(topology.main)
+    main = states.get(topology.letters_of or topology.main)
     partitions = main.partitions if main is not None else options.create_main_partitions
-    main_config = {} if main is None else main.config
-    yield _main_step(topology, main, partitions)
+    main_config, room = {} if main is None else main.config, 0
+    if topology.letters_of is None:
+        yield _main_step(topology, main, partitions)
+    elif (letters := states.get(topology.main)) is not None:
+        partitions, main_config = max(partitions or 1, letters.partitions), letters.config
+    else:
+        room = METADATA_ROOM_BYTES  # the other handler's steps create it
     if partitions is None:
         return
     specs = topic_specs(
         topology,
         partitions=partitions,
-        main_max_message_bytes=int(main_config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES)),
+        main_max_message_bytes=int(main_config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES)) + room,
         replication=_copies(main, cluster),
         dlq_retention_ms=options.dlq_retention_ms,
     )

@@ -32,6 +32,9 @@ _STATION_TEXTS: Final = {
     Station.DEAD: "dead-letter topic, attempt {} failed",
     Station.SUCCEEDED: "events topic, attempt {} succeeded",
     Station.SKIPPED: "events topic, skipped at attempt {}",
+    Station.DISCARDED: "events topic, discarded at attempt {}",
+    Station.FAILED: "events topic, attempt {} at the dead letter failed",
+    Station.SUPERSEDED: "events topic, superseded after attempt {}",
 }
 
 
@@ -46,8 +49,12 @@ class Balance:
     held: int = 0
     """Not delivered yet: they wait for earlier records of their sequences."""
     dead: int = 0
+    discarded: int = 0
+    """Dead, without a dead-letter topic."""
     skipped: int = 0
     """Duplicates of an earlier event, and what the handler or a rule skipped."""
+    superseded: int = 0
+    """Replaced by newer records of their keys."""
     unknown: int = 0
     """Records whose fate the topics no longer contain."""
     lost: int = 0
@@ -84,6 +91,7 @@ class PartitionCount:
         self._nobody: list[tuple[Trace, str]] = []
         self._ranges: list[_Range] = []
         self._damaged: list[tuple[int, int]] = []
+        self._damage = "dead"
         self._fates: dict[int, Fate] = {}
         self._offsets: list[int] = []
         self._skipped: list[int] = []
@@ -102,6 +110,7 @@ class PartitionCount:
                 self._traces[told.offset] = self._traces.get(told.offset, b"") + pack(told.trace)
                 if told.last_offset > told.offset:
                     self._damaged.append((told.offset, told.last_offset))
+                    self._damage = "discarded" if told.trace.station is Station.DISCARDED else "dead"
         elif self._start == 0:
             former = told.topic_id, told.offset
             self._traces[former] = self._traces.get(former, b"") + pack(told.trace)
@@ -161,7 +170,7 @@ class PartitionCount:
         fine = False
         if self._fates.pop(offset, None) is None:
             if self._is_damaged(offset):
-                balance.dead += 1
+                setattr(balance, self._damage, getattr(balance, self._damage) + 1)
             elif fine := kept_since(self._shown_from_ms, timestamp_ms):
                 balance.done += 1
             else:
@@ -259,7 +268,7 @@ class PartitionCount:
     def _add(self, journey: Journey) -> None:
         name, last = journey.fate.name.lower(), journey.last
         setattr(self.balance, name, getattr(self.balance, name) + 1)
-        self.balance.recovered += journey.fate is Fate.DONE and (last.attempt > 1 or last.replays > 0)
+        self.balance.recovered += journey.fate is Fate.DONE and last.delivery > 1  # in an outage none spends an attempt
 
     def _is_damaged(self, offset: int) -> bool:
         return any(first <= offset <= last for first, last in self._damaged)
@@ -276,7 +285,10 @@ def station_text(trace: Trace) -> str:
     if trace.station is Station.SKIPPED and not trace.delivery:
         return "events topic, skipped as a duplicate"
     again = f", replay {trace.replays}" if trace.replays else ""
-    return _STATION_TEXTS[trace.station].format(trace.attempt) + again
+    where = _STATION_TEXTS[trace.station]
+    if not trace.attempt:
+        where = where.replace("attempt {} failed", "no attempt spent")
+    return where.format(trace.attempt) + again
 
 
 def total(balances: Collection[Balance]) -> Balance:

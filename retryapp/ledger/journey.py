@@ -4,7 +4,9 @@ A record goes
 
     main ─► retry copy + row ─► retry copy + row ─► … ─► succeeded | dead        dead ─► retry copy + row (a replay)
     main ─► dead, or skipped (a duplicate, or by the handler or a rule: then also after any retry copy)
+    main ─► discarded, as dead, where there is no dead-letter topic; or failed, where it is a dead letter itself
     main ─► held row ─► as from main            (it waits for earlier records of its sequence)
+    main, retry copy, row ─► superseded         (a newer record of its key has replaced it)
 
 and each arrow is one transaction, so at any cut it is at one station. The table says which: its rows are those of the
 moment (`bounds`), and all other topics are read a little further.
@@ -47,7 +49,9 @@ class Fate(StrEnum):
     HELD = "held"
     """Not delivered yet: it waits for earlier records of its sequence."""
     DEAD = "dead"
+    DISCARDED = "discarded"
     SKIPPED = "skipped"
+    SUPERSEDED = "superseded"
     UNKNOWN = "unknown (expired)"
     """The topics no longer keep what would show it."""
     LOST = "lost"
@@ -126,7 +130,7 @@ class Cut:
     def shown_from_ms(self) -> float:
         """Time from which every failure has left a trace: its first copy is kept, or whatever it has come to."""
         topics, kept = self.topics, self.kept_from_ms
-        letters = max(kept[topic] for topic in topics.dlqs)
+        letters = max((kept[topic] for topic in topics.dlqs), default=kept[topics.events])  # else ends are events
         return max(letters, min(kept[topics.events], max(kept[topic] for topic in topics.retry)))
 
     def whole(self, topics: Iterable[int]) -> bool:
@@ -153,9 +157,16 @@ _FATES: Final = {
     Station.DEAD: Fate.DEAD,
     Station.SUCCEEDED: Fate.DONE,
     Station.SKIPPED: Fate.SKIPPED,
+    Station.DISCARDED: Fate.DISCARDED,
+    Station.FAILED: Fate.DEAD,
+    Station.SUPERSEDED: Fate.SUPERSEDED,
 }
 
-_FIRST_ENDS: Final = {(1, Station.DEAD), (0, Station.SKIPPED), (1, Station.SKIPPED)}
+_FIRST_ENDS: Final = {
+    (0, Station.SKIPPED),
+    (0, Station.SUPERSEDED),
+    *((1, end) for end in _FATES if end > Station.ROW and end is not Station.SUCCEEDED),
+}
 """Steps that need none before them."""
 
 
@@ -190,7 +201,7 @@ def _placed(loose: Trace, copies: Sequence[Trace]) -> Trace:
     before = [t for t in copies if t.station is Station.RETRY and t.timestamp_ms <= loose.timestamp_ms]
     if not before:
         return loose
-    last, ended = before[-1], loose.station is Station.DEAD
+    last, ended = before[-1], loose.station is not Station.ROW
     return loose._replace(delivery=last.delivery + ended, attempt=last.attempt + ended, replays=last.replays)
 
 
@@ -205,7 +216,7 @@ def _way(traces: Iterable[Trace]) -> tuple[list[Trace], list[Trace]]:
 
 def _may_follow(at: Trace, trace: Trace) -> bool:
     if at.station in _GOES_ON:  # one delivery has one outcome
-        return trace.delivery > at.delivery or trace.station is Station.ROW
+        return trace.delivery > at.delivery or trace.station in (Station.ROW, Station.SUPERSEDED)
     return at.station is Station.DEAD and trace.replays > at.replays
 
 
@@ -232,6 +243,8 @@ def _is_next(before: Trace, trace: Trace) -> bool:
         new = before.delivery + 1, before.replays + 1, 0, Station.RETRY
         return (trace.delivery, trace.replays, trace.attempt, trace.station) == new
     ended = int(trace.station is not Station.ROW)
+    if trace.station is Station.SUPERSEDED:  # as it waited, or as it failed
+        ended = int(trace.delivery > before.delivery)
     is_whole = (trace.delivery, trace.replays) == (before.delivery + ended, before.replays)
     return is_whole and before.station in _GOES_ON and 0 <= trace.attempt - before.attempt <= ended
 

@@ -15,6 +15,7 @@ import re
 import struct
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from retryapp.core.classify import DeadReason
@@ -29,10 +30,11 @@ from retryapp.core.headers import (
     RETRY_REPLAYS,
     HeaderReader,
 )
-from retryapp.core.lifecycle import Held, Progress, Skipped, Succeeded, decode_event
+from retryapp.core.lifecycle import Discarded, Held, Progress, Skipped, Succeeded, Superseded, decode_event
 from retryapp.core.metadata import MAX_COUNT
 from retryapp.core.record import Headers, Origin, Record, parse_failure_id
 from retryapp.core.rows import decode_row, identity_of, origin_offset
+from retryapp.core.salvage import readable
 
 _PACKED: Final = struct.Struct("<IBBIIqq")
 _LOOSE: Final = 0x80
@@ -50,6 +52,12 @@ class Station(IntEnum):
     SUCCEEDED = 4
     SKIPPED = 5
     """Skipped: as a duplicate, without a delivery, so number 0; or by the delivery of that number."""
+    DISCARDED = 6
+    """Dead, without a dead-letter topic."""
+    FAILED = 7
+    """A dead letter whose handler gave up; it stays where it is."""
+    SUPERSEDED = 8
+    """Replaced by a newer record: while it waited, or as its last delivery failed."""
 
 
 class Trace(NamedTuple):
@@ -165,7 +173,7 @@ def told_by_event(record: Record, topics: Topics) -> Told | Progress | None:
     event = decode_event(record.value or b"")
     if isinstance(event, Progress):
         return event if event.main == topics.main and event.group == topics.group else None
-    if not isinstance(event, (Succeeded, Skipped, Held)):
+    if not isinstance(event, (Succeeded, Skipped, Held, Discarded, Superseded)):
         return None
     try:
         group, origin = parse_failure_id(event.failure_id)
@@ -174,10 +182,14 @@ def told_by_event(record: Record, topics: Topics) -> Told | Progress | None:
     if isinstance(event, Held):
         trace = Trace(0, Station.HELD, topics.events, 0, 0, record.offset, record.timestamp_ms)
         return _named(group, origin, record.partition, trace, topics)
-    station = Station.SUCCEEDED if isinstance(event, Succeeded) else Station.SKIPPED
+    station = Station[event.kind.upper()]
     delivery, attempt, replays = (min(n, MAX_COUNT) for n in (event.delivery, event.attempt, event.replays))
-    trace = Trace(delivery, station, topics.events, attempt, replays, record.offset, record.timestamp_ms)
-    return _named(group, origin, record.partition, trace, topics)
+    damaged = isinstance(event, Discarded) and event.reason == DeadReason.DAMAGED
+    trace = Trace(delivery, station, topics.events, attempt, replays, record.offset, record.timestamp_ms, damaged)
+    told = _named(group, origin, record.partition, trace, topics)
+    if isinstance(event, Discarded) and damaged:
+        return replace(told, last_offset=_range(event.error_type, event.error_message, origin.offset))
+    return told
 
 
 def _told(headers: Headers, partition: int, station: Station, place: tuple[int, int, int], topics: Topics) -> Told:
@@ -198,7 +210,10 @@ def _told(headers: Headers, partition: int, station: Station, place: tuple[int, 
     except DamagedMetadataError as error:
         return Told(trace, nobody=f"its headers do not identify a record: {error}")
     told = _named(group, origin, partition, trace, topics)
-    return replace(told, last_offset=_range(read, origin.offset)) if damaged else told
+    if not damaged:
+        return told
+    kind, text = (readable(partial(read.text, header), "") for header in (RETRY_ERROR_TYPE, RETRY_ERROR_MESSAGE))
+    return replace(told, last_offset=_range(kind, text, origin.offset))
 
 
 def _named(group: str, origin: Origin, partition: int, trace: Trace, topics: Topics) -> Told:
@@ -211,12 +226,9 @@ def _named(group: str, origin: Origin, partition: int, trace: Trace, topics: Top
     return Told(trace, origin.topic_id, origin.offset)
 
 
-def _range(read: HeaderReader, first: int) -> int:
+def _range(error_type: str, message: str, first: int) -> int:
     """Return the last offset that a dead letter covers; only its text contains it."""
-    try:
-        if not read.text(RETRY_ERROR_TYPE).endswith(f".{UnreadableRecordsError.__name__}"):
-            return first
-        found = _RANGE.match(read.text(RETRY_ERROR_MESSAGE))
-    except DamagedMetadataError:
+    if not error_type.endswith(f".{UnreadableRecordsError.__name__}"):
         return first
+    found = _RANGE.match(message)
     return first if found is None or found[2] is None else int(found[2])

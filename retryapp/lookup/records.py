@@ -8,15 +8,17 @@ to fail.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from heapq import nlargest, nsmallest
 from typing import Any, NamedTuple
 
-from retryapp.core.errors import DamagedMetadataError, DamagedRowError
+from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
+from retryapp.core.lifecycle import Discarded, Handled, Skipped, decode_event
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Headers, Origin, Record, failure_id
+from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id, short_topic_id
 from retryapp.core.rows import PendingRow, decode_row, is_held, parse_row_key, row_due_ms, row_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic, with_dead_letters
@@ -201,10 +203,12 @@ def list_dead(
                     yield at, replace(record, value=None)  # lists show no payloads
 
     latest = nlargest(limit, letters(), key=lambda letter: letter[0])
+    marks = {place: mark for topology in topologies for place, mark in marks_of(connection, topology).items()}
     facts = [
-        {"main": at.main, "dead_ms": record.timestamp_ms, "topic": record.topic, **dead_summary(dead_entry(record))}
+        {"main": at.main, "dead_ms": record.timestamp_ms, "topic": record.topic, **dead_summary(dead_entry(record)),
+         "mark": marks.get((record.topic, record.partition, record.offset))}
         for at, record in latest
-    ]
+    ]  # fmt: skip
     return Listed(facts, matching)
 
 
@@ -224,6 +228,28 @@ def _letters(
     """Read the usual dead-letter topic and those of rules, also of a former policy."""
     for topic in with_dead_letters(topology, KafkaAdmin(connection).topic_names()).dlqs:
         yield from read_topic(connection, topic, partitions=partitions)
+
+
+def marks_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[tuple[str, int, int], str]:
+    """Return what handlers of dead letters have made of letters, by topic, partition and offset.
+
+    That is `handled`, `skipped` or `failed`; nothing where no handler is done with the letter.
+    """
+    admin, marks = KafkaAdmin(connection), dict[tuple[str, int, int], str]()
+    names = admin.topic_names()
+    for topic in with_dead_letters(topology, names).dlqs:
+        events = f"{topology.group}.{topic}.events"
+        if events not in names:
+            continue
+        topic_id = short_topic_id(admin.describe_topics([topic])[topic].topic_id)
+        for record in read_topic(connection, events):
+            with suppress(DamagedEventError, DamagedMetadataError):
+                event = decode_event(record.value or b"")
+                if isinstance(event, Handled | Skipped | Discarded):
+                    origin = parse_failure_id(event.failure_id)[1]
+                    if origin.topic_id == topic_id:
+                        marks[topic, origin.partition, origin.offset] = event.kind
+    return marks
 
 
 def dead_entry(record: Record) -> DeadEntry:

@@ -31,6 +31,12 @@ class HandlerInfo:
     """Names of the dead-letter topics of rules; ``topics`` has them as ``dlq {name}``."""
     pace: str = ""
     """What holds its deliveries back; empty: nothing."""
+    discarded: int | None = None
+    """Records that this worker has discarded, or letters that failed; None: it has a dead-letter topic."""
+    batch: str = ""
+    """The lists that it takes; empty: single records."""
+    publishes: tuple[str, ...] = ()
+    """Topics that it says it publishes to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

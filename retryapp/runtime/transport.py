@@ -82,15 +82,16 @@ def lane_place(app: faust.App, served: Served, engine: PartitionEngine) -> LaneP
         sources=engine.sources,
         main=TopicPartition(topology.main, partition),
         changelog=TopicPartition(topology.pending_changelog, partition),
-        dlq=TopicPartition(topology.dlq, partition),
+        dlqs=[TopicPartition(name, partition) for name in topology.dlqs],
         topic_id=served.topic_id,
         changelog_id=served.changelog_id,
-        more_dlqs=[TopicPartition(name, partition) for name in topology.dlqs[1:]],
         dlq_ids=served.dlq_ids,
         seen=TopicPartition(topology.seen_changelog, partition) if served.handler.deduplicate else None,
         seen_id=served.seen_id,
         store_dir=Path(app.conf.datadir) / "retryapp" / topology.prefix,
-        start_at_end=app.conf.consumer_auto_offset_reset == "latest" and partition < served.known,
+        start_at_end=app.conf.consumer_auto_offset_reset == "latest"
+        and partition < served.known
+        and topology.letters_of is None,  # another lane may write letters before this one opens
     )
 
 
@@ -219,7 +220,7 @@ class KafkaTransport(LaneProtocol):
 
     @override
     def open_dead(self, dlq: TopicPartition) -> RocksDeadLetterTable:
-        table = f"dead{dlq.topic.removeprefix(self.place.dlq.topic)}"
+        table = f"dead{dlq.topic.removeprefix(self.place.dlqs[0].topic)}"
         where = self._store(table, dlq, self.place.dlq_ids.get(dlq.topic, ""))
         return RocksDeadLetterTable(*where, now_ms=self.clock.wall_ms())
 

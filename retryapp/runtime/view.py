@@ -307,7 +307,7 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
         timeout_ms=handler.policy.timeout_ms,
         topics={
             "main": main,
-            "dlq": topology.dlq,
+            **({} if topology.drop else {"dlq": topology.dlq}),
             **{f"dlq {name}": topology.dlq_named(name) for name in topology.dead_letters},
             "events": topology.events,
             "changelog": topology.pending_changelog,
@@ -317,4 +317,7 @@ def _info(runtime: Runtime, main: str) -> HandlerInfo:
         retry_topics=topology.retry_topics,
         dead_letters=topology.dead_letters,
         pace=handler.pace,
+        discarded=runtime.metrics.ended[main] if topology.drop else None,
+        batch="" if handler.batch is None else handler.batch.text,
+        publishes=topology.publishes,
     )

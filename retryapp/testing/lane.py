@@ -181,7 +181,7 @@ class MemoryLaneTransport(MemoryLane):
     def __init__(self, clock: VirtualClock | None = None) -> None:
         clock = clock or VirtualClock()
         broker, none = MemoryBroker(clock.wall_ms), TopicPartition("", 0)
-        place = LaneSite(name="", group="", partition=0, sources=(), main=none, changelog=none, dlq=none)
+        place = LaneSite(name="", group="", partition=0, sources=(), main=none, changelog=none, dlqs=())
         reader = MemoryReader(broker, self.request)
         super().__init__(
             place=place, reader=reader, clock=clock, generation=1, member_id="", broker=broker, disk=Disk()

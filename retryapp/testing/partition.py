@@ -95,7 +95,8 @@ class MemoryPartition:
         """
         declared = {handler.main: handler for handler in retries.handlers}
         if main not in declared:
-            raise LookupError(f"no handler of {main!r} is declared, only of {', '.join(declared) or 'no topic'}")
+            others = f"only of {', '.join(declared)}" if declared else "nor of any other topic"
+            raise LookupError(f"no handler of {main!r} is declared, {others}")
         handler = declared[main]
         names = [field.name for field in fields(handler) if field.init and field.name not in _OF_A_WORKER]
         options = {name: getattr(handler, name) for name in names}
@@ -162,8 +163,7 @@ class MemoryPartition:
             sources=self.engine.sources,
             main=TopicPartition(topology.main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
-            dlq=TopicPartition(topology.dlq, partition),
-            more_dlqs=[TopicPartition(name, partition) for name in topology.dlqs[1:]],
+            dlqs=[TopicPartition(name, partition) for name in topology.dlqs],
             seen=None if rule is None else TopicPartition(topology.seen_changelog, partition),
         )
         self.lane = Lane(

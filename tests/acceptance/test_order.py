@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from confluent_kafka import Producer
-from harness import Answer, HandlerSpec, Stage, Visit, wait_for
+from harness import Answer, Gate, HandlerSpec, Stage, Visit, wait_for
 
 from retryapp.core.rows import is_held, is_identity
 from retryapp.ledger import take_ledger
@@ -110,3 +110,61 @@ def test_a_partition_stops_for_a_record_and_the_others_go_on(stage: Stage) -> No
     assert worker.log.count("retryapp.rebalanced") == before
     total = take_ledger(stage.connection, stage.topology(topic)).total
     assert (total.done, total.held) == (60, 0)
+
+
+def test_the_newest_of_a_key_replaces_what_waits_also_over_a_kill(stage: Stage) -> None:
+    """It runs at once, and ends the older one's row, which is due soon; after a kill the next worker begins with it."""
+    topic, gate = stage.main_topic(partitions=1), Gate()
+    fails, hangs = {0, 2}, {3}
+
+    def rule(visit: Visit) -> Answer:
+        if visit.facts["id"] in hangs and not gate.is_set():
+            return Answer(gate=gate)
+        return Answer(503 if visit.facts["id"] in fails else 200)
+
+    stage.service.rule = rule
+    stage.program(HandlerSpec(topic=topic, policy="300ms*99", order="latest"))
+    worker, evidence = stage.worker("killed"), stage.evidence(topic)
+
+    def waits(number: int) -> None:
+        stage.produce(topic, [{"id": number, "key": "k"}], 1)
+        wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 1), "it waits")
+
+    waits(0)
+    stage.produce(topic, [{"id": 1, "key": "k"}], 1)
+    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 0), "the newer one is done, nothing waits")
+    waits(2)
+    stage.produce(topic, [{"id": 3, "key": "k"}], 1)
+    wait_for(lambda: stage.service.of(topic)[-1].facts["id"] == 3, "the newer one runs")
+    worker.kill()
+    seen = len(stage.service.of(topic))
+    stage.worker("next")
+    wait_for(lambda: len(stage.service.of(topic)) > seen, "the next worker goes on")
+    gate.open()
+    stage.wait_settled(topic)
+    assert [visit.facts["id"] for visit in stage.service.of(topic)[seen:]] == [3]
+    ledger = take_ledger(stage.connection, stage.topology(topic))
+    assert (ledger.total.received, ledger.total.done, ledger.total.superseded) == (4, 2, 2)
+    assert ledger.problems == ()
+
+
+def test_without_end_a_record_is_tried_until_it_succeeds_and_its_payload_is_published_once(stage: Stage) -> None:
+    """Its partition waits; the copies after the first one carry no payload, and the ledger adds up."""
+    topic = stage.main_topic(partitions=1)
+    stage.program(HandlerSpec(topic=topic, policy="forever(200ms)", order="partition"))
+    stage.produce(topic, [{"id": n, "fail": 6 * (n == 0), "pad": "x" * 10_000} for n in range(3)], 1)
+    worker = stage.worker()
+    evidence = stage.evidence(topic)
+    wait_for(lambda: len(evidence.retries()) >= 3, "it has failed some times")
+    worker.kill()
+    stage.worker("next")
+    stage.wait_settled(topic)
+    attempts = [(visit.facts["id"], visit.attempt) for visit in stage.service.of(topic) if visit.facts["id"]]
+    assert attempts == [(1, 1), (2, 1)]
+    first, *later = evidence.retries()
+    assert len(first[0].value or b"") > 10_000
+    assert [(record.key, record.value, metadata.no_payload) for record, metadata in later] == [(b"0", b"", True)] * 5
+    values = {visit.value for visit in stage.service.of(topic) if visit.facts["id"] == 0}
+    assert values == {first[0].value}, "each attempt has the value"
+    ledger = take_ledger(stage.connection, stage.topology(topic))
+    assert (ledger.total.done, ledger.total.recovered, ledger.problems) == (3, 1, ())

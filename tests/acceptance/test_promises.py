@@ -5,19 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
-from docs.named_tests import TESTS, is_quick
+from docs.named_tests import TESTS, NamedTest, check_named, named_in
 
 PAGE = TESTS.parent / "docs" / "testing.md"
 
 
-def promises() -> dict[str, list[tuple[str, str, bool]]]:
-    """Return by promise the tests that are named: file, function, and whether the page says that it is quick."""
-    found = {}
-    for promise, tests in re.findall(r"^\| ([^|`]+) \| (`[^|]+) \|$", PAGE.read_text(), re.MULTILINE):
-        named = re.findall(r"`([\w/]+\.py)::(\w+)`( \(all\))?", tests)
-        assert len(named) == tests.count("`") // 2, f"{promise}: unreadable tests: {tests}"
-        found[promise] = [(file, function, not later) for file, function, later in named]
-    return found
+def promises() -> dict[str, list[NamedTest]]:
+    """Return by promise the tests that are named."""
+    found = re.findall(r"^\| ([^|`]+) \| (`[^|]+) \|$", PAGE.read_text(), re.MULTILINE)
+    return {promise: named_in(tests) for promise, tests in found}
 
 
 def test_the_table_was_read() -> None:
@@ -31,6 +27,4 @@ def test_a_promise_has_a_test_that_runs_always(promise: str) -> None:
     """Its first one; and the page says which of the others are for `make test-all`."""
     named = promises()[promise]
     assert named[0][2], "the first test of a promise is quick"
-    assert {(file, function): is_quick(file, function) for file, function, _ in named} == {
-        (file, function): quick for file, function, quick in named
-    }
+    check_named(named)

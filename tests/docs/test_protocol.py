@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from docs.commands import ROOT
-from docs.named_tests import TESTS, is_quick
+from docs.named_tests import TESTS, NamedTest, check_named, named_in
 from simulation import MUTANTS
 
 TEXT = (ROOT / "docs" / "protocol.md").read_text()
@@ -16,10 +16,10 @@ RULES = [int(number) for number in re.findall(r"^\*\*(\d+)\. ", TEXT, re.MULTILI
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: modules, tests (file, function, whether the page takes it for quick), planted faults."""
+    """A row of the table: modules, tests, planted faults."""
 
     modules: list[str]
-    tests: list[tuple[str, str, bool]]
+    tests: list[NamedTest]
     faults: list[str]
 
 
@@ -27,13 +27,8 @@ def rows() -> dict[int, Row]:
     """Return the table of code and proof by rule."""
     found = {}
     for number, code, named, planted in re.findall(r"^\| (\d+) \| (.+) \| (.+) \| (.+) \|$", TEXT, re.MULTILINE):
-        tests, file = [], ""
-        for path, function, later in re.findall(r"`([\w/]+\.py)?::(\w+)`( \(all\))?", named):
-            file = path or file
-            tests.append((file, function, not later))
-        assert len(tests) == named.count("`") // 2, f"rule {number}: unreadable tests"
         assert int(number) not in found, f"rule {number} has two rows"
-        found[int(number)] = Row(re.findall(r"`([^`]+)`", code), tests, re.findall(r"`([^`]+)`", planted))
+        found[int(number)] = Row(re.findall(r"`([^`]+)`", code), named_in(named), re.findall(r"`([^`]+)`", planted))
     return found
 
 
@@ -50,7 +45,7 @@ def test_a_rule_has_code_and_a_proof(number: int) -> None:
     assert row.modules
     assert all((ROOT / "retryapp" / module).is_file() for module in row.modules), row.modules
     assert row.tests
-    assert [is_quick(file, function) for file, function, _ in row.tests] == [quick for *_, quick in row.tests]
+    check_named(row.tests)
 
 
 def test_every_planted_fault_breaks_a_rule() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from retryapp.core.headers import encode_metadata
-from retryapp.core.lifecycle import Held, Progress, Skipped, Succeeded
+from retryapp.core.lifecycle import Discarded, Held, Progress, Skipped, Succeeded, Superseded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, failure_id
 
@@ -91,6 +91,26 @@ class Archive:
             delivery=delivery, attempt=delivery, at_ms=NOON_MS + 70_000, **facts,
         )  # fmt: skip
         self.add("events", partition, value=event.to_json(), key_hash="of-the-event")
+
+    def discarded(self, offset: int, attempt: int, kind: Literal["discarded", "failed"] = "discarded") -> None:
+        """A record is dead, and there is no dead-letter topic."""
+        origin = Origin(MAIN, TOPIC_ID, 0, offset)
+        event = Discarded(
+            kind=kind, group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text,
+            reason="exhausted", error_type="OSError", error_message="away", fingerprint="f2", attempt=attempt,
+            delivery=attempt, policy="p2", origin_timestamp_ms=NOON_MS - 5, first_failed_ms=NOON_MS,
+            started_ms=NOON_MS + 70_000, ended_ms=NOON_MS + 70_100,
+        )  # fmt: skip
+        self.add("events", 0, value=event.to_json(), key_hash="of-the-event")
+
+    def superseded(self, offset: int, delivery: int) -> None:
+        """A newer record has replaced one whose last delivery had this number."""
+        origin = Origin(MAIN, TOPIC_ID, 0, offset)
+        event = Superseded(
+            group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text,
+            delivery=delivery, attempt=delivery, by_offset=offset + 1, at_ms=NOON_MS + 70_000,
+        )  # fmt: skip
+        self.add("events", 0, value=event.to_json(), key_hash="of-the-event")
 
     def counted(self, first: int, end: int, *, ok: int, failed: int, partition: int = 0, **facts: Any) -> None:
         """A worker says what it counted."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from lives import GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
 
-from retryapp.pipeline.analysis.counts import ledger, progress_of
+from retryapp.pipeline.analysis.counts import ledger, progress_of, retention
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
+from retryapp.pipeline.analysis.rollup import rollup
 from retryapp.pipeline.analysis.schemas import JOURNEYS
 
 if TYPE_CHECKING:
@@ -177,6 +178,26 @@ def test_what_cannot_be_read_is_no_journey(spark: SparkSession) -> None:
     assert len(found(spark, archive)) == 1
 
 
+def test_superseded_records_have_a_fate_of_their_own(spark: SparkSession) -> None:
+    """While they waited, as they failed, or undelivered; workers count all of them as failed."""
+    archive = Archive()
+    archive.failed(1, 1)
+    archive.superseded(1, 1)
+    archive.failed(2, 1)
+    archive.superseded(2, 2)
+    archive.superseded(3, 0)
+    journeys = sorted(found(spark, archive).values(), key=lambda journey: journey["offset"])
+    assert [(journey["fate"], journey["missing"], journey["due_at_ms"]) for journey in journeys] == [
+        ("superseded", 0, None)
+    ] * 3
+    assert [tried(journey, "outcome") for journey in journeys] == [[("retried",)], [("retried",), ("superseded",)], []]
+    archive.counted(0, 6, ok=3, failed=3)
+    readings, end = archive.readings(spark), cut(spark, 6)
+    (row,) = ledger(journeys_of(before_cut(traces_of(readings), end)), progress_of(readings, end), end).collect()
+    sums = ("received", "done", "failed", "superseded", "pending", "dead", "lost", "extra")
+    assert [row[name] for name in sums] == [6, 3, 3, 3, 0, 0, 0, 0]
+
+
 def test_a_record_may_be_skipped_after_a_failure(spark: SparkSession) -> None:
     """It has a fate of its own, and is counted where it failed; one that was skipped at once is in the counts only."""
     archive = Archive()
@@ -196,3 +217,34 @@ def test_a_record_may_be_skipped_after_a_failure(spark: SparkSession) -> None:
     (row,) = ledger(journeys, progress_of(readings, end), end).collect()
     sums = ("received", "done", "first_try_ok", "skipped", "recovered", "pending", "dead", "lost", "extra")
     assert [row[name] for name in sums] == [6, 6, 3, 3, 0, 0, 0, 0, 0]
+
+
+def test_what_is_discarded_has_a_fate_of_its_own_and_a_letter_that_failed_is_dead(spark: SparkSession) -> None:
+    """Both have a reason and a cause; at the first delivery as after others."""
+    archive = Archive()
+    archive.failed(1, 1, tier="1m")
+    archive.discarded(1, 2)
+    archive.discarded(2, 1)
+    archive.discarded(3, 1, kind="failed")
+    found_ = found(spark, archive)
+    assert {row["offset"]: row["fate"] for row in found_.values()} == {1: "discarded", 2: "discarded", 3: "dead"}
+    assert {(row["reason"], row["error_type"], row["fingerprint"], row["policy"]) for row in found_.values()} == {
+        ("exhausted", "OSError", "f2", "p2")
+    }
+    twice = next(row for row in found_.values() if row["offset"] == 1)
+    assert tried(twice, "attempt", "outcome", "tier", "error_message") == [
+        (1, "retried", None, "no"),
+        (2, "dead", "1m", "away"),
+    ]
+    assert (twice["missing"], twice["origin_timestamp_ms"], twice["first_failed_ms"]) == (
+        0, NOON_MS - 5, NOON_MS + 100,
+    )  # fmt: skip
+    archive.counted(0, 6, ok=3, failed=3)
+    readings, end = archive.readings(spark), cut(spark, 6)
+    journeys = journeys_of(before_cut(traces_of(readings), end))
+    (row,) = ledger(journeys, progress_of(readings, end), end).collect()
+    sums = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost", "extra")
+    assert [row[name] for name in sums] == [6, 3, 3, 0, 0, 1, 2, 0, 0]
+    summed = rollup(journeys, progress_of(readings, end), length_ms=60_000).where("fingerprint = 'f2'")
+    assert summed.agg({"dead": "sum", "records": "sum"}).first() == (3, 3)
+    assert retention(journeys, {"billing.orders.dlq": 1}, now_ms=NOON_MS) == [], "no letter of these will be forgotten"

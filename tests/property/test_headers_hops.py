@@ -13,6 +13,7 @@ from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.hops import record_size, to_dead_letter
 from retryapp.core.metadata import (
+    MAX_COUNT,
     MAX_EPOCH_MS,
     MAX_HISTORY,
     MAX_HISTORY_TYPE_BYTES,
@@ -137,8 +138,8 @@ def test_the_bound_holds_for_any_text_and_any_history(anything: str, count: int)
         handler=wild,
         origin=Origin("a" * 249, "b" * 22, 2**31 - 1, 2**63 - 1),
         origin_timestamp_ms=MAX_EPOCH_MS,
-        attempt=999_999,
-        delivery=1_000_000,
+        attempt=MAX_COUNT - 1,
+        delivery=MAX_COUNT,
         started_ms=MAX_EPOCH_MS,
         policy=wild,
         tier=wild,
@@ -152,8 +153,9 @@ def test_the_bound_holds_for_any_text_and_any_history(anything: str, count: int)
         fingerprint=wild,
         history=tuple(HistoryEntry(number, MAX_EPOCH_MS, wild) for number in range(1, count + 1)),
         replay_id=wild,
-        replays=1_000_000,
+        replays=MAX_COUNT,
         null_value=True,
+        no_payload=True,
     )
     written = h.encode_metadata(md)
     assert sum(len(name) + len(value or b"") for name, value in written) <= MAX_METADATA_BYTES

@@ -20,7 +20,7 @@ from simulation.oracle import Oracle, Topics
 from simulation.pacing import Pacing
 from simulation.plan import DRAINS, LATER_MS, Plan
 from simulation.quiet import check_outage, check_quiet
-from simulation.scripts import HOT_RETRIES, OWN_MS, WAITS_MS, policies
+from simulation.scripts import ENDLESS_MS, HOT_RETRIES, OWN_MS, WAITS_MS, policies
 from simulation.sessions import seen_stores, spends
 from simulation.story import Origin, Violation, step
 from simulation.tries import HALVINGS, Tries
@@ -39,7 +39,7 @@ class Judge:
     def __init__(self, plan: Plan, main: str) -> None:
         self.plan = plan
         self.rule = EVENTS if plan.repeats else None
-        self.policies = policies(ruled=plan.ruled, hot=plan.hot)
+        self.policies = policies(ruled=plan.ruled, hot=plan.hot, endless=plan.endless)
         self.tries = Tries(HALVINGS if plan.batch else HOT_RETRIES * plan.hot, lists=plan.batch)
         self.topologies = [self._topology(main, policy) for policy in self.policies]
         """One for each policy."""
@@ -48,7 +48,8 @@ class Judge:
         jumps = any(fault.kind == "clock jump" for fault in plan.faults)
         self.oracle = Oracle(
             self.names,
-            *WAITS_MS,
+            *(ENDLESS_MS if plan.endless else WAITS_MS),
+            endless=plan.endless,
             own_ms=OWN_MS,
             per_delay=plan.per_delay,
             later_ms=LATER_MS,
@@ -164,6 +165,7 @@ class Judge:
             offset = broker.committed.get(tp)
             if offset is not None and offset < broker.logs[tp].end and not self.notes.named_now(number):
                 broker.delete_before(tp, offset + 1)
+                self.oracle.starts.gone.add((number, offset))
                 self.lost[tp] = offset + 1
 
     def decide(self, broker: Broker) -> None:

@@ -18,6 +18,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.ports import TopicPartition
 from simulation.broker import SESSION_S
+from simulation.newest import SUPERSEDED, Starts, check_newest, check_replaced
 from simulation.pacing import Pacing
 from simulation.plan import BEYOND_MS
 from simulation.story import FINE, FIRST, Call, Going, Opening, Origin, Story, Violation, step
@@ -67,6 +68,7 @@ class Oracle:
         timeout_ms: float = 1e9,
         max_kills: int = 12,
         pace: Pacing | None = None,
+        endless: bool = False,
     ) -> None:
         self.stories: dict[Origin, Story] = {}
         self.repeated = 0
@@ -81,7 +83,10 @@ class Oracle:
         """What order each worker keeps."""
         self._started: dict[tuple[Opening, int, bytes], int] = {}
         """Offset of the record that began last, by opening, partition and sequence."""
+        self.starts = Starts()
         self.pace = pace or Pacing()
+        self._endless = endless
+        """Copies after the first one are without payload."""
         self._max_kills = max_kills
         """Workers that one record may end."""
         self._moved: dict[TopicPartition, int] = {}
@@ -130,6 +135,9 @@ class Oracle:
         if opening is not None:
             self._check_again(origin, story, attempt, due_at_ms, opening)
             self._check_order(origin, story, opening)
+            if set(self.orders.values()) == {"latest"} and record.key is not None:
+                is_row = due_at_ms is not None
+                self.starts.check(origin, record.key, is_row=is_row, now_ms=now_ms, opening=opening)
             self.pace.begun(origin, due_at_ms, now_ms, opening)
         if due_at_ms is None and story.taken_in is None and opening is not None:
             story.taken_in = now_ms, opening
@@ -192,7 +200,7 @@ class Oracle:
 
     @staticmethod
     def _sequence(order: str, record: Record) -> bytes | None:
-        return {"none": None, "key": record.key}.get(order, b"")
+        return {"none": None, "key": record.key, "latest": record.key}.get(order, b"")
 
     def _check_order(self, origin: Origin, story: Story, opening: Opening) -> None:
         """In one session the records of a sequence begin in order, each after the end of those before it."""
@@ -211,9 +219,15 @@ class Oracle:
             if each.first is not None:
                 continue
             if other[1] < origin[1]:
-                _must(self._has_ended(each), "I16", origin, f"begins before the end of {other} of its sequence")
+                _must(
+                    order == "latest" or self._has_ended(each),
+                    "I16",
+                    origin,
+                    f"begins before the end of {other} of its sequence",
+                )
             elif always:
-                _must(not each.settled_ms, "I16", origin, f"begins after {other} of its sequence is settled")
+                settled = bool(each.settled_ms) and each.fates != [SUPERSEDED]  # else others of them are behind it
+                _must(not settled, "I16", origin, f"begins after {other} of its sequence is settled")
 
     def _has_ended(self, story: Story) -> bool:
         """Tell whether a final outcome is there, or may be on its way."""
@@ -273,8 +287,11 @@ class Oracle:
         story, attempt = self._story(origin), int(ours["retry-attempt"])
         delivery = int(ours.get("retry-delivery", attempt))
         foreign = tuple((name, value) for name, value in record.headers if not name.startswith("retry-"))
-        first = story.record
-        _must((record.key, record.value, foreign) == (first.key, first.value, first.headers), "I8", origin, topic)
+        bare = self._endless and delivery > 1 and not topic.startswith(topics.dlq)
+        self.named["a copy without payload"] += bare
+        payload = (b"", ()) if bare else (story.record.value, story.record.headers)
+        _must((record.key, record.value, foreign) == (story.record.key, *payload), "I8", origin, topic)
+        _must(bare == ("retry-no-payload" in ours), "I8", origin, f"its copy on {topic} says otherwise")
         timed_out = ours.get("retry-error-type") == TIMED_OUT.encode()
         self._cut_short(story, attempt, now_ms, timed_out=timed_out)
         if topic.startswith(topics.dlq):
@@ -323,6 +340,11 @@ class Oracle:
             story = self._story(_origin(told["origin"]))
             _must(not story.held, "I1", _origin(told["origin"]), "held twice")
             story.held = True
+        elif told.get("kind") == SUPERSEDED:
+            origin = _origin(told["origin"])
+            check_replaced(self.stories, origin, told["by_offset"])
+            self.named["a record was superseded"] += 1
+            self._end(origin, self._story(origin), SUPERSEDED, told["delivery"], now_ms)
         elif told.get("kind") == "skipped":
             origin = _origin(told["origin"])
             story = self._story(origin)
@@ -337,8 +359,19 @@ class Oracle:
             _once(origin, len(story.fates), "skip", "I2")
 
     def _end(self, origin: Origin, story: Story, fate: str, delivery: int, now_ms: float) -> None:
-        _must(story.stopped or fate == self.fate(story.script), "I1", origin, f"{fate}, by script {story.script!r}")
-        _must(delivery > max(story.copies, default=0), "I2", origin, f"{fate} by delivery {delivery}: it has a copy")
+        replaced = fate == SUPERSEDED
+        _must(
+            replaced or story.stopped or fate == self.fate(story.script),
+            "I1",
+            origin,
+            f"{fate}, by script {story.script!r}",
+        )
+        _must(
+            delivery + replaced > max(story.copies, default=0),
+            "I2",
+            origin,
+            f"{fate} by delivery {delivery}: it has a copy",
+        )
         story.fates.append(fate)
         story.settled_ms.setdefault(0, now_ms)
         _once(origin, len(story.fates), f"end {fate}", "I2")
@@ -414,11 +447,18 @@ class Oracle:
                 _must(set(story.fates) == {"skipped"}, "I1", origin, f"a duplicate ends {story.fates}")
                 continue
             expected = self.fate(story.script)
-            failed_first = story.held or step(story.script, 1) not in FINE or story.stopped or 1 in story.overdue
+            failed_first = (
+                story.fates == [SUPERSEDED]
+                or story.held
+                or step(story.script, 1) not in FINE
+                or story.stopped
+                or 1 in story.overdue
+            )
             _must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")
             _must(bool(story.fates) or expected == "done", "I1", origin, "no end")
-            results = int(not {"dead", "skipped"} & set(story.fates))
+            results = int(not {"dead", "skipped", SUPERSEDED} & set(story.fates))
             _must(story.results == results or not self._topics.results, "I1", origin, f"{story.results} results")
+        check_newest(self.stories)
         for partition, rows in {number: self.waiting(number) for number in self._rows}.items():
             _must(not rows, "I7", (partition, -1), f"{len(rows)} rows wait for ever")
 

@@ -62,6 +62,10 @@ LISTED: Final = ("S", "S", "Z", "ZS", "FS", "FZS", "TS", "R")
 """Z raises for all records of its call, F and R are about themselves alone."""
 PACED: Final = 0x9ACE
 """Draws a rate and an outage; drawn apart, too."""
+NEWEST: Final = 0x1A7E
+"""Draws where newer records of a key replace older ones; drawn apart, too."""
+ENDLESS: Final = 0xE7E3
+"""Draws whose policy has a delay without end; drawn apart, too."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 STOPPED: Final = "broker stopped"
@@ -119,6 +123,8 @@ class Plan:
     """Every other life has another policy."""
     order: str = "none"
     """The handlers' `order`, where policies change only in every other life; a few keys, and none, are mixed then."""
+    endless: bool = False
+    """The policy has a delay without end."""
     ruled: bool = False
     """The policies have rules."""
     hot: bool = False
@@ -185,8 +191,10 @@ class Plan:
         plan = plan._widened(Random(seed ^ WIDER))._judged(Random(seed ^ JUDGED))._called(seed)
         plan = plan._paced(Random(seed ^ PACED))
         plan = plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 else plan
+        plan = plan._newest(newest) if (newest := Random(seed ^ NEWEST)).random() < 0.08 else plan
         back = Random(seed ^ BACK)
-        return plan._come_back(back) if plan.order != "none" and back.random() < 0.2 else plan
+        plan = plan._come_back(back) if plan.order != "none" and back.random() < 0.2 else plan
+        return plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 else plan
 
     def _come_back(self, random: Random) -> Plan:
         """Return the plan with rebalances while runs of an ordered handler go on; nobody is cut off meanwhile."""
@@ -224,6 +232,24 @@ class Plan:
         faults = (Fault(at_s, REFUSED, random.randrange(3), size), Fault(at_s + 2 * size, "kill", 0, random.random()))
         few = replace(plan, partitions=1, workers=1, repeats=(), others=(), replayed="", in_flight=8, order="key")
         return replace(few, records=tuple(sent), faults=faults)
+
+    def _newest(self, random: Random) -> Plan:
+        """Return the plan with keys of which the newest record counts, and some more of them."""
+        if self.order != "none" or self.replayed:
+            return self
+        plan = replace(self, order="latest")
+        return plan if self.in_flight == CROWD else plan._with(plan._more(random, ("S", "FS", "FFS", "FDS", "F"), 8))
+
+    def _without_end(self) -> Plan:
+        """Return the plan with a delay without end, where others wait for a record: so each comes to an end."""
+        if self.order not in {"key", "partition"} or self.changes or self.replayed:
+            return self
+
+        def ending(sent: tuple[tuple[float, int, str], ...]) -> tuple[tuple[float, int, str], ...]:
+            more = {**dict.fromkeys("TH", "S"), **dict.fromkeys("FLYNBGZ", "FFFFS")}
+            return tuple((at_s, number, script + more.get(script[-1], "")) for at_s, number, script in sent)
+
+        return replace(self, endless=True, records=ending(self.records), others=ending(self.others))
 
     def _widened(self, random: Random) -> Plan:
         """Return the plan with one more kind of story, or none; and maybe another handler, or another policy."""
@@ -370,6 +396,10 @@ class Plan:
         sent += [f"rate {self.rate}"] * bool(self.rate)
         sent += [f"{self.outage[0]:6.2f} s  outage until {self.outage[1]:.2f} s"] if self.outage else []
         sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes
-        sent += ["deliveries try again in place"] * self.hot + ["handlers take lists"] * self.batch
+        sent += (
+            ["a delay without end"] * self.endless
+            + ["deliveries try again in place"] * self.hot
+            + ["handlers take lists"] * self.batch
+        )
         again = [f"{at_s:6.2f} s  once more, record {which}" for at_s, which in self.repeats]
         return "\n".join([head, *sent, *again, *map(str, self.faults)])

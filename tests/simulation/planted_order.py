@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.refused import RefusedTurns
-from retryapp.engine.lane.turn import Turn
+from retryapp.engine.lane.turn import Turn, settling
+from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import GivenUp, Sequences
@@ -51,7 +52,7 @@ def _unordered(self: RefusedTurns, turn: Turn) -> bool:
 _keep = RefusedTurns.keep
 
 
-def _each_claimed(_self: Sequences, _key: bytes, _row: Any, _due_at_ms: int) -> bool:
+def _each_claimed(_self: Sequences, _key: bytes, _row: Any, _due_at_ms: int = 0) -> bool:
     """Rows are claimed once they are due, whoever is before them."""
     return True
 
@@ -75,6 +76,33 @@ def _blind(self: Scheduler, *args: Any, **more: Any) -> None:
 
 _init = Scheduler.__init__
 
+
+def _before_duplicates(self: Latest, record: Any) -> bool:
+    """Any record of a key replaces those that wait, also one that turns out to be a duplicate."""
+    line = self._lines.get(self.name(record.key) or b"")
+    while line is not None and line.waiting:
+        run = line.waiting.popleft()
+        self._settle(run, self._told(settling(run.record), run.origin, record.offset))
+    return _reached(self, record)
+
+
+_reached = Sequences.reach
+
+
+def _left(_self: Latest, _identities: Any, _by: int) -> Turn:
+    """The outcome of a newer record leaves the row of the older one."""
+    return Turn()
+
+
+async def _not_read(_self: Latest) -> None:
+    """Rows are claimed at an opening, whatever is on the main topic."""
+
+
+def _tried_again(_self: Latest, _run: Run, outcome: Any) -> Any:
+    """An older record that fails waits for its next attempt, although a newer one waits for it."""
+    return outcome
+
+
 ORDER: Final = (
     ("a sequence goes on beside an orphan", ((GivenUp, "__contains__", _nobody),)),
     ("heads are not found at an opening", ((Sequences, "load", _not_learned),)),
@@ -83,5 +111,10 @@ ORDER: Final = (
     ("runs of a former assignment are forgotten", ((PartitionEngine, "__init__", _of_one_assignment),), 548),
     ("turns of a sequence overtake a refused one", ((RefusedTurns, "keep", _unordered),), 651),
     ("rows are claimed before those ahead of them", ((Sequences, "claim", _each_claimed),)),
+    ("supersede before deduplicate", ((Latest, "reach", _before_duplicates),), 239),
+    ("an older row is claimed although a newer one runs", ((Latest, "claim", _each_claimed),)),
+    ("a row that was replaced stays", ((Latest, "_removal", _left),)),
+    ("rows begin before newer records are read", ((Latest, "caught_up", _not_read),), 196),
+    ("an older record is tried again although a newer one waits", ((Latest, "judged", _tried_again),)),
     ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),), 5566),
 )

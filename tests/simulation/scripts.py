@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import non_retryable, retryable, skippable
@@ -13,6 +13,8 @@ LATER: Final = {"L": f"{LATER_MS}ms", "N": "0", "B": f"{BEYOND_MS}ms"}
 INVALID: Final = "invalid"
 """Name of the dead-letter topic of a rule."""
 WAITS_MS: Final = (300, 1_000, 3_000), (200, 800, 2_000)
+ENDLESS_MS: Final = ((300,) * 30,)
+"""In place of a delay without end: no script takes longer."""
 HOT_RETRIES: Final = 2
 HOT_TEXT: Final = "100ms*2"
 OWN_MS: Final = (150, 600)
@@ -28,12 +30,12 @@ RULED: Final = tuple(RetryPolicy(policy.schedule, on=RULES, timeout="2s") for po
 """The same with rules, where scripts need them."""
 
 
-def policies(*, ruled: bool, hot: bool) -> tuple[RetryPolicy, ...]:
-    """Return the policies of a history: with rules, with tries in place."""
+def policies(*, ruled: bool, hot: bool, endless: bool = False) -> tuple[RetryPolicy, ...]:
+    """Return the policies of a history: with rules, with tries in place, with a delay without end."""
     chosen = RULED if ruled else POLICIES
-    if not hot:
-        return chosen
-    return tuple(RetryPolicy(policy.schedule, on=policy.on, timeout="2s", hot=HOT_TEXT) for policy in chosen)
+    schedules = ["forever(300ms)"] if endless else [policy.schedule for policy in chosen]
+    more: dict[str, Any] = {"hot": HOT_TEXT} if hot else {}
+    return tuple(RetryPolicy(schedule, on=chosen[0].on, timeout="2s", **more) for schedule in schedules)
 
 
 def end(now: str, offset: int) -> None:

@@ -188,7 +188,7 @@ class SimWorker(Observer):
                 sources=engine.sources,
                 main=TopicPartition(topology.main, number),
                 changelog=TopicPartition(topology.pending_changelog, number),
-                dlq=TopicPartition(topology.dlq, number),
+                dlqs=[TopicPartition(name, number) for name in topology.dlqs],
                 seen=TopicPartition(topology.seen_changelog, number) if served.handler.deduplicate else None,
                 topic_id=TOPIC_ID,
                 changelog_id=TOPIC_ID,

@@ -25,6 +25,7 @@ def test_the_public_names_are_these() -> None:
         "Skip",
         "exp",
         "fixed",
+        "forever",
         "http_errors",
         "non_retryable",
         "retryable",

@@ -7,8 +7,9 @@ from typing import Any
 import faust
 import pytest
 
-from retryapp import CircuitBreaker, Deduplicate, Retries, RetryPolicy
+from retryapp import Batch, CircuitBreaker, Deduplicate, Retries, RetryPolicy, non_retryable
 from retryapp.core.errors import (
+    ConfigurationError,
     DuplicateHandlerError,
     InvalidSettingError,
     InvalidTopicNameError,
@@ -157,8 +158,71 @@ async def test_a_pace_is_read_where_it_is_declared(retries: Retries) -> None:
     """And told in one line; what makes no sense is refused there."""
     retries.handler("a", policy=POLICY, rate_limit="50/s", max_concurrent=5, circuit=CircuitBreaker())(charge)
     paces = {handler.main: handler.pace for handler in retries.handlers}
-    assert paces["a"].startswith("retries 50/s in the whole group; 5 at once per worker; circuit opens at 0.5 of 20")
+    assert paces["a"] == (
+        "retries 50/s in the whole group; 5 retries at once per worker; circuit opens for 5s when 0.5 of 20 or more "
+        "records fail in 10s; 3 probes; ramp 30s; attempts free for 1h"
+    )
     assert paces["orders"] == ""
-    for wrong in ({"rate_limit": "fast"}, {"rate_limit": "50"}, {"max_concurrent": 0}):
+    for wrong in ({"rate_limit": "fast"}, {"rate_limit": "50"}, {"max_concurrent": 0}, {"max_concurrent": 2.5}):
         with pytest.raises(InvalidSettingError, match=next(iter(wrong))):
             retries.handler("b", policy=POLICY, **wrong)  # type: ignore[arg-type]
+
+
+async def test_a_handler_of_dead_letters_belongs_to_a_handler(retries: Retries) -> None:
+    """Which is declared before it, and has such a dead-letter topic; a letter that fails makes no other letter."""
+    rules = RetryPolicy("1s", on=[non_retryable(ValueError, dead_letters="invalid")])
+    retries.handler("views", policy="1s", dead_letters="drop")(refund)
+    retries.dead_letters("orders", policy="1m*3", concurrency=4, publishes=["reports"])(refund)
+    letters = retries.topologies[-1]
+    assert (letters.main, letters.letters_of, letters.dlqs) == ("app.orders.dlq", "orders", ())
+    assert (letters.publishes, retries.handlers[-1].concurrency) == (("reports",), 4)
+    for topic, named in (("refunds", None), ("app.orders.dlq", None), ("orders", "invalid"), ("views", None)):
+        with pytest.raises(InvalidSettingError, match=r"dead_letters|named"):
+            retries.dead_letters(topic, policy="1m", named=named)
+    with pytest.raises(DuplicateHandlerError):
+        retries.dead_letters("orders", policy="1m")(charge)
+    with pytest.raises(InvalidSettingError, match="concurrency"):
+        retries.dead_letters("orders", policy="1m", concurrency=0)
+    with pytest.raises(InvalidSettingError, match="no dead-letter topic"):
+        retries.dead_letters("orders", policy=rules)
+    with pytest.raises(InvalidSettingError, match="no dead-letter topic"):
+        retries.handler("payments", policy=rules, dead_letters="drop")
+    with pytest.raises(InvalidSettingError, match="one of topic, drop"):
+        retries.handler("payments", policy="1s", dead_letters="no")  # type: ignore[arg-type]
+    retries.handler("payments", policy=rules)(charge)
+    retries.dead_letters("payments", policy="1m", named="invalid")(charge)
+    assert retries.topologies[-1].main == "app.payments.dlq.invalid"
+
+
+async def test_a_circle_through_dead_letters_is_refused_where_it_is_declared(retries: Retries) -> None:
+    """A letter's handler that publishes to the main topic would see each record that dies again and again."""
+    with pytest.raises(PublishCircleError, match=r"orders -> app\.orders\.dlq -> orders"):
+        retries.dead_letters("orders", policy="1m", publishes=["orders"])(refund)
+    assert len(retries.handlers) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("policy", 3, "expected a RetryPolicy or its text"),
+        ("tiers", "per_delay", "one of single, per-delay"),
+        ("batch", 50, "a Batch"),
+        ("circuit", True, "a CircuitBreaker"),
+        ("value", "json", "dict for JSON"),
+    ],
+)
+async def test_what_is_no_setting_is_refused_where_it_is_declared(
+    retries: Retries, name: str, value: object, expected: str
+) -> None:
+    """By name, with what was expected: not by the first record, nor by an error of ours."""
+    with pytest.raises(ConfigurationError, match=rf"{name}={value!r}: .*{expected}"):
+        retries.handler("b", **{"policy": POLICY, name: value})(charge)  # type: ignore[arg-type]
+    assert len(retries.handlers) == 1
+
+
+async def test_how_a_handler_is_called_is_told(retries: Retries) -> None:
+    """Order and lists in words; nothing where nothing is asked for."""
+    retries.handler("a", policy=POLICY, order="key", batch=Batch(50, "20ms"), rate_limit="50/s")(charge)
+    told = {handler.main: handler.manner for handler in retries.handlers}
+    lists = "lists of up to 50 records, gathered for 20ms"
+    assert told == {"a": ("order=key", lists, "retries 50/s in the whole group"), "orders": ()}

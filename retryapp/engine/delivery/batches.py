@@ -6,7 +6,8 @@ Life of a batch:
    alone is a batch of its own, at once: a suspect, and one whose last batch took too long.
 2. The function is called. What it marks (`Delivery.fail`) has failed, the others are done, each in its own turn.
 3. It raises: whose fault that is, nobody knows. The halves are tried apart, breadth first, and what fails alone has
-   failed. Three parts that fail alike with nothing going well in between are no one's fault: all fail alike.
+   failed. Three parts that fail alike with nothing going well in between are no one's fault: all fail alike, unless
+   that is the end of a record.
 4. The time is up, one deadline for all these calls: what has no outcome yet has failed, and runs alone next.
 
 A drain or the end of the session ends this between two calls; what has no outcome then has none.
@@ -27,11 +28,12 @@ from retryapp.engine.delivery.deliver import (
     cause_of,
     close_delivery,
     is_due,
+    is_last,
     open_delivery,
     outcome_of,
     unpack,
 )
-from retryapp.engine.delivery.pool import CANCEL_WAIT_S, DeliveryPool, settle_cancellation
+from retryapp.engine.delivery.pool import CANCEL_WAIT_S, ROUND_S, DeliveryPool, settle_cancellation
 from retryapp.engine.delivery.run import GivenUpError, Outcome, Run, RunAbortedError, RunOwner
 from retryapp.engine.handler.handler import Handler, call
 from retryapp.engine.handler.threads import NoThreadError
@@ -128,7 +130,7 @@ class BatchPool(DeliveryPool):
                 runs.append(run)
         if queue:
             self._look(owner)
-        else:
+        elif owner not in self._turns and owner not in self._gathering:  # it may have submitted others meanwhile
             del self._queues[owner]
         return self._together(runs) if runs else None
 
@@ -183,43 +185,62 @@ class BatchPool(DeliveryPool):
             run.started_s, run.started_ms, run.begun = started_s, started_ms, True
         self._watch(batch, handler.timeout_s)
         try:
-            await self._call_parts(batch)
+            error = await self._call_parts(batch)
         except NoThreadError:
             await self._over(batch)
             raise
         await self._over(batch)
         if self.stopping:
             raise asyncio.CancelledError
-        for run in [*batch.open] if batch.overdue else ():
-            batch.settle_one(run, outcome_of(run, HandlerTimeoutError(handler)))
+        if batch.overdue:
+            error = HandlerTimeoutError(handler)
+        if error is not None:
+            await self._fail_all(batch, error)
 
-    async def _call_parts(self, batch: BatchRun) -> None:
-        """Call the function with all records, and with halves of what it raises for, until each has its outcome."""
-        parts, failed = deque([_Part([*batch.open])]), dict[_Part, str]()
+    async def _fail_all(self, batch: BatchRun, error: BaseException) -> None:
+        """Have all that are left fail with an error, some in each round of the event loop."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + ROUND_S
+        for run in [*batch.open]:
+            batch.settle_one(run, outcome_of(run, error))
+            if loop.time() >= end_s:
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    await self._over(batch)  # raises, unless it was somebody's stray cancellation
+                end_s = loop.time() + ROUND_S
+
+    async def _call_parts(self, batch: BatchRun) -> BaseException | None:
+        """Call the function with all records, and with halves of what it raises for, until each has its outcome.
+
+        Return the error that is that of all that are left, if there is one.
+        """
+        parts, failed, spared = deque([_Part([*batch.open])]), dict[_Part, str](), False
         while parts:
             part = parts.popleft()
             error = await self._try(batch, part)
             if await self._is_over(batch):
-                return
+                return None
             if error is None:
                 failed.clear()
                 if not await self._close_all(batch, part.runs):
-                    return
+                    return None
             else:
                 failed.pop(part.whole or part, None)
                 failed[part] = cause = cause_of(part.runs[0], error) or ""
-                alike = bool(cause) and [*failed.values()].count(cause) >= ALIKE
-                if alike or len(part.runs) == 1:
-                    for run in [*batch.open] if alike else part.runs:
-                        batch.settle_one(run, outcome_of(run, error))
-                    if alike:
-                        return
+                if cause and not spared and [*failed.values()].count(cause) >= ALIKE:
+                    spared = any(is_last(run, error) for run in batch.open)
+                    if not spared:
+                        return error
+                if len(part.runs) == 1:
+                    batch.settle_one(part.runs[0], outcome_of(part.runs[0], error))
                 else:
                     middle = len(part.runs) // 2
                     parts += _Part(part.runs[:middle], part), _Part(part.runs[middle:], part)
             if parts and not batch.owner.alive(batch):
                 batch.aborted = True
-                return
+                break
+        return None
 
     async def _try(self, batch: BatchRun, part: _Part) -> BaseException | None:
         """Call the function once; return what it raised. What cannot be decoded is no part of the call."""
@@ -242,6 +263,9 @@ class BatchPool(DeliveryPool):
         except NoThreadError:
             raise
         except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is a failure of records
+            for run in runs:
+                if run.outbox is not None:
+                    run.outbox.drop()
             return exc
         finally:
             for run in runs:
@@ -252,9 +276,11 @@ class BatchPool(DeliveryPool):
     async def _close_all(self, batch: BatchRun, runs: list[Run]) -> bool:
         """Give each record of a call that went well its outcome; tell whether there was time."""
         for run in runs:
-            error = None if run.outbox is None else await _closed(run)
-            if run.outbox is not None and await self._is_over(batch):
-                return False
+            error = None
+            if run.outbox is not None and not run.outbox.empty:
+                error = await _closed(run)
+                if await self._is_over(batch):
+                    return False
             batch.settle_one(run, outcome_of(run, error))
         return True
 

@@ -1,4 +1,4 @@
-"""Dead-letter records that cannot be processed any further.
+"""Dead-letter records that cannot be processed any further, or discard them where there is no dead-letter topic.
 
 * Unreadable by the client library: `damaged`, one dead letter without payload for the range of offsets.
 * A row that is damaged, or has damaged `retry-*` headers: `damaged`, with key, value, foreign headers and the metadata
@@ -9,15 +9,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from retryapp.core.errors import RecordError, UnreadableRecordsError
-from retryapp.core.hops import arriving, to_dead_letter
-from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Record
+from retryapp.core.hops import Outgoing, arriving, to_dead_letter
+from retryapp.core.lifecycle import Discarded, Handled
+from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES, RetryMetadata
+from retryapp.core.record import Record, failure_id
 from retryapp.core.salvage import last_words, salvage
+from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Run
-from retryapp.engine.lane.turn import Turn, observed
+from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.ports import Event
 
 
@@ -71,12 +73,10 @@ def _with_damage(turn: Turn) -> Turn:
 
 
 def _bury(run: Run, record: Record, metadata: RetryMetadata) -> Turn:
-    context = run.context
-    topology = context.handler.topology
-    letter, metadata = to_dead_letter(record, topology=topology, metadata=metadata, max_bytes=context.max_bytes)
+    end, metadata, event = to_end(run, record, metadata)
     dead = observed(
-        Event.DEAD,
-        topology.main,
+        event,
+        run.context.handler.main,
         record,
         failure_id=metadata.failure_id,
         attempt=metadata.attempt,
@@ -84,4 +84,42 @@ def _bury(run: Run, record: Record, metadata: RetryMetadata) -> Turn:
         error_type=metadata.error_type,
         message=metadata.error_message,
     )
-    return run.settle(publishes=(letter,), observations=(dead,))
+    return run.settle(publishes=(end,), observations=(dead,))
+
+
+_TOLD: Final = (
+    "group", "failure_id", "reason", "fingerprint", "rule", "attempt", "delivery", "replays", "policy",
+    "origin_timestamp_ms", "first_failed_ms", "started_ms",
+)  # fmt: skip
+
+
+def to_end(
+    run: Run, record: Record, metadata: RetryMetadata, dead_letters: str | None = None
+) -> tuple[Outgoing, RetryMetadata, Event]:
+    """Return what says that a record is dead: its dead letter, or where there is no topic for it an event."""
+    topology = run.context.handler.topology
+    if not topology.drop:
+        facts: dict[str, Any] = {"max_bytes": run.context.max_bytes, "dead_letters": dead_letters}
+        return *to_dead_letter(record, topology=topology, metadata=metadata, **facts), Event.DEAD
+    is_letter = topology.letters_of is not None
+    event = Discarded(
+        kind="failed" if is_letter else "discarded",
+        handler=cut_text(metadata.handler, MAX_NAME_BYTES),
+        origin=metadata.origin.text,
+        error_type=cut_text(metadata.error_type, MAX_NAME_BYTES),
+        error_message=cut_text(metadata.error_message, MAX_MESSAGE_BYTES),
+        ended_ms=metadata.last_failed_ms,
+        **{name: getattr(metadata, name) for name in _TOLD},
+    )
+    told = Event.LETTER_FAILED if is_letter else Event.DISCARDED
+    return to_event(event, topology=topology, partition=record.partition), metadata, told
+
+
+def handled(run: Run) -> tuple[Outgoing, ...]:
+    """Return what marks a dead letter whose handler is done with it; nothing for other records."""
+    handler, origin = run.context.handler, run.origin
+    if handler.topology.letters_of is None:
+        return ()
+    name, now_ms = failure_id(handler.group, origin), run.context.clock.wall_ms()
+    event = Handled(group=handler.group, handler=handler.name, failure_id=name, origin=origin.text, at_ms=now_ms)
+    return (to_event(event, topology=handler.topology, partition=run.record.partition),)

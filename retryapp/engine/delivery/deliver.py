@@ -21,6 +21,7 @@ from retryapp.core.errors import (
     RetryAppError,
     UndecodableError,
 )
+from retryapp.core.foreign import strip
 from retryapp.core.headers import RETRY_DUE_MS, decode_metadata
 from retryapp.core.hops import (
     Outgoing,
@@ -29,19 +30,20 @@ from retryapp.core.hops import (
     failures_in_a_row,
     first_failed_ms,
     restore,
-    to_dead_letter,
     to_row,
     to_tier,
     too_large_to_wait,
     waiting_size,
+    without_payload,
 )
+from retryapp.core.letters import opened, read_letter
 from retryapp.core.lifecycle import Skipped, Succeeded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import ALONE, encode_row, identity_of
 from retryapp.core.rules import ErrorClass
-from retryapp.engine.delivery.damage import bury_damaged, last_resort, unreadable
+from retryapp.engine.delivery.damage import bury_damaged, handled, last_resort, to_end, unreadable
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox, announced, give_up
@@ -86,8 +88,8 @@ def outcome_of(run: Run, error: BaseException | None) -> Outcome:
         pace.fine(run)
     if run.metadata is not None:
         return _succeeded(run, run.metadata, run.context.clock.wall_ms())
-    published = () if run.outbox is None else run.outbox.published
-    return _published(run, published) if published else run.record.next_offset
+    published, marks = () if run.outbox is None else run.outbox.published, handled(run)
+    return _published(run, published, marks) if published or marks else run.record.next_offset
 
 
 def timed_out(run: Run) -> Turn:
@@ -128,7 +130,8 @@ def unpack(run: Run) -> Turn | None:
     record, claim = run.record, run.claim
     damage = unreadable(record) if claim is None else claim.damage
     if damage is None and claim is None:
-        run.shown = arriving(record) if record.headers else record
+        shown = arriving if run.context.handler.topology.letters_of is None else opened
+        run.shown = shown(record) if record.headers else record
         return None
     if damage is None:
         try:
@@ -155,6 +158,7 @@ def _delivery(run: Run) -> Delivery:
         run.started_ms = clock.wall_ms() - round((clock.monotonic_s() - run.started_s) * 1000)
     origin = run.origin
     failed = None if metadata is None or metadata.held else metadata
+    letter = None if context.handler.topology.letters_of is None else read_letter(shown.headers)
     return Delivery(
         failure_id=failure_id(context.handler.group, origin),
         attempt=1 if metadata is None else metadata.attempt + 1,
@@ -163,7 +167,8 @@ def _delivery(run: Run) -> Delivery:
         timestamp_ms=shown.timestamp_ms,
         key=shown.key,
         raw_value=shown.value,
-        headers=shown.headers,
+        headers=shown.headers if letter is None else strip(shown.headers),
+        letter=letter,
         due_at_ms=None if failed is None else failed.due_at_ms,
         started_ms=run.started_ms,
         first_failed_ms=None if failed is None else failed.first_failed_ms,
@@ -252,10 +257,10 @@ def _trace(error: BaseException) -> str | None:
         return None
 
 
-def _published(run: Run, published: tuple[Publication, ...]) -> Turn:
+def _published(run: Run, published: tuple[Publication, ...], marks: tuple[Outgoing, ...]) -> Turn:
     record, main = run.record, run.context.handler.main
     observations = (observed(Event.SUCCEEDED, main, record, attempt=1), *announced(main, published))
-    return run.settle(publishes=published, fine=True, observations=observations, on_settled=give_up(published))
+    return run.settle(publishes=published + marks, fine=True, observations=observations, on_settled=give_up(published))
 
 
 def _succeeded(run: Run, metadata: RetryMetadata, ended_ms: int) -> Turn:
@@ -274,11 +279,8 @@ def _succeeded(run: Run, metadata: RetryMetadata, ended_ms: int) -> Turn:
         lateness_ms=max(0, delivery.lateness_ms or 0),
     )
     return run.settle(
-        publishes=(*published, to_event(event, topology=handler.topology, partition=shown.partition)),
-        observations=(
-            _observation(Event.SUCCEEDED, run, delivery, ended_ms),
-            *announced(handler.main, published),
-        ),
+        publishes=(*published, *handled(run), to_event(event, topology=handler.topology, partition=shown.partition)),
+        observations=(_observation(Event.SUCCEEDED, run, delivery, ended_ms), *announced(handler.main, published)),
         on_settled=give_up(published) if published else None,
     )
 
@@ -319,15 +321,16 @@ def _observation(event: Event, run: Run, delivery: Delivery, ended_ms: int, **mo
     )
 
 
-def _decide(run: Run, failure: Failure, failed_ms: int) -> tuple[Decision, int]:
-    """Return what becomes of a record that failed, and how many attempts that spends: none in an outage."""
+def is_last(run: Run, error: BaseException) -> bool:
+    """Tell whether a record that fails with an error, now and not in an outage, is not tried again."""
+    now_ms = run.context.clock.wall_ms()
+    return not isinstance(_decision(run, _judge(error, run, now_ms), now_ms), RetryAt)
+
+
+def _decision(run: Run, failure: Failure, failed_ms: int) -> Decision:
     context, first_ms = run.context, first_failed_ms(run.metadata, failed_ms)
-    policy = context.handler.policy
-    wait_ms = context.pace.failed(run, failure)
-    if wait_ms is not None:
-        return for_free(policy, wait_ms=wait_ms, now_ms=failed_ms), 0
-    decision = decide(
-        policy,
+    return decide(
+        context.handler.policy,
         attempt=delivery_of(run).attempt,
         failures=failures_in_a_row(run.metadata, failure.rule),
         first_failed_ms=first_ms + context.pace.away_ms(first_ms, failed_ms),
@@ -335,15 +338,15 @@ def _decide(run: Run, failure: Failure, failed_ms: int) -> tuple[Decision, int]:
         now_ms=failed_ms,
         rng=context.random.random(),
     )
-    return decision, 1
 
 
 def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decision | None = None) -> Turn:
     context = run.context
     handler, delivery = context.handler, delivery_of(run)
     failure, spent = _judge(error, run, failed_ms), 1
-    if decision is None:
-        decision, spent = _decide(run, failure, failed_ms)
+    if decision is None and (wait_ms := context.pace.failed(run, failure)) is not None:  # in an outage
+        decision, spent = for_free(handler.policy, wait_ms=wait_ms, now_ms=failed_ms), 0
+    decision = decision or _decision(run, failure, failed_ms)
     if isinstance(decision, SkipNow):
         return _skipped(run, failure, failed_ms)
     metadata = after_failure(
@@ -369,12 +372,11 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
         "fingerprint": failure.fingerprint,
     }
     failed = _observation(Event.FAILED, run, delivery, failed_ms, **facts)
-    max_bytes = context.max_bytes
     outgoing: Outgoing | None = None
     rows: tuple[Row, ...] = ()
     if isinstance(decision, RetryAt):
         outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
-        if waiting_size(outgoing) > max_bytes:
+        if waiting_size(outgoing) > context.max_bytes:
             outgoing, metadata = None, too_large_to_wait(metadata)
         else:
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
@@ -382,17 +384,13 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
             flags = ALONE if handler.batch is not None and isinstance(error, HandlerTimeoutError) else 0
             row = encode_row(to_row(outgoing, metadata, flags))
             rows = (Row(identity_of(metadata.origin), row, decision.tier),)
+            if handler.policy.max_attempts is None and metadata.delivery > 1:  # an earlier copy has it
+                outgoing = without_payload(outgoing)
     if outgoing is None:
         trace = _trace(error)
-        outgoing, metadata = to_dead_letter(
-            run.shown,
-            topology=handler.topology,
-            metadata=replace(metadata, error_trace=trace),
-            max_bytes=max_bytes,
-            dead_letters=decision.dead_letters if isinstance(decision, Dead) else None,
-        )
+        letters = decision.dead_letters if isinstance(decision, Dead) else None
+        outgoing, metadata, event = to_end(run, run.shown, replace(metadata, error_trace=trace), letters)
         facts |= {"reason": metadata.reason, "trace": trace}
-        event = Event.DEAD
     return run.settle(
         rows=rows,
         publishes=(outgoing,),

@@ -144,11 +144,13 @@ class Pace:
         circuit = self.circuit
         if circuit is None or (circuit.closed and not self._held) or run.on_end is not None or run in self._admitted:
             return False
-        if self._held or not circuit.permits(self._now_ms()):
+        waits = bool(self._held) or not circuit.permits(self._now_ms())
+        if waits:
             self._held.append(run)
-            return True
-        self._admit(circuit, run)
-        return False
+        else:
+            self._admit(circuit, run)
+        self._look()  # what it has taken comes back by time alone: none of its runs may end before that
+        return waits
 
     # -- what becomes of it -------------------------------------------------------------------------------------
 

@@ -259,7 +259,7 @@ class DeliveryPool:
             except BaseException as exc:  # noqa: BLE001 - the edge to user code: even SystemExit is the record's failure
                 error = exc
                 if run.outbox is not None:
-                    run.outbox.close()
+                    run.outbox.drop()
             if error is None or handler.policy.hot is None or not await self._tries_again(run, error):
                 break
             run.try_again()

@@ -17,6 +17,7 @@ from retryapp.core.batch import Batch
 from retryapp.core.circuit import Circuit, CircuitBreaker
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError, UndecodableError
+from retryapp.core.letters import Letter
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit
 from retryapp.core.record import Headers, Origin, idempotency_key
@@ -36,6 +37,7 @@ class Order(StrEnum):
 
     NONE = "none"
     KEY = "key"
+    LATEST = "latest"
     PARTITION = "partition"
 
 
@@ -91,6 +93,8 @@ class Delivery(Publishing):
     last_error_message: str | None = None
     replays: int = 0
     """How often the record was replayed from the dead-letter topic."""
+    letter: Letter | None = None
+    """Why the record died, for a handler of dead letters."""
 
     @property
     def idempotency_key(self) -> str:
@@ -161,6 +165,9 @@ class Handler:
                 raise InvalidSettingError("batch", self.batch, "none with order='partition': one record runs at a time")
             if self.batch.size > self.max_in_flight:
                 raise InvalidSettingError("batch", self.batch, f"a size of at most max_in_flight={self.max_in_flight}")
+        if self.policy.max_attempts is None and self.order not in (Order.KEY, Order.PARTITION):
+            problem = "a schedule without end only with order='key' or 'partition', where others wait for the record"
+            raise InvalidSettingError("policy", self.policy.text, problem)
         object.__setattr__(self, "policy_digest", self.policy.digest)
         if self.value_type is not bytes:
             target = dict[str, Any] if self.value_type is dict else self.value_type
@@ -191,9 +198,16 @@ class Handler:
     def pace(self) -> str:
         """What holds its deliveries back, for people; empty where nothing does."""
         parts = [] if self.rate_limit is None else [f"retries {self.rate_limit.text} in the whole group"]
-        parts += [] if self.max_concurrent is None else [f"{self.max_concurrent} at once per worker"]
+        parts += [] if self.max_concurrent is None else [f"{self.max_concurrent} retries at once per worker"]
         parts += [] if self.circuit is None else [f"circuit {self.circuit.text}"]
         return "; ".join(parts)
+
+    @property
+    def manner(self) -> tuple[str, ...]:
+        """What its declaration says besides the policy, for people."""
+        order = "" if self.order is Order.NONE else f"order={self.order}"
+        lists = "" if self.batch is None else f"lists of {self.batch.text}"
+        return tuple(filter(None, (order, lists, self.pace)))
 
     def decode(self, value: bytes | None) -> Any:
         """Decode a record's value, or raise `UndecodableError`."""
@@ -272,7 +286,7 @@ async def call(handler: Handler, value: Any, given: Delivery | list[Delivery] | 
 
 
 async def _in_thread(handler: Handler, arguments: tuple[Any, ...], given: Delivery | list[Delivery]) -> Any:
-    deliveries = given if isinstance(given, list) else [given]
+    deliveries = [*given] if isinstance(given, list) else [given]  # the function may do anything to its list
     run = handler.threads.run(handler.function, *arguments, name=deliveries[0].failure_id)
     try:
         ended = await asyncio.shield(run)

@@ -17,9 +17,11 @@ An outbox belongs to one run and takes nothing after its end: it would belong to
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -189,6 +191,16 @@ class Outbox:
             self._closed = True
         return self._wishes is not None
 
+    def drop(self) -> None:
+        """Take nothing more, and forget what was taken: the call has raised."""
+        self.close()
+        self.failed = None  # it may hold its caller, whose variables hold this: a ring, as in `DeliveryPool._call`
+
+    @property
+    def empty(self) -> bool:
+        """Whether a closed box has nothing to say."""
+        return self._wishes is None and self.failed is None
+
     async def take(self, random: Random) -> None:
         """Set `published` from the closed box, in order, each with its partition, or raise `PublishError`."""
         wishes, self._wishes = self._wishes, None
@@ -249,6 +261,10 @@ class Publishing:
         outbox: Outbox | None = getattr(self, "outbox", None)
         if outbox is None:
             raise error  # no worker has made this delivery: a test sees it
+        caller = inspect.currentframe()
+        if error.__traceback__ is None and caller is not None and (caller := caller.f_back) is not None:
+            # never raised: people and causes go by the line that says so, not by ours that raises it later
+            error.__traceback__ = TracebackType(None, caller, caller.f_lasti, caller.f_lineno)
         outbox.fail(error)
 
 

@@ -18,9 +18,7 @@ class LaneSite:
     sources: Sequence[TopicPartition]
     main: TopicPartition
     changelog: TopicPartition
-    dlq: TopicPartition
-    more_dlqs: Sequence[TopicPartition] = ()
-    """Dead-letter topics of rules."""
+    dlqs: Sequence[TopicPartition] = ()
     seen: TopicPartition | None = None
     """Changelog of the table of seen events, if there is one."""
     topic_id: str = ""

@@ -77,6 +77,8 @@ class LaneProtocol(ABC):
     suspected: Suspected | None = None
     """Records of the main topic that may have killed a worker, as found by the last opening."""
     suspected_rows: Suspected | None = None
+    main_end: int = 0
+    """End offset of the main topic, as the last opening found it."""
     pending: PendingTable | None = None
     seen: SeenTable | None = None
     _progress: dict[str, int] = field(default_factory=dict)
@@ -189,6 +191,7 @@ class LaneProtocol(ABC):
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
         ends = {tp: end for tp, (_, end) in bounds.items()}
         main = self.place.main
+        self.main_end = ends[main]
         self.suspected, told = self._beside().read(offsets.get(main), starts[main], ends[main], texts)
         # a start that is not committed would be decided anew after a crash, and a mark must precede its record
         if noted := {tp: starts[tp] for tp in sources if (told is not None and tp == main) or tp in missing}:
@@ -200,7 +203,7 @@ class LaneProtocol(ABC):
         changelog, name = self.place.changelog, self.place.name
         self.pending = self.open_pending()
         if not await catch_up(self.pending, self.reader, changelog, name):
-            for dlq in self._dlqs:
+            for dlq in self.place.dlqs:
                 with suppress(EnvironmentFault):
                     self.open_dead(dlq).drop()
             if self.place.seen is not None:
@@ -238,14 +241,10 @@ class LaneProtocol(ABC):
         keepers = dict(self._dead_keepers)  # pages ask in a thread
         return {topic: table for topic, keeper in keepers.items() if (table := keeper.table) is not None}
 
-    @property
-    def _dlqs(self) -> tuple[TopicPartition, ...]:
-        return (self.place.dlq, *self.place.more_dlqs)
-
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """Set the consumer to `starts` and let records of these partitions flow."""
         await self.reposition(starts)
-        for dlq in self._dlqs:
+        for dlq in self.place.dlqs:
             open_dead = partial(self.open_dead, dlq)
             self._dead_keepers[dlq.topic] = DeadLetterKeeper(
                 self.place.name, open_dead, dlq=dlq, reader=self.reader, clock=self.clock
@@ -357,7 +356,7 @@ class LaneProtocol(ABC):
 
     def apply(self, batch: LaneBatch, receipt: LaneReceipt) -> None:
         """Write a committed batch to the local tables. After any error they cannot be trusted."""
-        if self.pending is None or not self._dead_keepers:
+        if self.pending is None or len(self._dead_keepers) < len(self.place.dlqs):
             raise RuntimeError(f"lane {self.place.name} has no local store")
         self._doubted = True
         self.pending.touch(self.clock.wall_ms())

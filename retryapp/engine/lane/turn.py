@@ -14,7 +14,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.lifecycle import LifecycleEvent
 from retryapp.core.marks import Tally
-from retryapp.core.record import Record, held_bytes
+from retryapp.core.record import Origin, Record, held_bytes
 from retryapp.core.topology import HandlerTopology
 from retryapp.ports import Event, LaneBatch, Observation, Row, TopicPartition
 
@@ -111,7 +111,7 @@ def settling(record: Record, **changes: Any) -> Turn:
     return Turn(source=TopicPartition(record.topic, record.partition), next_offset=record.next_offset, **changes)
 
 
-def observed(event: Event, handler: str, record: Record, **facts: Any) -> Observation:
+def observed(event: Event, handler: str, record: Record | Origin, **facts: Any) -> Observation:
     """Return an observation of a record; `handler` is the main topic."""
     return Observation(
         event=event, handler=handler, topic=record.topic, partition=record.partition, offset=record.offset, **facts

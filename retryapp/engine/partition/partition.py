@@ -28,6 +28,7 @@ from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order
 from retryapp.engine.partition.circuits import tell
 from retryapp.engine.partition.duplicates import Duplicates, begin_duplicates
+from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.progress import Counting, OffsetWindow
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import GivenUp, Sequences
@@ -141,8 +142,10 @@ class PartitionEngine(RunOwner):
         start = starts[self._main]
         self._sequences = None
         if ordered:
-            place = self.context, self.partition, self._given_up, start
-            self._sequences = Sequences(*place, start=lambda run: self._start(run), settle=self._settle)
+            place = self.context, self.partition, self._given_up, start, transport.main_end
+            sort = Latest if self.context.handler.order is Order.LATEST else Sequences
+            calls: Any = {"settle": self._settle, "submit": partial(self.lane.submit, session)}
+            self._sequences = sort(*place, start=lambda run: self._start(run), **calls)
         self.scheduler = Scheduler(self.context, self.partition, transport.pending, emit, self._sequences, loaded)
         self._duplicates = begin_duplicates(self.context, transport.seen, self.partition)
         tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
@@ -305,6 +308,11 @@ class PartitionEngine(RunOwner):
         self._wanted(self._main)
 
     def _take(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
+        if outcome is not None and self._sequences is not None:
+            try:
+                outcome = self._sequences.judged(run, outcome)
+            except Exception as exc:  # noqa: BLE001 - as one in the delivery: else its record would never end
+                fault = exc
         if fault is not None:
             self.lane.fail(fault)
             return

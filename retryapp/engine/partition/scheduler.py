@@ -124,6 +124,7 @@ class Scheduler:
             self.loaded = True
             if self._on_loaded is not None:
                 self._on_loaded()
+            await self._sequences.caught_up()
         while not self.over:
             if not clock.trusted:
                 await asyncio.sleep(BLOCKED_SLEEP_S)

@@ -38,7 +38,7 @@ from retryapp.core.rows import (
     origin_offset,
     row_header,
 )
-from retryapp.engine.delivery.run import DeliveryContext, Run
+from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.ports import Event, PendingTable, Row
@@ -65,10 +65,10 @@ def up_to(rows: Iterable[tuple[bytes, bytes]], limit: int, max_bytes: int) -> li
     return found
 
 
-class _Line:
+class Line:
     """The records of one sequence without a final outcome, each kind in order."""
 
-    __slots__ = ("failed", "first", "rows", "running", "waiting")
+    __slots__ = ("failed", "first", "older", "rows", "running", "waiting")
 
     def __init__(self) -> None:
         self.running = False
@@ -81,6 +81,8 @@ class _Line:
         """Identities of rows, in the table or on their way to it."""
         self.waiting: deque[Run] = deque()
         """First deliveries in the window; nearly always behind all rows."""
+        self.older: list[bytes] = []
+        """Rows that end with the next outcome (`engine.partition.latest`)."""
 
 
 class GivenUp:
@@ -132,9 +134,11 @@ class Sequences:
         partition: int,
         given_up: GivenUp,
         start_offset: int,
+        end_offset: int,
         *,
         start: Callable[[Run], None],
         settle: Callable[[Run, Turn], None],
+        submit: Callable[[Turn], None],
     ) -> None:
         """Begin without any.
 
@@ -143,8 +147,10 @@ class Sequences:
             partition: its number.
             given_up: runs that go on, also of earlier sessions; their sequences wait.
             start_offset: of the main topic.
+            end_offset: where it ended when the lane opened.
             start: runs a first delivery.
             settle: takes the turn of a first delivery that does not run now.
+            submit: takes a turn that settles none.
         """
         self.wake: Callable[[], None] = lambda: None
         """Called when a row is the head of its sequence now."""
@@ -153,9 +159,13 @@ class Sequences:
         given_up.ended = self.advance
         self._start = start
         self._settle = settle
-        self._by_key = context.handler.order is Order.KEY
+        self._submit = submit
+        self._end_offset = end_offset
+        self._by_key = context.handler.order is not Order.PARTITION
+        self._holds = context.handler.order is Order.KEY
+        self._partition = partition
         self._prefix = identity_of(Origin(context.handler.main, context.topic_id, partition, 0))[:OFFSET_AT]
-        self._lines: dict[bytes, _Line] = {}
+        self._lines: dict[bytes, Line] = {}
         self._ready: dict[bytes, None] = {}
         """Sequences whose head has a row that may run, unless it is not due yet, in their turn."""
         self.aside: dict[bytes, bytes] = {}
@@ -166,7 +176,7 @@ class Sequences:
         """Rows from there on, which an earlier session has left, their sequences, and the times of their records:
         others may come before them."""
         self._unwritten: dict[bytes, bytes] = {}
-        """Held rows that are not in the table yet: their sequences, by identity."""
+        """Rows that are not in the table yet: their sequences, by identity."""
 
     def name(self, key: bytes | None) -> bytes | None:
         """Return the sequence of a record with this key; None: it has none."""
@@ -184,7 +194,7 @@ class Sequences:
                 name = self._name_of(value)
                 if name is not None:
                     identity = key[IDENTITY_AT:]
-                    self._lines.setdefault(name, _Line()).rows.append(identity)
+                    self._lines.setdefault(name, Line()).rows.append(identity)
                     if self._is_early(identity):
                         self._early.append((origin_offset(identity), name, row_header(value, _TIME)))
             after = rows[-1][0]
@@ -215,13 +225,18 @@ class Sequences:
 
         A topic that lost its end has other records at the same offsets now, with other times.
         """
-        self._reached, waits = record.next_offset, False
-        this = record.next_offset - 1, b"%d" % clamped(record.timestamp_ms, -1)
-        while self._early and self._early[-1][0] < record.next_offset:
+        last = self._reach(record.next_offset)
+        alone = record.next_offset == record.offset + 1
+        return alone and last == (record.offset, b"%d" % clamped(record.timestamp_ms, -1))
+
+    def _reach(self, next_offset: int) -> tuple[int, bytes | None] | None:
+        """Note that the main topic is read so far; return the last row that has waited for this."""
+        self._reached, last = next_offset, None
+        while self._early and self._early[-1][0] < next_offset:
             offset, name, time = self._early.pop()
-            waits = (offset, time) == this and offset == record.offset
+            last = offset, time
             self.advance(name)
-        return waits
+        return last
 
     def arrive(self, run: Run) -> None:
         """Take a first delivery, in offset order: it starts, waits in the window, or is settled with a held row."""
@@ -229,11 +244,11 @@ class Sequences:
         if name is None:
             self._start(run)
             return
-        line = self._lines.setdefault(name, _Line())
+        line = self._lines.setdefault(name, Line())
         line.waiting.append(run)
         self.advance(name)
 
-    def _hold(self, name: bytes, line: _Line, run: Run) -> bool:
+    def _hold(self, name: bytes, line: Line, run: Run) -> bool:
         """Settle a first delivery with a held row; tell whether that fits."""
         handler, record, now_ms = self._context.handler, run.record, self._context.clock.wall_ms()
         origin = Origin(record.topic, self._context.topic_id, record.partition, record.offset)
@@ -323,7 +338,14 @@ class Sequences:
         self.aside[identity] = key
         return False
 
+    async def caught_up(self) -> None:
+        """Wait until rows may run."""
+
     # -- what has ended ------------------------------------------------------------------------------------------
+
+    def judged(self, run: Run, outcome: Outcome) -> Outcome:
+        """Return the outcome that counts."""
+        return outcome
 
     def ended(self, run: Run, turn: Turn | int | None) -> bool:
         """Take the outcome of the head of a sequence; None: it has none, and stays the head.
@@ -348,18 +370,19 @@ class Sequences:
         return before_row
 
     def applied(self, turns: Sequence[Turn]) -> None:
-        """Note that turns are in the table."""
+        """Note that turns are in the table, and that the main topic is read up to where they move its offset."""
         for turn in turns:
-            if turn.held:
-                for row in turn.rows:
-                    if (name := self._unwritten.pop(row.identity, None)) is not None:
-                        self.advance(name)
+            for row in turn.rows if self._unwritten else ():
+                if (name := self._unwritten.pop(row.identity, None)) is not None:
+                    self.advance(name)
+        if (moved_to := max(turn.moves_to for turn in turns)) > self._reached:  # past transaction markers
+            self._reach(moved_to)
 
     def _is_behind(self, identity: bytes, run: Run) -> bool:
         """Tell whether a row comes after a first delivery: the handler had no order when it was written."""
         return identity[:OFFSET_AT] == self._prefix and origin_offset(identity) > run.record.offset
 
-    def _is_busy(self, name: bytes, line: _Line) -> bool:
+    def _is_busy(self, name: bytes, line: Line) -> bool:
         return line.running or name in self._given_up
 
     def advance(self, name: bytes) -> None:
@@ -380,7 +403,7 @@ class Sequences:
                 self._ready[name] = None
                 self.wake()
         waits_long = line.failed and not line.running
-        while self._by_key and line.waiting and not line.first and (waits_long or len(line.rows) > FEW):
+        while self._holds and line.waiting and not line.first and (waits_long or len(line.rows) > FEW):
             if not self._hold(name, line, line.waiting[0]):
                 return
             line.waiting.popleft()

@@ -52,7 +52,7 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFram
         F.max("to_offset").alias("to_offset"),
         *(F.sum(name).alias(name) for name in ("received", "first_try_ok", "failed")),
         F.sum(F.col("skipped") + F.col("skipped_later")).alias("skipped"),
-        *(F.sum(name).alias(name) for name in ("recovered", "pending", "dead", "uncounted")),
+        *(F.sum(name).alias(name) for name in ("recovered", "superseded", "pending", "dead", "discarded", "uncounted")),
         F.sum(F.greatest(F.lit(0), F.col("failed") - F.col("traced"))).alias("lost"),
         F.sum(F.greatest(F.lit(0), F.col("traced") - F.col("failed"))).alias("extra"),
         F.sum((F.col("gap_offsets") > 0).cast("long")).alias("gaps"),
@@ -95,10 +95,11 @@ def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFr
             F.sum((is_journey & F.col("begin").isNull()).cast("long")).alias("uncounted"),
             F.sum((F.col("fate") == "done").cast("long")).alias("recovered"),
             F.sum((F.col("fate") == "skipped").cast("long")).alias("skipped_later"),
+            F.sum((F.col("fate") == "superseded").cast("long")).alias("superseded"),
             F.sum((F.col("fate") == "pending").cast("long")).alias("pending"),
-            F.sum((F.col("fate") == "dead").cast("long")).alias("dead"),
+            *(F.sum((F.col("fate") == fate).cast("long")).alias(fate) for fate in ("dead", "discarded")),
         )
-        .fillna(0, ["recovered", "skipped_later", "pending", "dead"])
+        .fillna(0, ["recovered", "skipped_later", "superseded", "pending", "dead", "discarded"])
     )
 
 
@@ -110,7 +111,8 @@ def retention(journeys: DataFrame, kept_ms: Mapping[str, int | None], *, now_ms:
     """
     limits = [(topic, length_ms) for topic, length_ms in kept_ms.items() if length_ms is not None]
     topics = journeys.sparkSession.createDataFrame(limits, "last_topic string, retention_ms bigint")
-    dead = journeys.where(F.col("fate") == "dead").join(F.broadcast(topics), on="last_topic", how="left")
+    letters = (F.col("fate") == "dead") & ~F.col("last_topic").endswith(".events")
+    dead = journeys.where(letters).join(F.broadcast(topics), on="last_topic", how="left")
     left = F.col("last_timestamp_ms") + F.col("retention_ms") - F.lit(now_ms)
 
     def within(most_ms: int) -> Column:

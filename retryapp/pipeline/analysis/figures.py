@@ -28,7 +28,7 @@ def ways(rollup: DataFrame) -> list[Row]:
 def funnel(found: Iterable[Row], *, is_window: bool = False) -> list[Row]:
     """Return how many records each attempt brought home, by group, main, replayed, attempt and tier.
 
-    ``entered`` attempts ended: ``succeeded``, ``retried``, ``dead`` or were skipped; ``waiting`` records wait for it.
+    ``entered`` attempts ended: ``succeeded``, ``retried``, ``dead``, or without a fate here; ``waiting`` records wait.
     ``share`` is succeeded / entered, ``cumulative`` records done so far / records that entered attempt 1; None of a
     window, whose later attempts are of records that began before it.
     """
@@ -44,7 +44,7 @@ def funnel(found: Iterable[Row], *, is_window: bool = False) -> list[Row]:
     for place, count in sorted(counts.items(), key=lambda item: (*item[0][:4], item[0][4] or "")):
         row = dict(zip(("group", "main", "replayed", "attempt", "tier"), place, strict=True))
         row |= {name: count[name] for name in ("succeeded", "retried", "dead", "waiting")}
-        row["entered"] = row["succeeded"] + row["retried"] + row["dead"] + count["skipped"]
+        row["entered"] = row["succeeded"] + row["retried"] + row["dead"] + count["skipped"] + count["superseded"]
         rows.append(row)
     for row in rows:
         handler = [each for each in rows if all(each[name] == row[name] for name in ("group", "main", "replayed"))]

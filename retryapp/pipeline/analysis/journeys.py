@@ -15,7 +15,9 @@ from pyspark.sql.window import Window
 
 from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, SAID
 
-STATIONS: Final = ("held", "retry", "dlq", "succeeded", "skipped")  # in the order of their ranks
+STATIONS: Final = ("held", "retry", "dlq", "succeeded", "skipped", "discarded", "failed", "superseded")
+"""In the order of their ranks, which begin at 1."""
+_SKIPPED_RANK: Final = STATIONS.index("skipped") + 1
 _ORDER: Final = ("delivery", "rank")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 _LAST: Final = (
@@ -97,7 +99,7 @@ def _columns(steps: GroupedData) -> DataFrame:
         F.sum(F.col("times") - 1).alias("copies"),
         F.min(F.when(has_failed, F.col("step.ended_ms"))).alias("first_failed_ms"),
         F.min("rank").alias("first_rank"),
-    ).where((F.col("first_rank") < F.lit(len(STATIONS))) | (F.col("last.station") != F.lit("skipped")))
+    ).where((F.col("first_rank") < F.lit(_SKIPPED_RANK)) | (F.col("last.station") != F.lit("skipped")))
     station = F.col("last.station")
     is_pending = station.isin("held", "retry")
     found = {
@@ -106,8 +108,8 @@ def _columns(steps: GroupedData) -> DataFrame:
         },
         **{name: F.col(f"failure.{name}") for name in _FAILURE},
         "fate": F.when(is_pending, "pending")
-        .when(station == F.lit("dlq"), "dead")
-        .when(station == F.lit("skipped"), "skipped")
+        .when(station.isin("dlq", "failed"), "dead")
+        .when(station.isin("skipped", "discarded", "superseded"), station)
         .otherwise("done"),
         "last_attempt": F.col("last.attempt"),
         **{name: F.when(is_pending, F.col(f"last.{name}")) for name in ("due_at_ms", "tier")},
@@ -130,7 +132,7 @@ def _attempt() -> Column:
         "tier": F.when(is_next, F.col("before.tier")),
         "lateness_ms": F.coalesce(F.col("step.lateness_ms"), late_ms),
         "outcome": F.when(station == F.lit("retry"), "retried")
-        .when(station == F.lit("dlq"), "dead")
+        .when(station.isin("dlq", "discarded", "failed"), "dead")
         .otherwise(station),
     }
     columns = (computed.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())

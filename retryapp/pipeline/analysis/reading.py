@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from retryapp.core.errors import DamagedEventError, RetryAppError
 from retryapp.core.headers import decode_metadata
-from retryapp.core.lifecycle import Held, Progress, Skipped, Succeeded, decode_event, newer_event
+from retryapp.core.lifecycle import Held, Progress, RecordEvent, Skipped, Superseded, decode_event, newer_event
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Headers, parse_origin
 from retryapp.core.topology import TopicRole
@@ -69,11 +69,13 @@ def _read_failure(station: str, headers: Headers) -> Said:
 def _read_event(value: bytes) -> Said:
     event = decode_event(value)
     facts = vars(event)
-    if isinstance(event, Succeeded | Skipped | Held):
+    if isinstance(event, RecordEvent):
         place = parse_origin(event.origin)
         facts = facts | {name: getattr(place, name) for name in _ORIGIN}
     if isinstance(event, Skipped):
         facts |= {"ended_ms": event.at_ms, "reason": event.why}
+    elif isinstance(event, Superseded):
+        facts |= {"ended_ms": event.at_ms}
     elif isinstance(event, Held):
         facts |= {"replays": 0, "attempt": 0, "delivery": 0, "ended_ms": event.at_ms}
     elif isinstance(event, Progress):

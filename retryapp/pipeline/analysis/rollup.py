@@ -43,7 +43,7 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
     later = F.slice("attempts", F.col("place") + 2, F.greatest(F.size("attempts"), F.lit(1)))
     is_last = ~F.exists(later, lambda other: other["fingerprint"].eqNullSafe(F.col("at.fingerprint")))
     is_last_of_cause = F.col("at.fingerprint").isNotNull() & is_last
-    is_cause, is_dead = F.col("at.fingerprint") == F.col("fingerprint"), F.col("fate") == "dead"
+    is_cause, is_dead = F.col("at.fingerprint") == F.col("fingerprint"), F.col("fate").isin("dead", "discarded")
     is_final_cause = is_last_of_cause & is_cause
     is_newest = F.col("place").isNull() | (F.col("place") == F.size("attempts") - 1)
     is_waiting = is_newest & (F.col("fate") == "pending")

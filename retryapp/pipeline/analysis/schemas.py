@@ -50,7 +50,8 @@ ATTEMPT: Final = struct(
     "delivery long, replays long, attempt long, started_ms long, ended_ms long, tier string, lateness_ms long, "
     "outcome string, error_type string, error_message string, fingerprint string"
 )
-"""``tier`` and ``lateness_ms`` are of the wait before the attempt; outcome: retried, dead, succeeded or skipped."""
+"""``tier`` and ``lateness_ms`` are of the wait before the attempt; outcome: retried, dead, succeeded,
+skipped or superseded."""
 
 JOURNEYS: Final = table(
     """
@@ -64,8 +65,8 @@ JOURNEYS: Final = table(
     origin_timestamp_ms long the original record's timestamp
     key_hash string salted hash of the record's key
     policy string digest of the policy that decided last
-    fate string done, skipped (after a failure), pending or dead
-    reason string why it is dead or was skipped; null otherwise
+    fate string done, skipped (after a failure), superseded, pending, dead or discarded
+    reason string why it is dead, was discarded or skipped; null otherwise
     replays long how often it was replayed
     attempts ATTEMPTS every attempt that is known, by delivery
     last_attempt long number of the last attempt of the last replay; 0: replayed and not tried yet
@@ -115,13 +116,13 @@ ROLLUP: Final = table(
     replayed boolean attempts after a replay, which begin at 1 again
     attempt long number of the attempt; null: records that were replayed and not tried yet
     tier string delay that was waited for before it; null for a first attempt
-    outcome string retried, dead, succeeded or skipped
-    fate string of the records: done, skipped, pending or dead; null: first-try successes, as workers counted them
+    outcome string retried, dead, succeeded, skipped or superseded
+    fate string of the records, as of journeys; null: first-try successes, as workers counted them
     next_attempt long attempt for which the records wait
     next_tier string delay for which they wait
     attempts long attempts that ended
     records long records of which no later attempt failed of the cause
-    dead long of these, dead of the cause
+    dead long of these, dead of the cause, or discarded
     pending long of these, waiting since they failed of the cause
     journeys long records of which no later attempt is known
     handler_ms long time in the handler
@@ -157,8 +158,10 @@ LEDGER: Final = table("""
     first_try_ok long of these, done at their first delivery
     skipped long of these, skipped, also after a failure
     recovered long of these, done after a failure
+    superseded long replaced by newer records of their keys
     pending long wait
     dead long dead
+    discarded long dead, without a dead-letter topic
     failed long failed at their first delivery, as workers counted them
     lost long failed as workers counted, and nothing tells of them
     extra long records with a trace of a failure that workers did not count

@@ -27,7 +27,7 @@ from retryapp.pipeline.report.todo import todo
 FACTS_VERSION: Final = 2
 DAY_MS: Final = 86_400_000
 DRAWN: Final = 5  # causes with a colour of their own
-_SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "lost")
+_SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost")
 
 Facts = dict[str, Any]
 
@@ -126,7 +126,7 @@ def build(
 ) -> Facts:
     """Add totals, the headline and what to do to the tables; totals are of all time, with its ``cost``."""
     cost = tables["cost"] if cost is None else cost
-    totals = {name: sum(row[name] for row in tables["ledger"]) for name in _SUMS}
+    totals = {name: sum(row.get(name, 0) for row in tables["ledger"]) for name in _SUMS}
     covered = all(is_covered(row) for row in tables["ledger"])
     if counted is not None and not covered:
         totals |= counted
@@ -140,7 +140,7 @@ def build(
 
 
 def _headline(totals: Mapping[str, int]) -> str:
-    lost = f", {totals['lost']:,} lost" if totals["lost"] else ""
+    lost = "".join(f", {totals[name]:,} {name}" for name in ("discarded", "lost") if totals[name])
     return (
         f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} waiting, "
         f"{totals['dead']:,} dead{lost}"

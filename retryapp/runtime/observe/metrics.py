@@ -43,6 +43,7 @@ _COUNTERS: Final[Mapping[Event, tuple[str, str]]] = {
     Event.SUCCEEDED: ("succeeded", "Deliveries that the handler finished without an error."),
     Event.SKIPPED: ("skipped", "Records passed over: duplicates of an event, or as the handler or a rule said."),
     Event.HELD: ("held", "Records held, undelivered, behind earlier ones of their sequence."),
+    Event.SUPERSEDED: ("superseded", "Records that a newer one of their key has replaced."),
     Event.DAMAGED: ("damaged", "Records that could not be read as written."),
     Event.LANE_FAILED: ("lane_failures", "Errors that closed a lane; it opens again by itself."),
     Event.LANE_INCOMPLETE: (
@@ -127,6 +128,8 @@ class MetricsObserver(Observer):
         self._failures = counter("failures", "Deliveries that failed, by class of the error.", "class")
         self._scheduled = counter("scheduled", "Retries scheduled, by tier.", "tier")
         self._dead = counter("dead", "Records sent to the dead-letter topic, by reason.", "reason")
+        text = "Records that ended without a dead letter, dropped or dead letters themselves, by reason."
+        self._discarded = counter("discarded", text, "reason")
         self._kinds = counter("dead_kinds", "The same by kind: reason and type of the error.", "reason", "error")
         self._published = counter(
             "published", "Records that handlers published with record.publish, by destination.", "topic"
@@ -147,6 +150,8 @@ class MetricsObserver(Observer):
             REBALANCE_BUCKETS_S,
         )
         self._child: Callable[..., Any] = cache(lambda metric, *labels: metric.labels(*labels))
+        self.ended = Totals[str]()
+        """By handler: what ended without a dead letter."""
         self._named: dict[tuple[Counter, str], set[str]] = {}
         self._tiers: dict[str, list[str]] = {}
         if sources is not None:
@@ -160,6 +165,7 @@ class MetricsObserver(Observer):
             self._child(self._failures, handler, error_class.value)
         for reason in DeadReason:
             self._child(self._dead, handler, reason.value)
+            self._child(self._discarded, handler, reason.value)
         for state in CircuitState:
             self._child(self._circuit, handler, state.value)
         self._tiers[handler] = list(tiers)
@@ -186,6 +192,9 @@ class MetricsObserver(Observer):
                 self._child(self._dead, handler, reason).inc(count)
                 error = self._bounded(self._kinds, handler, observation.error_type or "unknown")
                 self._child(self._kinds, handler, reason, error).inc(count)
+            case Event.DISCARDED | Event.LETTER_FAILED:
+                self.ended[handler] += count
+                self._child(self._discarded, handler, observation.reason or "unknown").inc(count)
             case Event.PUBLISHED:
                 topic = self._bounded(self._published, handler, observation.topic or "unknown")
                 self._child(self._published, handler, topic).inc(count)

@@ -33,9 +33,12 @@ EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.SUCCEEDED: ("retryapp.succeeded", logging.DEBUG),
     Event.SKIPPED: ("retryapp.skipped", logging.DEBUG),
     Event.HELD: ("retryapp.held", logging.DEBUG),
+    Event.SUPERSEDED: ("retryapp.superseded", logging.DEBUG),
     Event.FAILED: ("retryapp.attempt_failed", logging.DEBUG),  # its consequence follows
     Event.SCHEDULED: ("retryapp.retry_scheduled", logging.DEBUG),
     Event.DEAD: ("retryapp.dead_lettered", logging.ERROR),
+    Event.DISCARDED: ("retryapp.discarded", logging.ERROR),
+    Event.LETTER_FAILED: ("retryapp.letter_failed", logging.ERROR),
     Event.PUBLISHED: ("retryapp.published", logging.DEBUG),
     Event.DAMAGED: ("retryapp.damaged_input", logging.WARNING),
     Event.LANE_OPENED: ("retryapp.lane_opened", logging.INFO),
@@ -60,8 +63,11 @@ _SUMMED: Final = {
     Event.SUCCEEDED: "succeeded",
     Event.SCHEDULED: "scheduled",
     Event.DEAD: "dead",
+    Event.DISCARDED: "discarded",
+    Event.LETTER_FAILED: "letters_failed",
     Event.SKIPPED: "skipped",
 }
+_DEADLY: Final = frozenset({Event.DEAD, Event.DISCARDED, Event.LETTER_FAILED})
 _UNSHOWN: Final = "dead_without_line"
 _DECIDED: Final = frozenset({DeadReason.REJECTED, DeadReason.NON_RETRYABLE})  # by handler or policy: no fault of ours
 
@@ -101,10 +107,10 @@ class LogObserver(Observer):
             self._note_cause(observation)
         elif event in _SUMMED and (event is not Event.SUCCEEDED or (observation.attempt or 1) > 1):
             sums = self._add(observation)
-            if event is Event.DEAD and sums["dead"] > MOST_DEAD_LINES:
+            if event in _DEADLY and sums[_SUMMED[event]] > MOST_DEAD_LINES:
                 sums[_UNSHOWN] += 1
                 return
-            if event is Event.DEAD and observation.reason in _DECIDED:
+            if event in _DEADLY and observation.reason in _DECIDED:
                 level = logging.WARNING
         self._log(level, event_id, observation)
 

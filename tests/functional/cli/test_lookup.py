@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from retryapp.kafka import KafkaAdmin
+from retryapp.core.lifecycle import Discarded, Handled, RecordEvent, Skipped
+from retryapp.core.record import Origin, failure_id, short_topic_id
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaAdmin, KafkaConnection, ensure_topics
 
 FAR_MS = 4_000_000_000_000
 
@@ -130,6 +133,46 @@ def test_one_dead_letter_is_shown(retryapp, shop):
     assert "first" not in done.out.replace("first failed", "")
     told = retryapp("dead", "show", *shop.place, shop.failure_id(0, 1), "--json").json
     assert (told["metadata"]["reason"], told["value"]["kind"]) == ("expired", "text")
+
+
+def test_dead_letters_show_what_their_handler_has_made_of_them(retryapp, shop):
+    """By their place on the topic as it is now, which tells two letters of a record apart."""
+    shop.bury(0, 1)
+    shop.bury(0, 1, replays=1)
+    shop.bury(1, 2)
+    shop.bury(2, 3)
+    shown = retryapp("dead", "list", *shop.place, "--json").json["records"]
+    assert {record["mark"] for record in shown} == {None}, "there is no handler of dead letters"
+    topology = shop.topology
+    letters = HandlerTopology(topology.group, topology.dlq, drop=True, letters_of=topology.main)
+    admin = KafkaAdmin(KafkaConnection(shop.operator.bootstrap))
+    ensure_topics(admin, [topology, letters])
+    topic_id = short_topic_id(admin.describe_topics([topology.dlq])[topology.dlq].topic_id)
+    facts = {"group": topology.group, "handler": "h"}
+
+    def mark(partition: int, offset: int, event: type[RecordEvent], of: str = topic_id, **more: object) -> None:
+        origin = Origin(topology.dlq, of, partition, offset)
+        ids = {"failure_id": failure_id(topology.group, origin), "origin": origin.text}
+        made = event(**{**facts, **ids, **more})
+        shop.publish(letters.events, partition, made.key, made.to_json())
+
+    why = {
+        "reason": "exhausted", "error_type": "E", "error_message": "", "fingerprint": "f", "attempt": 2, "delivery": 2,
+        "policy": "d", "origin_timestamp_ms": 1, "first_failed_ms": 1, "started_ms": 2, "ended_ms": 3,
+    }  # fmt: skip
+    mark(0, 0, Handled, at_ms=1)
+    mark(0, 1, Discarded, kind="failed", **why)
+    mark(1, 0, Skipped, at_ms=1)
+    mark(2, 0, Handled, of="another1", at_ms=1)
+    shop.publish(letters.events, 2, b"k", b"{}")
+    shown = retryapp("dead", "list", *shop.place, "--topic", topology.main, "--json").json["records"]
+    assert {(record["partition"], record["offset"]): record["mark"] for record in shown} == {
+        (0, 0): "handled", (0, 1): "failed", (1, 0): "skipped", (2, 0): None,
+    }  # fmt: skip
+    told = retryapp("dead", "show", "--broker", shop.operator.bootstrap, shop.failure_id(0, 1), "--json").json
+    assert told["mark"] == "failed", "the last letter of this record"
+    ledger = retryapp("ledger", *shop.place, "--topic", letters.main, "--json").json
+    assert ledger["handlers"][0]["main"] == letters.main, "a handler without dead letters is found without its app"
 
 
 def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,6 +67,17 @@ def test_table_shows_each_lane() -> None:
     assert "300+ in the next minute" in shown
     for fact in ("127.0.0.1:6066", "open", "1m", "17", "opening", "no [broker]"):
         assert fact in shown
+
+
+@pytest.mark.parametrize(
+    ("circuit", "lane"), [(None, "open "), ("closed", "open "), ("half-open", "open, circuit half-open ")]
+)
+def test_a_circuit_that_is_not_closed_is_shown(circuit: str | None, lane: str) -> None:
+    """What waits for it waits in an open lane, so the lane alone does not say why."""
+    first = {**GROUP.lanes[0], "circuit": circuit}
+    (row,) = [line for line in drawn(replace(GROUP, lanes=[first])).splitlines() if "127.0.0.1:6066" in line]
+    assert f" {lane}" in row
+    assert ("circuit" in row) == ("circuit" in lane)
 
 
 def test_what_is_not_known_is_said() -> None:

@@ -46,6 +46,16 @@ async def test_figures_and_lanes_are_those_of_the_pages(site: Site, worker: Fake
     assert (mine[0]["main_lag"], mine[0]["state"], mine[0]["last_error"]) == (12, "open", "TimeoutError: no answer")
 
 
+async def test_a_circuit_is_that_of_the_pages(site: Site, worker: FakeWorker) -> None:
+    """Also of a worker whose pages do not know circuits yet."""
+    worker.address = site.url
+    count(worker, 0, 0, 0)
+    worker.parts["shop.orders"][0] = replace(worker.parts["shop.orders"][0], circuit="open")
+    group = await Workers("billing", [site.url])._ask(NOW_MS)
+    circuits = {lane["partition"]: lane["circuit"] for lane in group.lanes if lane["main"] == "shop.orders"}
+    assert circuits == {0: "open", 1: None, 4: None, 5: None}
+
+
 async def test_rates_are_taken_between_two_looks(site: Site, worker: FakeWorker) -> None:
     """Counters are differences; one that went back counts from zero."""
     worker.address = site.url

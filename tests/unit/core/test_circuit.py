@@ -44,7 +44,15 @@ def probe(circuit: Circuit, now_ms: float, *outcomes: bool, first: int = 10) -> 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"failure_ratio": 0}, {"failure_ratio": 1.5}, {"minimum_calls": 1}, {"probes": 0}, {"break_for": "5"}],
+    [
+        {"failure_ratio": 0},
+        {"failure_ratio": 1.5},
+        {"minimum_calls": 1},
+        {"minimum_calls": 2.5},
+        {"probes": 0},
+        {"probes": 1.5},
+        {"break_for": "5"},
+    ],
 )
 def test_a_breaker_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     """By the name of the field, or as a duration."""

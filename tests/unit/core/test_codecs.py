@@ -11,7 +11,18 @@ import pytest
 
 from retryapp.core import errors, lane_errors
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, RetryAppError
-from retryapp.core.lifecycle import AnyEvent, CircuitChanged, PolicyUsed, Progress, Skipped, Succeeded, decode_event
+from retryapp.core.lifecycle import (
+    AnyEvent,
+    CircuitChanged,
+    Discarded,
+    Handled,
+    PolicyUsed,
+    Progress,
+    Skipped,
+    Succeeded,
+    Superseded,
+    decode_event,
+)
 from retryapp.core.record import Origin, failure_id, idempotency_key, parse_failure_id, parse_origin, short_topic_id
 from retryapp.core.rows import (
     ROW_OVERHEAD_BYTES,
@@ -88,6 +99,12 @@ IDS = {"failure_id": "billing/orders@kq8G0bTz/3/1042", "origin": "orders@kq8G0bT
 RANGE = {"partition": 3, "from_offset": 10, "to_offset": 20, "from_ms": 1, "to_ms": 2}
 SUCCEEDED = Succeeded(**OWNER, **IDS, attempt=2, started_ms=10, ended_ms=20, lateness_ms=3)
 SKIPPED = Skipped(**OWNER, **IDS, first_offset=1040, at_ms=7)
+DISCARDED = Discarded(
+    **OWNER, **IDS, reason="exhausted", error_type="E", error_message="", fingerprint="f", attempt=2, delivery=2,
+    policy="d", origin_timestamp_ms=-1, first_failed_ms=1, started_ms=2, ended_ms=3,
+)  # fmt: skip
+HANDLED = Handled(**OWNER, **IDS, at_ms=7)
+SUPERSEDED = Superseded(**OWNER, **IDS, by_offset=1044, delivery=2, attempt=2, at_ms=7)
 POLICY = PolicyUsed(**OWNER, main="orders", text="5m; timeout=5m", digest="d", at_ms=1)
 PROGRESS = Progress(**OWNER, **RANGE, main="orders", received=9, first_try_ok=8, failed=1)  # type: ignore[arg-type]
 
@@ -101,6 +118,10 @@ CIRCUIT = CircuitChanged(
     [
         (SUCCEEDED, b"billing/orders@kq8G0bTz/3/1042"),
         (SKIPPED, b"billing/orders@kq8G0bTz/3/1042"),
+        (DISCARDED, b"billing/orders@kq8G0bTz/3/1042"),
+        (DISCARDED.model_copy(update={"kind": "failed"}), b"billing/orders@kq8G0bTz/3/1042"),
+        (HANDLED, b"billing/orders@kq8G0bTz/3/1042"),
+        (SUPERSEDED, b"billing/orders@kq8G0bTz/3/1042"),
         (POLICY, b"policy:billing/orders"),
         (PROGRESS, b"progress:billing/orders/3"),
         (CIRCUIT, b"circuit:billing/orders/3"),

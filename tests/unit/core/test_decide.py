@@ -6,7 +6,7 @@ import pytest
 
 from retryapp.core.classify import classify
 from retryapp.core.decide import Dead, DeadReason, RetryAt, SkipNow, decide
-from retryapp.core.metadata import MAX_EPOCH_MS
+from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import non_retryable, retryable, skippable
 from retryapp.core.verdicts import Reject, RetryLater, Skip
@@ -79,3 +79,20 @@ def test_a_rule_names_the_dead_letter_topic_and_skips() -> None:
     assert decided(OSError(), 2) == Dead(DeadReason.EXHAUSTED)
     assert decided(KeyError(), 9) == SkipNow()
     assert decided(Skip("old")) == SkipNow()
+
+
+def test_without_end_only_time_and_verdicts_end_it() -> None:
+    """Whatever the attempt; a rule's own list of delays ends beside it."""
+    busy = retryable(TimeoutError, schedule="1s")
+    policy = RetryPolicy("forever(10s)", max_elapsed="1d", on=[busy, non_retryable(ValueError)])
+
+    def decided(error: Exception, *, now_ms: int = 0, failures: int = MAX_COUNT) -> object:
+        failure = classify(error, policy.on)
+        facts = {"attempt": MAX_COUNT, "failures": failures, "first_failed_ms": 0}
+        return decide(policy, **facts, failure=failure, now_ms=now_ms, rng=0.0)
+
+    assert decided(OSError()) == RetryAt(10_000, 10_000, "10s")
+    assert decided(OSError(), now_ms=86_400_000) == Dead(DeadReason.EXPIRED)
+    assert decided(ValueError()) == Dead(DeadReason.NON_RETRYABLE)
+    assert decided(TimeoutError(), failures=1) == RetryAt(1_000, 1_000, "1s")
+    assert decided(TimeoutError(), failures=2) == Dead(DeadReason.EXHAUSTED)

@@ -139,3 +139,20 @@ def test_the_digest_is_stable_and_tells_policies_apart() -> None:
     assert RetryPolicy("300s*2 30m*3 60m").digest == RetryPolicy("5m*2 30m*3 1h").digest
     assert RetryPolicy("5m*2 30m*3 2h").digest != RetryPolicy("5m*2 30m*3 1h").digest
     assert RetryPolicy("5m", on=non_retryable(ValueError)).digest != RetryPolicy("5m").digest
+
+
+def test_a_policy_without_end_has_no_number_of_attempts() -> None:
+    """Whichever schedule is endless; a number beside it is refused, and so are tries in place without end."""
+    policy = RetryPolicy("forever(10s)", max_elapsed="1d")
+    assert (policy.max_attempts, policy.delays_ms) == (None, (10_000,))
+    assert policy.text == "forever(10s); max_elapsed=1d; timeout=5m"
+    assert RetryPolicy.parse(policy.text) == policy
+    assert policy.digest != RetryPolicy("10s", max_elapsed="1d").digest
+    ruled = RetryPolicy("1s", on=retryable(OSError, schedule="forever(2s)"))
+    assert (ruled.max_attempts, ruled.delays_ms) == (None, (1_000, 2_000))
+    with pytest.raises(InvalidPolicyError, match="without end"):
+        RetryPolicy("1s", on=retryable(OSError, schedule="forever(2s)"), max_attempts=5)
+    for options in ({"max_attempts": 2}, {"hot": "forever(1s)"}):
+        with pytest.raises(InvalidPolicyError) as caught:
+            RetryPolicy("forever(10s)", **options)  # type: ignore[arg-type]
+        assert caught.value.field in options

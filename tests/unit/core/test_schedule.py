@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
-from retryapp.core.schedule import Schedule, exp, fixed, parse_schedule, sequence
+from retryapp.core.metadata import MAX_COUNT
+from retryapp.core.schedule import Schedule, exp, fixed, forever, parse_schedule, sequence
 
 MINUTE = 60_000
 
@@ -27,6 +28,7 @@ MINUTE = 60_000
         ),
         ("exp(1s, x3, cap=5s, 4)", exp("1s", multiplier=3, cap="5s", retries=4), (1_000, 3_000, 5_000, 5_000)),
         ("exp(1s, x1.5, 3)", exp("1s", multiplier=1.5, retries=3), (1_000, 1_500, 2_250)),
+        ("forever(10s)", forever("10s"), (10_000,)),
     ],
 )
 def test_text_and_constructor_make_the_same_schedule(text: str, made: Schedule, delays: tuple[int, ...]) -> None:
@@ -44,6 +46,7 @@ def test_text_and_constructor_make_the_same_schedule(text: str, made: Schedule, 
     [
         ("300s 5m 30m", "5m*2 30m"),
         ("5m*1   5m*2", "5m*3"),
+        ("forever( 60s )", "forever(1m)"),
         ("fixed( 30s ,5 )", "30s*5"),
         ("exp(1s, 8)", "exp(1s, x2, 8)"),
         ("exp(1s,jitter=0.50,cap=600s,x2.0,8)", "exp(1s, x2, cap=10m, jitter=0.5, 8)"),
@@ -66,7 +69,9 @@ def test_other_spellings_have_one_canonical_text(written: str, canonical: str) -
         ("exp(1s, xtwo, 5)", "two"), ("exp(1s, x0.5, 5)", "multiplier=0.5"),
         ("exp(1s, x2, jitter=1.5, 5)", "jitter=1.5"), ("exp(1s, x2, jitter=-0.1, 5)", "-0.1"),
         ("exp(1m, x2, cap=1s, 5)", "below the first delay"), ("exp(1s, x2, cap=10, 5)", "no unit"),
-        ("exp(1d, x2, 100)", "ten years"), ("linear(1s, 5)", "linear(1s,"), ("Fixed(30s, 5)", "Fixed"),
+        ("exp(1d, x2, 100)", "ten years"), ("forever()", "is empty"), ("forever(10)", "no unit"),
+        ("forever(1s, 5)", "1s, 5"), ("forever(1s) 5m", "forever(1s)"), ("linear(1s, 5)", "linear(1s,"),
+        ("Fixed(30s, 5)", "Fixed"), ("5m; max_elapsed=1d", "RetryPolicy.parse"),
     ],
 )  # fmt: skip
 def test_a_wrong_text_is_refused_with_the_part_that_is_wrong(text: str, named: str) -> None:
@@ -106,3 +111,10 @@ def test_a_constructor_refuses_what_is_no_duration() -> None:
         fixed("30", 5)
     with pytest.raises(InvalidPolicyError, match="jitter="):
         exp("1s", jitter=float("nan"), retries=2)
+
+
+def test_a_delay_without_end_follows_every_attempt() -> None:
+    """Of any number; a list of delays ends."""
+    assert [forever("10s").delay_ms(attempt, 0.5) for attempt in (1, 2, MAX_COUNT + 1)] == [10_000] * 3
+    assert not forever("10s").follows(0)
+    assert [fixed("10s", 2).follows(attempt) for attempt in (0, 1, 2, 3)] == [False, True, True, False]

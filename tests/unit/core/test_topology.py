@@ -180,3 +180,56 @@ def test_handlers_may_publish_to_each_other_in_one_direction() -> None:
         check_names(publishing(a="g.b.events", b=""))
     with pytest.raises(InvalidTopicNameError):
         publishing(a="no/name")
+
+
+def letters(publishes: str = "", of: str = "orders", name: str = "") -> HandlerTopology:
+    """Return the topics of a handler of dead letters."""
+    main = f"g.{of}.dlq{name}"
+    return HandlerTopology("g", main, publishes=tuple(publishes.split()), drop=True, letters_of=of)
+
+
+def test_a_handler_without_dead_letters_has_all_other_topics() -> None:
+    """Its dead-letter topic would have that name still: it may be of a former start."""
+    topology = HandlerTopology("g", "orders", drop=True)
+    assert (topology.dlqs, topology.dlq) == ((), "g.orders.dlq")
+    assert topology.owned == ("g.orders.retry", "g.orders.events", "g.orders.pending.changelog")
+    assert topology.is_dlq("g.orders.dlq")
+
+
+def test_a_dead_letter_topic_is_the_main_topic_of_its_handler_alone() -> None:
+    """Of a handler of this group that has it; its topics are named after it like any other's, with no second one."""
+    orders = HandlerTopology("g", "orders", dead_letters=("invalid",))
+    check_names([orders, letters(), letters(name=".invalid")])
+    assert letters().owned == (
+        "g.g.orders.dlq.retry", "g.g.orders.dlq.events", "g.g.orders.dlq.pending.changelog",
+    )  # fmt: skip
+    with pytest.raises(NameClashError):
+        check_names([orders, HandlerTopology("h", "refunds"), HandlerTopology("g", "g.orders.dlq", drop=True)])
+    with pytest.raises(NameClashError):
+        check_names([orders, HandlerTopology("h", "g.orders.dlq", drop=True, letters_of="orders")])
+
+
+@pytest.mark.parametrize(
+    ("handlers", "circle"),
+    [
+        ([*publishing(orders=""), letters("orders")], "orders -> g.orders.dlq -> orders"),
+        ([*publishing(orders="", a="orders"), letters("x a")], "orders -> g.orders.dlq -> a -> orders"),
+    ],
+)
+def test_a_circle_through_dead_letters_is_refused(handlers: list[HandlerTopology], circle: str) -> None:
+    """A record that dies each time would come back each time."""
+    with pytest.raises(PublishCircleError, match=circle):
+        check_names(handlers)
+    check_names([*publishing(orders="x", b=""), letters("b")])
+
+
+def test_marks_are_kept_for_longer_than_letters() -> None:
+    """A segment of the dead-letter topic may keep its first letter for a week more."""
+    facts = {"partitions": 3, "main_max_message_bytes": 1_000, "replication": 3}
+
+    def kept(topology: HandlerTopology, retention_ms: int | None) -> str:
+        specs = topic_specs(topology, **facts, dlq_retention_ms=retention_ms)
+        return next(spec.config["retention.ms"] for spec in specs if spec.role is TopicRole.EVENTS)
+
+    assert (kept(letters(), 30 * DAY), kept(letters(), None)) == (str(37 * DAY), "-1")
+    assert kept(HandlerTopology("g", "orders"), 30 * DAY) == str(7 * DAY)

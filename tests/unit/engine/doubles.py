@@ -32,7 +32,7 @@ RETRY = TopicPartition("app.orders.retry", 0)
 DLQ, EVENTS = "app.orders.dlq", "app.orders.events"
 SITE = LaneSite(
     name="app.orders.0", group="app", partition=0, sources=(MAIN,), main=MAIN,
-    changelog=TopicPartition("app.orders.pending.changelog", 0), dlq=TopicPartition(DLQ, 0),
+    changelog=TopicPartition("app.orders.pending.changelog", 0), dlqs=[TopicPartition(DLQ, 0)],
 )  # fmt: skip
 OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
 GIVEN_UP = [Step.HOLD, Step.CLOSE]

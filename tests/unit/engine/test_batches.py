@@ -3,60 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
 from contextlib import suppress
 from itertools import chain
 
 import pytest
-from doubles import BankDownError
+from doubles import BankDownError, Owner, make_context, make_record, running_clock
+from listed import Listed, failed, out
 from suspected import found, names
 
 from retryapp.core.batch import Batch
 from retryapp.core.errors import InvalidDurationError, InvalidSettingError, LatePublishError
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.verdicts import Reject
+from retryapp.engine.delivery.batches import BatchPool
+from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.engine.handler.publish import LateFailError
+from retryapp.ports import Event
 from retryapp.testing import MemoryDestinations, MemoryPartition, Step
 
 BATCH = Batch(4, "50ms")
-
-
-class Listed:
-    """A handler of lists: marks values that begin with `fail`, raises for those that begin with `raise`."""
-
-    def __init__(self, error: Callable[[bytes], BaseException] = lambda _value: BankDownError()) -> None:
-        self.calls: list[list[bytes]] = []
-        self.deliveries: list[list[Delivery]] = []
-        self.error = error
-
-    async def __call__(self, values: list[bytes], deliveries: list[Delivery]) -> None:
-        """Publish for each, and fail where the values say so."""
-        self.calls.append(values)
-        self.deliveries.append(deliveries)
-        await asyncio.sleep(0)
-        for value, delivery in zip(values, deliveries, strict=True):
-            delivery.publish("out", value)
-            if value.startswith(b"fail"):
-                delivery.fail(BankDownError("marked"))
-        for value in values:
-            if value.startswith(b"raise"):
-                raise self.error(value)
-
-
-def out(orders: MemoryPartition) -> list[bytes | None]:
-    """Return what is published."""
-    return [record.value for record in orders.records("out")]
-
-
-def failed(orders: MemoryPartition) -> dict[bytes | None, tuple[int, int]]:
-    """Return the copies of failures: attempt and tries by value."""
-    found: dict[bytes | None, tuple[int, int]] = {}
-    for record in orders.records("app.orders.retry"):
-        headers = dict(record.headers)
-        tries = int(headers.get("retry-hot-attempts") or b"1")
-        found[record.value] = int(headers["retry-attempt"] or b""), tries
-    return found
 
 
 async def test_a_batch_is_full_or_has_waited() -> None:
@@ -86,59 +52,6 @@ async def test_only_what_is_marked_has_failed() -> None:
         assert handler.calls == [[b"a", b"fail b", b"c", b"fail d"], [b"fail b", b"fail d"]]
         assert [delivery.attempt for delivery in handler.deliveries[1]] == [2, 2]
         assert [(letter.attempt, letter.error_message) for letter in orders.dead_letters] == [(2, "marked")] * 2
-
-
-async def test_an_exception_is_that_of_the_record_that_raises_alone() -> None:
-    """The halves are tried apart; no neighbour has failed, and nobody's results are there twice."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1h", batch=Batch(8)) as orders:
-        await orders.send(b"raise a", *names(7))
-        assert [len(values) for values in handler.calls] == [8, 4, 4, 2, 2, 1, 1]
-        assert failed(orders) == {b"raise a": (1, 4)}
-        assert sorted(value or b"" for value in out(orders)) == names(7)
-        assert [delivery.hot_attempt for delivery in handler.deliveries[1]] == [2, 2, 2, 2]
-        assert orders.engine.in_flight == 0
-
-
-async def test_two_that_raise_are_both_found() -> None:
-    """In different halves: that they fail alike proves nothing while others go well."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1h", batch=Batch(8)) as orders:
-        await orders.send(b"0", b"raise 1", b"2", b"3", b"4", b"5", b"raise 6", b"7")
-        assert set(failed(orders)) == {b"raise 1", b"raise 6"}
-        assert len(out(orders)) == 6
-
-
-async def test_what_goes_well_in_between_shows_that_records_are_to_blame() -> None:
-    """Three that fail alike among others."""
-    handler = Listed()
-    values = [b"raise %d" % n if n in (3, 11, 15) else b"%d" % n for n in range(16)]
-    async with MemoryPartition(handler, "1h", batch=Batch(16)) as orders:
-        await orders.send(*values)
-        assert set(failed(orders)) == {b"raise 3", b"raise 11", b"raise 15"}
-        assert len(out(orders)) == 13
-
-
-async def test_what_fails_alike_three_times_over_fails_whole() -> None:
-    """The service is down: five calls for a hundred records, and not two hundred."""
-    handler = Listed()
-    values = [b"raise %d" % n for n in range(100)]
-    async with MemoryPartition(handler, "1h", batch=Batch(100)) as orders:
-        await orders.send(*values)
-        assert [len(call) for call in handler.calls] == [100, 50, 50, 25, 25]
-        assert {attempt for attempt, _ in failed(orders).values()} == {1}
-        assert len(failed(orders)) == 100
-
-
-@pytest.mark.parametrize("error", [Reject, lambda value: BankDownError(value.decode() * 2, type(value))])
-async def test_what_is_about_a_record_is_never_said_of_another(error: Callable[[bytes], BaseException]) -> None:
-    """A rejection is that of a record, however many are alike; unlike errors are not one cause."""
-    kinds = [type(f"Odd{letter}Error", (Exception,), {}) for letter in "abcdefgh"]
-    handler = Listed(lambda value: error(value) if error is Reject else kinds[value[-1] - 48]())
-    async with MemoryPartition(handler, "1h", batch=Batch(8)) as orders:
-        await orders.send(*(b"raise %d" % n for n in range(7)), b"7")
-        assert out(orders) == [b"7"]
-        assert len(orders.dead_letters) + len(failed(orders)) == 7
 
 
 async def test_what_took_too_long_runs_alone_next() -> None:
@@ -288,6 +201,56 @@ async def test_a_plain_function_takes_lists_in_a_thread() -> None:
         assert set(failed(orders)) == {b"b"}
 
 
+async def test_a_thread_that_hangs_counts_whatever_it_does_to_its_lists() -> None:
+    """They are its own; which records hang is known without them."""
+    end = threading.Event()
+
+    def handler(values: list[bytes], deliveries: list[Delivery]) -> None:
+        while values:
+            values.pop()
+            deliveries.pop()
+        end.wait(30)
+
+    async with MemoryPartition(handler, RetryPolicy("1h", timeout="10s"), batch=Batch(2)) as orders:
+        await orders.send(b"a", b"b")
+        await orders.advance(10_000)
+        assert (len(orders.handler.orphans), orders.waiting) == (1, {"1h": 2})
+        end.set()
+        await orders.until(lambda: not len(orders.handler.orphans))
+
+
+async def test_a_partition_may_submit_more_while_its_list_is_made() -> None:
+    """A record that does not begin may let others go: none of them is lost, nor is the runner."""
+
+    class Ending(Owner):
+        def alive(self, run: Run) -> bool:
+            return run.session == 1
+
+        def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
+            super().ended(run, outcome, fault)
+            if self.ends == 1:
+                pool.submit(Run(self, context, make_record(), session=1))
+
+    calls: list[int] = []
+
+    async def handler(values: list[bytes]) -> None:
+        calls.append(len(values))
+
+    context = make_context(handler, batch=Batch(2))
+    pool, owner = BatchPool(Batch(2), 1, "deliver"), Ending()
+    pool.start()
+    for _ in range(2):
+        pool.submit(Run(owner, context, make_record()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        running_clock().advance(50)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    runners = [runner.done() for runner in pool._runners]
+    await pool.stop()
+    assert (runners, calls, pool._queues) == ([False], [1], {})
+
+
 async def test_a_mark_that_comes_too_late_or_is_no_error_is_told() -> None:
     """Whoever marks a record whose fate is sealed has to know."""
     handler = Listed()
@@ -309,6 +272,25 @@ async def test_a_call_that_has_raised_takes_nothing_more() -> None:
             with pytest.raises(LatePublishError):
                 delivery.publish("out", b"late")
         assert out(orders) == [b"b"]
+
+
+async def test_a_mark_that_was_never_raised_names_the_line_that_made_it() -> None:
+    """Not one of ours: people and causes go by it. What was raised keeps its own line."""
+
+    async def handler(values: list[bytes], deliveries: list[Delivery]) -> None:
+        deliveries[0].fail(BankDownError("marked"))
+        try:
+            raise BankDownError("raised")  # noqa: TRY301 - as a user's code does
+        except BankDownError as error:
+            deliveries[1].fail(error)
+
+    async with MemoryPartition(handler, "1h", batch=Batch(2)) as orders:
+        await orders.send(b"a", b"b")
+        first = handler.__code__.co_firstlineno
+        seen = [seen.place for seen in orders.observer.seen if seen.event is Event.FAILED]
+        assert [str(place).partition(" in ")[0] for place in seen] == [
+            f"test_batches.py:{first + 1}", f"test_batches.py:{first + 3}",
+        ]  # fmt: skip
 
 
 async def test_a_handler_of_one_record_may_mark_it() -> None:

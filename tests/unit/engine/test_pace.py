@@ -256,6 +256,52 @@ async def test_a_hung_probe_holds_up_nothing() -> None:
         await orders.to_rest()
 
 
+async def test_first_deliveries_do_not_wait_for_rows_that_hang_as_probes() -> None:
+    """Rows have taken all places, and none of them ends: others take theirs after a break, by time alone."""
+    service, hang = Service(), asyncio.Event()
+
+    async def handler(value: bytes, delivery: Delivery) -> None:
+        if delivery.attempt > 1 and not hang.is_set():
+            await hang.wait()
+        await service(value, delivery)
+
+    service.down = BankDownError()
+    async with partition(handler, RetryPolicy("1s", timeout="5m"), concurrency=8) as orders:
+        await orders.send(*(b"%d" % n for n in range(4)))
+        service.down = None
+        while len(orders.engine._running) < 3:
+            await orders.advance(100)
+        await orders.send(*(b"new %d" % n for n in range(6)))
+        assert service.done == []
+        await pass_time(orders, 2_000)
+        assert service.done[:2] == [b"new 0", b"new 1"]
+        hang.set()
+        await orders.to_rest()
+
+
+async def test_what_comes_in_a_recovery_waits_for_its_turn_and_not_for_the_end_of_the_ramp() -> None:
+    """Also where none of the runs before it ends."""
+    service, gate = Service(), Gate()
+    service.down = BankDownError()
+
+    async def handler(value: bytes, delivery: Delivery) -> None:
+        await (gate(value) if value.startswith(b"slow") else service(value, delivery))
+
+    async with partition(handler, "1s", concurrency=8, circuit=CircuitBreaker(minimum_calls=4, ramp="30s")) as orders:
+        await orders.send(*(b"%d" % n for n in range(4)))
+        service.down = None
+        while state(orders) is not CircuitState.RECOVERING:
+            await orders.advance(100)
+        await pass_time(orders, 5_000)
+        await orders.send(*(b"slow %d" % n for n in range(4)))
+        assert len(gate.running) == 1
+        await pass_time(orders, 1_000)
+        assert len(gate.running) == 4
+        gate.open = True
+        gate.let_all()
+        await orders.to_rest()
+
+
 async def test_a_circuit_outlives_its_session_and_its_assignment() -> None:
     """A lane that opens again, here, does not spend attempts to find out once more."""
     service = Service()

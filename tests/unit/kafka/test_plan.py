@@ -20,6 +20,7 @@ from retryapp.kafka import (
     TopicState,
     plan_topics,
 )
+from retryapp.kafka.acls import needed_acls
 from retryapp.kafka.admin import ClusterState
 from retryapp.kafka.compare import compare
 from retryapp.kafka.discovery import with_dead_letters
@@ -263,3 +264,39 @@ def test_dead_letter_topics_are_found_by_their_names() -> None:
     found = with_dead_letters(topology, names)
     assert found.dlqs == ("g.orders.dlq", "g.orders.dlq.fraud", "g.orders.dlq.invalid")
     assert with_dead_letters(HandlerTopology("g", "orders"), ["g.orders.dlq"]).dead_letters == ()
+
+
+def test_topics_of_a_handler_of_dead_letters_are_planned_with_those_of_its_handler():
+    """Before its main topic exists, with the same partitions, and room for a letter's headers and its own."""
+    letters = HandlerTopology("billing", "billing.orders.dlq", drop=True, letters_of="orders")
+
+    def planned(*states, main=main_state(), options=PlanOptions()):  # noqa: B008 - both are frozen
+        known = {state.name: state for state in (*states, *([main] if main else []))}
+        return {step.topic: step for step in plan_handler(letters, known, THREE, options)}
+
+    new = planned()
+    assert list(new) == list(letters.owned), "the main topic is a step of the other handler"
+    changelog = new[letters.pending_changelog]
+    assert (changelog.action, changelog.partitions) == (Action.CREATE, 4)
+    assert changelog.config["max.message.bytes"] == str(2_000_000 + 2 * 65_536)
+    dlq = TopicState("billing.orders.dlq", "x" * 8, 4, 3, {"max.message.bytes": "3000000"})
+    there = planned(dlq)[letters.pending_changelog]
+    assert (there.partitions, there.config["max.message.bytes"]) == (4, str(3_000_000 + 65_536))
+    grown = planned(dlq, main=main_state(partitions=6))[letters.pending_changelog]
+    assert grown.partitions == 6, "they grow in one step with the dead-letter topic"
+    assert planned(main=None) == {}
+    made = planned(main=None, options=PlanOptions(create_main_partitions=5))
+    assert made[letters.pending_changelog].partitions == 5
+
+
+def test_handlers_without_dead_letters_are_found():
+    """A handler whose dead-letter topic is gone, or was never made, has none; one of a former start has it still."""
+    dropping = HandlerTopology("g", "orders", drop=True)
+    assert with_dead_letters(HandlerTopology("g", "orders"), ["g.orders.events"]).dlqs == ()
+    assert with_dead_letters(dropping, ["g.orders.dlq"]).dlqs == ("g.orders.dlq",)
+
+
+def test_a_handler_of_dead_letters_needs_no_right_of_its_own():
+    """All its topics have the group's prefix, its main topic too."""
+    letters = HandlerTopology("billing", "billing.orders.dlq", drop=True, letters_of="orders")
+    assert needed_acls([TOPOLOGY, letters]) == needed_acls([TOPOLOGY])

@@ -1,8 +1,9 @@
 """What tests of the ledger share: a handler's topics by index, and a record's way written as text.
 
 A way is words, one for each trace: station and attempt, as `T1 T2 W2 S3` (on a retry topic, a row, succeeded; `D2`: a
-dead letter; `K0`: skipped; `H0`: held). `1:T0` is of the first replay. `T2+1`: one delivery so far has spent no
-attempt. A `?`: it was published after the moment, maybe. A `!`: its headers are damaged.
+dead letter; `K0`: skipped; `H0`: held; `X2`: discarded; `F2`: a letter that failed; `U1`: superseded). `1:T0` is of the
+first replay. `T2+1`: one delivery so far has spent no attempt. A `?`: it was published after the moment, maybe. A `!`:
+damaged headers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ STATIONS = {
     "D": (Station.DEAD, 2),
     "S": (Station.SUCCEEDED, 3),
     "K": (Station.SKIPPED, 3),
+    "X": (Station.DISCARDED, 3),
+    "F": (Station.FAILED, 3),
+    "U": (Station.SUPERSEDED, 3),
 }
 RECEIVED, FLOOR = 100, 1_000
 TIME_MS = 500_000
@@ -35,7 +39,7 @@ def way_of(text: str) -> list[Trace]:
     before, last = {0: 0}, 0
     for n, word in enumerate(text.split()):
         replays, _, rest = word.rpartition(":")
-        marks = rest.lstrip("HTWDSK+0123456789")
+        marks = rest.lstrip("HTWDSKXFU+0123456789")
         station, topic = STATIONS[rest[0]]
         offset = n + (FLOOR if "?" in marks else 0)
         attempt, free = (int(part or 0) for part in rest[1 : len(rest) - len(marks)].partition("+")[::2])

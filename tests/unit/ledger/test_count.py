@@ -9,7 +9,7 @@ import pytest
 from samples import WAITING
 
 from retryapp.core.lifecycle import Progress
-from retryapp.ledger.count import Balance, PartitionCount, total
+from retryapp.ledger.count import Balance, PartitionCount, station_text, total
 from retryapp.ledger.journey import WHOLE, Fault
 from retryapp.ledger.traces import Station, Told, Topics, Trace
 
@@ -53,7 +53,7 @@ def progress(start: int, stop: int, *, received: int, failed: int, skipped: int 
 
 def fates(balance: Balance) -> dict[str, int]:
     """Return what is not zero."""
-    names = ("received", "done", "pending", "dead", "skipped", "unknown", "lost", "recovered")
+    names = ("received", "done", "pending", "dead", "discarded", "skipped", "unknown", "lost", "recovered")
     return {name: getattr(balance, name) for name in names if getattr(balance, name)}
 
 
@@ -72,6 +72,13 @@ def test_a_lost_record_is_named_with_its_last_station(counted):
     assert (problem.fault, problem.failure_id) == (Fault.LOST, f"app/orders@{ID}/3/2")
     assert (problem.record, problem.offset) == ("orders[3]@2", 2)
     assert (problem.station, problem.where) == ("retry topic, attempt 2 failed", ("app.orders.retry[3]@1",))
+
+
+def test_what_failed_in_an_outage_only_has_failed_too(counted):
+    """Its attempt is the first one, its delivery is not; a record that was held has had one delivery."""
+    made = counted({1: "T0+1 S1+1", 2: "T0+1", 3: "H0 S1"})
+    assert fates(made.balance) == {"received": 10, "done": 9, "recovered": 1, "lost": 1}
+    assert [problem.station for problem in made.problems] == ["retry topic, no attempt spent"]
 
 
 def test_records_that_the_group_has_not_passed_are_not_received(counted, make_cut):
@@ -273,3 +280,35 @@ def test_letters_on_several_topics_are_dead_letters(topics, make_cut, way):
     assert (count(3).balance.dead, count(3).problems) == (1, [])
     (problem,) = count(2, 3).problems
     assert (problem.fault, problem.where) == (Fault.TWICE, ("app.orders.dlq[3]@5", "app.orders.dlq.invalid[3]@5"))
+
+
+def test_what_is_discarded_has_a_fate_of_its_own_and_a_letter_that_failed_is_dead(counted):
+    """At the first delivery, and after others; workers have counted both as failed."""
+    counts = progress(0, 10, received=10, failed=4)
+    made = counted({1: "X1", 2: "T1 X2", 3: "F1", 4: "T1 T2 F3"}, progress=[counts])
+    assert fates(made.balance) == {"received": 10, "done": 6, "discarded": 2, "dead": 2}
+    assert made.problems == []
+    assert station_text(Trace(2, Station.DISCARDED, EVENTS, 2, 0, 1, 1)) == "events topic, discarded at attempt 2"
+
+
+def test_a_damaged_batch_may_be_discarded_as_a_whole(counted):
+    """As the dead letter of one is dead as a whole."""
+    trace = Trace(1, Station.DISCARDED, EVENTS, 1, 0, 5, 1, loose=True)
+    made = counted({}, told=[Told(trace, ID, 3, last_offset=6)], progress=[progress(0, 10, received=7, failed=1)])
+    assert fates(made.balance) == {"received": 10, "done": 6, "discarded": 4}
+    assert made.problems == []
+
+
+def test_without_dead_letters_events_must_be_kept(topics, make_cut):
+    """What ends there shows nowhere else."""
+    own = Topics("app", tuple(name for name in topics.names if not name.endswith(".dlq")), 0)
+    cut = replace(make_cut(), topics=own, floor=[0, 0, 0, 0], kept_from_ms=[WHOLE, WHOLE, 5.0, WHOLE])
+    assert (own.dlqs, own.names[own.events], cut.shown_from_ms) == (range(2, 2), "app.orders.events", 5.0)
+
+
+def test_superseded_records_have_a_fate_of_their_own(counted):
+    """Workers count them as failed, whether they were delivered or not: each has a trace."""
+    made = counted({2: "U0", 3: "U1", 4: "T1 U1"}, progress=[progress(0, 10, received=10, failed=3)])
+    assert (made.balance.superseded, made.balance.done, made.problems) == (3, 7, [])
+    more = counted({2: "U0"}, progress=[progress(0, 10, received=10, failed=2)])
+    assert [problem.fault for problem in more.problems] == [Fault.LOST]

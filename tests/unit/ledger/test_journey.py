@@ -21,6 +21,12 @@ FIRST_MS = 500_000 - CLOCKS_MS
         ("K1", Fate.SKIPPED),
         ("T1 T2 K3", Fate.SKIPPED),
         ("T1 D2 1:T0 1:K1", Fate.SKIPPED),
+        ("U0", Fate.SUPERSEDED),
+        ("U1", Fate.SUPERSEDED),
+        ("H0 U0", Fate.SUPERSEDED),
+        ("T1 T2 U2", Fate.SUPERSEDED),
+        ("T1 T2 U3", Fate.SUPERSEDED),
+        ("T1 D2 1:T0 1:U0", Fate.SUPERSEDED),
         ("D1", Fate.DEAD),
         ("T1 W1", Fate.PENDING),
         ("T1 T2 W2", Fate.PENDING),
@@ -175,3 +181,11 @@ def test_damaged_numbers_are_those_of_the_copy_before(way, make_cut, text, fate)
     """Whose record it is can be read, and its attempt cannot; a damaged copy hides no row and no end."""
     found = follow(way(text), make_cut())
     assert (found.fate, len(found.faults)) == (fate, fate is Fate.LOST)
+
+
+def test_a_superseded_record_is_nowhere_else_and_nothing_is_missing_before(way, make_cut):
+    """A row beside it, another end, or a copy that is not there are found."""
+    assert [fault for fault, *_ in follow(way("T1 W1 U1"), make_cut()).faults] == [Fault.TWICE]
+    assert [fault for fault, *_ in follow(way("T1 U1 S2"), make_cut()).faults] == [Fault.TWICE]
+    assert [fault for fault, *_ in follow(way("T1 U3"), make_cut()).faults] == [Fault.GAP]
+    assert follow(way("T1 W1 U1?"), make_cut()).fate is Fate.PENDING

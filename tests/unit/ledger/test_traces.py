@@ -9,10 +9,10 @@ from samples import WAITING, dead, waiting
 
 from retryapp.core.errors import DamagedEventError, UnreadableRecordsError
 from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DELIVERY, RETRY_ORIGIN, encode_metadata
-from retryapp.core.lifecycle import PolicyUsed, Progress, Skipped, Succeeded
+from retryapp.core.lifecycle import Discarded, Handled, PolicyUsed, Progress, Skipped, Succeeded, Superseded
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of
-from retryapp.ledger.traces import Station, Trace, pack, told_by, told_by_event, told_by_row, unpack
+from retryapp.ledger.traces import Station, Told, Trace, pack, told_by, told_by_event, told_by_row, unpack
 
 RETRY, DLQ, EVENTS, CHANGELOG = 1, 2, 3, 4
 ID = WAITING.origin.topic_id
@@ -125,6 +125,8 @@ def test_events_tell_of_success_and_of_counts(topics):
         (probed, 5, Station.SUCCEEDED, EVENTS, 2, 1),
         (skipped, 0, Station.SKIPPED, EVENTS, 0, 0),
         (Skipped(**about, why="old", delivery=3, attempt=2, at_ms=1), 3, Station.SKIPPED, EVENTS, 2, 0),
+        (Superseded(**about, by_offset=44, at_ms=1), 0, Station.SUPERSEDED, EVENTS, 0, 0),
+        (Superseded(**about, by_offset=44, delivery=3, attempt=2, at_ms=1), 3, Station.SUPERSEDED, EVENTS, 2, 0),
     ):
         told = told_by_event(record("e", (), value=event.to_json()), topics)
         assert (told.offset, told.trace) == (42, Trace(*step, 7, 99))
@@ -137,3 +139,25 @@ def test_events_tell_of_success_and_of_counts(topics):
     for raw in (b"{}", b"", success.model_copy(update={"failure_id": "?"}).to_json()):
         with pytest.raises(DamagedEventError):
             told_by_event(record("e", (), value=raw), topics)
+
+
+def test_an_event_tells_what_was_discarded_and_of_which_offsets(topics):
+    """Of a damaged batch all of them; its numbers are a guess, as a dead letter's."""
+    origin = Origin("orders", ID, 0, 3)
+    text = str(UnreadableRecordsError("orders", 0, 3, 6, "bad checksum"))
+    name = f"{UnreadableRecordsError.__module__}.{UnreadableRecordsError.__qualname__}"
+    facts = {
+        "group": "app", "handler": "h", "failure_id": f"app/{origin.text}", "origin": origin.text, "fingerprint": "f",
+        "policy": "p", "attempt": 2, "delivery": 3, "origin_timestamp_ms": -1, "first_failed_ms": 1, "started_ms": 2,
+        "ended_ms": 3, "error_type": name, "error_message": text,
+    }  # fmt: skip
+    for kind, reason, last, loose in (
+        ("discarded", "exhausted", -1, False), ("failed", "rejected", -1, False), ("discarded", "damaged", 6, True),
+    ):  # fmt: skip
+        event = Discarded(kind=kind, reason=reason, **facts)
+        told = told_by_event(record("app.orders.events", (), value=event.to_json()), topics)
+        assert isinstance(told, Told)
+        assert told.trace == Trace(3, Station[kind.upper()], EVENTS, 2, 0, 7, 99, loose)
+        assert (told.offset, told.last_offset) == (3, last)
+    handled = Handled(**{name: facts[name] for name in ("group", "handler", "failure_id", "origin")}, at_ms=1)
+    assert told_by_event(record("app.orders.events", (), value=handled.to_json()), topics) is None, "done leaves none"

@@ -124,7 +124,7 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
             sources=[fakes.MAIN],
             main=fakes.MAIN,
             changelog=fakes.CHANGELOG,
-            dlq=fakes.DLQ,
+            dlqs=[fakes.DLQ],
             store_dir=tmp_path,
         )
         settings = ClientSettings(

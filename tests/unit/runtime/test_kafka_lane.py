@@ -345,7 +345,7 @@ async def test_each_dead_letter_topic_has_a_table(open_lane: OpenLane, topics: T
     topics.put(named, headers=letter(2))
     for _ in range(2):
         lane = open_lane()
-        lane.place.more_dlqs = [named]
+        lane.place.dlqs = [DLQ, named]
         await opened(lane)
         await until(lambda lane=lane: all(keeper.filled for keeper in lane._dead_keepers.values()))  # type: ignore[misc]
         found = {topic: [row.offset for row in each.page(None, 9)] for topic, each in lane.dead.items()}

@@ -170,17 +170,25 @@ async def test_a_second_is_summed_up_in_one_line_for_each_handler(
     assert len(caplog.records) == 3
 
 
+@pytest.mark.parametrize(
+    ("event", "line", "sum_"),
+    [
+        (Event.DEAD, "retryapp.dead_lettered", "dead"),
+        (Event.DISCARDED, "retryapp.discarded", "discarded"),
+        (Event.LETTER_FAILED, "retryapp.letter_failed", "letters_failed"),
+    ],
+)
 async def test_dead_letters_have_a_line_each_unless_they_are_many(
-    observer: LogObserver, caplog: pytest.LogCaptureFixture
+    event: Event, line: str, sum_: str, observer: LogObserver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The sum says how many had none, also to those who see warnings only."""
     caplog.set_level(logging.WARNING, logger=EVENT_LOGGER)
     for n in range(25):
-        observer.observe(replace(SCHEDULED, event=Event.DEAD, reason="exhausted", offset=n))
+        observer.observe(replace(SCHEDULED, event=event, reason="exhausted", offset=n))
     observer.summarize()
     *lines, total = caplog.records
-    assert [record.message for record in lines] == ["retryapp.dead_lettered"] * 10
-    assert (total.levelno, total.__dict__["dead"], total.__dict__["dead_without_line"]) == (logging.WARNING, 25, 15)
+    assert [record.message for record in lines] == [line] * 10
+    assert (total.levelno, total.__dict__[sum_], total.__dict__["dead_without_line"]) == (logging.WARNING, 25, 15)
 
 
 @pytest.mark.parametrize("reason", ["rejected", "non-retryable"])

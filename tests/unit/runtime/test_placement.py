@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
@@ -97,6 +98,10 @@ def test_only_partitions_that_a_worker_has_seen_grow_begin_at_the_first_record(r
     for engine.partition in range(3):
         places.append(lane_place(runtime.app, served, engine))
     assert [place.start_at_end for place in places] == [True, True, False]
+    engine.partition = 0
+    letters = replace(served.handler.topology, letters_of="orders")
+    object.__setattr__(served.handler, "topology", letters)
+    assert not lane_place(runtime.app, served, engine).start_at_end, "another lane may write letters before it opens"
 
 
 # -- a lane's end -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.lane.lane import LaneState
-from retryapp.ports import PartitionInfo
+from retryapp.ports import Event, Observation, PartitionInfo
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.view import RuntimeView
 
@@ -150,3 +151,14 @@ async def test_a_worker_with_an_open_lane_that_does_not_move_is_not_ready(runtim
     ends[0].set_result(None)
     await asyncio.sleep(0)
     assert told() == (True, None, False)
+
+
+def test_a_handler_without_dead_letters_shows_what_ended(runtime: Runtime) -> None:
+    """Since the worker's start; one that has a dead-letter topic shows what is there."""
+    view, handler = RuntimeView(runtime), runtime.served["orders"].handler
+    runtime.metrics.observe(Observation(event=Event.DISCARDED, handler="orders", reason="exhausted", count=3))
+    (info,) = view.handlers()
+    assert (info.discarded, info.topics["dlq"]) == (None, handler.topology.dlq)
+    object.__setattr__(handler, "topology", replace(handler.topology, drop=True))
+    (info,) = view.handlers()
+    assert (info.discarded, "dlq" in info.topics) == (3, False)

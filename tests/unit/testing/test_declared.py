@@ -73,6 +73,8 @@ async def test_a_handler_that_is_not_declared_is_named(retries: Retries) -> None
     """With those that are."""
     with pytest.raises(LookupError, match="'refunds' is declared, only of orders"):
         MemoryPartition.of(retries, "refunds")
+    with pytest.raises(LookupError, match="'orders' is declared, nor of any other topic"):
+        MemoryPartition.of(Retries(faust.App("empty", broker="kafka://127.0.0.1:1")), "orders")
 
 
 async def test_event_ids_may_be_named_without_a_declaration() -> None:

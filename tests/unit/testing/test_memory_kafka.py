@@ -19,7 +19,9 @@ from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 MAIN, RETRY = TopicPartition("orders", 0), TopicPartition("app.orders.retry", 0)
 CHANGELOG, DLQ = TopicPartition("app.orders.pending.changelog", 0), TopicPartition("app.orders.dlq", 0)
-SITE = LaneSite(name="app.orders.0", group="app", partition=0, sources=(MAIN,), main=MAIN, changelog=CHANGELOG, dlq=DLQ)
+SITE = LaneSite(
+    name="app.orders.0", group="app", partition=0, sources=(MAIN,), main=MAIN, changelog=CHANGELOG, dlqs=[DLQ]
+)
 ROW = waiting_row(0, due_at_ms=1_000)
 
 

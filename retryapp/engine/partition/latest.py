@@ -1,0 +1,131 @@
+"""Of each key only the newest record counts: a newer one replaces the one that waits.
+
+1. A newer record runs at once, as attempt 1. A row of an older one cannot be claimed any more, and the newer one's
+   outcome, whatever it is, removes it in the same turn.
+2. While an older one runs, newer ones wait in the window, and each is replaced by the next. An older one that fails,
+   and would be tried again, is superseded instead.
+3. What replaces a record is on the main topic, unsettled, or in a row: a crash at any point leaves the newest.
+4. An opening claims no row before the main topic is read up to where it ended then, or for `READ_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from typing_extensions import override
+
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.lifecycle import Superseded
+from retryapp.core.record import Origin, failure_id
+from retryapp.core.rows import decode_row, origin_offset
+from retryapp.engine.delivery.run import Outcome, Run
+from retryapp.engine.lane.turn import Turn, observed, settling, to_event
+from retryapp.engine.partition.sequences import Line, Sequences
+from retryapp.ports import Event, PendingTable, Row
+
+READ_S: Final = 30.0
+"""Longest wait of rows for what is on the main topic at an opening."""
+_TURN_ROWS: Final = 100
+
+
+class Latest(Sequences):
+    """The newest records of one session of a partition."""
+
+    @override
+    async def load(self, table: PendingTable) -> None:
+        await super().load(table)
+        self._table, self._read = table, asyncio.Event()
+        self._reach(self._reached)
+        for line in list(self._lines.values()):  # with another order a key may have had many
+            *older, newest = line.rows
+            sure = [each for each in older if not self._is_early(each)]
+            line.older, line.rows = older[len(sure) :], deque([newest])
+            for at in range(0, len(sure), _TURN_ROWS):
+                self._submit(self._removal(sure[at : at + _TURN_ROWS], origin_offset(newest)))
+                await asyncio.sleep(0)
+
+    @override
+    async def caught_up(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READ_S):
+                await self._read.wait()
+
+    @override
+    def _reach(self, next_offset: int) -> tuple[int, bytes | None] | None:
+        if next_offset >= self._end_offset:
+            self._read.set()
+        return super()._reach(next_offset)
+
+    @override
+    def advance(self, name: bytes) -> None:
+        line = self._lines.get(name)
+        while line and line.waiting and (len(line.waiting) > 1 or self._is_older(line.waiting[0], line)):
+            run = line.waiting.popleft()
+            by = line.waiting[-1].record.offset if line.waiting else origin_offset(line.rows[0])
+            self._settle(run, self._told(settling(run.record), run.origin, by))
+        if line and line.waiting and not self._is_busy(name, line):
+            line.older += line.rows
+            line.rows.clear()
+        super().advance(name)
+
+    def _is_older(self, run: Run, line: Line) -> bool:
+        return bool(line.rows) and self._is_behind(line.rows[0], run)
+
+    @override
+    def _is_busy(self, name: bytes, line: Line) -> bool:
+        """While a row is on its way to the table, too: what replaces it finds it there."""
+        return super()._is_busy(name, line) or bool(line.rows and line.rows[0] in self._unwritten)
+
+    @override
+    def judged(self, run: Run, outcome: Outcome) -> Outcome:
+        line = None if run.sequence is None else self._lines.get(run.sequence)
+        if run.sequence is None or line is None:
+            return outcome
+        rows = () if isinstance(outcome, int) else tuple((row.identity, row.value) for row in outcome.rows if row.value)
+        if line.waiting and rows and isinstance(outcome, Turn):
+            row, replays = decode_row(rows[0][1]), 0 if run.metadata is None else run.metadata.replays
+            seen = tuple(each for each in outcome.observations if each.event is not Event.SCHEDULED)
+            numbers = {"delivery": row.delivery, "attempt": row.attempt, "replays": replays}
+            by = line.waiting[-1].record.offset
+            outcome, rows = self._told(run.settle(observations=seen), run.origin, by, **numbers), ()
+        self._unwritten.update((identity, run.sequence) for identity, _ in rows)
+        if line.older:
+            if isinstance(outcome, int):
+                done = observed(Event.SUCCEEDED, self._context.handler.main, run.record, attempt=1)
+                outcome = run.settle(fine=True, observations=(done,))
+            more, line.older = self._removal(line.older, run.origin.offset), []
+            outcome.rows += more.rows
+            outcome.publishes += more.publishes
+            outcome.observations += more.observations
+        return outcome
+
+    def _removal(self, identities: Sequence[bytes], by: int) -> Turn:
+        """Return the turn that removes rows of the table: the record at offset `by` replaces them."""
+        turn = Turn(rows=tuple(Row(identity, None, "?") for identity in identities))
+        for identity in identities:
+            self.aside.pop(identity, None)
+            if (key := self._table.find(identity)) is None or (value := self._table.get(key)) is None:
+                raise RuntimeError(f"the table has no row {identity.hex()}, which a newer record replaces")
+            row, replays, main = decode_row(value), 0, self._context.handler.main
+            origin = Origin(main, self._context.topic_id, self._partition, origin_offset(identity))
+            with suppress(DamagedMetadataError):  # then only a former main topic's id is not known
+                if (metadata := decode_metadata(row.headers)) is not None:
+                    origin, replays = metadata.origin, metadata.replays
+            self._told(turn, origin, by, delivery=row.delivery, attempt=row.attempt, replays=replays)
+        return turn
+
+    def _told(self, turn: Turn, origin: Origin, by: int, **numbers: Any) -> Turn:
+        """Add the event of a record that is replaced to its turn."""
+        handler, identity = self._context.handler, failure_id(self._context.handler.group, origin)
+        numbers |= {"by_offset": by, "at_ms": self._context.clock.wall_ms()}
+        named: Any = {"group": handler.group, "handler": handler.name, "failure_id": identity}
+        event = Superseded(origin=origin.text, **named, **numbers)
+        turn.publishes += (to_event(event, topology=handler.topology, partition=self._partition),)
+        attempt = numbers.get("attempt")
+        turn.observations += (observed(Event.SUPERSEDED, handler.main, origin, failure_id=identity, attempt=attempt),)
+        return turn

@@ -1,0 +1,196 @@
+"""Handlers of dead letters, and handlers that drop what is dead: each record has one fate, and the ledger knows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Answer, Gate, Stage, Visit, wait_for
+from harness.evidence import Evidence
+
+from retryapp.core.lifecycle import Discarded, Handled, decode_event
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaAdmin
+from retryapp.ledger import Balance, take_ledger
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(240)]
+
+PROGRAM = '''
+from retryapp import non_retryable
+
+
+class InvalidError(ValueError):
+    """An order that nobody can charge."""
+
+
+async def ask(topic: str, order: dict, delivery: Delivery, **more: object) -> None:
+    """Tell the service of a delivery; raise what it answers."""
+    facts = {"topic": topic, "pid": os.getpid(), **_facts(delivery), **more}
+    async with aiohttp.ClientSession() as session, session.post(SPEC["service"], json=facts) as response:
+        if response.status == 422:
+            raise InvalidError("no amount")
+        if response.status != 200:
+            raise ServiceError("not now")
+
+
+POLICY = RetryPolicy("100ms", on=[non_retryable(InvalidError, dead_letters="invalid")])
+
+
+@retries.handler(SPEC["orders"], value=dict, policy=POLICY)
+async def charge(order: dict, delivery: Delivery) -> None:
+    """Charge an order."""
+    await ask(SPEC["orders"], order, delivery)
+
+
+async def report(order: dict, delivery: Delivery) -> None:
+    """Report a dead order."""
+    letter = delivery.letter
+    said = [letter.reason, letter.error_type, letter.error_message, letter.attempts, letter.origin.text, letter.damage]
+    await ask("letters", order, delivery, key=_text(json.dumps(said).encode()))
+
+
+retries.dead_letters(SPEC["orders"], policy="100ms*2", value=dict, concurrency=4)(report)
+retries.dead_letters(SPEC["orders"], named="invalid", policy="100ms*2", value=dict)(report)
+
+
+@retries.handler(SPEC["views"], value=dict, policy="100ms", dead_letters="drop")
+async def count(view: dict, delivery: Delivery) -> None:
+    """Count a view."""
+    await ask(SPEC["views"], view, delivery)
+'''
+
+
+def letters_of(stage: Stage, topic: str, name: str = "") -> HandlerTopology:
+    """Return the topics of the handler of dead letters."""
+    main = f"{HandlerTopology(stage.group, topic).dlq}{name}"
+    return HandlerTopology(stage.group, main, drop=True, letters_of=topic)
+
+
+def settled(stage: Stage, topology: HandlerTopology) -> Balance:
+    """Wait until everything has its fate; return the ledger's count, which adds up."""
+    evidence = Evidence(stage.connection, topology)
+    wait_for(
+        lambda: (evidence.unsettled(), evidence.waiting(), evidence.unsettled()) == (0, 0, 0),
+        f"{topology.main} is settled",
+        timeout_s=60,
+        every_s=0.2,
+    )
+    ledger = take_ledger(stage.connection, topology)
+    assert ledger.problems == (), ledger.problems
+    return ledger.total
+
+
+def events(stage: Stage, topology: HandlerTopology) -> list[object]:
+    """Return the events of a handler."""
+    records = Evidence(stage.connection, topology).records(topology.events)
+    return [decode_event(record.value or b"") for record in records]
+
+
+def test_letters_are_handled_once_over_a_kill(stage: Stage) -> None:
+    """A worker dies in the handler of dead letters: each letter is marked once, as handled or as failed."""
+    topic, views = stage.main_topic(), stage.main_topic("views")
+    stage.program(code=PROGRAM, orders=topic, views=views)
+    gate = Gate()
+
+    def answer(visit: Visit) -> Answer:
+        if visit.topic == "letters":
+            slow = not gate.is_set() and visit.facts["id"] % 4 == 0
+            return Answer(503 if visit.attempt <= visit.facts.get("letter", 0) else 200, gate=gate if slow else None)
+        return Answer(422 if visit.facts.get("invalid") else 503 if visit.attempt <= visit.facts["fail"] else 200)
+
+    stage.service.rule = answer
+    facts = [{"id": n, "fail": n % 3, "letter": n % 5, "invalid": n % 8 == 1} for n in range(48)]
+    stage.produce(topic, facts)
+    first = stage.worker("killed")
+    dead = {fact["id"] for fact in facts if fact["fail"] > 1 or fact["invalid"]}
+
+    def begun() -> set[int]:
+        return {visit.facts["id"] for visit in stage.service.of("letters") if visit.facts["id"] % 4 == 0}
+
+    wait_for(lambda: len(begun()) >= 3, "letters are being handled", timeout_s=60)
+    first.kill()
+    gate.set()
+    worker = stage.worker("second")
+    total = settled(stage, HandlerTopology(stage.group, topic, dead_letters=("invalid",)))
+    assert (total.received, total.dead, total.lost) == (48, len(dead), 0)
+    invalid = {fact["id"] for fact in facts if fact["invalid"]}
+    for name, ids in (("", dead - invalid), (".invalid", invalid)):
+        topology = letters_of(stage, topic, name)
+        total = settled(stage, topology)
+        lost_cause = {n for n in ids if facts[n]["letter"] >= 3}
+        assert ids, "the case is there"
+        assert lost_cause, "the case is there"
+        assert (total.received, total.done, total.dead) == (len(ids), len(ids - lost_cause), len(lost_cause))
+        marks = [event for event in events(stage, topology) if isinstance(event, Handled | Discarded)]
+        by_letter = {
+            (record.partition, record.offset): json.loads(record.value or b"")["id"]
+            for record in Evidence(stage.connection, topology).records(topology.main)
+        }
+        found = Counter(
+            (by_letter[tuple(int(part) for part in mark.failure_id.split("/")[-2:])], mark.kind) for mark in marks
+        )
+        assert found == {(n, "failed" if n in lost_cause else "handled"): 1 for n in ids}
+    said = {visit.facts["id"]: json.loads(visit.key or b"") for visit in stage.service.of("letters")}
+    assert set(said) == dead
+    assert {n: tuple(said[n][:4]) for n in dead - invalid} == dict.fromkeys(
+        dead - invalid, ("exhausted", "app.ServiceError", "not now", 2)
+    )
+    assert {n: tuple(said[n][:4]) for n in invalid} == dict.fromkeys(
+        invalid, ("non-retryable", "app.InvalidError", "no amount", 1)
+    )
+    assert all(origin.startswith(topic) and damage is None for *_, origin, damage in said.values())
+    _check_commands(stage, topic, {n: "failed" if facts[n]["letter"] >= 3 else "handled" for n in dead})
+    status, body = worker.get(f"/retries/{letters_of(stage, topic).main}/?format=json")
+    assert (status, json.loads(body)["handler"]["dead"]) == (200, 0)
+    assert worker.stop() == 0
+
+
+def command(stage: Stage, *words: str) -> dict[str, Any]:
+    """Run `retryapp`, and return what it says for programs."""
+    line = [str(Path(sys.executable).with_name("retryapp")), *words, "--json"]
+    made = subprocess.run(
+        line, capture_output=True, text=True, check=True, cwd=stage.folder, env={**os.environ, **stage.env}
+    )
+    said: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
+    return said
+
+
+def _check_commands(stage: Stage, topic: str, marks: dict[int, str]) -> None:
+    """The commands show the marks; the plan needs nothing, and every handler's ledger adds up, also without the app."""
+    listed = command(stage, "dead", "list", "-A", "app", "--topic", topic, "--limit", "100")["records"]
+    ids = {(visit.facts["id"]): visit.failure_id for visit in stage.service.of(topic)}
+    assert {letter["failure_id"]: letter["mark"] for letter in listed} == {ids[n]: mark for n, mark in marks.items()}
+    shown = command(stage, "dead", "show", "--broker", stage.bootstrap, listed[0]["failure_id"])
+    assert shown["mark"] == listed[0]["mark"]
+    assert command(stage, "plan", "-A", "app")["ok"]
+    mains = {handler["main"] for handler in command(stage, "ledger", "-A", "app")["handlers"]}
+    place = ("--broker", stage.bootstrap, "--group", stage.group)
+    assert {handler["main"] for handler in command(stage, "ledger", *place)["handlers"]} == mains
+    assert len(mains) == 4
+    assert command(stage, "doctor", "-A", "app")["findings"]
+
+
+def test_what_is_dropped_is_counted(stage: Stage) -> None:
+    """There is no dead-letter topic; the ledger, the metrics and the log say what was discarded, and why."""
+    topic, views = stage.main_topic(), stage.main_topic("views")
+    stage.program(code=PROGRAM, orders=topic, views=views)
+    stage.service.rule = lambda visit: Answer(503 if visit.attempt <= visit.facts["fail"] else 200)
+    stage.produce(views, [{"id": n, "fail": n % 4} for n in range(40)])
+    worker = stage.worker()
+    topology = HandlerTopology(stage.group, views, drop=True)
+    total = settled(stage, topology)
+    assert (total.received, total.done, total.discarded, total.dead) == (40, 20, 20, 0)
+    gone = [event for event in events(stage, topology) if isinstance(event, Discarded)]
+    assert Counter((e.kind, e.reason, e.error_type, e.error_message, e.attempt) for e in gone) == {
+        ("discarded", "exhausted", "app.ServiceError", "not now", 2): 20
+    }
+    assert topology.dlq not in KafkaAdmin(stage.connection).topic_names()
+    assert f'retryapp_discarded_total{{handler="{views}",reason="exhausted"}} 20.0' in worker.get("/retries/metrics")[1]
+    assert "retryapp.discarded" in worker.log
+    assert worker.stop() == 0

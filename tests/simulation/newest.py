@@ -1,0 +1,60 @@
+"""What must hold where a newer record of a key replaces the one that waits (I20)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from retryapp.engine.partition.latest import READ_S
+from simulation.story import Opening, Origin, Story, Violation
+
+SUPERSEDED = "superseded"
+
+
+class Starts:
+    """When records began, by partition and key."""
+
+    def __init__(self) -> None:
+        self.gone: set[Origin] = set()
+        """Records that were deleted unread: they replace nothing any more."""
+        self._started: dict[tuple[int, bytes], list[tuple[int, float]]] = {}
+
+    def check(self, origin: Origin, key: bytes, *, is_row: bool, now_ms: float, opening: Opening) -> None:
+        """Judge a call: no row begins after a newer record that had begun before its lane was opened.
+
+        Raises:
+            Violation: one does, and its lane had time to read the newer one.
+        """
+        starts = self._started.setdefault((origin[0], key), [])
+        known = [at for at, began_ms in starts if at > origin[1] and began_ms < opening.fenced_ms]
+        known = [at for at in known if (origin[0], at) not in self.gone]
+        starts.append((origin[1], now_ms))
+        if is_row and known and now_ms - opening.fenced_ms < READ_S * 1_000:
+            raise Violation(f"I20 {origin[0]}/{origin[1]}: a row begins after {known} of its key")
+
+
+def check_replaced(stories: Mapping[Origin, Story], origin: Origin, by_offset: int) -> None:
+    """Judge the end of a record: a newer one of its key has replaced it, and that one is no duplicate.
+
+    Raises:
+        Violation: there is no such record.
+    """
+    story, newer = stories[origin], stories.get((origin[0], by_offset))
+    replaces = newer is not None and newer.first is None and newer.record.key == story.record.key is not None
+    if not replaces or by_offset <= origin[1]:
+        raise Violation(f"I20 {origin[0]}/{origin[1]}: superseded by {by_offset}, which does not replace it")
+
+
+def check_newest(stories: Mapping[Origin, Story]) -> None:
+    """Judge the end of a history: of each key the newest record has ended by its own script.
+
+    Raises:
+        Violation: it was superseded.
+    """
+    newest: dict[tuple[int, bytes], Origin] = {}
+    for origin, story in stories.items():
+        if story.first is None and story.record.key is not None:
+            place = origin[0], story.record.key
+            newest[place] = max(origin, newest.get(place, origin))
+    for origin in newest.values():
+        if SUPERSEDED in stories[origin].fates:
+            raise Violation(f"I20 {origin[0]}/{origin[1]}: the newest of its key is superseded")

@@ -1,0 +1,248 @@
+"""Of each key only the newest record counts: who runs, who is superseded, and what the next session makes of it."""
+
+from __future__ import annotations
+
+import pytest
+from doubles import BankDownError, Gate, Refusing, committed, held, reopen
+
+from retryapp.core.lifecycle import Superseded, decode_event
+from retryapp.core.verdicts import Reject, Skip
+from retryapp.engine.handler.handler import Delivery, Order
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.latest import READ_S
+from retryapp.ports import Event, TopicPartition
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
+
+MAIN = TopicPartition("orders", 0)
+
+
+def latest(handler: object, policy: str = "1m 1m", **options: object) -> MemoryPartition:
+    """Make a partition of a handler with this order."""
+    return MemoryPartition(handler, policy, **{"concurrency": 9, "order": Order.LATEST, **options})  # type: ignore[arg-type]
+
+
+def superseded(partition: MemoryPartition) -> list[tuple[int, int, int, int]]:
+    """Return what events say: offset, by which one it was replaced, delivery and attempt."""
+    events = [decode_event(record.value or b"") for record in partition.records("app.orders.events")]
+    return [
+        (int(event.origin.rsplit("/", 1)[1]), event.by_offset, event.delivery, event.attempt)
+        for event in events
+        if isinstance(event, Superseded)
+    ]
+
+
+@pytest.mark.parametrize("end", [None, BankDownError(), Reject("wrong"), Skip("old")])
+async def test_a_newer_record_runs_at_once_and_its_outcome_removes_the_row_of_the_older_one(
+    end: Exception | None,
+) -> None:
+    """Whatever it is, in the same transaction; until then the row is there, and cannot be claimed once it is due."""
+    gate = Gate()
+    async with latest(gate) as orders:
+        await orders.send(b"1", key=b"a")
+        gate.let(b"1", BankDownError())
+        await orders.settle()
+        assert orders.waiting == {"1m": 1}
+        await orders.send(b"2", key=b"a")
+        await orders.advance(60_000)
+        assert (gate.started, orders.waiting, superseded(orders)) == ([b"1", b"2"], {"1m": 1}, [])
+        gate.let(b"2", end)
+        await orders.settle()
+        assert superseded(orders) == [(0, 1, 1, 1)]
+        assert (sum(orders.waiting.values()), committed(orders)) == (isinstance(end, BankDownError), 2)
+        (batch,) = (batch for batch in orders.transport.batches if any(row.value is None for row in batch.rows))
+        assert batch.offsets == {MAIN: 2}
+        assert len(orders.observer.of(Event.SUPERSEDED)) == 1
+        gate.let_all()
+        await orders.to_rest()
+        assert gate.started == [b"1", b"2"] + [b"2"] * isinstance(end, BankDownError)
+
+
+async def test_newer_records_wait_for_a_run_and_replace_each_other() -> None:
+    """Other keys, and records without one, do not wait. Each record of a key that began ends before the next begins."""
+    gate = Gate()
+    async with latest(gate) as orders:
+        await orders.send(b"1", b"2", b"3", None, key=b"a")
+        await orders.send(b"b", key=b"b")
+        await orders.send(b"n", b"m", key=None)
+        assert gate.started == [b"1", b"b", b"n", b"m"]
+        gate.let(b"1")
+        await orders.settle()
+        assert gate.started[4:] == [None]  # type: ignore[comparison-overlap]
+        gate.let_all()
+        await orders.to_rest()
+        assert superseded(orders) == [(1, 2, 0, 0), (2, 3, 0, 0)]
+        assert (committed(orders), orders.dead_letters) == (7, [])
+
+
+@pytest.mark.parametrize("row", [False, True])
+async def test_an_older_record_that_fails_while_a_newer_one_waits_is_superseded_unless_it_is_dead(row: bool) -> None:
+    """As a first delivery, and as a row; the newer one is attempt 1."""
+    gate, attempts = Gate(), list[tuple[bytes, int]]()
+
+    async def handle(value: bytes, delivery: Delivery) -> None:
+        attempts.append((value, delivery.attempt))
+        await gate(value)
+
+    async with latest(handle, "1s 1s") as orders:
+        for name, end in ((b"a", BankDownError()), (b"b", Reject("wrong"))):
+            await orders.send(name + b"1", key=name)
+            if row:
+                gate.let(name + b"1", BankDownError())
+                await orders.settle()
+                await orders.advance(1_000)
+            await orders.send(name + b"2", key=name)
+            gate.let(name + b"1", end)
+            await orders.settle()
+            gate.let(name + b"2")
+            await orders.settle()
+        await orders.to_rest()
+        assert superseded(orders) == [(0, 1, 1 + row, 1 + row)]
+        assert len(orders.records("app.orders.retry")) == 2 * row, "it waits for nothing, so it has no copy"
+        assert [letter.origin.offset for letter in orders.dead_letters] == [2]
+        assert attempts == [(b"a1", 1), *[(b"a1", 2)] * row, (b"a2", 1), (b"b1", 1), *[(b"b1", 2)] * row, (b"b2", 1)]
+
+
+@pytest.mark.parametrize("dies", ["while it runs", "at its commit"])
+async def test_after_a_crash_the_newest_is_still_there_and_no_older_one_runs(dies: str) -> None:
+    """The older row is due by then; it waits until the newer one is read again."""
+    gate, transport = Gate(), MemoryLaneTransport()
+    async with latest(gate, transport=transport) as orders:
+        await orders.send(b"1", key=b"a")
+        gate.let(b"1", BankDownError())
+        await orders.settle()
+        await orders.send(b"2", key=b"a")
+        assert gate.started == [b"1", b"2"]
+        if dies == "at its commit":
+            transport.pause(Step.COMMIT)
+            gate.let(b"2")
+            await orders.settle()
+    transport.clock.advance(120_000)
+    gate = Gate()
+    async with latest(gate, transport=transport) as orders:
+        assert (gate.started, superseded(orders)) == ([b"2"], [])
+        await reopen(orders)
+        gate.let_all()
+        await orders.to_rest()
+        assert (set(gate.started), superseded(orders)) == ({b"2"}, [(0, 1, 1, 1)])
+
+
+async def test_at_an_opening_rows_wait_until_the_main_topic_is_read() -> None:
+    """Up to where it ended then; or for a bounded time, where that takes long."""
+    for patient in (True, False):
+        gate, transport = Gate(), MemoryLaneTransport()
+        async with latest(gate, transport=transport) as orders:
+            await orders.send(b"1", key=b"a")
+            gate.let(b"1", BankDownError())
+            await orders.settle()
+        transport.clock.advance(120_000)
+        transport.append(MAIN, b"b", b"other")
+        transport.append(MAIN, b"a", b"2")
+        gate = Gate()
+        async with latest(gate, transport=transport, max_in_flight=1) as orders:
+            await orders.advance(int(READ_S * 1_000) - 1)
+            assert gate.started == [b"other"]
+            if patient:
+                gate.let(b"other")
+                await orders.settle()
+                assert gate.started == [b"other", b"2"]
+            else:
+                await orders.advance(2)
+                assert gate.started == [b"other", b"1"]
+            gate.let_all()
+            await orders.to_rest()
+            assert gate.done == ([b"other", b"2"] if patient else [b"other", b"1", b"2"])
+            assert superseded(orders) == [(0, 2, 1, 1)] * patient
+
+
+async def test_rows_do_not_wait_for_what_is_no_record() -> None:
+    """A topic that ends with a transaction marker is read once the offset has passed that."""
+    gate, transport = Gate(), MemoryLaneTransport()
+    async with latest(gate, transport=transport) as orders:
+        await orders.send(b"1", key=b"a")
+        gate.let(b"1", BankDownError())
+        await orders.settle()
+    transport.clock.advance(120_000)
+    transport.broker.logs[MAIN].end += 1
+    gate = Gate()
+    async with latest(gate, transport=transport) as orders:
+        assert gate.started == []
+        orders.lane.submit(orders.lane.session, Turn(source=MAIN, next_offset=2))  # as `Feed.catch_up` does
+        await orders.advance(1_000)
+        assert gate.started == [b"1"]
+
+
+async def test_a_duplicate_replaces_nothing() -> None:
+    """It is skipped before anybody looks at its key."""
+    gate = Gate()
+    async with latest(gate, deduplicate="header:id") as orders:
+        await orders.send(b"1", key=b"a", headers=(("id", b"1"),))
+        await orders.send(b"2", key=b"a", headers=(("id", b"2"),))
+        await orders.send(b"2", key=b"a", headers=(("id", b"2"),))
+        gate.let_all()
+        await orders.to_rest()
+        assert (gate.done, superseded(orders)) == ([b"1", b"2"], [])
+        assert len(orders.observer.of(Event.SKIPPED)) == 1
+
+
+async def test_of_the_rows_that_another_order_has_left_only_the_newest_of_a_key_runs() -> None:
+    """The others end at the opening; a record that is read again beside its row is passed."""
+    gate, transport = Gate(), MemoryLaneTransport()
+    async with MemoryPartition(gate, "1s", order=Order.KEY, transport=transport) as orders:
+        await orders.send(*(b"%03d" % number for number in range(250)), key=b"a")
+        await orders.send(b"b", key=b"b")
+        gate.let(b"000", BankDownError())
+        await orders.until(lambda: held(orders) == 249)
+    transport.offsets[MAIN], gate = 240, Gate()
+    async with latest(gate, "1s", transport=transport) as orders:
+        assert len(superseded(orders)) == 240, "those before the offset do not wait for the end of the newest"
+        gate.let_all()
+        await orders.to_rest()
+        assert gate.done == [b"b", b"249"] or gate.done == [b"249", b"b"]
+        gone = superseded(orders)
+        assert sorted(gone) == [(0, 249, 1, 1), *((number, 249, 0, 0) for number in range(1, 249))]
+        assert (committed(orders), orders.observer.of(Event.LANE_FAILED)) == (251, [])
+
+
+async def test_a_record_before_a_row_of_its_key_is_superseded_by_it() -> None:
+    """Somebody has set the group's offset back: what comes again is older."""
+    gate, transport = Gate(), MemoryLaneTransport()
+    async with latest(gate, "1s", transport=transport) as orders:
+        await orders.send(b"1", key=b"a")
+        gate.let(b"1")
+        await orders.settle()
+        await orders.send(b"2", key=b"a")
+        gate.let(b"2", BankDownError())
+        await orders.settle()
+    transport.offsets[MAIN], gate = 0, Gate()
+    gate.let_all()
+    async with latest(gate, "1s", transport=transport) as orders:
+        await orders.to_rest()
+        assert (gate.done, superseded(orders)) == ([b"2"], [(0, 1, 0, 0)])
+
+
+async def test_a_newer_record_waits_until_the_older_ones_row_is_in_the_table() -> None:
+    """Else its outcome could not remove that. It waits in memory; a topic that refuses the row holds both back."""
+    gate, transport = Gate(), MemoryLaneTransport()
+    async with latest(gate, transport=transport) as orders:
+        await orders.send(b"1", key=b"a")
+        committing = transport.pause(Step.COMMIT)
+        gate.let(b"1", BankDownError())
+        await orders.settle()
+        await orders.send(b"2", key=b"a")
+        assert (committing.reached, gate.started, held(orders)) == (True, [b"1"], 0)
+        committing.set()
+        await orders.settle()
+        assert (gate.started, orders.waiting) == ([b"1", b"2"], {"1m": 1})
+        refusing = Refusing(transport, b"2")
+        refusing.topics = ".retry"
+        gate.let(b"2", BankDownError())
+        await orders.settle()
+        await orders.send(b"3", key=b"a")
+        await orders.advance(100)
+        assert (gate.started, orders.waiting) == ([b"1", b"2"], {"1m": 1})
+        refusing.prefixes = ()
+        await orders.advance(60_000)
+        assert gate.started == [b"1", b"2", b"3"]
+        gate.let_all()
+        await orders.to_rest()
+        assert superseded(orders) == [(0, 1, 1, 1), (1, 2, 1, 1)]
