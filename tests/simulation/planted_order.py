@@ -108,7 +108,7 @@ ORDER: Final = (
     ("heads are not found at an opening", ((Sequences, "load", _not_learned),)),
     ("a successor begins beside its head", ((Sequences, "_is_busy", _free),)),
     ("a head that waits is passed", ((Sequences, "ended", _forgotten),)),
-    ("runs of a former assignment are forgotten", ((PartitionEngine, "__init__", _of_one_assignment),), 548),
+    ("runs of a former assignment are forgotten", ((PartitionEngine, "__init__", _of_one_assignment),), 1467),
     ("turns of a sequence overtake a refused one", ((RefusedTurns, "keep", _unordered),), 651),
     ("rows are claimed before those ahead of them", ((Sequences, "claim", _each_claimed),)),
     ("supersede before deduplicate", ((Latest, "reach", _before_duplicates),), 239),
