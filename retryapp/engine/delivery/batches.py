@@ -5,7 +5,7 @@ Life of a batch:
 1. The queue of a partition has enough records, or its first one has waited for long enough. A record that has to run
    alone is a batch of its own, at once: a suspect, and one whose last batch took too long.
 2. The function is called. What it marks (`Delivery.fail`) has failed, the others are done, each in its own turn.
-3. It raises: whose fault that is, nobody knows. The halves are tried apart, breadth first, and what fails alone has
+3. It raises, and does not say which record failed. The halves are tried apart, breadth first, and what fails alone has
    failed. Three parts that fail alike with nothing going well in between are no one's fault: all fail alike, unless
    that is the end of a record.
 4. The time is up, one deadline for all these calls: what has no outcome yet has failed, and runs alone next.
