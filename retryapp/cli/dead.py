@@ -80,7 +80,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
         text = "has no dead letter: it is done, waits ('retryapp pending show'), or was deleted by retention"
         return show_missing(failure_id, text, as_json=as_json)
     facts = {
-        **dead_detail(dead_entry(record)),
+        **dead_detail(dead_entry(record), record.headers),
         "dead_ms": record.timestamp_ms,
         "topic": record.topic,
         "mark": marks_of(connection, topology).get((record.topic, record.partition, record.offset)),

@@ -1,7 +1,8 @@
 """Waiting and dead records as plain facts, for JSON, a template or a terminal.
 
-A worker's pages have rows of its tables; commands read the group's topics to their end, with no worker. Lists hold no
-payloads: neither key nor value nor foreign headers. Damaged metadata is shown as such, never hidden and never a reason
+A worker's pages have rows of its tables; commands read the group's topics to their end, with no worker. Lists hold the
+beginnings of key and message, and no value and no foreign headers: whoever shows them leaves out what a reader may not
+see. Damaged metadata is shown as such, never hidden and never a reason
 to fail.
 """
 
@@ -11,8 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from heapq import nlargest, nsmallest
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from retryapp.core.causes import cause_id, cause_name
+from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
@@ -23,12 +26,14 @@ from retryapp.core.rows import PendingRow, decode_row, is_held, parse_row_key, r
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic, with_dead_letters
 from retryapp.lookup.payloads import header_text, payload_of
-from retryapp.ports import DeadEntry, DeadRow, PendingEntry
+from retryapp.ports import DeadEntry, PendingEntry
 
 Facts = dict[str, Any]
 """As JSON has them: units in the names, times in epoch milliseconds."""
 
 _SUMMARY = ("failure_id", "attempt", "tier", "reason", "error_type", "first_failed_ms", "last_failed_ms")
+MAX_MESSAGE_CHARS: Final = 200
+"""Characters of an error's message in a list of waiting records; that of dead letters has what their index keeps."""
 
 
 def known_sum(numbers: Iterable[int | None]) -> int | None:
@@ -40,7 +45,17 @@ def known_sum(numbers: Iterable[int | None]) -> int | None:
 def pending_summary(entry: PendingEntry) -> Facts:
     """Return one line of the list of waiting records."""
     row, key, damaged = _row(entry)
-    return {**_summary(row.headers, damaged), **key}
+    facts = {"key": key_text(row.key), "max_attempts": entry.max_attempts}
+    return {**_summary(row.headers, damaged), **facts, **key}
+
+
+def key_text(key: bytes | None) -> str | None:
+    """Return the beginning of a key as lists show it: text, or its bytes in hexadecimal; None without one."""
+    if key is None:
+        return None
+    kept = key[:MAX_KEY_BYTES]
+    text = kept.decode("utf-8", "ignore" if len(kept) == MAX_KEY_BYTES else "replace")  # a character may be cut
+    return text if text.isprintable() and "\ufffd" not in text else f"0x{kept.hex()}"
 
 
 def pending_detail(entry: PendingEntry) -> Facts:
@@ -61,15 +76,37 @@ def pending_value(entry: PendingEntry) -> bytes:
 
 
 def dead_summary(entry: DeadEntry) -> Facts:
-    """Return one line of the list of dead letters."""
-    facts = {"partition": entry.partition, "offset": entry.row.offset, "letters": entry.letters}
-    return {**_summary(entry.row.headers), **facts}
+    """Return one line of the list of dead letters, as the index has it."""
+    row = entry.row
+    whole = row.damaged is None
+    return {
+        "failure_id": row.failure_id if whole else None,
+        "attempt": row.attempt,
+        "max_attempts": entry.max_attempts,
+        "tier": None,
+        "reason": row.reason if whole else None,
+        "error_type": row.error_type,
+        "message": row.message,
+        "cause": row.cause or row.error_type,
+        "cause_id": row.cause_id,
+        "key": key_text(row.key),
+        "first_failed_ms": row.first_failed_ms,
+        "last_failed_ms": row.last_failed_ms,
+        "origin": asdict(parse_failure_id(row.failure_id)[1]) if whole and row.failure_id else None,
+        "damaged": row.damaged,
+        "partition": entry.partition,
+        "offset": row.offset,
+        "letters": entry.letters,
+        "append_ms": None if row.append_ms < 0 else row.append_ms,
+        "replays": row.replays,
+        "mark": row.mark,
+        "job": row.job,
+    }
 
 
-def dead_detail(entry: DeadEntry) -> Facts:
-    """Return one dead letter with its headers; key and value have to be read from the topic."""
-    facts = {"partition": entry.partition, "offset": entry.row.offset, "letters": entry.letters}
-    return {**_detail(entry.row.headers), **facts}
+def dead_detail(entry: DeadEntry, headers: Headers) -> Facts:
+    """Return one dead letter with its headers, which like key and value are read from the topic."""
+    return {**_detail(headers, entry.row.damaged), **dead_summary(entry)}
 
 
 def original_value(headers: Headers, value: bytes | None) -> bytes | None:
@@ -100,9 +137,14 @@ def _metadata(headers: Headers) -> tuple[RetryMetadata | None, str | None]:
 def _summary(headers: Headers, damaged: str | None = None) -> Facts:
     """Return what a list shows; None for what damaged metadata does not contain."""
     metadata, problem = _metadata(headers)
-    facts = {name: getattr(metadata, name, None) for name in _SUMMARY}
+    facts: Facts = {name: getattr(metadata, name, None) for name in _SUMMARY}
+    facts |= dict.fromkeys(("message", "cause", "cause_id"))
     if metadata is not None and metadata.held:
         facts |= dict.fromkeys(("error_type", "first_failed_ms", "last_failed_ms"))
+    elif metadata is not None:
+        facts["message"] = metadata.error_message[:MAX_MESSAGE_CHARS]
+        facts["cause"] = cause_name(metadata.error_type, None, metadata.error_message)
+        facts["cause_id"] = cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message)
     return {**facts, "origin": asdict(metadata.origin) if metadata else None, "damaged": damaged or problem}
 
 
@@ -254,4 +296,5 @@ def marks_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[tup
 
 def dead_entry(record: Record) -> DeadEntry:
     """Return a record of the dead-letter topic as a worker's table has it."""
-    return DeadEntry(partition=record.partition, row=DeadRow(offset=record.offset, headers=record.headers))
+    row = index_letter(record.offset, record.headers, record.key, record.timestamp_ms)
+    return DeadEntry(partition=record.partition, row=row)

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from retryapp.core.causes import CauseCount
+from retryapp.core.dead_index import IndexedLetter
 from retryapp.core.deduplicate import Seen
 from retryapp.ports.flow import Row
 
@@ -74,26 +76,48 @@ class PendingTable(LocalTable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadRow:
-    """A dead letter in the look-up table: its offset on the dead-letter topic and headers, never its value."""
+    """A dead letter that is written to the index: its offset on the dead-letter topic and headers, never its value."""
 
     offset: int
     headers: tuple[tuple[str, bytes | None], ...]
+    key: bytes | None = None
+    append_ms: int = -1
+    """When it was appended to the topic, epoch milliseconds: the broker's time, or of what was just published ours."""
 
 
 class DeadLetterTable(LocalTable, Protocol):
-    """The dead letters of one handler and partition, by offset on the dead-letter topic."""
+    """The index of the dead letters of one handler and partition, by offset on the dead-letter topic."""
 
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
-        """Add rows; `next_offset`: the topic has been read up to there."""
+        """Add rows; `next_offset`: the topic has been read up to there. Marks stay."""
 
-    def page(self, before: int | None, limit: int) -> list[DeadRow]:
-        """Return at most `limit` rows with an offset below `before`, newest first."""
+    def mark(self, offset: int, mark: str | None, job: str | None = None) -> None:
+        """Note what became of the letter at an offset, and the job that did it; None takes the mark back.
 
-    def find(self, failure_id: str) -> DeadRow | None:
+        At most 255 bytes each. The last mark counts, whether the letter was written before or comes later; it goes
+        with its letter. Marks are not on the dead-letter topic: a table that was rebuilt has none until they are set
+        again.
+        """
+
+    def page(
+        self, before: int | None, limit: int, *, cause: str | None = None, key: bytes | None = None
+    ) -> list[IndexedLetter]:
+        """Return at most `limit` letters with an offset below `before`, newest first: all, of a cause id, or of a key.
+
+        Of a cause *and* a key: those of the key are looked through, at most `limit` of them match.
+        """
+
+    def find(self, failure_id: str) -> IndexedLetter | None:
         """Return the newest dead letter of a failure id, or None."""
 
     def count(self) -> int:
         """Return the number of rows."""
+
+    def causes(self) -> Sequence[CauseCount]:
+        """Return how many letters each cause has, marked ones too, the most first: ``MAX_CAUSES`` and one of the rest.
+
+        ``OTHER_CAUSE`` are letters of further causes, and those whose headers name none.
+        """
 
     def forget_before(self, first_offset: int) -> int:
         """Remove rows below an offset, a few; return how many. Call again until nothing is removed."""

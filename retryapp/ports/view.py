@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from retryapp.ports.tables import DeadRow
+from retryapp.core.dead_index import IndexedLetter
 
 PAGES_PREFIX: Final = "/retries"
 
@@ -97,6 +97,8 @@ class PendingEntry:
     partition: int
     key: bytes
     value: bytes
+    max_attempts: int | None = None
+    """As the handler's policy has it now; None: without end, or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,8 @@ class DeadEntry:
     """A dead letter of a look-up table."""
 
     partition: int
-    row: DeadRow
+    row: IndexedLetter
     letters: str | None = None
     """Name of the dead-letter topic of a rule; None: the usual one."""
+    max_attempts: int | None = None
+    """As the handler's policy has it now; None: without end, or unknown."""

@@ -17,7 +17,6 @@ from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
 
 from retryapp.core.errors import BrokerUnreachableError
-from retryapp.core.headers import RETRY_REPLAYS
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin, Record
 from retryapp.core.rows import identity_of
@@ -112,7 +111,8 @@ class RuntimeView:
         places = [(number, self._open(main, number)) for number in numbers]
         here = [(number, placed) for number, placed in places if placed and placed.lane.state is LaneState.OPEN]
         chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))))
-        rows = [_waiting(placed, number, after, chunk) for number, placed in here]
+        most = self._max_attempts(main)
+        rows = [_waiting(placed, number, after, chunk, most) for number, placed in here]
         return list(islice(heapq.merge(*rows, key=lambda entry: entry.key), limit))
 
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
@@ -122,23 +122,36 @@ class RuntimeView:
         origin = Origin(main, self._runtime.served[main].topic_id, partition, origin_offset)
         key = table.find(identity_of(origin)) if table else None
         value = table.get(key) if table and key else None
-        return PendingEntry(partition=partition, key=key, value=value) if key and value else None
+        most = self._max_attempts(main)
+        return PendingEntry(partition=partition, key=key, value=value, max_attempts=most) if key and value else None
 
     def dead_page(
-        self, main: str, *, partition: int, before: int | None, limit: int, letters: str | None = None
+        self,
+        main: str,
+        *,
+        partition: int,
+        before: int | None,
+        limit: int,
+        letters: str | None = None,
+        cause: str | None = None,
+        key: bytes | None = None,
     ) -> Sequence[DeadEntry]:
-        """Return dead letters of one topic and partition, newest first, with offsets below `before`."""
+        """Return dead letters of one topic and partition, newest first, with offsets below `before`.
+
+        All of them, or those of a cause id or of a record key, which are looked up.
+        """
         placed, topology = self._open(main, partition), self._runtime.served[main].handler.topology
         table = placed.transport.dead.get(topology.dlq_named(letters)) if placed else None
-        rows = table.page(before, limit) if table else []
-        return [DeadEntry(partition=partition, row=row, letters=letters) for row in rows]
+        rows = table.page(before, limit, cause=cause, key=key) if table else []
+        most = self._max_attempts(main)
+        return [DeadEntry(partition=partition, row=row, letters=letters, max_attempts=most) for row in rows]
 
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
         """Return the newest dead letter of a failure id, or None."""
         placed, topology = self._open(main, partition), self._runtime.served[main].handler.topology
         tables = placed.transport.dead if placed else {}
         found = [
-            DeadEntry(partition=partition, row=row, letters=letters)
+            DeadEntry(partition=partition, row=row, letters=letters, max_attempts=self._max_attempts(main))
             for letters in (None, *topology.dead_letters)
             if (table := tables.get(topology.dlq_named(letters))) and (row := table.find(failure_id))
         ]
@@ -173,6 +186,9 @@ class RuntimeView:
     def metrics_text(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
         return self._runtime.metrics.text()
+
+    def _max_attempts(self, main: str) -> int | None:
+        return self._runtime.served[main].handler.policy.max_attempts
 
     def _open(self, main: str, partition: int) -> Placed | None:
         return self._runtime.placed.get((main, partition))
@@ -266,17 +282,16 @@ def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | Non
 
 def _replays(entry: DeadEntry) -> int:
     """Return how often a dead letter's record had been replayed: the last one of a record has the most."""
-    replays = dict(entry.row.headers).get(RETRY_REPLAYS) or b"0"
-    return int(replays) if replays.isdigit() else 0
+    return entry.row.replays
 
 
-def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int) -> Iterator[PendingEntry]:
+def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int, most: int | None) -> Iterator[PendingEntry]:
     """Walk over waiting records, a few at a time: most of them are never asked for."""
     table = placed.transport.pending
     while table is not None:
         rows = table.page(after, chunk)
         for key, value in rows:
-            yield PendingEntry(partition=number, key=key, value=value)
+            yield PendingEntry(partition=number, key=key, value=value, max_attempts=most)
         if len(rows) < chunk:
             return
         after = rows[-1][0]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -65,6 +65,16 @@ class MemoryAcks(Acks):
         return self.answer is not None
 
 
+class _Read(NamedTuple):
+    """A record with the names of the client library's."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryReader(TopicReader):
     """Reads partitions, a slice at a time."""
@@ -84,7 +94,7 @@ class MemoryReader(TopicReader):
         position = max(start, first)
         while position < end:
             records, position = await self.request("tail", partial(self.broker.read, tp, position, self.slice))
-            if sink(records, position):
+            if sink([_Read(r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in records], position):
                 break
         return end
 

@@ -190,27 +190,35 @@ class Answers:
                 "It may be older than the dead-letter topic's retention: look at the list",
             )
         topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
-        record = {**dead_detail(entries[0]), **await self._content(topic, entries[0])}
+        record = await self._content(topic, entries[0])
         return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record}
 
     async def _content(self, topic: str, entry: DeadEntry) -> Facts:
-        """Return key and value (of a too large one from the main topic), or why they cannot be shown."""
-        place = (topic, entry.partition, entry.row.offset)
-        summary = dead_summary(entry)
-        origin = summary["origin"]
-        if summary["reason"] == DeadReason.TOO_LARGE and origin:
-            place = (origin["topic"], origin["partition"], origin["offset"])
-        content: Facts = {"read_from": f"{place[0]}[{place[1]}]@{place[2]}", "unread": None, "key": None, "value": None}
+        """Return a letter with its headers, key and value, or why these cannot be shown.
+
+        The index has no headers: all is read from the topic, and the value of a too large record from the main topic.
+        """
+        places = [(topic, entry.partition, entry.row.offset)]
+        known = dead_detail(entry, ())
+        origin = known["origin"]
+        if known["reason"] == DeadReason.TOO_LARGE and origin:
+            places.append((origin["topic"], origin["partition"], origin["offset"]))
+        read_from = "{}[{}]@{}".format(*places[-1])
+        content: Facts = {**known, "read_from": read_from, "unread": None, "key": None, "value": None}
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                record = await self.view.read_record(*place)
+                letter = record = await self.view.read_record(*places[0])
+                if len(places) > 1 and letter is not None:
+                    record = await self.view.read_record(*places[1])
         except TimeoutError:
             return {**content, "unread": f"the broker did not answer within {READ_TIMEOUT_S:g} s"}
         except RetryAppError as error:
             return {**content, "unread": str(error)}
-        if record is None:
+        if letter is not None:
+            content = {**content, **dead_detail(entry, letter.headers), "key": None}
+        if letter is None or record is None:
             return {**content, "unread": "it is no longer on the topic (older than its retention, or deleted)"}
-        value = original_value(entry.row.headers, record.value)
+        value = original_value(letter.headers, record.value)
         return {**content, "key": payload_of(record.key), "value": payload_of(value)}
 
     def find(self, question: Question) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from samples import dead
@@ -16,12 +18,11 @@ MakeDead = Callable[..., DeadRow]
 
 @pytest.fixture(scope="session")
 def make_dead() -> MakeDead:
-    """Make a dead letter: offset on the dead-letter topic, offset of the origin (None: headers without metadata)."""
+    """Make a dead letter: offset on its topic, and of the origin (None: no metadata), key, changes of the metadata."""
 
-    def make(offset: int, origin_offset: int | None = 0) -> DeadRow:
+    def make(offset: int, origin_offset: int | None = 0, key: bytes | None = b"k", **changes: Any) -> DeadRow:
         foreign: Headers = (("n", str(offset).encode()),)
-        if origin_offset is None:
-            return DeadRow(offset, foreign)
-        return DeadRow(offset, foreign + encode_metadata(dead(origin_offset)))
+        ours = () if origin_offset is None else encode_metadata(replace(dead(origin_offset), **changes))
+        return DeadRow(offset, foreign + ours, key, 1_000 + offset)
 
     return make

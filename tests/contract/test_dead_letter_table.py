@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from retryapp.core.causes import MAX_CAUSES, OTHER_CAUSE, CauseCount, cause_id, cause_name
+from retryapp.core.dead_index import IndexedLetter, hash_of
 from retryapp.core.record import Origin, failure_id
 from retryapp.ports import DeadRow
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
@@ -27,6 +29,11 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
     rocks = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
     yield rocks
     rocks.close()
+
+
+def at(letter: IndexedLetter | None) -> int | None:
+    """Return the offset of a letter that was found."""
+    return None if letter is None else letter.offset
 
 
 def name(origin_offset: int) -> str:
@@ -50,16 +57,21 @@ def test_a_failure_id_leads_to_its_newest_dead_letter(table: Table, make_dead: M
     table.write([make_dead(9, 10), make_dead(5, 12)], None)
     table.write([make_dead(1, 10), make_dead(3, 10), make_dead(2, 11)], 4)
     table.write([make_dead(10, 12)], None)
-    assert [table.find(name(n)) for n in (10, 11, 12)] == [make_dead(9, 10), make_dead(2, 11), make_dead(10, 12)]
+    assert [at(table.find(name(n))) for n in (10, 11, 12)] == [9, 2, 10]
     assert table.find(name(13)) is None
     assert (table.count(), table.next_offset) == (6, 4)
 
 
 def test_rows_without_readable_metadata_are_listed_and_counted(table: Table, make_dead: MakeDead) -> None:
     """Damage hides nothing."""
-    damaged = DeadRow(4, (("retry-version", b"1"), ("retry-attempt", b"x")))
+    damaged = DeadRow(4, (("retry-version", b"1"), ("retry-attempt", b"x"), ("retry-reason", b"rejected")))
     table.write([make_dead(3, None), damaged], 5)
-    assert table.page(None, 5) == [damaged, make_dead(3, None)]
+    broken, foreign = table.page(None, 5)
+    assert (broken.offset, broken.key, broken.reason, broken.attempt) == (4, None, "rejected", None)
+    assert (foreign.offset, foreign.key, foreign.damaged) == (3, b"k", "the record carries no retry metadata")
+    assert "retry-group" in (broken.damaged or "")
+    assert [(count.cause_id, count.records) for count in table.causes()] == [(OTHER_CAUSE, 2)]
+    assert [letter.offset for letter in table.page(None, 5, cause=OTHER_CAUSE)] == [4, 3]
     assert table.count() == 2
 
 
@@ -70,7 +82,7 @@ def test_a_damaged_letter_is_found_by_what_can_be_read(table: Table, make_dead: 
     doubled = DeadRow(5, (*make_dead(5, 8).headers, ("retry-group", b"other")))
     nowhere = DeadRow(6, tuple((n, b"nowhere" if n == "retry-origin" else v) for n, v in make_dead(6, 9).headers))
     table.write([damaged, doubled, nowhere], 7)
-    assert table.find(name(7)) == damaged
+    assert at(table.find(name(7))) == 4
     assert (table.find(name(8)), table.find(name(9))) == (None, None)
     assert table.count() == 3
 
@@ -87,7 +99,7 @@ def test_rows_before_an_offset_are_forgotten(table: Table, make_dead: MakeDead) 
     table.write([make_dead(1, 10), make_dead(2, 11), make_dead(5, 10), make_dead(6, None)], 7)
     assert table.forget_before(5) == 2
     assert [row.offset for row in table.page(None, 10)] == [6, 5]
-    assert (table.count(), table.find(name(11)), table.find(name(10))) == (2, None, make_dead(5, 10))
+    assert (table.count(), table.find(name(11)), at(table.find(name(10)))) == (2, None, 5)
     assert table.forget_before(5) == 0
     assert table.forget_before(100) == 2
     assert (table.count(), table.page(None, 10)) == (0, [])
@@ -119,5 +131,94 @@ def test_reopening_keeps_rows_look_up_count_and_next_offset(tmp_path: Path, make
     table.close()
     again = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=10**13)
     assert (again.dropped, again.count(), again.next_offset) == (None, 2, 3)
-    assert (again.find(name(10)), len(again.page(None, 9))) == (make_dead(1, 10), 2)
+    assert (at(again.find(name(10))), len(again.page(None, 9))) == (1, 2)
     again.close()
+
+
+def test_a_letter_is_listed_with_what_a_list_shows(table: Table, make_dead: MakeDead) -> None:
+    """Beginnings of key and message; the cause by its name, which the whole message gives."""
+    message = "the shard 7 " + "refused " * 20 + "Ann Lee"
+    table.write([make_dead(3, 9, key=b"k" * 99, error_message=message, attempt=4, delivery=9, replays=2)], 4)
+    (letter,) = table.page(None, 1)
+    assert (letter.failure_id, letter.append_ms, letter.attempt, letter.replays) == (name(9), 1_003, 4, 2)
+    assert (letter.reason, letter.error_type, letter.message) == ("exhausted", "ValueError", message[:80])
+    assert (letter.key, letter.key_hash, letter.first_failed_ms, letter.last_failed_ms) == (
+        b"k" * 32, hash_of(b"k" * 99), 1, 1
+    )  # fmt: skip
+    assert letter.cause_id == cause_id("ValueError", "f", message)
+    assert letter.cause == cause_name("ValueError", None, message)
+    assert (letter.mark, letter.job, letter.damaged) == (None, None, None)
+
+
+def test_letters_are_found_by_key_and_by_cause(table: Table, make_dead: MakeDead) -> None:
+    """Each with its cursor; an unknown one has none, and a letter without a key is not one with an empty key."""
+    table.write([make_dead(n, n, key=b"even" if n % 2 == 0 else b"", error_type=f"E{n % 3}") for n in range(1, 300)], 1)
+    table.write([make_dead(300, 300, key=None)], 301)
+    ids = [cause_id(f"E{n}", "f", "no") for n in range(3)]
+    assert [letter.offset for letter in table.page(None, 3, key=b"even")] == [298, 296, 294]
+    assert [letter.offset for letter in table.page(4, 3, key=b"even")] == [2]
+    assert [letter.offset for letter in table.page(None, 2, key=b"")] == [299, 297]
+    assert [letter.offset for letter in table.page(258, 2, cause=ids[0])] == [255, 252]
+    assert [letter.offset for letter in table.page(10, 9, cause=ids[1], key=b"even")] == [4]
+    assert table.page(None, 9, key=b"odd") == table.page(None, 9, cause="c1-0000000000") == []
+    assert table.page(None, 9, cause="nonsense") == []
+
+
+def test_letters_are_counted_by_cause_as_they_come_and_go(table: Table, make_dead: MakeDead) -> None:
+    """Once each, however often they are written; the cause goes with its last letter."""
+    table.write(
+        [make_dead(n, n, error_type=f"E{n % 2}", last_failed_ms=n, attempt=3, delivery=3) for n in (1, 2, 3)], 4
+    )
+    table.write([make_dead(3, 3, error_type="E1", last_failed_ms=3, attempt=3, delivery=3)], 4)
+    one, two = cause_id("E1", "f", "no"), cause_id("E0", "f", "no")
+    assert table.causes() == [
+        CauseCount(cause_id=one, name="E1: no", records=2, attempts=6, first_ms=1, last_ms=3, sample=name(3)),
+        CauseCount(cause_id=two, name="E0: no", records=1, attempts=3, first_ms=2, last_ms=2, sample=name(2)),
+    ]
+    assert table.forget_before(3) == 2
+    assert [(count.cause_id, count.records, count.attempts) for count in table.causes()] == [(one, 1, 3)]
+    assert table.page(None, 9, cause=two) == table.page(3, 9, key=b"k") == []
+
+
+def test_a_mark_is_kept_whenever_its_letter_is_written(table: Table, make_dead: MakeDead) -> None:
+    """Marks come from elsewhere: before the letter is read, or between two readings of it."""
+    table.mark(2, "replayed", "job-1")
+    table.write([make_dead(1, 1), make_dead(2, 2)], 3)
+    table.mark(1, "discarded")
+    table.write([make_dead(1, 1)], 3)
+    assert [(letter.mark, letter.job) for letter in table.page(None, 9)] == [("replayed", "job-1"), ("discarded", None)]
+    table.mark(1, "restored", "job-2")
+    table.mark(2, None)
+    found = table.find(name(1)), table.find(name(2))
+    assert [letter and (letter.mark, letter.job) for letter in found] == [("restored", "job-2"), (None, None)]
+    assert table.next_offset == 3
+
+
+def test_a_mark_goes_with_its_letter(table: Table, make_dead: MakeDead) -> None:
+    """And not with an earlier one."""
+    table.write([make_dead(1, 1), make_dead(2, 2), make_dead(3, 3)], 4)
+    for offset in (1, 2, 3):
+        table.mark(offset, "replayed")
+    assert table.forget_before(3) == 2
+    table.write([make_dead(2, 2)], None)
+    assert [(letter.offset, letter.mark) for letter in table.page(None, 9)] == [(3, "replayed"), (2, None)]
+
+
+def test_causes_beyond_the_bound_count_together(tmp_path: Path, make_dead: MakeDead) -> None:
+    """Exactly, also after a restart and after the earlier ones have gone."""
+    letters = [make_dead(n, n, error_type=f"E{n % (MAX_CAUSES + 3)}") for n in range(2 * (MAX_CAUSES + 3))]
+    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    table.write(letters, len(letters))
+    assert [(count.cause_id, count.records) for count in table.causes()][:2] == [
+        (OTHER_CAUSE, 6), (table.causes()[1].cause_id, 2)
+    ]  # fmt: skip
+    assert len(table.causes()) == MAX_CAUSES + 1
+    assert len(table.page(None, 99, cause=OTHER_CAUSE)) == 6
+    before = table.causes()
+    table.close()
+    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    assert table.causes() == before
+    assert table.forget_before(MAX_CAUSES + 3) == MAX_CAUSES + 3
+    assert {count.cause_id: count.records for count in table.causes()}[OTHER_CAUSE] == 3
+    assert sum(count.records for count in table.causes()) == table.count() == MAX_CAUSES + 3
+    table.close()

@@ -88,16 +88,18 @@ class DeadLetterKeeper:
         if not self.filled:
 
             def take(records: list[Any], position: int) -> None:
-                table.write([DeadRow(r.offset, tuple(r.headers)) for r in records], position)
+                table.write([DeadRow(r.offset, tuple(r.headers), r.key, r.timestamp) for r in records], position)
 
             await self._reader.read(self._dlq, table.next_offset, take, background=True)
             self.filled, self._faulty = True, False
 
 
-def dead_rows(topics: Collection[str], batch: LaneBatch, receipt: LaneReceipt) -> dict[str, list[DeadRow]]:
-    """Return the dead letters of a committed batch, by topic."""
+def dead_rows(
+    topics: Collection[str], batch: LaneBatch, receipt: LaneReceipt, *, now_ms: int
+) -> dict[str, list[DeadRow]]:
+    """Return the dead letters of a batch that was committed just now, by topic."""
     found: dict[str, list[DeadRow]] = {}
     for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True):
         if outgoing.topic in topics:
-            found.setdefault(outgoing.topic, []).append(DeadRow(offset, outgoing.headers))
+            found.setdefault(outgoing.topic, []).append(DeadRow(offset, outgoing.headers, outgoing.key, now_ms))
     return found

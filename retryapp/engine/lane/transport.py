@@ -359,10 +359,10 @@ class LaneProtocol(ABC):
         if self.pending is None or len(self._dead_keepers) < len(self.place.dlqs):
             raise RuntimeError(f"lane {self.place.name} has no local store")
         self._doubted = True
-        self.pending.touch(self.clock.wall_ms())
+        self.pending.touch(now_ms := self.clock.wall_ms())
         if receipt.changelog_offset is not None:
             self.pending.write(batch.rows, receipt.changelog_offset)
-        for topic, dead in dead_rows(self._dead_keepers.keys(), batch, receipt).items():
+        for topic, dead in dead_rows(self._dead_keepers.keys(), batch, receipt, now_ms=now_ms).items():
             self._dead_keepers[topic].write(dead)
         if self.seen is not None and self.place.seen is not None:
             apply_seen(self.seen, self.place.seen, batch, receipt, self.clock.wall_ms())

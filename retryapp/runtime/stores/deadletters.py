@@ -1,28 +1,36 @@
-"""The dead-letter table: where each dead letter of a partition lies. Headers and coordinates, never values.
+"""The index of dead letters: what lists show of each (`core.dead_index`), where it lies, and what became of it.
 
-It is rebuilt by reading the dead-letter topic, in any order and more than once. A row's value begins with its failure
-id, so that removing it finds its look-up without decoding the headers: ``length u32 | failure id | core.rows row``,
-big-endian; length 0 where the headers name none.
+It is rebuilt by reading the dead-letter topic, in any order and more than once. Keys, big-endian::
+
+    | 0x00 | offset u64 |                        a letter
+    | 0x01 | kind u8 | hash or cause | offset u64 |   the same by failure id, key and cause; no value
+    | 0x03 | offset u64 |                        its mark: | length u8 | mark | job |
+
+Marks lie apart from letters, so a letter that is written again, or later than its mark, keeps it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from typing_extensions import override
 
-from retryapp.core.errors import DamagedRowError
-from retryapp.core.headers import failure_id_of
-from retryapp.core.rows import PendingRow, decode_row, encode_row
+from retryapp.core.causes import OTHER_CAUSE, CauseCount
+from retryapp.core.dead_index import IndexedLetter, cause_bytes, decode_letter, encode_letter, hash_of, index_letter
 from retryapp.ports import DeadLetterTable, DeadRow
-from retryapp.runtime.stores.store import RocksTable
+from retryapp.runtime.stores.causes import OTHER, CauseTally
+from retryapp.runtime.stores.store import RocksTable, StoreIdentity
 
 _ROW = b"\x00"
-_ROWS_END = b"\x01"
-_INDEX = b"\x01"
+_BY_FAILURE = b"\x01f"
+_BY_KEY = b"\x01k"
+_BY_CAUSE = b"\x01c"
+_MARK = b"\x03"
 _OFFSET = struct.Struct(">Q")
-_LENGTH = struct.Struct(">I")
+_LAST = 2**64 - 1
 _ROW_COUNT = "rows"
 FORGET_LIMIT = 500  # rows that one call removes at most
 
@@ -31,26 +39,21 @@ def _row_key(offset: int) -> bytes:
     return _ROW + _OFFSET.pack(offset)
 
 
-def _index_key(failure_id: str) -> bytes:
-    return _INDEX + failure_id.encode()
+def _offset_of(key: bytes) -> int:
+    return int.from_bytes(key[-_OFFSET.size :], "big")
 
 
-def _encode(failure_id: str | None, row: DeadRow) -> bytes:
-    name = (failure_id or "").encode()
-    return _LENGTH.pack(len(name)) + name + encode_row(PendingRow(None, None, row.headers))
-
-
-def _decode(key: bytes, value: bytes) -> DeadRow:
-    (offset,) = _OFFSET.unpack(key[1:])
-    try:
-        return DeadRow(offset, decode_row(value[_LENGTH.size + len(_named(value)) :]).headers)
-    except DamagedRowError:
-        return DeadRow(offset, ())
-
-
-def _named(value: bytes) -> bytes:
-    (length,) = _LENGTH.unpack_from(value)
-    return value[_LENGTH.size : _LENGTH.size + length]
+def _indexes(letter: IndexedLetter) -> Iterator[bytes]:
+    """Yield the keys under which a letter is found."""
+    at, cause = _OFFSET.pack(letter.offset), cause_bytes(letter.cause_id)
+    if letter.failure_id is not None:
+        yield _BY_FAILURE + hash_of(letter.failure_id.encode()) + at
+    if letter.key is not None:
+        yield _BY_KEY + letter.key_hash + at
+    if cause is not None:
+        yield _BY_CAUSE + cause + at
+    if letter.other:
+        yield _BY_CAUSE + OTHER + at
 
 
 class RocksDeadLetterTable(RocksTable, DeadLetterTable):
@@ -59,21 +62,27 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
     _first = _ROW
     """Rows below were removed: RocksDB would walk over each of them."""
 
+    def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int) -> None:
+        super().__init__(path, identity, now_ms=now_ms)
+        self._causes = CauseTally(self._store)
+
     @override
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
         batch = self._store.batch()
-        new = {row.offset for row in rows if self._store.get(_row_key(row.offset)) is None}
-        newest: dict[bytes, bytes] = {}
-        for row in rows:
+        new = {row.offset: row for row in rows if self._store.get(_row_key(row.offset)) is None}
+        for row in new.values():  # a letter never changes: one that is there stays as it is
+            letter = index_letter(row.offset, row.headers, row.key, row.append_ms)
+            bucket = self._causes.add(
+                cause_bytes(letter.cause_id), letter.cause or "", attempts=letter.attempt or 0,
+                at_ms=letter.append_ms if letter.last_failed_ms is None else letter.last_failed_ms,
+                sample=letter.failure_id or "",
+            )  # fmt: skip
+            letter = replace(letter, other=bucket == OTHER)
             self._first = min(self._first, _row_key(row.offset))
-            failure_id = failure_id_of(row.headers)
-            batch.put(_row_key(row.offset), _encode(failure_id, row))
-            if failure_id is not None:
-                index, place = _index_key(failure_id), _OFFSET.pack(row.offset)
-                known = newest[index] if index in newest else self._store.get(index)
-                newest[index] = place if known is None else max(known, place)
-        for index, place in newest.items():
-            batch.put(index, place)
+            batch.put(_row_key(row.offset), encode_letter(letter))
+            for index in _indexes(letter):
+                batch.put(index, b"")
+        self._causes.write(batch)
         meta = self._store.meta
         meta.counts[_ROW_COUNT] = meta.counts.get(_ROW_COUNT, 0) + len(new)
         if next_offset is not None:
@@ -81,29 +90,74 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
         self._store.write(batch, self._now_ms)
 
     @override
-    def page(self, before: int | None, limit: int) -> list[DeadRow]:
-        start = _ROWS_END if before is None else _row_key(before)
-        out: list[DeadRow] = []
-        for key, value in self._store.items(start, backwards=True):
-            if key >= start:
-                continue
-            if len(out) >= limit or not key.startswith(_ROW):
-                break
-            out.append(_decode(key, value))
-        return out
+    def mark(self, offset: int, mark: str | None, job: str | None = None) -> None:
+        batch, key = self._store.batch(), _MARK + _OFFSET.pack(offset)
+        if mark is None:
+            batch.delete(key)
+        else:
+            name = mark.encode()
+            batch.put(key, bytes((len(name),)) + name + (job or "").encode())
+        self._store.write(batch, self._now_ms)
 
     @override
-    def find(self, failure_id: str) -> DeadRow | None:
-        raw: bytes | None = self._store.get(_index_key(failure_id))
-        if raw is None:
-            return None
-        key = _ROW + raw
-        value: bytes | None = self._store.get(key)
-        return None if value is None else _decode(key, value)
+    def page(
+        self, before: int | None, limit: int, *, cause: str | None = None, key: bytes | None = None
+    ) -> list[IndexedLetter]:
+        if key is not None:
+            prefix = _BY_KEY + hash_of(key)
+        elif cause is not None:
+            raw = OTHER if cause == OTHER_CAUSE else cause_bytes(cause)
+            if raw is None:
+                return []
+            prefix = _BY_CAUSE + raw
+        else:
+            prefix = _ROW
+        out: list[IndexedLetter] = []
+        for found, value in self._backwards(prefix, before):
+            if len(out) >= limit:
+                break
+            raw_letter = value if prefix == _ROW else self._store.get(_row_key(_offset_of(found)))
+            if raw_letter is not None:
+                letter = self._shown(_offset_of(found), raw_letter)
+                if cause in (None, letter.cause_id, OTHER_CAUSE if letter.other else None):
+                    out.append(letter)
+        return out
+
+    def _backwards(self, prefix: bytes, before: int | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield what begins with a prefix, from the newest offset below `before` on."""
+        if before is not None and before <= 0:
+            return
+        for key, value in self._store.items(
+            prefix + _OFFSET.pack(_LAST if before is None else before - 1), backwards=True
+        ):
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+    def _shown(self, offset: int, raw: bytes) -> IndexedLetter:
+        letter = decode_letter(offset, raw)
+        known = self._causes.name_of(cause_bytes(letter.cause_id))
+        marked = self._store.get(_MARK + _OFFSET.pack(offset))
+        if marked is None:
+            return replace(letter, cause=known)
+        end = marked[0] + 1
+        return replace(letter, cause=known, mark=marked[1:end].decode(), job=marked[end:].decode() or None)
+
+    @override
+    def find(self, failure_id: str) -> IndexedLetter | None:
+        for key, _ in self._backwards(_BY_FAILURE + hash_of(failure_id.encode()), None):
+            raw = self._store.get(_row_key(_offset_of(key)))
+            if raw is not None and (letter := self._shown(_offset_of(key), raw)).failure_id == failure_id:
+                return letter
+        return None
 
     @override
     def count(self) -> int:
         return self._store.meta.counts.get(_ROW_COUNT, 0)
+
+    @override
+    def causes(self) -> Sequence[CauseCount]:
+        return self._causes.counts()
 
     @override
     def forget_before(self, first_offset: int, limit: int = FORGET_LIMIT) -> int:
@@ -115,11 +169,16 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             if key >= bound or gone >= limit:
                 break
             gone, last = gone + 1, key
-            index = _INDEX + _named(value)
-            if self._store.get(index) == key[1:]:
+            letter = decode_letter(_offset_of(key), value)
+            self._causes.remove(
+                OTHER if letter.other else cause_bytes(letter.cause_id) or OTHER, attempts=letter.attempt or 0
+            )
+            for index in _indexes(letter):
                 batch.delete(index)
         if gone:
             batch.delete_range(self._first, last + b"\x00")
+            batch.delete_range(_MARK, _MARK + last[1:] + b"\x00")
+            self._causes.write(batch)
             self._first = last
             meta = self._store.meta
             meta.counts[_ROW_COUNT] = max(0, meta.counts.get(_ROW_COUNT, 0) - gone)

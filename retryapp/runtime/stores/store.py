@@ -4,7 +4,8 @@ A store is a copy of a topic, written after the transaction that it reflects is 
 which it is complete, and is dropped when that cannot be trusted: another topic (its id differs), a last use so long ago
 that the changelog may have forgotten its tombstones, or an error while writing.
 
-Row keys begin with 0x00 (big-endian milliseconds), the index with 0x01, meta data with 0x02.
+Row keys begin with 0x00 (big-endian milliseconds), indexes with 0x01, meta data with 0x02, marks with 0x03, counts of
+causes with 0x04.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 _META = b"\x02meta"
 _HELD_HERE = "lock hold by"  # RocksDB's words (a path may contain LOCK)
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Layout of the tables' keys and values; a store of another one is dropped and rebuilt from its topic."""
 
 

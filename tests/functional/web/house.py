@@ -12,13 +12,14 @@ from aiohttp.test_utils import TestServer
 from samples import WAITING, partition
 from typing_extensions import override
 
+from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.foreign import shield
 from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
-from retryapp.ports import DeadEntry, DeadRow, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
+from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
 from retryapp.web import register
@@ -70,8 +71,8 @@ class FakeWorker(RuntimeView):
     infos: list[HandlerInfo] = field(default_factory=list)
     parts: dict[str, list[PartitionInfo]] = field(default_factory=dict)
     waiting: list[PendingEntry] = field(default_factory=list)
-    letters: dict[int, list[DeadRow]] = field(default_factory=dict)
-    named: dict[tuple[int, str], list[DeadRow]] = field(default_factory=dict)
+    letters: dict[int, list[IndexedLetter]] = field(default_factory=dict)
+    named: dict[tuple[int, str], list[IndexedLetter]] = field(default_factory=dict)
     """Dead letters on topics of rules."""
     records: dict[tuple[str, int, int], Record] = field(default_factory=dict)
     is_ready: bool = True
@@ -125,7 +126,15 @@ class FakeWorker(RuntimeView):
 
     @override
     def dead_page(
-        self, main: str, *, partition: int, before: int | None, limit: int, letters: str | None = None
+        self,
+        main: str,
+        *,
+        partition: int,
+        before: int | None,
+        limit: int,
+        letters: str | None = None,
+        cause: str | None = None,
+        key: bytes | None = None,
     ) -> Sequence[DeadEntry]:
         there = self.letters.get(partition, []) if letters is None else self.named.get((partition, letters), [])
         rows = sorted(there if main == MAIN else [], key=lambda row: -row.offset)
@@ -134,14 +143,12 @@ class FakeWorker(RuntimeView):
 
     @override
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
-        group, _, origin = failure_id.partition("/")
-        wanted = {("retry-group", group.encode()), ("retry-origin", origin.encode())}
         return next(
             (
                 entry
                 for letters in (None, *self.infos[0].dead_letters)
                 for entry in self.dead_page(main, partition=partition, before=None, limit=10**6, letters=letters)
-                if wanted <= {*entry.row.headers}
+                if entry.row.failure_id == failure_id
             ),
             None,
         )
@@ -192,9 +199,9 @@ class FakeWorker(RuntimeView):
         every = shield(headers) + encode_metadata(md)
         topic = f"{GROUP}.{MAIN}.dlq"
         if letters is None:
-            self.letters.setdefault(partition, []).append(DeadRow(offset, every))
+            self.letters.setdefault(partition, []).append(index_letter(offset, every, key, NOW_MS))
         else:
-            self.named.setdefault((partition, letters), []).append(DeadRow(offset, every))
+            self.named.setdefault((partition, letters), []).append(index_letter(offset, every, key, NOW_MS))
             topic += f".{letters}"
         self.records[topic, partition, offset] = Record(topic, partition, offset, NOW_MS, key, value, every)
 
@@ -288,7 +295,10 @@ def busy_worker(peer: str = "http://127.0.0.1:6067") -> FakeWorker:
     worker.bury(7, dead_metadata(9, 1, null_value=True), key=None, value=b"")
     evil = dead_metadata(11, 1, error_message=EVIL, error_trace=EVIL, error_type=EVIL)
     worker.bury(9, evil, key=EVIL.encode(), value=EVIL.encode(), headers=((EVIL, EVIL.encode()),))
-    worker.letters[1].append(DeadRow(12, (("retry-attempt", b"seven"), ("retry-version", b"1"))))
+    damaged: Headers = (("retry-attempt", b"seven"), ("retry-version", b"1"))
+    worker.letters[1].append(index_letter(12, damaged, None, NOW_MS))
+    topic = f"{GROUP}.{MAIN}.dlq"
+    worker.records[topic, 1, 12] = Record(topic, 1, 12, NOW_MS, None, b"{}", damaged)
     worker.records[MAIN, 1, 8] = Record(MAIN, 1, 8, NOW_MS, b"k", b"large " * 40_000, ())
     return worker
 

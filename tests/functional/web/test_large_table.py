@@ -75,7 +75,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RocksPendi
 def view(tables: list[RocksPendingTable]) -> RuntimeView:
     """A worker that has them."""
     clock = VirtualClock(NOW_MS)
-    handler = SimpleNamespace(orphans=Orphans(MIN_ORPHANS), topology=HandlerTopology("app", "orders"))
+    policy = SimpleNamespace(max_attempts=5)
+    handler = SimpleNamespace(orphans=Orphans(MIN_ORPHANS), topology=HandlerTopology("app", "orders"), policy=policy)
     served = {"orders": SimpleNamespace(partitions=PARTITIONS, lacking=(), topic_id="kq8G0bTz", handler=handler)}
     runtime: Any = SimpleNamespace(
         app=SimpleNamespace(conf=SimpleNamespace(canonical_url="http://127.0.0.1:6066")),

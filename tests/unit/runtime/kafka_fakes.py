@@ -164,6 +164,7 @@ class Found:
     key: bytes | None = None
     value: bytes | None = None
     headers: Headers = ()
+    timestamp: int = -1
 
 
 @dataclass

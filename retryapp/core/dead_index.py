@@ -1,0 +1,169 @@
+"""What the index of dead letters keeps of each, and its bytes: what lists show and jobs select by, never values.
+
+Bytes, big-endian; a store of another layout is rebuilt (`runtime.stores.store.FORMAT_VERSION`)::
+
+    | flags u8 | append_ms i64 | first_failed_ms i64 | last_failed_ms i64 | attempt u32 | replays u32 |
+    | cause 5 bytes | key hash 8 bytes | 6 x length u16 | failure id | reason | error type | message | key | damage |
+
+Texts are cut, so a letter takes some 150 bytes; the dead-letter topic has the whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from hashlib import blake2b
+from itertools import accumulate, pairwise
+from typing import Final
+
+from retryapp.core.causes import cause_id, cause_name
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import RETRY_REASON, HeaderReader, decode_metadata, failure_id_of
+from retryapp.core.record import Headers
+from retryapp.core.salvage import readable, single
+from retryapp.core.text import cut_text
+from retryapp.core.values import keyword_value_type
+
+MAX_MESSAGE_BYTES: Final = 80
+"""Bytes of an error's message that the index keeps."""
+MAX_KEY_BYTES: Final = 32
+"""The same of a record's key."""
+MAX_TYPE_BYTES: Final = 80
+_MAX_DAMAGE_BYTES: Final = 240
+HASH_BYTES: Final = 8
+CAUSE_BYTES: Final = 5
+_CAUSE_PREFIX: Final = "c1-"
+
+_FIXED: Final = struct.Struct(f">BqqqII{CAUSE_BYTES}s{HASH_BYTES}s6H")
+_KEYLESS, _CAUSELESS, _DAMAGED, _OTHER = 1, 2, 4, 8
+
+
+@keyword_value_type
+class IndexedLetter:
+    """One dead letter as the index has it. None is what its headers do not say, or not readably."""
+
+    offset: int
+    """On the dead-letter topic."""
+    append_ms: int
+    """When it was appended there, epoch milliseconds; -1: unknown."""
+    failure_id: str | None
+    reason: str | None
+    attempt: int | None
+    replays: int
+    """How often it had been replayed before it died."""
+    error_type: str | None
+    message: str | None
+    """Beginning of the error's message, at most ``MAX_MESSAGE_BYTES``."""
+    first_failed_ms: int | None
+    last_failed_ms: int | None
+    cause_id: str | None
+    cause: str | None
+    """Name of the cause; None where the table keeps no name (`MAX_CAUSES`)."""
+    key: bytes | None
+    """Beginning of the record's key, at most ``MAX_KEY_BYTES``."""
+    key_hash: bytes
+    damaged: str | None
+    """What is wrong with its headers; None: nothing."""
+    other: bool = False
+    """It was counted as one of the other causes, without a name of their own."""
+    mark: str | None = None
+    """What became of the letter since; None: nothing."""
+    job: str | None = None
+    """The job that did it."""
+
+
+def hash_of(content: bytes) -> bytes:
+    """Return the hash under which keys and failure ids are indexed."""
+    return blake2b(content, digest_size=HASH_BYTES).digest()
+
+
+def index_letter(offset: int, headers: Headers, key: bytes | None, append_ms: int) -> IndexedLetter:
+    """Return what the index keeps of a dead letter; damaged headers are no reason to leave it out."""
+    metadata, damaged = None, None
+    try:
+        metadata = decode_metadata(headers)
+        if metadata is None:
+            damaged = "the record carries no retry metadata"
+    except DamagedMetadataError as error:
+        damaged = cut_text(str(error), _MAX_DAMAGE_BYTES)
+    kept = None if key is None else key[:MAX_KEY_BYTES]
+    key_hash = hash_of(key or b"")
+    if metadata is None:
+        return IndexedLetter(
+            offset=offset, append_ms=append_ms, failure_id=failure_id_of(headers), attempt=None, replays=0,
+            reason=readable(partial(HeaderReader(single(headers)).text, RETRY_REASON), None), error_type=None,
+            message=None, first_failed_ms=None, last_failed_ms=None, cause_id=None, cause=None, key=kept,
+            key_hash=key_hash, damaged=damaged,
+        )  # fmt: skip
+    return IndexedLetter(
+        offset=offset,
+        append_ms=append_ms,
+        failure_id=metadata.failure_id,
+        reason=metadata.reason,
+        attempt=metadata.attempt,
+        replays=metadata.replays,
+        error_type=cut_text(metadata.error_type, MAX_TYPE_BYTES),
+        message=cut_text(metadata.error_message, MAX_MESSAGE_BYTES),
+        first_failed_ms=metadata.first_failed_ms,
+        last_failed_ms=metadata.last_failed_ms,
+        cause_id=cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message),
+        cause=cause_name(metadata.error_type, None, metadata.error_message),
+        key=kept,
+        key_hash=key_hash,
+        damaged=None,
+    )
+
+
+def cause_bytes(cause: str | None) -> bytes | None:
+    """Return a cause id as the index has it; None when it is none of this version."""
+    digits = (cause or "").removeprefix(_CAUSE_PREFIX)
+    try:
+        raw = bytes.fromhex(digits)
+    except ValueError:
+        return None
+    return raw if len(raw) == CAUSE_BYTES and cause == _CAUSE_PREFIX + raw.hex() else None
+
+
+def cause_text(raw: bytes) -> str:
+    """Return the cause id of such bytes."""
+    return _CAUSE_PREFIX + raw.hex()
+
+
+def encode_letter(letter: IndexedLetter) -> bytes:
+    """Encode all but the offset, the cause's name and the mark, which are kept apart."""
+    cause = cause_bytes(letter.cause_id)
+    flags = _KEYLESS * (letter.key is None) | _CAUSELESS * (cause is None) | _OTHER * letter.other
+    texts = (letter.failure_id, letter.reason, letter.error_type, letter.message)
+    parts = [*((text or "").encode() for text in texts), letter.key or b"", (letter.damaged or "").encode()]
+    first, last = (-1 if at is None else at for at in (letter.first_failed_ms, letter.last_failed_ms))
+    fixed = _FIXED.pack(
+        flags | _DAMAGED * (letter.damaged is not None), letter.append_ms, first, last, letter.attempt or 0,
+        letter.replays, cause or b"", letter.key_hash, *map(len, parts),
+    )  # fmt: skip
+    return b"".join((fixed, *parts))
+
+
+def decode_letter(offset: int, raw: bytes) -> IndexedLetter:
+    """Decode a letter."""
+    flags, append_ms, first, last, attempt, replays, cause, key_hash, *lengths = _FIXED.unpack_from(raw)
+    ends = accumulate(lengths, initial=_FIXED.size)
+    failure, reason, error_type, message, key, damage = (raw[start:end] for start, end in pairwise(ends))
+    damaged = bool(flags & _DAMAGED)
+    return IndexedLetter(
+        offset=offset,
+        append_ms=append_ms,
+        failure_id=failure.decode() or None,
+        reason=reason.decode() or None,
+        attempt=None if damaged else attempt,
+        replays=replays,
+        error_type=None if damaged else error_type.decode(),
+        message=None if damaged else message.decode(),
+        first_failed_ms=None if damaged else first,
+        last_failed_ms=None if damaged else last,
+        cause_id=None if flags & _CAUSELESS else cause_text(cause),
+        cause=None,
+        key=None if flags & _KEYLESS else key,
+        key_hash=key_hash,
+        damaged=damage.decode() if damaged else None,
+        other=bool(flags & _OTHER),
+    )
