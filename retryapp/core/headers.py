@@ -179,8 +179,14 @@ def decode_metadata(headers: Headers) -> RetryMetadata | None:
         NewerFormatError: a newer retryapp wrote them.
         DamagedMetadataError: one is missing, doubled, null or unreadable; names the header and its value.
     """
+    read = reader_of(headers)
+    return None if read is None else read.metadata()
+
+
+def reader_of(headers: Headers) -> HeaderReader | None:
+    """Return what reads our headers one by one; None without any of ours. Raises as ``decode_metadata`` does."""
     ours = _ours(headers)
-    return HeaderReader(ours).metadata() if ours else None
+    return HeaderReader(ours) if ours else None
 
 
 def _ours(headers: Headers) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from retryapp.core.causes import template_of
+from retryapp.core.causes import cause_id, template_of
 from retryapp.pipeline.analysis.rollup import fitting_length
 
 EXAMPLES: Final = 3
@@ -53,7 +53,9 @@ def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0)
     order = (F.desc("dead"), F.desc("failures"), *map(F.asc, ("fingerprint", "reason", "group", "main")))
     rows = [row.asDict(recursive=True) for row in worst.orderBy(*order).limit(MOST_CAUSES).collect()]
     for row in rows:
-        row["template"] = template_of(row["examples"][0]["message"] or "")
+        message = row["examples"][0]["message"] or ""
+        row["template"] = template_of(message)
+        row["cause_id"] = cause_id(row["error_type"] or "", row["fingerprint"], message)
         row["before"] = None if since_ms is None else row["before"]
     return rows
 
