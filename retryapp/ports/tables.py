@@ -78,6 +78,8 @@ class DeadRow:
 
     offset: int
     headers: tuple[tuple[str, bytes | None], ...]
+    mark: str | None = None
+    """What became of it (`core.control.MarkKind`); None: nothing yet."""
 
 
 class DeadLetterTable(LocalTable, Protocol):
@@ -85,6 +87,9 @@ class DeadLetterTable(LocalTable, Protocol):
 
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
         """Add rows; `next_offset`: the topic has been read up to there."""
+
+    def mark(self, offset: int, mark: str) -> None:
+        """Note what became of a letter; nothing if it is not here. A later `write` of the letter keeps it."""
 
     def page(self, before: int | None, limit: int) -> list[DeadRow]:
         """Return at most `limit` rows with an offset below `before`, newest first."""

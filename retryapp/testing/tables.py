@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -185,8 +186,15 @@ class MemoryDeadLetterTable(_Stored, DeadLetterTable):
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
         self._keep(rows, next_offset)
 
+    @override
+    def mark(self, offset: int, mark: str) -> None:
+        if offset in self.rows:
+            self._keep([replace(self.rows[offset], mark=mark)], None)
+
     def _apply(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
-        self.rows.update((row.offset, row) for row in rows)
+        for row in rows:
+            known = self.rows.get(row.offset)
+            self.rows[row.offset] = row if known is None or row.mark else replace(row, mark=known.mark)
         self._reach(next_offset)
 
     @override

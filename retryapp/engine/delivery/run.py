@@ -52,6 +52,8 @@ class Claim:
     size: int
     alone: bool = False
     """No other record is in its call, where the handler takes several."""
+    cancelled: bool = False
+    """It is not run: its retries were cancelled during its last run."""
     damage: RecordError | None = None
     """Why the row cannot be read; its bytes are the record's value."""
 

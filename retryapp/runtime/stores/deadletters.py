@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -21,6 +22,7 @@ from retryapp.runtime.stores.store import RocksTable
 _ROW = b"\x00"
 _ROWS_END = b"\x01"
 _INDEX = b"\x01"
+_MARK = b"\x02"
 _OFFSET = struct.Struct(">Q")
 _LENGTH = struct.Struct(">I")
 _ROW_COUNT = "rows"
@@ -81,6 +83,17 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
         self._store.write(batch, self._now_ms)
 
     @override
+    def mark(self, offset: int, mark: str) -> None:
+        if self._store.get(_row_key(offset)) is not None:
+            batch = self._store.batch()
+            batch.put(_MARK + _OFFSET.pack(offset), mark.encode())
+            self._store.write(batch, self._now_ms)
+
+    def _marked(self, row: DeadRow) -> DeadRow:
+        raw = self._store.get(_MARK + _OFFSET.pack(row.offset))
+        return row if raw is None else replace(row, mark=raw.decode())
+
+    @override
     def page(self, before: int | None, limit: int) -> list[DeadRow]:
         start = _ROWS_END if before is None else _row_key(before)
         out: list[DeadRow] = []
@@ -89,7 +102,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
                 continue
             if len(out) >= limit or not key.startswith(_ROW):
                 break
-            out.append(_decode(key, value))
+            out.append(self._marked(_decode(key, value)))
         return out
 
     @override
@@ -99,7 +112,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             return None
         key = _ROW + raw
         value: bytes | None = self._store.get(key)
-        return None if value is None else _decode(key, value)
+        return None if value is None else self._marked(_decode(key, value))
 
     @override
     def count(self) -> int:
@@ -115,6 +128,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             if key >= bound or gone >= limit:
                 break
             gone, last = gone + 1, key
+            batch.delete(_MARK + key[1:])
             index = _INDEX + _named(value)
             if self._store.get(index) == key[1:]:
                 batch.delete(index)
