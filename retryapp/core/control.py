@@ -97,7 +97,7 @@ class Command(BaseModel):
     due_at_ms: Annotated[int, Field(ge=0, le=MAX_EPOCH_MS)] | None = None
     """Of `reschedule`."""
     force: bool = False
-    """Of `replay`: also what was replayed before, a record that ended its workers, or one that may be superseded."""
+    """Of `replay`: also a record that ended its workers, or one that may be superseded."""
 
     @model_validator(mode="after")
     def _has_time(self) -> Command:

@@ -466,10 +466,10 @@ class Commands:
             raise _RefusedError(Refusal.DAMAGED, "it is dead because it could not be read")
         if metadata.reason == DeadReason.TOO_LARGE:
             raise _RefusedError(Refusal.TOO_LARGE, "its letter does not have its value: it was too large")
+        if mark in (MarkKind.REPLAYED, MarkKind.RECOVERED):  # once more would give its deliveries numbers that are used
+            raise _RefusedError(Refusal.REPLAYED, f"this letter is {mark} already")
         if command.force:
             return
-        if mark in (MarkKind.REPLAYED, MarkKind.RECOVERED):
-            raise _RefusedError(Refusal.REPLAYED, f"this letter is {mark} already; --force replays it once more")
         if metadata.reason == DeadReason.CRASHED:
             raise _RefusedError(Refusal.CRASHED, "it has ended its workers; --force replays it all the same")
         if self._context.handler.order is Order.LATEST:

@@ -11,6 +11,7 @@ from retryapp import Reject
 from retryapp.core.control import COMMAND_AGE_MS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
 from retryapp.core.headers import decode_metadata
 from retryapp.core.record import idempotency_key
+from retryapp.engine.handler.handler import Order
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
@@ -28,17 +29,20 @@ class Calls:
         self.seen: list[tuple[bytes, int, int, str]] = []
 
     async def __call__(self, value: bytes, delivery: Any) -> None:
+        """Note the call."""
         self.seen.append((value, delivery.attempt, delivery.replays, delivery.idempotency_key))
         if self.failing:
             raise ValueError("down")
 
 
 def marks(partition: MemoryPartition) -> list[LetterMark]:
+    """Return the marks of dead letters, in order."""
     found = (mark_of(record.headers, record.value) for record in partition.records(DLQ))
     return [mark for mark in found if mark is not None]
 
 
 async def test_retry_now_begins_the_next_attempt_at_once() -> None:
+    """Of this record alone, and the event says who asked and why."""
     calls = Calls()
     async with MemoryPartition(calls, "1h*3") as orders:
         await orders.send(b"one", b"two")
@@ -51,6 +55,7 @@ async def test_retry_now_begins_the_next_attempt_at_once() -> None:
 
 
 async def test_reschedule_is_never_before_now() -> None:
+    """To the millisecond; a time that has passed means now."""
     calls = Calls()
     async with MemoryPartition(calls, "1h*3") as orders:
         await orders.send(b"one")
@@ -65,6 +70,7 @@ async def test_reschedule_is_never_before_now() -> None:
 
 
 async def test_a_cancelled_record_is_dead_and_not_tried_again() -> None:
+    """Its delivery number goes on, its attempts stay."""
     calls = Calls()
     async with MemoryPartition(calls, "1h*3") as orders:
         await orders.send(b"one")
@@ -77,6 +83,7 @@ async def test_a_cancelled_record_is_dead_and_not_tried_again() -> None:
 
 
 async def test_a_record_that_runs_is_cancelled_after_its_run_unless_that_succeeds() -> None:
+    """Its handler is never interrupted; other commands about it are refused."""
     gate, calls = asyncio.Event(), []
 
     async def handle(value: bytes, delivery: Any) -> None:
@@ -105,6 +112,7 @@ async def test_a_record_that_runs_is_cancelled_after_its_run_unless_that_succeed
 
 
 async def test_a_cancelled_run_that_a_crash_ends_is_not_run_again() -> None:
+    """The flag in its row outlives the worker."""
     runs = []
 
     async def handle(_value: bytes, delivery: Any) -> None:
@@ -123,6 +131,7 @@ async def test_a_cancelled_run_that_a_crash_ends_is_not_run_again() -> None:
 
 
 async def test_a_replay_keeps_the_record_and_begins_its_attempts_anew() -> None:
+    """The same idempotency key; once for each letter; marks tell of it on the topic."""
     calls = Calls()
     async with MemoryPartition(calls, "1s") as orders:
         await orders.send(b"one", key=b"k", headers=(("trace", b"7"),))
@@ -138,6 +147,7 @@ async def test_a_replay_keeps_the_record_and_begins_its_attempts_anew() -> None:
 
 
 async def test_a_letter_that_dies_again_can_be_replayed_again() -> None:
+    """Each time with new attempts, and delivery numbers that go on."""
     calls = Calls()
     async with MemoryPartition(calls, "1s") as orders:
         await orders.send(b"one")
@@ -152,6 +162,7 @@ async def test_a_letter_that_dies_again_can_be_replayed_again() -> None:
 
 
 async def test_a_letter_is_discarded_and_restored() -> None:
+    """In between it cannot be replayed."""
     calls = Calls()
     async with MemoryPartition(calls, "1s") as orders:
         await orders.send(b"one")
@@ -166,6 +177,7 @@ async def test_a_letter_is_discarded_and_restored() -> None:
 
 @pytest.mark.parametrize(("verb", "durable"), [(verb, each) for verb in Verb for each in (False, True)])
 async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: Verb, durable: bool) -> None:
+    """Before and after the commit takes effect."""
     calls = Calls()
     more = {"due_at_ms": 1 << 41} if verb is Verb.RESCHEDULE else {}
     async with MemoryPartition(calls, "1h 1h") as orders:
@@ -188,6 +200,7 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
 
 
 async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_are_claimed() -> None:
+    """Else a cancelled record would run once more."""
     calls = Calls()
     async with MemoryPartition(calls, "1s*5") as orders:
         await orders.send(b"one")
@@ -200,6 +213,7 @@ async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_ar
 
 
 async def test_bad_commands_are_refused_and_stop_nothing() -> None:
+    """Each with an event."""
     calls = Calls()
     async with MemoryPartition(calls, "1h*3") as orders:
         await orders.send(b"one")
@@ -218,6 +232,7 @@ async def test_bad_commands_are_refused_and_stop_nothing() -> None:
 
 
 async def test_a_command_that_no_worker_took_in_time_is_refused() -> None:
+    """Nobody expects it any more."""
     calls = Calls()
     async with MemoryPartition(calls, "10h*3") as orders:
         await orders.send(b"one")
@@ -230,6 +245,7 @@ async def test_a_command_that_no_worker_took_in_time_is_refused() -> None:
 
 
 async def test_a_state_that_has_changed_refuses_a_command() -> None:
+    """The refusal names the present one."""
     calls = Calls()
     async with MemoryPartition(calls, "1h*3") as orders:
         await orders.send(b"one")
@@ -241,6 +257,7 @@ async def test_a_state_that_has_changed_refuses_a_command() -> None:
 
 
 async def test_a_rejected_letter_of_a_null_value_comes_back_as_null() -> None:
+    """It travels as empty."""
     values = []
 
     async def handle(value: bytes | None) -> None:
@@ -255,8 +272,7 @@ async def test_a_rejected_letter_of_a_null_value_comes_back_as_null() -> None:
 
 @pytest.mark.parametrize("order", ["key", "partition"])
 async def test_a_cancelled_head_lets_its_followers_go(order: str) -> None:
-    from retryapp.engine.handler.handler import Order
-
+    """A follower is cancelled too, but never called before its turn."""
     seen = []
 
     async def handle(value: bytes) -> None:
@@ -276,8 +292,7 @@ async def test_a_cancelled_head_lets_its_followers_go(order: str) -> None:
 
 
 async def test_a_replayed_record_goes_before_those_of_its_key_that_wait() -> None:
-    from retryapp.engine.handler.handler import Order
-
+    """It takes its place by offset."""
     seen, failing = [], {b"1", b"2"}
 
     async def handle(value: bytes) -> None:
@@ -296,6 +311,7 @@ async def test_a_replayed_record_goes_before_those_of_its_key_that_wait() -> Non
 
 
 async def test_metadata_of_a_replay_names_its_letter() -> None:
+    """So that its success can be marked there."""
     calls = Calls()
     async with MemoryPartition(calls, "1s") as orders:
         await orders.send(b"one")
