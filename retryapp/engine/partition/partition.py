@@ -15,6 +15,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from retryapp.core.control import is_mark
 from retryapp.core.lane_errors import LaneClosedError, MembershipLapsedError
 from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
@@ -92,6 +93,7 @@ class PartitionEngine(RunOwner):
         """Of the session; None without one."""
         self._given_up = given_up or GivenUp()
         self._progress_ms = progress_ms
+        self._letters = topology.letters_of is not None
         self._counting = Counting(context.handler, self._main, Tally(from_offset=0, since_ms=0), 0)
         self._outcomes: list[Turn] = []
         """Turns of due rows that are not in the lane yet."""
@@ -281,6 +283,10 @@ class PartitionEngine(RunOwner):
             if window.last == record.offset:
                 continue
             window.add(record.offset, size, now_ms=now_ms)
+            if self._letters and is_mark(record.headers):
+                window.finish(record.offset, record.next_offset)  # no letter: it says what became of one
+                at_once = True
+                continue
             skipped = None if duplicates is None else duplicates.skip(record, now_ms)
             if skipped is None:
                 submit(Run(self, context, record, session=session))
