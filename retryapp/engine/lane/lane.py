@@ -116,7 +116,7 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether it has turns that are not in the tables."""
-        return bool(self._queue) or not self._ready.is_set()
+        return bool(self._queue) or not self._ready.is_set() or self._refused.commanded
 
     def submit(self, session: int, turn: Turn) -> None:
         """Queue a turn, or raise `LaneClosedError`: its session is over, and its records will be read again."""

@@ -38,11 +38,16 @@ class RefusedTurns:
         """Why the first one was refused; None: none is held."""
         return self._turns[0].refusal if self._turns else None
 
+    @property
+    def commanded(self) -> bool:
+        """Whether one of a command is held."""
+        return any(turn.control is not None for turn in self._turns)
+
     def keep(self, turn: Turn) -> bool:
         """Take a turn that must wait for a held one; tell whether it must."""
         passes = self.floor is None or turn.moves_to <= self.floor
-        if turn.control is not None and any(held.control is not None for held in self._turns):
-            passes = False  # else a crash would forget the command
+        if turn.control is not None or turn.hurried:  # else a crash would forget the held command, or it is done twice
+            passes = passes and not self.commanded
         if turn.refusal or (passes and not (self._ordered and self._turns)):
             return False
         self._later.append(turn)

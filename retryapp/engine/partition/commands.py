@@ -284,6 +284,8 @@ class Commands:
         if command.state is not None and command.state != before:
             raise _RefusedError(Refusal.CHANGED, f"its state is {before}, not {command.state}")
         runs = key in self._scheduler.claimed
+        if runs and key in self.over:
+            raise _RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
         if command.verb is Verb.CANCEL:
             effect = self._cancel_later(row, metadata, identity) if runs else self._cancel(row, metadata, identity)
         else:

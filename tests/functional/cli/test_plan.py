@@ -34,7 +34,7 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module):
 
     asked = retryapp("plan", "-A", module, "--create-main", 3, "--json")
     assert asked.code == 0
-    assert len(asked.json["to_create"]) == 5
+    assert len(asked.json["to_create"]) == 6
 
     made = retryapp("topics", "create", "-A", f"{module}:app", "--create-main", 3, "--json")
     assert made.code == 0
