@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from retryapp.core import hops
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.notes import Notes
 from retryapp.engine.lane.refused import RefusedTurns
@@ -84,22 +83,15 @@ def _passed(self: RefusedTurns, turn: Turn) -> bool:
 _keep = RefusedTurns.keep
 
 
-def _numbered_anew(metadata: Any, **facts: Any) -> Any:
-    """The deliveries of a replay begin at 1 again."""
-    return hops.replace(_replayed(metadata, **facts), delivery=1)
-
-
-_replayed = hops.replayed
-
 COMMANDS: Final = (
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
     ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_035),
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_004),
-    ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_000),
-    ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_000),
+    ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_002),
+    ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_022),
     ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_061),
     ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_000),
-    ("rows are claimed before commands are read", ((Scheduler, "__init__", _at_once),), 1_000_000),
-    ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_000),
-    ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_000),
+    ("rows are claimed before commands are read", ((Scheduler, "__init__", _at_once),), 1_000_337),
+    ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_009),
+    ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_131),
 )
