@@ -13,38 +13,33 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from retryapp.core.classify import DeadReason
 from retryapp.core.control import (
     COMMAND_AGE_MS,
     OF_LETTERS,
     Command,
-    LetterMark,
-    MarkKind,
     Refusal,
     Verb,
     decode_command,
-    is_mark,
     row_state,
 )
 from retryapp.core.errors import DamagedCommandError, DamagedMetadataError, DamagedRowError, NewerRowError
 from retryapp.core.headers import decode_metadata
-from retryapp.core.hops import cancelled, due_anew, replayed, restore, to_row, to_tier, waiting_size
+from retryapp.core.hops import cancelled, due_anew, restore
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
 from retryapp.core.rows import CANCELLED, PendingRow, decode_row, encode_row, identity_of
-from retryapp.core.text import cut_text
 from retryapp.engine.delivery.damage import ended
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
-from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
-from retryapp.ports import DeadRow, Observation, PendingTable, Row, TopicPartition
+from retryapp.ports import PendingTable, Row
 
 MOST_WAITING: Final = 1_000
 """Commands in memory; the others wait on their topic."""
@@ -53,36 +48,6 @@ MOST_AT_ONCE: Final = 100
 LETTERS_S: Final = 30.0
 """How long a command about a dead letter waits until all letters of its partition are known."""
 _MAX_ID_CHARS: Final = 64
-
-
-class _RefusedError(Exception):
-    """A command is refused; its text is for people."""
-
-    def __init__(self, refusal: Refusal, text: str) -> None:
-        self.refusal = refusal
-        super().__init__(text)
-
-
-@dataclass(frozen=True, slots=True)
-class _Letter:
-    """A dead letter as its topic has it."""
-
-    topic: TopicPartition
-    record: Record
-    metadata: RetryMetadata
-
-
-@dataclass(slots=True)
-class _Effect:
-    """What a command comes to."""
-
-    text: str
-    before: str | None = None
-    after: str | None = None
-    rows: tuple[Row, ...] = ()
-    publishes: tuple[Any, ...] = ()
-    observations: tuple[Observation, ...] = ()
-    claim: bytes | None = None
 
 
 class Commands:
@@ -120,13 +85,14 @@ class Commands:
         self._sequences = sequences
         self._submit = submit
         self._busy = busy
-        self._taken_in = taken_in
         self.over: set[bytes] = set()
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._queue: deque[Any] = deque()
         self._wake = asyncio.Event()
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
+        place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.caught_up.set}
+        self._letters = LetterCommands(context, transport, sequences, **place)
         self._cancelled: set[bytes] = set()
         """Identities of records that run, and are not tried again."""
 
@@ -180,19 +146,19 @@ class Commands:
     async def _obey(self, record: Any) -> None:
         """Submit the turn of a command."""
         command: Command | None = None
-        effect, refusal = _Effect(""), None
+        effect, refusal = Effect(""), None
         try:
             command = decode_command(record.value)
             origin = self._origin(command)
             self._check_age(_sent_ms(record))
             if command.verb in OF_LETTERS:
-                effect = await self._of_letter(command, origin)
+                effect = await self._letters.obey(command, origin, self._settled)
             else:
                 effect = await self._of_row(command, origin)
         except DamagedCommandError as error:
-            effect, refusal = _Effect(str(error)), Refusal.MALFORMED
-        except _RefusedError as error:
-            effect, refusal = _Effect(str(error)), error.refusal
+            effect, refusal = Effect(str(error)), Refusal.MALFORMED
+        except RefusedError as error:
+            effect, refusal = Effect(str(error)), error.refusal
         event = self._event(command, effect, refusal, record.offset)
         topology = self._context.handler.topology
         partition = self._transport.place.partition
@@ -208,7 +174,7 @@ class Commands:
             )
         )
 
-    def _event(self, command: Command | None, effect: _Effect, refusal: Refusal | None, offset: int) -> Commanded:
+    def _event(self, command: Command | None, effect: Effect, refusal: Refusal | None, offset: int) -> Commanded:
         handler = self._context.handler
         return Commanded(
             group=handler.group,
@@ -233,17 +199,17 @@ class Commands:
         try:
             group, origin = parse_failure_id(command.failure_id)
         except DamagedMetadataError as error:
-            raise _RefusedError(Refusal.MALFORMED, str(error)) from error
+            raise RefusedError(Refusal.MALFORMED, str(error)) from error
         if (group, origin.topic, origin.partition) != (handler.group, *main):
             text = f"it belongs on the control topic and partition of {group}/{origin.topic}[{origin.partition}]"
-            raise _RefusedError(Refusal.MISPLACED, text)
+            raise RefusedError(Refusal.MISPLACED, text)
         return origin
 
     def _check_age(self, sent_ms: int) -> None:
         age_ms = self._context.clock.wall_ms() - sent_ms
         if age_ms > COMMAND_AGE_MS:
             text = f"no worker had its partition for {age_ms // 60_000} minutes after it was sent: send it again"
-            raise _RefusedError(Refusal.EXPIRED, text)
+            raise RefusedError(Refusal.EXPIRED, text)
 
     async def _settle(self) -> None:
         """Wait until the turns that are in the lane are in the tables."""
@@ -259,12 +225,19 @@ class Commands:
         self._submit(Turn(on_settled=settled, hurried=True))
         await over
 
+    async def _settled(self, identity: bytes) -> bool:
+        """Wait for the turns about a record that a command has changed; note that this one changes it, too."""
+        touched = identity in self._touched
+        if touched:
+            await self._settle()
+        self._touched.add(identity)
+        return touched
+
     # -- records that wait --------------------------------------------------------------------------------------
 
-    async def _of_row(self, command: Command, origin: Origin) -> _Effect:
+    async def _of_row(self, command: Command, origin: Origin) -> Effect:
         identity = identity_of(origin)
-        if identity in self._touched:
-            await self._settle()
+        await self._settled(identity)
         table = self._table
         key = table.find(identity)
         if key is not None and key in self._scheduler.claimed and key in self.over:
@@ -272,26 +245,25 @@ class Commands:
             key = table.find(identity)
         value = None if key is None else table.get(key)
         if key is None or value is None:
-            raise _RefusedError(Refusal.NOT_WAITING, "it does not wait: it is done, dead, or not tried yet")
+            raise RefusedError(Refusal.NOT_WAITING, "it does not wait: it is done, dead, or not tried yet")
         try:
             row = decode_row(value)
             metadata = decode_metadata(row.headers)
         except (DamagedRowError, NewerRowError, DamagedMetadataError) as error:
-            raise _RefusedError(Refusal.DAMAGED, str(error)) from error
+            raise RefusedError(Refusal.DAMAGED, str(error)) from error
         if metadata is None:
-            raise _RefusedError(Refusal.DAMAGED, "its row has no retry metadata")
+            raise RefusedError(Refusal.DAMAGED, "its row has no retry metadata")
         before = row_state(metadata.replays, metadata.attempt, row.due_at_ms)
         if command.state is not None and command.state != before:
-            raise _RefusedError(Refusal.CHANGED, f"its state is {before}, not {command.state}")
+            raise RefusedError(Refusal.CHANGED, f"its state is {before}, not {command.state}")
         runs = key in self._scheduler.claimed
         if runs and key in self.over:
-            raise _RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
+            raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
         if command.verb is Verb.CANCEL:
             effect = self._cancel_later(row, metadata, identity) if runs else self._cancel(row, metadata, identity)
         else:
             effect = self._reschedule(command, row, metadata, identity, runs=runs)
         effect.before = before
-        self._touched.add(identity)
         if not runs:
             self._scheduler.take(key, identity, len(value))
             self.over.add(key)
@@ -307,12 +279,12 @@ class Commands:
 
     def _reschedule(
         self, command: Command, row: PendingRow, metadata: RetryMetadata, identity: bytes, *, runs: bool
-    ) -> _Effect:
+    ) -> Effect:
         if runs:
             text = f"attempt {metadata.attempt + 1} runs now: send it again once that has ended"
-            raise _RefusedError(Refusal.RUNNING, text)
+            raise RefusedError(Refusal.RUNNING, text)
         if row.held:
-            raise _RefusedError(Refusal.HELD, "it runs after the earlier records of its key, whatever its time")
+            raise RefusedError(Refusal.HELD, "it runs after the earlier records of its key, whatever its time")
         now_ms = self._context.clock.wall_ms()
         due_at_ms = now_ms if command.due_at_ms is None else max(now_ms, command.due_at_ms)
         later = due_anew(row, metadata, due_at_ms)
@@ -320,174 +292,36 @@ class Commands:
             self._sequences.moved(identity)
         circuit = self._context.pace.circuit
         gate = "" if circuit is None or circuit.closed else "; an outage is on, which holds it back"
-        return _Effect(
+        return Effect(
             f"due in {max(0, due_at_ms - now_ms)} ms{gate}",
             after=row_state(metadata.replays, metadata.attempt, due_at_ms),
             rows=(Row(identity, encode_row(later), metadata.tier or "?"),),
         )
 
-    def _cancel(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> _Effect:
+    def _cancel(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
         shown = self._shown(row, metadata)
         now_ms = self._context.clock.wall_ms()
         end, dead = ended(self._context, shown, cancelled(metadata, "cancelled before its first attempt", now_ms))
         if self._sequences is not None:
             self._sequences.removed(identity, row.key)
         gone = (Row(identity, None, "?"),)
-        return _Effect(
+        return Effect(
             "it is dead, and not tried again", after="dead", rows=gone, publishes=(end,), observations=(dead,)
         )
 
-    def _cancel_later(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> _Effect:
+    def _cancel_later(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
         """Cancel a record that runs: its row gets a flag under the same key, so the claim stays."""
         if row.held:
-            raise _RefusedError(Refusal.RUNNING, "its first attempt runs now: send it again once that has ended")
+            raise RefusedError(Refusal.RUNNING, "its first attempt runs now: send it again once that has ended")
         self._cancelled.add(identity)
         value = encode_row(replace(row, flags=row.flags | CANCELLED, revision=row.revision + 1))
         text = f"attempt {metadata.attempt + 1} runs now; if it fails, it is the last"
-        return _Effect(text, after="cancelling", rows=(Row(identity, value, metadata.tier or "?"),))
+        return Effect(text, after="cancelling", rows=(Row(identity, value, metadata.tier or "?"),))
 
     def _shown(self, row: PendingRow, metadata: RetryMetadata) -> Record:
         changelog = self._transport.place.changelog
         waiting = Record(*changelog, metadata.origin.offset, row.since_ms, row.key, row.value, row.headers)
         return restore(waiting, metadata)
-
-    # -- dead letters -------------------------------------------------------------------------------------------
-
-    async def _of_letter(self, command: Command, origin: Origin) -> _Effect:
-        await self._letters_known()
-        letter, mark = await self._newest(command, origin)
-        identity = identity_of(origin)
-        if identity in self._touched:
-            await self._settle()
-            letter, mark = await self._newest(command, origin)
-        if command.verb is Verb.REPLAY:
-            effect = self._replay(command, letter, mark, identity)
-            kind, replays = MarkKind.REPLAYED, letter.metadata.replays + 1
-        else:
-            effect = self._set_aside(command, mark)
-            kind = MarkKind.DISCARDED if command.verb is Verb.DISCARD else MarkKind.RESTORED
-            replays = letter.metadata.replays
-        self._touched.add(identity)
-        told = LetterMark(
-            mark=kind,
-            failure_id=command.failure_id,
-            letter=letter.record.offset,
-            delivery=letter.metadata.delivery,
-            replays=replays,
-            command=command.id,
-            by=command.by,
-            why=command.why,
-        )
-        effect.before = str(letter.record.offset)
-        effect.publishes = (*effect.publishes, told.to_record(*letter.topic))
-        return effect
-
-    async def _letters_known(self) -> None:
-        free = asyncio.get_running_loop().call_soon(self.caught_up.set)  # rows need not wait for this
-        try:
-            async with asyncio.timeout(LETTERS_S):
-                await self._transport.letters_known()
-        except TimeoutError:
-            text = "the worker still reads the dead letters of the partition: send it again in a minute"
-            raise _RefusedError(Refusal.NOT_READY, text) from None
-        free.cancel()
-
-    async def _newest(self, command: Command, origin: Origin) -> tuple[_Letter, str | None]:
-        """Return the newest dead letter of a record, and its mark."""
-        if self._context.handler.topology.drop:
-            raise _RefusedError(Refusal.NO_LETTER, "this handler has no dead-letter topic")
-        found: list[tuple[_Letter, DeadRow]] = []
-        for topic, table in self._transport.dead.items():
-            row = table.find(command.failure_id)
-            if row is not None:
-                tp = TopicPartition(topic, self._transport.place.partition)
-                if (letter := await self._read(tp, row.offset)) is not None:
-                    found.append((letter, row))
-        if not found:
-            raise _RefusedError(Refusal.NO_LETTER, "no dead letter of it is left: it is done, waits, or was deleted")
-        letter, row = max(found, key=lambda each: each[0].metadata.delivery)
-        if letter.metadata.origin != origin:
-            raise _RefusedError(Refusal.OTHER_TOPIC, f"the letter is of {letter.metadata.origin.text}")
-        if command.state is not None and command.state != str(row.offset):
-            raise _RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {row.offset}")
-        return letter, row.mark
-
-    async def _read(self, tp: TopicPartition, offset: int) -> _Letter | None:
-        found: list[Any] = []
-
-        def take(records: list[Any], _position: int) -> bool:
-            found.extend(record for record in records if record.offset == offset)
-            return True
-
-        await self._transport.reader.read(tp, offset, take)
-        if not found or is_mark(tuple(found[0].headers)):
-            return None
-        raw = found[0]
-        headers = tuple(raw.headers)
-        try:
-            metadata = decode_metadata(headers)
-        except DamagedMetadataError as error:
-            raise _RefusedError(Refusal.DAMAGED, str(error)) from error
-        record = Record(*tp, raw.offset, 0, raw.key, raw.value, headers)
-        return None if metadata is None else _Letter(tp, record, metadata)
-
-    def _replay(self, command: Command, letter: _Letter, mark: str | None, identity: bytes) -> _Effect:
-        metadata, context, table = letter.metadata, self._context, self._table
-        reason, now_ms = metadata.reason, context.clock.wall_ms()
-        if self._taken_in(metadata.origin.offset):
-            raise _RefusedError(Refusal.RUNNING, "the main topic was set back, and it runs again")
-        if (key := table.find(identity)) is not None:
-            runs = key in self._scheduler.claimed
-            raise _RefusedError(Refusal.RUNNING if runs else Refusal.WAITING, "it waits for its next attempt already")
-        self._check_replay(command, metadata, mark)
-        if self._sequences is not None and not self._sequences.may_come_back(letter.record.key):
-            raise _RefusedError(Refusal.SUPERSEDED, "a newer record of its key waits or runs")
-        base = context.handler.topology.dlq
-        name = f"{letter.topic.topic.removeprefix(base).removeprefix('.')}:{letter.record.offset}"
-        anew = replayed(metadata, letter=name, replay_id=cut_text(command.id, _MAX_ID_CHARS), now_ms=now_ms)
-        copy = to_tier(letter.record, topology=context.handler.topology, metadata=anew)
-        if waiting_size(copy) > context.max_bytes:
-            raise _RefusedError(Refusal.TOO_LARGE, "with its headers it does not fit on the retry topic any more")
-        row = to_row(copy, anew)
-        if self._sequences is not None:
-            self._sequences.came_back(identity, row.key)
-        return _Effect(
-            f"due at once, with new attempts; it was dead as {reason}",
-            after=row_state(anew.replays, 0, row.due_at_ms),
-            rows=(Row(identity, encode_row(row), anew.tier or "?"),),
-            publishes=(copy,),
-        )
-
-    def _check_replay(self, command: Command, metadata: RetryMetadata, mark: str | None) -> None:
-        if metadata.origin.topic_id != self._context.topic_id:
-            text = f"{self._context.handler.main} was deleted and created again since it died"
-            raise _RefusedError(Refusal.OTHER_TOPIC, text)
-        if mark == MarkKind.DISCARDED:
-            raise _RefusedError(Refusal.DISCARDED, "it was discarded: restore it first")
-        if metadata.reason == DeadReason.DAMAGED:
-            raise _RefusedError(Refusal.DAMAGED, "it is dead because it could not be read")
-        if metadata.reason == DeadReason.TOO_LARGE:
-            raise _RefusedError(Refusal.TOO_LARGE, "its letter does not have its value: it was too large")
-        if mark in (MarkKind.REPLAYED, MarkKind.RECOVERED):  # once more would give its deliveries numbers that are used
-            raise _RefusedError(Refusal.REPLAYED, f"this letter is {mark} already")
-        if command.force:
-            return
-        if metadata.reason == DeadReason.CRASHED:
-            raise _RefusedError(Refusal.CRASHED, "it has ended its workers; --force replays it all the same")
-        if self._context.handler.order is Order.LATEST:
-            text = "a newer record of its key may have replaced it; --force replays it all the same"
-            raise _RefusedError(Refusal.SUPERSEDED, text)
-
-    def _set_aside(self, command: Command, mark: str | None) -> _Effect:
-        if command.verb is Verb.RESTORE:
-            if mark != MarkKind.DISCARDED:
-                raise _RefusedError(Refusal.NOT_DISCARDED, f"it is {mark or 'a dead letter'}: nothing to restore")
-            return _Effect("it is a dead letter again", after=str(MarkKind.RESTORED))
-        if mark in (MarkKind.REPLAYED, MarkKind.RECOVERED):
-            raise _RefusedError(Refusal.REPLAYED, f"it is {mark} already")
-        if mark == MarkKind.DISCARDED:
-            raise _RefusedError(Refusal.DISCARDED, "it is discarded already")
-        return _Effect("it is discarded; restore takes that back until retention deletes it", after=str(mark))
 
 
 def _sent_ms(record: Any) -> int:
