@@ -18,6 +18,7 @@ from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition, ScriptedRandom
+from retryapp.testing.lane import Step
 
 EVENTS = TopicPartition("app.orders.events", 0)
 BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="10s", max_open="10m")
@@ -367,6 +368,27 @@ async def test_a_bad_deploy_is_dead_in_the_end() -> None:
         await pass_time(orders, 60_000, 500)
         assert [letter.reason for letter in orders.dead_letters] == ["exhausted"] * 20
         assert {letter.attempt for letter in orders.dead_letters} == {2}
+
+
+async def test_an_outage_that_lasts_until_its_partition_is_back_costs_no_attempt() -> None:
+    """It was elsewhere for longer than `max_open`."""
+    service = Service()
+    service.down = BankDownError()
+    breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="30s")
+    async with partition(service, "1s", circuit=breaker) as orders:
+        await orders.send(*(b"%d" % n for n in range(20)))
+        await pass_time(orders, 5_000)
+        away = orders.transport.pause(Step.PROVE)
+        await reopen(orders)
+        assert away.reached
+        orders.clock.advance(600_000)
+        away.set()
+        await pass_time(orders, 15_000)
+        assert state(orders) is not CircuitState.CLOSED
+        service.down = None
+        await orders.to_rest()
+        assert orders.dead_letters == []
+        assert len(service.done) == 20
 
 
 async def test_a_fault_of_ours_reopens_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
