@@ -8,10 +8,21 @@ r"""Names of causes: an error's message without what differs from record to reco
 
 from __future__ import annotations
 
+import hashlib
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from retryapp.core.text import cut_text
+
+MAX_READ_BYTES: Final = 512
+"""Bytes of a message, as UTF-8, that a cause depends on: headers keep more, so all readers see the same."""
+MAX_CAUSES: Final = 200
+"""Causes that one table of a partition counts apart; further ones count as ``OTHER_CAUSE``."""
+OTHER_CAUSE: Final = "other"
+_ID_CHARS: Final = 10
+_TYPE_BYTES: Final = 240
 MAX_WORDS: Final = 16
 MAX_CHARS: Final = 160
 _READ: Final = 320  # characters of a message that are read
@@ -58,6 +69,38 @@ _PLACEHOLDER: Final = re.compile("<[a-z]+>")
 _RUN: Final = re.compile(r"(<[a-z]+>)(?:[\s,:;.|!?-]*(?:<[a-z]+>|None|[Nn]ull|[Tt]rue|[Ff]alse))+")  # as a payload
 
 
+@dataclass(slots=True, kw_only=True)
+class CauseCount:
+    """The records of a partition, waiting or dead, that have one cause."""
+
+    cause_id: str
+    """``c1-`` and ten hex digits, or ``OTHER_CAUSE``."""
+    name: str
+    records: int
+    attempts: int
+    """Attempts that these records have spent."""
+    first_ms: int
+    """First and last failure among them, epoch milliseconds, since their cause was first counted."""
+    last_ms: int
+    sample: str
+    """Failure id of the one that was counted last."""
+
+
+def cause_id(error_type: str, fingerprint: str, message: str) -> str:
+    """Return the id of a cause: version 1 of a hash of type, place (the fingerprint) and template.
+
+    It depends on its arguments alone, so workers, commands, pages and Spark agree; it is the same for the text that
+    the handler raised and for what the headers keep of it.
+    """
+    return _cause_id(cut_text(error_type, _TYPE_BYTES), fingerprint, template_of(message))
+
+
+@lru_cache(maxsize=1024)
+def _cause_id(error_type: str, fingerprint: str, template: str) -> str:
+    whole = "\n".join((error_type, fingerprint, template))
+    return f"c1-{hashlib.sha256(whole.encode('utf-8', 'backslashreplace')).hexdigest()[:_ID_CHARS]}"
+
+
 def cause_name(error_type: str, place: str | None, message: str) -> str:
     """Return what people call a cause: type, place and template."""
     return f"{error_type}{f' at {place}' if place else ''}: {template_of(message)}".removesuffix(": ")
@@ -69,6 +112,7 @@ def template_of(message: str) -> str:
     What tells causes apart stays: status codes, errno, SQLSTATE, names in CAPITALS, plain words. At most ``MAX_WORDS``
     words and ``MAX_CHARS`` characters.
     """
+    message = cut_text(message, MAX_READ_BYTES)
     # no code is that long: with one number and one id for all, the cache hits
     return _template(_LONG_NUMBER.sub("1000000", _UUID.sub(_ANY_UUID, message)))
 

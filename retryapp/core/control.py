@@ -16,7 +16,6 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from retryapp.core.errors import DamagedCommandError
 from retryapp.core.headers import RETRY_MARK
 from retryapp.core.hops import Outgoing
 from retryapp.core.metadata import MAX_EPOCH_MS
@@ -25,6 +24,8 @@ from retryapp.core.record import Headers
 COMMAND_AGE_MS: Final = 15 * 60_000
 """How long a command waits for a worker, by the broker's time; an older one is refused."""
 MAX_COMMAND_BYTES: Final = 16_384
+JOB_ID: Final = r"^[0-9A-Za-z._:-]{1,64}$"
+"""Shape of the ids of commands and jobs."""
 MAX_WORDS: Final = 500
 """Characters of what a command says of who sends it, and why."""
 
@@ -76,6 +77,12 @@ class Refusal(StrEnum):
     """It ended its workers: only with `force`."""
     SUPERSEDED = "superseded"
     """A newer record of its key may have replaced it: only with `force`."""
+    JOB_KNOWN = "job-known"
+    """This job has begun already."""
+    NO_JOB = "no-job"
+    """It is over, or unknown."""
+    TOO_MANY = "too-many"
+    """So many jobs go on that no other begins."""
     NOT_READY = "not-ready"
     """The dead letters of the partition are still being read."""
 
@@ -85,7 +92,7 @@ class Command(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
     v: Literal[1] = 1
-    id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z._:-]+$")]
+    id: Annotated[str, Field(pattern=JOB_ID)]
     """Names the command in its outcome."""
     verb: Annotated[Verb, Field(strict=False)]
     failure_id: Annotated[str, Field(min_length=1, max_length=2_000)]
@@ -110,19 +117,6 @@ class Command(BaseModel):
         return Outgoing(
             topic, partition, self.failure_id.encode(), self.model_dump_json(exclude_none=True).encode(), ()
         )
-
-
-def decode_command(value: bytes | None) -> Command:
-    """Decode a command; raise `DamagedCommandError`, which names the field."""
-    if value is None or len(value) > MAX_COMMAND_BYTES:
-        problem = "no value" if value is None else f"{len(value)} bytes, more than {MAX_COMMAND_BYTES}"
-        raise DamagedCommandError(problem)
-    try:
-        return Command.model_validate_json(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "value"
-        raise DamagedCommandError(f"{field}: {first['msg']}") from error
 
 
 def row_state(replays: int, attempt: int, due_at_ms: int) -> str:

@@ -336,8 +336,6 @@ def cancelled(metadata: RetryMetadata, message: str, now_ms: int) -> RetryMetada
     """Return the metadata of a record that waits and is not tried again."""
     if metadata.held:  # nothing has failed yet
         metadata = replace(metadata, error_type=DeadReason.CANCELLED.value, error_message=message)
-    if metadata.held:  # nothing has failed yet
-        metadata = replace(metadata, error_type=DeadReason.CANCELLED.value, error_message=message)
     return replace(
         metadata,
         delivery=min(metadata.delivery + 1, MAX_COUNT),

@@ -236,13 +236,15 @@ class Commanded(LifecycleEvent):
     after: str | None = None
     by: str = ""
     why: str = ""
-    offset: Count
-    """Offset of the command on the control topic."""
+    offset: Count | None = None
+    """Offset of the command on the control topic; None: a part of a job has paused itself, or has ended."""
+    job: str = ""
+    """Id of the job that it is about; empty: of none."""
     at_ms: EpochMs
 
     @property
     def key(self) -> bytes:
-        """The failure id; of a command that could not be read ``command:{group}/{main}/{p}``."""
+        """The failure id; of others ``command:{group}/{main}/{p}``."""
         unread = f"command:{self.group}/{self.main}/{self.partition}"
         return (self.failure_id or unread).encode()
 

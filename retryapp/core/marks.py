@@ -12,7 +12,8 @@ spaces between:
 at their first delivery and 1 passed over; the others failed. The range began at that epoch millisecond.
 ``wg2:3f9c@1700000000000.40-1700000000000.42`` : a mark as above about due rows, whose places are the due time and the
 offset of the first delivery.
-``k:x8Zt.17`` : of the control topic with this topic id, all before offset 17 is obeyed or refused.
+``k:x8Zt.17`` : of the control topic with this topic id, all before offset 17 is obeyed or refused. With a ``+``
+behind it, the progress record says what is remembered of commands, as of jobs.
 ``c:kq2T0`` : the changelog with this topic id has the rows of what was before the offset.
 
 A life is a process. A mark written by another life means that the writer ended without a word: killed, out of memory,
@@ -61,7 +62,9 @@ _TALLY = re.compile(rf"p1:{_NUMBER}-{_NUMBER}@{_NUMBER}:{_NUMBER},{_NUMBER},{_NU
 _ANY_VERSION = re.compile(r"p\d+:", re.ASCII)
 CONTROL: Final = "k:"
 """What the position on the control topic begins with."""
-_CONTROL = re.compile(rf"k:([0-9A-Za-z_-]{{0,32}})\.{_NUMBER}", re.ASCII)
+STEERED: Final = "+"
+"""What it ends with where the progress record says more (`core.jobs.Steering`)."""
+_CONTROL = re.compile(rf"k:([0-9A-Za-z_-]{{0,32}})\.{_NUMBER}\+?", re.ASCII)
 _CHANGELOG = re.compile(r"c:([0-9A-Za-z_-]{1,32})")
 
 
@@ -316,9 +319,10 @@ def progress_value(
     changelog_id: str = "",
     settled: str = "",
     control: str = "",
+    steering: str = "",
 ) -> bytes:
     """Return the value of a record with the key `PROGRESS`; `positions`: next offset by topic."""
-    texts = {"tally": tally, "changelog": changelog_id, "settled": settled, "control": control}
+    texts = {"tally": tally, "changelog": changelog_id, "settled": settled, "control": control, "steering": steering}
     more = {name: text for name, text in texts.items() if text}
     return json.dumps({"v": 1, "main": topic_id, "next": positions, **more}).encode()
 
@@ -352,9 +356,14 @@ def read_control(value: bytes) -> str:
     return str(json.loads(value).get("control", "")) if value else ""
 
 
-def control_text(topic_id: str, offset: int) -> str:
+def read_steering(value: bytes) -> str:
+    """Return the text of what is remembered of commands; empty without one."""
+    return str(json.loads(value).get("steering", "")) if value else ""
+
+
+def control_text(topic_id: str, offset: int, *, steered: bool = False) -> str:
     """Return a position on the control topic as text."""
-    return f"{CONTROL}{topic_id}.{offset}"
+    return f"{CONTROL}{topic_id}.{offset}{STEERED if steered else ''}"
 
 
 def parse_control(text: str, topic_id: str) -> int:

@@ -146,6 +146,8 @@ class LaneBatch:
     """Records of the main topic beyond its offset that are settled with this: offset, and whether it succeeded."""
     control: int | None = None
     """Next offset of the control topic; None: unchanged."""
+    steering: str | None = None
+    """What is remembered of commands; None: unchanged."""
     size: int = 0
 
     @property

@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol, Self
 from retryapp.core.control import Command, Verb, is_mark
 from retryapp.core.deduplicate import rule_of
 from retryapp.core.headers import decode_metadata
+from retryapp.core.jobs import JobCommand
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Origin, Record, failure_id
@@ -233,14 +234,18 @@ class MemoryPartition:
         topology, number = self.handler.topology, next(_COMMANDS)
         place = topology.main, self.engine.context.topic_id, self._site.partition
         name = record if isinstance(record, str) else failure_id(topology.group, Origin(*place, record))
-        command = Command(id=f"test-{number}", verb=Verb(verb), failure_id=name, **more)
+        return await self.obey(Command(id=f"test-{number}", verb=Verb(verb), failure_id=name, **more))
+
+    async def obey(self, command: Command | JobCommand) -> dict[str, Any]:
+        """Send a command, also one about a job; return its outcome, as `command` does."""
+        topology = self.handler.topology
         sent = command.to_record(topology.control, self._site.partition)
         self.transport.append(TopicPartition(sent.topic, sent.partition), sent.key, sent.value)
         await self.settle()
         outcomes = (json.loads(event.value or b"{}") for event in self.records(topology.events))
         found: list[dict[str, Any]] = [each for each in outcomes if each.get("command") == command.id]
         if not found:
-            raise AssertionError(f"no outcome of {verb}")
+            raise AssertionError(f"no outcome of {command.verb}")
         return found[-1]
 
     async def advance(self, ms: int) -> None:

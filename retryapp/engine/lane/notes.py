@@ -19,6 +19,7 @@ from retryapp.core.marks import (
     Suspected,
     Tally,
     control_text,
+    parse_control,
     parse_mark,
     parse_rows_mark,
     parse_tally,
@@ -46,22 +47,24 @@ class Notes:
     """Records beyond the main topic's offset that are settled, and whether they succeeded; never changed in place."""
     control: str = ""
     """Position on the control topic, as text."""
+    steering: str = ""
+    """What is remembered of commands (`core.jobs.Steering`); it is in the progress record only."""
     _counted: str = ""
     _mark: tuple[int, str] = (-1, "")
     _rows: str = ""
     _settled: str = ""
 
     def read(
-        self, found: Committed | None, start: int, end: int, written_down: tuple[str, str, str] = ("", "", "")
+        self, found: Committed | None, start: int, end: int, written_down: tuple[str, str, str, str] = ("", "", "", "")
     ) -> tuple[Suspected | None, str | None]:
-        """Read the metadata at opening; `written_down`: tally, settled records and commands, as the changelog says.
+        """Read the metadata at opening; `written_down`: tally, settled, control and steering, as the changelog says.
 
         Returns:
             What may have ended a worker; and the mark to be written before a record runs, None where there is nothing
             to write. The mark that is there is written once more where no changelog is named, or too many records are.
         """
         note = split_note(found.note if found else "")
-        *beside, control = written_down
+        *beside, control, self.steering = written_down
         counted, settled = (note.tally, note.settled) if found else beside
         self.tally = parse_tally(counted, start)
         noted = decode_settled(settled, self._at(start))
@@ -108,8 +111,11 @@ class Notes:
 
     def commanded(self, batch: LaneBatch) -> str:
         """Return the position on the control topic after a batch, as text."""
-        if batch.control is not None:
-            self.control = control_text(self.site.control_id, batch.control)
+        if batch.steering is not None:
+            self.steering = batch.steering
+        if batch.control is not None or batch.steering is not None:
+            at = parse_control(self.control, self.site.control_id) if batch.control is None else batch.control
+            self.control = control_text(self.site.control_id, at, steered=bool(self.steering))
         return self.control
 
     def noted(self, batch: LaneBatch) -> str:

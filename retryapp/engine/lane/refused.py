@@ -41,12 +41,12 @@ class RefusedTurns:
     @property
     def commanded(self) -> bool:
         """Whether one of a command is held."""
-        return any(turn.control is not None for turn in self._turns)
+        return any(turn.commanded for turn in self._turns)
 
     def keep(self, turn: Turn) -> bool:
         """Take a turn that must wait for a held one; tell whether it must."""
         passes = self.floor is None or turn.moves_to <= self.floor
-        if turn.control is not None or turn.hurried:  # else a crash would forget the held command, or it is done twice
+        if turn.commanded or turn.hurried:  # else a crash would forget the held command, or it is done twice
             passes = passes and not self.commanded
         if turn.refusal or (passes and not (self._ordered and self._turns)):
             return False
@@ -68,7 +68,7 @@ class RefusedTurns:
 
     def release(self) -> list[Turn]:
         """Drop the first turn, which is committed, and retry the next; return those that may have waited for it."""
-        commanded = self._turns.popleft().control is not None
+        commanded = self._turns.popleft().commanded
         self._wait_s = FIRST_WAIT_S
         floor, later = self.floor, list[Turn]()
         self._find_floor()

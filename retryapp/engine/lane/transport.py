@@ -82,6 +82,8 @@ class LaneProtocol(ABC):
     control_next: int = 0
     """Where the commands begin that nobody has obeyed or refused, as the last opening found it."""
     control_end: int = 0
+    steering: str = ""
+    """What is remembered of those before (`core.jobs.Steering`)."""
     pending: PendingTable | None = None
     seen: SeenTable | None = None
     _progress: dict[str, int] = field(default_factory=dict)
@@ -179,11 +181,10 @@ class LaneProtocol(ABC):
         if self.place.main in offsets:
             note = marks.split_note(offsets[self.place.main].note)
             check_changelog(self.place, note.changelog)
-        texts = "", "", ""
+        texts = "", "", "", ""
         missing = [tp for tp in sources if tp not in found]
-        if missing or (
-            control is not None and not (note.changelog or note.control)
-        ):  # an offset that somebody has set says nothing of commands
+        foreign = not (note.changelog or note.control)  # an offset that somebody has set says nothing of commands
+        if missing or (control is not None and (foreign or note.control.endswith(marks.STEERED))):
             written, texts = await written_down(self.place, self.reader, missing)
             found |= written
         bounds = await self.reader.bounds([*sources, *([] if control is None else [control])])
@@ -206,6 +207,7 @@ class LaneProtocol(ABC):
             first, end = bounds[control]
             self.control_next = min(max(first, marks.parse_control(self._beside().control, self.place.control_id)), end)
             self.control_end = end
+            self.steering = self._beside().steering
         # a start that is not committed would be decided anew after a crash, and a mark must precede its record
         if noted := {tp: starts[tp] for tp in sources if (told is not None and tp == main) or tp in missing}:
             await self.commit(LaneBatch(offsets=noted, notes={} if told is None else {main: told}))
@@ -360,7 +362,7 @@ class LaneProtocol(ABC):
         if self._progress:
             place, notes = self.place, self._beside()
             texts = notes.counted(batch), place.changelog_id, notes.noted(batch), notes.commanded(batch)
-            progress = marks.progress_value(self._progress, place.topic_id, *texts)
+            progress = marks.progress_value(self._progress, place.topic_id, *texts, notes.steering)
             changes.append((marks.PROGRESS, progress))
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 

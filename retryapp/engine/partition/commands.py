@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,12 +23,12 @@ from retryapp.core.control import (
     Command,
     Refusal,
     Verb,
-    decode_command,
     row_state,
 )
 from retryapp.core.errors import DamagedCommandError, DamagedMetadataError, DamagedRowError, NewerRowError
 from retryapp.core.headers import decode_metadata
-from retryapp.core.hops import cancelled, due_anew, restore
+from retryapp.core.hops import Outgoing, cancelled, due_anew, restore
+from retryapp.core.jobs import JobCommand, JobVerb, Part, PartState, decode_command
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
@@ -36,6 +37,7 @@ from retryapp.engine.delivery.damage import ended
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
@@ -45,9 +47,6 @@ MOST_WAITING: Final = 1_000
 """Commands in memory; the others wait on their topic."""
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
-LETTERS_S: Final = 30.0
-"""How long a command about a dead letter waits until all letters of its partition are known."""
-_MAX_ID_CHARS: Final = 64
 
 
 class Commands:
@@ -93,6 +92,7 @@ class Commands:
         """Identities that turns change which are not in the tables yet."""
         place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.caught_up.set}
         self._letters = LetterCommands(context, transport, sequences, **place)
+        self._jobs = Jobs(context, transport, self._letters)
         self._cancelled: set[bytes] = set()
         """Identities of records that run, and are not tried again."""
 
@@ -116,15 +116,43 @@ class Commands:
         while True:
             if not self._queue:
                 self.caught_up.set()
-                self._wake.clear()
-                await self._wake.wait()
+                await self._awaken()
             await self._settle()
             for _ in range(min(MOST_AT_ONCE, len(self._queue))):
                 await self._obey(self._queue.popleft())
+            if not self._queue and self._jobs.may_step():
+                await self._step()
             await asyncio.sleep(0)
+
+    async def _awaken(self) -> None:
+        """Wait for commands, or until a part of a job may go on."""
+        while not self._queue and not self._jobs.may_step():
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._jobs.wait_s()):
+                    await self._wake.wait()
+
+    async def _step(self) -> None:
+        """Have a job go on; commands that come meanwhile wait for this step, which sees what those before have left."""
+        with suppress(RefusedError):  # not all letters are known: it is tried again
+            await self._letters.letters_known()
+            await self._settle()
+            await self._jobs.step(self._submit_step)
+
+    def _submit_step(self, turn: Turn, told: Part | None) -> None:
+        """Submit a step of a job, with an event if it tells how the part is now."""
+        if told is not None:
+            verb = JobVerb.PAUSE if told.paused else "job-end"
+            text = f"{told.paused}; {told.text}" if told.paused else told.text
+            effect = Effect(text, before=str(PartState.RUNNING), after=str(told.state))
+            turn.publishes = (*turn.publishes, self._event(effect, command="", verb=str(verb), job=told.job))
+        turn.source, turn.next_offset = self._transport.place.main, 0
+        turn.steering = self._jobs.steering.written
+        self._submit(turn)
 
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         """Return the outcome that counts: one that was cancelled is not tried again."""
+        self._jobs.note(run, outcome)
         if run.place not in self._cancelled:
             return outcome
         self._cancelled.discard(run.place)
@@ -145,54 +173,60 @@ class Commands:
 
     async def _obey(self, record: Any) -> None:
         """Submit the turn of a command."""
-        command: Command | None = None
+        command: Command | JobCommand | None = None
         effect, refusal = Effect(""), None
         try:
             command = decode_command(record.value)
-            origin = self._origin(command)
-            self._check_age(_sent_ms(record))
-            if command.verb in OF_LETTERS:
-                effect = await self._letters.obey(command, origin, self._settled)
-            else:
-                effect = await self._of_row(command, origin)
+            effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record))
         except DamagedCommandError as error:
             effect, refusal = Effect(str(error)), Refusal.MALFORMED
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
-        event = self._event(command, effect, refusal, record.offset)
-        topology = self._context.handler.topology
-        partition = self._transport.place.partition
+        job = isinstance(command, JobCommand)
+        facts = {} if command is None else command.model_dump(include={"verb", "failure_id", "by", "why", "job"})
+        event = self._event(
+            effect, refusal, command="" if command is None else command.id, offset=record.offset, **facts
+        )
         self._submit(
             Turn(
                 source=self._transport.place.main,
                 next_offset=0,  # it stays; but its metadata has the position on the control topic
                 control=record.offset + 1,
+                steering=self._jobs.steering.written if job and refusal is None else None,
                 rows=effect.rows,
                 claim=effect.claim,
-                publishes=(*effect.publishes, to_event(event, topology=topology, partition=partition)),
+                publishes=(*effect.publishes, event),
                 observations=effect.observations,
             )
         )
 
-    def _event(self, command: Command | None, effect: Effect, refusal: Refusal | None, offset: int) -> Commanded:
-        handler = self._context.handler
-        return Commanded(
+    async def _come_to(self, command: Command | JobCommand, age_ms: int) -> Effect:
+        if isinstance(command, JobCommand):
+            return self._jobs.obey(command, age_ms)
+        origin = self._origin(command)
+        if age_ms > COMMAND_AGE_MS:
+            text = f"no worker had its partition for {age_ms // 60_000} minutes after it was sent: send it again"
+            raise RefusedError(Refusal.EXPIRED, text)
+        if command.verb in OF_LETTERS:
+            return await self._letters.obey(command, origin, self._settled)
+        return await self._of_row(command, origin)
+
+    def _event(self, effect: Effect, refusal: Refusal | None = None, **facts: Any) -> Outgoing:
+        """Return the event that tells of a command, or of a part of a job."""
+        handler, partition = self._context.handler, self._transport.place.partition
+        event = Commanded(
             group=handler.group,
             handler=handler.name,
             main=handler.main,
-            partition=self._transport.place.partition,
-            command="" if command is None else command.id,
-            verb="" if command is None else command.verb,
-            failure_id="" if command is None else command.failure_id,
+            partition=partition,
             refused=None if refusal is None else str(refusal),
             text=effect.text,
             before=effect.before,
             after=effect.after,
-            by="" if command is None else command.by,
-            why="" if command is None else command.why,
-            offset=offset,
             at_ms=self._context.clock.wall_ms(),
+            **{"verb": "", "failure_id": "", **facts},
         )
+        return to_event(event, topology=handler.topology, partition=partition)
 
     def _origin(self, command: Command) -> Origin:
         main, handler = self._transport.place.main, self._context.handler
@@ -204,12 +238,6 @@ class Commands:
             text = f"it belongs on the control topic and partition of {group}/{origin.topic}[{origin.partition}]"
             raise RefusedError(Refusal.MISPLACED, text)
         return origin
-
-    def _check_age(self, sent_ms: int) -> None:
-        age_ms = self._context.clock.wall_ms() - sent_ms
-        if age_ms > COMMAND_AGE_MS:
-            text = f"no worker had its partition for {age_ms // 60_000} minutes after it was sent: send it again"
-            raise RefusedError(Refusal.EXPIRED, text)
 
     async def _settle(self) -> None:
         """Wait until the turns that are in the lane are in the tables."""

@@ -96,18 +96,35 @@ class LetterCommands:
         Raises:
             RefusedError: it is refused.
         """
-        await self._letters_known()
+        await self.letters_known()
         letter, mark = await self._newest(command, origin)
         identity = identity_of(origin)
         if await settled(identity):
             letter, mark = await self._newest(command, origin)
+        return self._effect(command, letter, mark, identity)
+
+    def of_job(self, command: Command, topic: TopicPartition, record: Record, metadata: RetryMetadata) -> Effect:
+        """Return what becomes of a letter that a job has read; all letters are known.
+
+        Raises:
+            RefusedError: it is refused.
+        """
+        table = self._transport.dead.get(topic.topic)
+        row = None if table is None else table.find(metadata.failure_id)
+        if row is None:
+            raise RefusedError(Refusal.NO_LETTER, "its table does not have it")
+        if row.offset != record.offset:
+            raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {row.offset}")
+        return self._effect(command, _Letter(topic, record, metadata), row.mark, identity_of(metadata.origin))
+
+    def _effect(self, command: Command, letter: _Letter, mark: str | None, identity: bytes) -> Effect:
+        replays = letter.metadata.replays
         if command.verb is Verb.REPLAY:
-            effect = self._replay(command, letter, mark, identity)
-            kind, replays = MarkKind.REPLAYED, letter.metadata.replays + 1
+            effect, kind = self._replay(command, letter, mark, identity), MarkKind.REPLAYED
+            replays += 1
         else:
             effect = self._set_aside(command, mark)
             kind = MarkKind.DISCARDED if command.verb is Verb.DISCARD else MarkKind.RESTORED
-            replays = letter.metadata.replays
         told = LetterMark(
             mark=kind,
             failure_id=command.failure_id,
@@ -122,7 +139,8 @@ class LetterCommands:
         effect.publishes = (*effect.publishes, told.to_record(*letter.topic))
         return effect
 
-    async def _letters_known(self) -> None:
+    async def letters_known(self) -> None:
+        """Wait until the tables have all letters; raise `RefusedError` if that takes long."""
         free = asyncio.get_running_loop().call_soon(self._unhurried)  # rows need not wait for this
         try:
             async with asyncio.timeout(LETTERS_S):
