@@ -39,9 +39,13 @@ class Target:
 
 
 def steer_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what all such commands take: records, who and why, how long to wait."""
+    """Add what commands about single records take: these, who and why, how long to wait."""
+    return click.argument("failure_ids", nargs=-1)(audit_options(command))
+
+
+def audit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what all commands take: who and why, how long to wait."""
     options = (
-        click.argument("failure_ids", nargs=-1, required=True),
         click.option("--by", default=_user, help="Who asks, for the audit; default: the name of this login."),
         click.option("--why", default="", help="Why, for the audit."),
         click.option("--wait", "wait_ms", type=Length(), default=f"{WAIT_S:g}s", show_default=True,
@@ -80,6 +84,8 @@ def steer(
     per_s = None if rate is None else 1_000 / parse_rate(rate).share_ms(1)
     job, done = secrets.token_hex(6), list[dict[str, Any]]()
     known: dict[str, Target] = {}
+    if not failure_ids:
+        raise click.UsageError("say which records: failure ids, or - to read them from stdin")
     names = list(dict.fromkeys(_names(failure_ids)))
     for name in names:
         handler = "/".join(name.split("/")[:2])

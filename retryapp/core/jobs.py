@@ -11,6 +11,7 @@ each part is, is durable together with what the part has done.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
@@ -90,6 +91,22 @@ class JobPart(BaseModel):
     """Time between two, on average: the partition's share of the job's rate. None: as fast as they are done."""
     canary: _Count = 0
     force: bool = False
+
+
+def shared(whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mapping[str, int]]) -> dict[int, JobPart]:
+    """Return the parts of a job, by partition: of those that have letters that fit.
+
+    The rate and the canary of `whole` are shared in proportion to the letters. So a part that stalls slows the job and
+    makes no other faster.
+    """
+    letters = sum(fitting.values())
+    parts = {}
+    for partition, some in fitting.items():
+        canary = min(some, max(LEAST_CANARY, math.ceil(whole.canary * some / letters))) if whole.canary else 0
+        every_ms = None if whole.every_ms is None else whole.every_ms * letters / some
+        changed = {"canary": canary, "every_ms": every_ms, "upto": dict(upto[partition])}
+        parts[partition] = whole.model_copy(update=changed)
+    return parts
 
 
 class JobVerb(StrEnum):
