@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 from harness import Answer, HandlerSpec, Stage, wait_for
 from harness.evidence import Evidence
+from harness.terminal import retryapp
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.lifecycle import Commanded, decode_event
@@ -23,19 +18,6 @@ from retryapp.kafka.commands import send_commands
 from retryapp.ledger import Balance, take_ledger
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(240)]
-
-
-def retryapp(stage: Stage, *words: str, names: list[str] | None = None) -> tuple[int, dict[str, Any]]:
-    """Run `retryapp`; return its exit code and what it says for programs."""
-    line = [str(Path(sys.executable).with_name("retryapp")), *words, "--json"]
-    given = None if names is None else "\n".join(names)
-    environment = {**os.environ, **stage.env}
-    made = subprocess.run(
-        line, capture_output=True, text=True, check=False, input=given, cwd=stage.folder, env=environment
-    )
-    assert made.stdout, made.stderr
-    said: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
-    return made.returncode, said
 
 
 def balance(stage: Stage, topology: HandlerTopology) -> Balance:
