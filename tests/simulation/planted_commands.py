@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from retryapp.core.jobs import Part, Steering
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.notes import Notes
 from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition import jobs
 from retryapp.engine.partition.commands import Commands
+from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.testing.tables import MemoryDeadLetterTable
@@ -83,6 +86,35 @@ def _passed(self: RefusedTurns, turn: Turn) -> bool:
 _keep = RefusedTurns.keep
 
 
+def _unremembered(self: Commands, turn: Turn, told: Any) -> None:
+    """Where a part of a job is, stands in no turn."""
+    _submit_step(self, turn, told)
+    turn.steering = None
+
+
+def _step_ahead(self: Commands, turn: Turn, told: Any) -> None:
+    """A part of a job is further in a turn before that of its letters."""
+    place = self._transport.place.main
+    self._submit(Turn(source=place, next_offset=0, steering=self._jobs.steering.written))
+    _submit_step(self, turn, told)
+
+
+_submit_step = Commands._submit_step
+
+
+def _endless(self: Jobs, part: Part, topic: str, _end: int) -> Any:
+    """A part goes on to letters that died after its begin."""
+    return _next(self, part, topic, 1 << 60)
+
+
+_next = Jobs._next
+
+
+def _forgotten(_text: str) -> Steering:
+    """An opening forgets the jobs."""
+    return Steering()
+
+
 COMMANDS: Final = (
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
     ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_035),
@@ -94,4 +126,8 @@ COMMANDS: Final = (
     ("rows are claimed before commands are read", ((Scheduler, "__init__", _at_once),), 1_000_337),
     ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_009),
     ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_131),
+    ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_000),
+    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_000),
+    ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_000),
+    ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_000),
 )

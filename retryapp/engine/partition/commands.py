@@ -32,7 +32,7 @@ from retryapp.core.jobs import JobCommand, JobVerb, Part, PartState, decode_comm
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
-from retryapp.core.rows import CANCELLED, PendingRow, decode_row, encode_row, identity_of
+from retryapp.core.rows import CANCELLED, IDENTITY_AT, PendingRow, decode_row, encode_row, identity_of
 from retryapp.engine.delivery.damage import ended
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
@@ -288,7 +288,7 @@ class Commands:
         if runs and key in self.over:
             raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
         if command.verb is Verb.CANCEL:
-            effect = self._cancel_later(row, metadata, identity) if runs else self._cancel(row, metadata, identity)
+            effect = self._cancel_later(row, metadata, key) if runs else self._cancel(row, metadata, identity)
         else:
             effect = self._reschedule(command, row, metadata, identity, runs=runs)
         effect.before = before
@@ -337,11 +337,13 @@ class Commands:
             "it is dead, and not tried again", after="dead", rows=gone, publishes=(end,), observations=(dead,)
         )
 
-    def _cancel_later(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
+    def _cancel_later(self, row: PendingRow, metadata: RetryMetadata, key: bytes) -> Effect:
         """Cancel a record that runs: its row gets a flag under the same key, so the claim stays."""
         if row.held:
             raise RefusedError(Refusal.RUNNING, "its first attempt runs now: send it again once that has ended")
+        identity = key[IDENTITY_AT:]
         self._cancelled.add(identity)
+        self._scheduler.claimed[key].cancelled = True  # it may not have begun
         value = encode_row(replace(row, flags=row.flags | CANCELLED, revision=row.revision + 1))
         text = f"attempt {metadata.attempt + 1} runs now; if it fails, it is the last"
         return Effect(text, after="cancelling", rows=(Row(identity, value, metadata.tier or "?"),))

@@ -82,6 +82,27 @@ async def test_a_cancelled_record_is_dead_and_not_tried_again() -> None:
         assert (await orders.command("cancel", 0))["refused"] == "not-waiting"
 
 
+async def test_a_record_that_is_claimed_and_has_not_begun_does_not_begin() -> None:
+    """It waits for a runner when the command comes."""
+    gate, calls = asyncio.Event(), []
+
+    async def handle(value: bytes, delivery: Any) -> None:
+        calls.append((value, delivery.attempt))
+        if delivery.attempt > 1:
+            await gate.wait()
+        raise ValueError("down")
+
+    async with MemoryPartition(handle, "1s*3", concurrency=1) as orders:
+        await orders.send(b"one", b"two")
+        await orders.advance(1_000)
+        assert calls[2:] == [(b"one", 2)]
+        assert (await orders.command("cancel", 1))["refused"] is None
+        gate.set()
+        await orders.to_rest()
+        assert (b"two", 2) not in calls
+        assert {letter.reason for letter in orders.dead_letters} == {"cancelled", "exhausted"}
+
+
 async def test_a_record_that_runs_is_cancelled_after_its_run_unless_that_succeeds() -> None:
     """Its handler is never interrupted; other commands about it are refused."""
     gate, calls = asyncio.Event(), []
