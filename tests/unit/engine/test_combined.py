@@ -11,6 +11,7 @@ from doubles import BankDownError, Gate
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker, CircuitState
+from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
@@ -105,6 +106,12 @@ async def test_an_outage_keeps_order_and_attempts() -> None:
         await pass_time(orders, 60_000)
         assert sorted(service.done, key=lambda name: name[:1]) == sorted(names, key=lambda name: name[:1])
         assert (state(orders), orders.waiting) == (CircuitState.CLOSED, {})
+
+
+def test_a_partition_that_stops_at_a_record_has_no_circuit() -> None:
+    """It would never open: no second record can fail."""
+    with pytest.raises(InvalidSettingError, match="none with order='partition'"):
+        MemoryPartition(Service(), "1s", circuit=BREAKER, order=Order.PARTITION)
 
 
 async def test_a_failure_that_is_free_is_none_under_a_rule() -> None:
