@@ -114,6 +114,15 @@ def test_a_partition_that_stops_at_a_record_has_no_circuit() -> None:
         MemoryPartition(Service(), "1s", circuit=BREAKER, order=Order.PARTITION)
 
 
+async def test_a_run_that_takes_too_long_is_a_time_out_for_rules() -> None:
+    """As one that a client of the handler raises."""
+    policy = RetryPolicy("1h", on=[retryable(TimeoutError, schedule="1s")], timeout="2s")
+    async with MemoryPartition(Gate(), policy) as orders:
+        await orders.send(b"a")
+        await orders.advance(2_000)
+        assert orders.waiting == {"1s": 1}
+
+
 async def test_a_failure_that_is_free_is_none_under_a_rule() -> None:
     """The rule's schedule goes on where it was before the outage."""
     service = Service(TimeoutError())
