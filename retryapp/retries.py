@@ -169,7 +169,7 @@ class Retries:
                 has an equal share. First deliveries are not limited.
             max_concurrent: runs of retries at once per worker, if not as many as `concurrency`.
             circuit: `CircuitBreaker()` takes many different records that fail for an outage: no attempts are spent, a
-                few records probe, and the rest waits.
+                few records probe, and the rest waits. Not with `order="partition"`.
             dead_letters: `topic` (default), or `drop`: there is no dead-letter topic, and what would be dead is
                 discarded, with a `discarded` event that says why.
 

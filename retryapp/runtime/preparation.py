@@ -53,6 +53,7 @@ def prepare(
             prove_login(app, timeout_s=_LOGIN_S)
             _refuse_stranding(app, topologies, admin)
             plan = ensure_topics(admin, topologies, options.plan)
+            plan.raise_refused()
             break
         except BrokerUnreachableError as exc:
             left_s = deadline_s - clock.monotonic_s()

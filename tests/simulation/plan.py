@@ -233,7 +233,8 @@ class Plan:
 
     def _in_order(self, random: Random) -> Plan:
         """Return the plan with an order to keep; in some a topic refuses hand-offs, and the worker dies soon after."""
-        plan = replace(self, order=random.choice(("key", "key", "key" if self.batch else "partition")))
+        by_key = self.batch or self.outage is not None
+        plan = replace(self, order=random.choice(("key", "key", "key" if by_key else "partition")))
         if plan.changes or random.random() > 0.2:
             return plan
         at_s = random.uniform(0.3, 3.0)

@@ -61,8 +61,8 @@ from retryapp.ports import Event, Observation, Row
 logger = logging.getLogger("retryapp.events")
 
 
-class HandlerTimeoutError(RetryAppError):
-    """A handler ran longer than its policy allows: a retryable failure."""
+class HandlerTimeoutError(RetryAppError, TimeoutError):
+    """A handler ran longer than its policy allows: a retryable failure, and rules for `TimeoutError` match it."""
 
     def __init__(self, handler: Handler) -> None:
         self.timeout_ms = handler.policy.timeout_ms

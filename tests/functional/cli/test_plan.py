@@ -51,6 +51,16 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module):
     assert retryapp("dead", "list", "-A", module, "--topic", "other").code == 2
 
 
+def test_what_a_handler_publishes_to_may_come_later(retryapp, module, tmp_path):
+    """Our topics are created; the missing one is a finding, by name."""
+    program = tmp_path / f"{module}.py"
+    program.write_text(program.read_text().replace("rate_limit=", f'publishes=["receipts-{module}"], rate_limit='))
+    made = retryapp("topics", "create", "-A", module, "--create-main", 1)
+    assert made.code == 1
+    assert f"created {module}.orders-{module}.retry" in made.out
+    assert f"receipts-{module} does not exist. The handler of orders-{module} publishes to it" in made.out
+
+
 def test_the_plan_says_why(retryapp, module):
     """Of each setting; the retry topic's retention does not follow from the policy."""
     done = retryapp("plan", "-A", module, "--create-main", 1, "--why")

@@ -274,6 +274,7 @@ async def test_first_deliveries_do_not_wait_for_rows_that_hang_as_probes() -> No
             await orders.advance(100)
         await orders.send(*(b"new %d" % n for n in range(6)))
         assert service.done == []
+        assert len(orders.engine.context.pace._held) == 3, "what is held takes the room of what may probe next"
         await pass_time(orders, 2_000)
         assert service.done[:2] == [b"new 0", b"new 1"]
         hang.set()
@@ -316,6 +317,28 @@ async def test_a_circuit_outlives_its_session_and_its_assignment() -> None:
         assert len(service.done) == 12
     again = Pace.of(orders.handler, 0, clock=orders.clock, random=ScriptedRandom(0.5), shares=1)
     assert again.circuit is orders.engine.context.pace.circuit
+
+
+async def test_probes_of_a_session_that_is_over_are_forgotten() -> None:
+    """Their end is not told to the next one: each would be kept, with its record, as long as the worker lives."""
+    service, gate = Service(), Gate()
+    service.down = BankDownError()
+
+    async def handler(value: bytes, delivery: Delivery) -> None:
+        await (gate(value) if delivery.attempt > 1 else service(value, delivery))
+
+    async with partition(handler, "1s") as orders:
+        await orders.send(*(b"%d" % n for n in range(4)))
+        while len(gate.running) < 3:
+            await orders.advance(100)
+        pace = orders.engine.context.pace
+        probes = set(pace._admitted)
+        assert len(probes) == 3
+        await reopen(orders)
+        assert not probes & pace._admitted
+        gate.open = True
+        gate.let_all()
+        await orders.to_rest()
 
 
 async def test_a_drain_leaves_what_waits_for_the_circuit() -> None:
