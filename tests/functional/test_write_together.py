@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from retryapp.core.hops import Outgoing
 from retryapp.core.errors import TopicMissingError
+from retryapp.core.hops import Outgoing
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
 from retryapp.kafka.writer import write_together
 

@@ -17,8 +17,10 @@ from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import encode_row, identity_of
+from retryapp.core.rows import ALONE, encode_row, identity_of
 from retryapp.core.text import cut_text
+from retryapp.core.traces import qualified_name
+from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.transport import LaneProtocol
@@ -28,6 +30,7 @@ from retryapp.ports import DeadRow, Observation, Row, TopicPartition
 LETTERS_S: Final = 30.0
 """How long a command about a dead letter waits until all letters of its partition are known."""
 _MAX_ID_CHARS: Final = 64
+_TIMED_OUT: Final = qualified_name(HandlerTimeoutError)
 
 
 class RefusedError(Exception):
@@ -206,7 +209,8 @@ class LetterCommands:
         copy = to_tier(letter.record, topology=context.handler.topology, metadata=anew)
         if waiting_size(copy) > context.max_bytes:
             raise RefusedError(Refusal.TOO_LARGE, "with its headers it does not fit on the retry topic any more")
-        row = to_row(copy, anew)
+        timed_out = context.handler.batch is not None and metadata.error_type == _TIMED_OUT
+        row = to_row(copy, anew, ALONE if timed_out else 0)
         if self._sequences is not None:
             self._sequences.came_back(identity, row.key)
         return Effect(

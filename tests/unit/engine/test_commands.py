@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retryapp import Reject
+from retryapp import Batch, Reject, RetryPolicy
 from retryapp.core.control import COMMAND_AGE_MS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
 from retryapp.core.headers import decode_metadata
 from retryapp.core.record import idempotency_key
@@ -341,3 +341,25 @@ async def test_metadata_of_a_replay_names_its_letter() -> None:
         copies = [decode_metadata(record.headers) for record in orders.records("app.orders.retry")]
         assert copies[1] is not None
         assert (copies[1].letter, copies[1].attempt, copies[1].replays, copies[1].delivery) == (":0", 0, 1, 3)
+
+
+async def test_a_replayed_record_that_took_too_long_runs_alone() -> None:
+    """In a handler that takes lists: its neighbours would die of its time-out."""
+    sizes, slow = [], asyncio.Event()
+
+    async def handle(values: list[bytes]) -> None:
+        sizes.append(len(values))
+        if b"slow" in values and not slow.is_set():
+            await asyncio.sleep(3_600)
+
+    policy = RetryPolicy("1s*1", timeout="5s")
+    async with MemoryPartition(handle, policy, batch=Batch(3, "50ms")) as orders:
+        await orders.send(b"slow", b"slow")
+        await orders.to_rest()
+        slow.set()
+        sizes.clear()
+        for number in range(2):
+            sent = Command(id=f"c{number}", verb=Verb.REPLAY, failure_id=f"{FIRST[:-1]}{number}").to_record(*CONTROL)
+            orders.transport.append(CONTROL, sent.key, sent.value)
+        await orders.advance(100)
+        assert sizes == [1, 1]
