@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from retryapp.core.rules import non_retryable, retryable, skippable
     from retryapp.core.schedule import exp, fixed, forever, sequence
     from retryapp.core.verdicts import Reject, RetryLater, Skip
+    from retryapp.engine.delivery.deliver import HandlerTimeoutError
     from retryapp.retries import Delivery, Retries
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "CircuitBreaker",
     "Deduplicate",
     "Delivery",
+    "HandlerTimeoutError",
     "Reject",
     "Retries",
     "RetryAppError",
@@ -46,6 +48,7 @@ _HOME = {
     "CircuitBreaker": "retryapp.core.circuit",
     "Deduplicate": "retryapp.core.deduplicate",
     "Delivery": "retryapp.retries",
+    "HandlerTimeoutError": "retryapp.engine.delivery.deliver",
     "Reject": "retryapp.core.verdicts",
     "Retries": "retryapp.retries",
     "RetryAppError": "retryapp.core.errors",

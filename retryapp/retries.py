@@ -11,8 +11,11 @@ The decorated function is returned unchanged, so a unit test can call it.
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import faust
@@ -20,15 +23,19 @@ import faust
 from retryapp import web
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker
+from retryapp.core.control import Command, Verb
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import ConfigurationError, InvalidSettingError
+from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
+from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology, Tiers, check_names
 from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
+from retryapp.kafka.commands import send_commands
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
@@ -162,7 +169,7 @@ class Retries:
                 has an equal share. First deliveries are not limited.
             max_concurrent: runs of retries at once per worker, if not as many as `concurrency`.
             circuit: `CircuitBreaker()` takes many different records that fail for an outage: no attempts are spent, a
-                few records probe, and the rest waits.
+                few records probe, and the rest waits. Not with `order="partition"`.
             dead_letters: `topic` (default), or `drop`: there is no dead-letter topic, and what would be dead is
                 discarded, with a `discarded` event that says why.
 
@@ -280,6 +287,53 @@ class Retries:
             return function
 
         return declare
+
+    async def command(
+        self,
+        verb: str,
+        failure_id: str,
+        *,
+        by: str = "",
+        why: str = "",
+        at: datetime | None = None,
+        force: bool = False,
+        wait: Duration = "30s",
+    ) -> Commanded | None:
+        """Steer a record that waits or is dead: send a command to the worker that has it, and wait for its answer.
+
+        Args:
+            verb: `retry-now`, `reschedule`, `cancel`, `replay`, `discard` or `restore`.
+            failure_id: of the record, as `Delivery.failure_id`.
+            by: who asks, for the audit.
+            why: the reason, for the audit.
+            at: of `reschedule`: when, with a time zone.
+            force: of `replay`: also a record that ended its workers, or may be superseded.
+            wait: how long to wait for the answer.
+
+        Returns:
+            What came of it: `refused` is None where the command was obeyed, `text` says more. None: no worker has
+            answered, and the command waits for one, for 15 minutes.
+
+        Raises:
+            InvalidSettingError: an argument is none of those.
+            LookupError: the failure id is of no handler of this app.
+            BrokerUnreachableError: no broker answered.
+        """
+        if at is not None and at.tzinfo is None:
+            raise InvalidSettingError("at", at, "a time with a time zone: datetime(…, tzinfo=UTC)")
+        try:
+            group, origin = parse_failure_id(failure_id)
+            due_at_ms = None if at is None else round(at.timestamp() * 1000)
+            facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "force": force}
+            command = Command(id=secrets.token_hex(8), verb=Verb(verb), failure_id=failure_id, **facts)
+        except (DamagedMetadataError, ValueError) as error:
+            raise InvalidSettingError("command", f"{verb} {failure_id}", str(error)) from error
+        found = [known for known in self.topologies if (known.group, known.main) == (group, origin.topic)]
+        if not found:
+            raise LookupError(f"{failure_id} is of no handler of this app")
+        wait_s = parse_duration_ms(wait) / 1000
+        sent = partial(send_commands, self.connection, found[0], [command], wait_s=wait_s)
+        return (await asyncio.to_thread(sent)).get(command.id)
 
     @property
     def handlers(self) -> tuple[Handler, ...]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import click
 
+from retryapp.cli._jobs import begin_job, filter_options, job_options
 from retryapp.cli._options import Place, json_option, list_options, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
+from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.classify import DeadReason
+from retryapp.core.control import Verb
+from retryapp.core.jobs import JobFilter
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, marks_of, original_value
 from retryapp.runtime.machine.clock import SystemClock
@@ -27,9 +31,9 @@ COLUMNS: Final = {
 
 @click.group(name="dead")
 def command() -> None:
-    """Look at dead letters: records that will not be tried again, and why.
+    """Look at dead letters, records that will not be tried again, and why; send them back.
 
-    Reads the topics, so it works with all workers down, and changes nothing. Times are UTC.
+    `list` and `show` read the topics, so they work with all workers down. The others ask the workers. Times are UTC.
     """
 
 
@@ -88,3 +92,72 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
         "value": payload_of(original_value(record.headers, record.value)),
     }
     return show_record(facts, record.value, raw=raw, as_json=as_json)
+
+
+@command.command()
+@steer_options
+@filter_options
+@job_options
+@click.option(
+    "--rate", metavar="N/s", help="At most so many, as 100/s or 600/m; default: as fast as the workers take them."
+)
+@click.option("--force", is_flag=True, help="Also records that have ended their workers, or may be superseded.")
+def replay(**options: Any) -> ExitCode:
+    """Try dead records again: the same failure id, key, headers and idempotency key, with new attempts.
+
+    Only the group that failed sees them. FAILURE_IDS are as in lists and logs; - reads them from stdin, a line each.
+    With a filter in their place, all letters that fit are replayed, as a job of the workers: see `retryapp job`. It
+    says what it would do, and asks. A letter is replayed once: sent again, the command is refused and does no harm.
+
+    \b
+    Exit codes: 0 all are replayed, 1 some are refused, none fits, no worker has answered, or the job is paused.
+
+    \b
+    Examples:
+      retryapp dead replay -A billing billing/orders@kq8G0bTz/3/1042 --why "address mended"
+      retryapp dead replay -A billing --message "ledger shard 7" --preview
+      retryapp dead replay -A billing --cause c1-3f9ca81b02 --rate 100/s --why "ledger is back"
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return _steer(Verb.REPLAY, **options)
+
+
+@command.command()
+@steer_options
+@filter_options
+@job_options
+def discard(**options: Any) -> ExitCode:
+    """Mark dead letters as done with: they are not replayed. `restore` takes that back until retention deletes them.
+
+    \b
+    Examples:
+      retryapp dead discard -A billing billing/orders@kq8G0bTz/3/1042 --why "test data"
+      retryapp dead discard -A billing --key test-customer --until 2030-01-31T12:00 --why "test data"
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return _steer(Verb.DISCARD, **options)
+
+
+@command.command()
+@steer_options
+@filter_options
+@job_options
+def restore(**options: Any) -> ExitCode:
+    """Take a discard back.
+
+    \b
+    Examples:
+      retryapp dead restore -A billing billing/orders@kq8G0bTz/3/1042
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return _steer(Verb.RESTORE, **options)
+
+
+def _steer(
+    verb: Verb, *, place: Place, failure_ids: tuple[str, ...], wanted: JobFilter | None, **options: Any
+) -> ExitCode:
+    if wanted is None:
+        for name in ("only_preview", "yes", "detach"):
+            if options.pop(name):
+                raise click.UsageError("--preview, --yes and --detach belong to a filter, as --cause or --all")
+        return steer(verb, failure_ids, place, **options)
+    if failure_ids:
+        raise click.UsageError("give failure ids or a filter, not both")
+    return begin_job(verb, wanted, place, **options)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from retryapp.cli._options import Place, When, json_option, list_options, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
+from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
+from retryapp.core.control import Verb
 from retryapp.lookup.records import find_waiting, list_waiting, pending_detail, pending_value
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -24,9 +26,9 @@ COLUMNS: Final = {
 
 @click.group(name="pending")
 def command() -> None:
-    """Look at records that wait for their next attempt.
+    """Look at records that wait for their next attempt; try them now, later, or not again.
 
-    Reads the topics, so it works with all workers down, and changes nothing. Times are UTC.
+    `list` and `show` read the topics, so they work with all workers down. The others ask the workers. Times are UTC.
     """
 
 
@@ -80,3 +82,54 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
         text = "does not wait: it is done, dead ('retryapp dead show'), or being delivered"
         return show_missing(failure_id, text, as_json=as_json)
     return show_record(pending_detail(entry), pending_value(entry), raw=raw, as_json=as_json)
+
+
+@command.command(name="retry-now")
+@steer_options
+def retry_now(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
+    """Make the next attempt due at once. Order, rates and an open circuit still hold it back, and no attempt is added.
+
+    FAILURE_ID is as in lists and logs; - reads them from stdin, a line each.
+
+    \b
+    Exit codes: 0 all are due, 1 some are refused, or no worker has answered.
+
+    \b
+    Examples:
+      retryapp pending retry-now -A billing billing/orders@kq8G0bTz/3/1042
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return steer(Verb.RETRY_NOW, failure_ids, place, **options)
+
+
+@command.command()
+@steer_options
+@click.option(
+    "--at",
+    "due_at_ms",
+    type=When(),
+    required=True,
+    metavar="WHEN",
+    help="When: a length from now with a unit ('10m'), or UTC ('2030-01-31T12:00'); never before now.",
+)
+def reschedule(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
+    """Make the next attempt due at another time.
+
+    \b
+    Examples:
+      retryapp pending reschedule -A billing billing/orders@kq8G0bTz/3/1042 --at 2h
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return steer(Verb.RESCHEDULE, failure_ids, place, **options)
+
+
+@command.command()
+@steer_options
+def cancel(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
+    """Try records no more: they become dead letters with the reason `cancelled`, which can be replayed.
+
+    A record that runs now is cancelled if its run fails.
+
+    \b
+    Examples:
+      retryapp pending cancel -A billing billing/orders@kq8G0bTz/3/1042 --why "order withdrawn"
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return steer(Verb.CANCEL, failure_ids, place, **options)

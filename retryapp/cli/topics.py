@@ -31,6 +31,9 @@ def create(*, application: Retries, options: PlanOptions, as_json: bool) -> Exit
     shows everything beforehand.
 
     \b
+    Exit codes: 0 all topics are as required, 1 topics that handlers publish to are missing; all others are there.
+
+    \b
     Examples:
       retryapp topics create -A billing
       retryapp topics create -A billing --create-main 6
@@ -41,9 +44,11 @@ def create(*, application: Retries, options: PlanOptions, as_json: bool) -> Exit
     after = ensure_topics(admin, application.topologies, options)
     created = [step.topic for step in before.to_create]
     text = [f"created {topic}" for topic in created]
-    text.append(f"{len(after.steps)} topics are as required on {after.bootstrap}")
+    missing = after.unpublishable
+    text.append(f"{len(after.steps) - len(missing)} topics are as required on {after.bootstrap}")
+    text += [f"{step.topic} does not exist. {step.why['partitions']}" for step in missing]
     emit({"created": created, **plan_facts(after)}, "\n".join(text), as_json=as_json)
-    return ExitCode.FINE
+    return ExitCode.FINDING if missing else ExitCode.FINE
 
 
 @command.command()

@@ -176,6 +176,10 @@ class Circuit:
         self._calls = _Calls(breaker.sampling_ms)
         self._left_ms = 0.0
         """When it was closed last."""
+        self._absent_ms = 0.0
+        """For how long since then its partition was elsewhere."""
+        self._ended_ms: float | None = None
+        """When its partition went, while it is elsewhere."""
         self._opened = 0
         """How often since."""
         self._until_ms = 0.0
@@ -267,6 +271,17 @@ class Circuit:
         """Note that a run ended without telling anything of the service. It keeps its slot, for a pause."""
         self._asked.discard(place)
 
+    def pause(self, now_ms: float) -> None:
+        """Note that its partition goes: nobody probes until `resume`, and that does not count towards `max_open`."""
+        self._ended_ms = now_ms
+        self.forget()
+
+    def resume(self, now_ms: float) -> None:
+        """Note that its partition is here, again or for the first time."""
+        if self._ended_ms is not None:
+            self._absent_ms += now_ms - self._ended_ms
+            self._ended_ms = None
+
     def forget(self) -> None:
         """Note that no run goes on whose outcome will come."""
         self._slots.clear()
@@ -305,8 +320,8 @@ class Circuit:
     def _open(self, now_ms: float, cause: str) -> Transition:
         self.cause = cause
         if self.closed:
-            self._left_ms, self._opened = now_ms, 0
-        elif now_ms - self._left_ms >= self.breaker.max_open_ms:
+            self._left_ms, self._absent_ms, self._opened = now_ms, 0.0, 0
+        elif not self.free(now_ms):
             self._exempt = True
             return self._close(now_ms, f"not closed for max_open, and {cause}")
         self._until_ms = now_ms + self.breaker.break_for_ms * 2 ** min(self._opened, MAX_DOUBLINGS)
@@ -338,7 +353,7 @@ class Circuit:
 
     def free(self, now_ms: float) -> bool:
         """Tell whether a failure spends no attempt."""
-        return not self.closed and now_ms - self._left_ms < self.breaker.max_open_ms
+        return not self.closed and now_ms - self._left_ms - self._absent_ms < self.breaker.max_open_ms
 
     def again_ms(self, now_ms: float) -> float:
         """Return when a record that failed for free may probe again."""

@@ -48,6 +48,8 @@ class DeadReason(StrEnum):
     """The record does not fit into the topic; its value was dropped, its coordinates kept."""
     CRASHED = "crashed"
     """It ended its worker too often."""
+    CANCELLED = "cancelled"
+    """Somebody has cancelled its retries."""
 
 
 @keyword_value_type

@@ -384,6 +384,14 @@ class NewerRowError(DamagedRowError):
         super().__init__("row", f"{self.finding}; upgrade retryapp on this worker")
 
 
+class DamagedCommandError(RecordError):
+    """A record of the control topic is no command. Operator action: send it again, right."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(f"not a command: {problem}")
+
+
 class DamagedEventError(RecordError):
     """A record of the events topic is no event known here. Operator action: upgrade, or find who else writes there."""
 

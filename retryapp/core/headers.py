@@ -62,6 +62,10 @@ RETRY_ORIGINAL_REASON: Final = "retry-original-reason"
 RETRY_FINGERPRINT: Final = "retry-fingerprint"
 RETRY_HISTORY: Final = "retry-history"
 RETRY_REPLAY_ID: Final = "retry-replay-id"
+RETRY_LETTER: Final = "retry-letter"
+"""The dead letter that was replayed last, as ``name:offset``; without a name, on the usual topic."""
+RETRY_MARK: Final = "retry-mark"
+"""Only on dead-letter topics: the record is no letter, but says what became of one (``core.control``)."""
 RETRY_REPLAYS: Final = "retry-replays"
 
 OUR_HEADERS: Final = frozenset(
@@ -70,7 +74,7 @@ OUR_HEADERS: Final = frozenset(
         RETRY_ATTEMPT, RETRY_DELIVERY, RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER,
         RETRY_RULE, RETRY_RULE_FAILURES, RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE,
         RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE, RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY,
-        RETRY_REPLAY_ID, RETRY_REPLAYS, RETRY_NO_PAYLOAD,
+        RETRY_REPLAY_ID, RETRY_REPLAYS, RETRY_NO_PAYLOAD, RETRY_LETTER, RETRY_MARK,
     }
 )  # fmt: skip
 """All names that are ours in format version 1."""
@@ -165,6 +169,8 @@ def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
         yield RETRY_REPLAY_ID, escape_text(md.replay_id, MAX_NAME_BYTES)
     if md.replays:
         yield RETRY_REPLAYS, b"%d" % md.replays
+    if md.letter is not None:
+        yield RETRY_LETTER, escape_text(md.letter, MAX_NAME_BYTES)
 
 
 def _history_entry(entry: HistoryEntry) -> bytes:
@@ -258,6 +264,7 @@ class HeaderReader:
             history=self.history(),
             replay_id=self.optional_name(RETRY_REPLAY_ID),
             replays=self.number(RETRY_REPLAYS) if RETRY_REPLAYS in self.found else 0,
+            letter=self.optional_name(RETRY_LETTER),
             null_value=self.flag(RETRY_NULL_VALUE),
             no_payload=self.flag(RETRY_NO_PAYLOAD),
         )

@@ -47,6 +47,9 @@ from retryapp.core.text import cut_text
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.values import value_type
 
+REPLAY: Final = "replay"
+"""Tier of a record that was replayed, until its next attempt fails."""
+
 BATCH_OVERHEAD_BYTES: Final = 61
 """Header of a record batch, format v2 (KIP-98): the limit holds for the batch, so a lone record carries it."""
 
@@ -304,8 +307,49 @@ def after_failure(
         history=(*(() if previous is None else previous.history), entry)[-MAX_HISTORY:],
         replay_id=None if previous is None else previous.replay_id,
         replays=0 if previous is None else previous.replays,
+        letter=None if previous is None else previous.letter,
         null_value=False if previous is None else previous.null_value,
     )
+
+
+def replayed(metadata: RetryMetadata, *, letter: str, replay_id: str, now_ms: int) -> RetryMetadata:
+    """Return the metadata of a dead letter that is tried again: its attempts begin anew, its deliveries go on."""
+    return replace(
+        metadata,
+        attempt=0,
+        delivery=min(metadata.delivery + 1, MAX_COUNT),
+        due_at_ms=clamped(now_ms),
+        last_failed_ms=clamped(now_ms),
+        tier=REPLAY,
+        rule=None,
+        rule_failures=-1,
+        reason=None,
+        original_reason=None,
+        error_trace=None,
+        replays=min(metadata.replays + 1, MAX_COUNT),
+        replay_id=replay_id,
+        letter=letter,
+    )
+
+
+def cancelled(metadata: RetryMetadata, message: str, now_ms: int) -> RetryMetadata:
+    """Return the metadata of a record that waits and is not tried again."""
+    if metadata.held:  # nothing has failed yet
+        metadata = replace(metadata, error_type=DeadReason.CANCELLED.value, error_message=message)
+    return replace(
+        metadata,
+        delivery=min(metadata.delivery + 1, MAX_COUNT),
+        due_at_ms=None,
+        tier=None,
+        reason=DeadReason.CANCELLED.value,
+        last_failed_ms=clamped(now_ms),
+    )
+
+
+def due_anew(row: PendingRow, metadata: RetryMetadata, due_at_ms: int) -> PendingRow:
+    """Return a row that is due at another time."""
+    headers = split_headers(row.headers)[0] + encode_metadata(replace(metadata, due_at_ms=due_at_ms))
+    return replace(row, headers=headers, due_at_ms=due_at_ms, revision=row.revision + 1)
 
 
 def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:

@@ -61,8 +61,8 @@ def http_errors(cap: str | timedelta = DEFAULT_CAP) -> tuple[Rule, ...]:
     except InvalidDurationError as error:
         raise InvalidPolicyError("cap", cap, str(error)) from error
     return (
-        Rule((Exception,), ErrorClass.NON_RETRYABLE, is_final),
-        Rule((Exception,), ErrorClass.RETRYABLE, may_pass, wait=wait),
+        Rule((Exception,), ErrorClass.NON_RETRYABLE, is_final, made_by="http_errors"),
+        Rule((Exception,), ErrorClass.RETRYABLE, may_pass, wait=wait, made_by="http_errors"),
     )
 
 

@@ -13,6 +13,7 @@ kind           sent when                                              record key
 ``superseded`` a newer record of its key has replaced it              failure id
 ``policy``     a worker starts with this policy                       ``policy:{group}/{main}``
 ``progress``   at most 60 s apart, per partition of the main topic    ``progress:{group}/{main}/{p}``
+``command``    a command was obeyed or refused                         failure id
 ``circuit``    the circuit of a partition has changed its state       ``circuit:{group}/{main}/{p}``
 =============  =====================================================  ==============================
 
@@ -215,7 +216,42 @@ class CircuitChanged(LifecycleEvent):
         return f"circuit:{self.group}/{self.main}/{self.partition}".encode()
 
 
-AnyEvent = Succeeded | Skipped | Held | Discarded | Handled | Superseded | PolicyUsed | Progress | CircuitChanged
+class Commanded(LifecycleEvent):
+    """A command was obeyed or refused (``core.control``): what was done, and who said why."""
+
+    kind: Literal["command"] = "command"
+    main: str
+    partition: Count
+    command: str
+    """Id of the command; empty where it could not be read."""
+    verb: str
+    failure_id: str
+    """Empty where it could not be read."""
+    refused: str | None = None
+    """A `Refusal`; None: it was obeyed."""
+    text: str
+    """The outcome in words."""
+    before: str | None = None
+    """State of the record (``core.control.row_state``, or the letter's offset); None: it has none."""
+    after: str | None = None
+    by: str = ""
+    why: str = ""
+    offset: Count | None = None
+    """Offset of the command on the control topic; None: a part of a job has paused itself, or has ended."""
+    job: str = ""
+    """Id of the job that it is about; empty: of none."""
+    at_ms: EpochMs
+
+    @property
+    def key(self) -> bytes:
+        """The failure id; of others ``command:{group}/{main}/{p}``."""
+        unread = f"command:{self.group}/{self.main}/{self.partition}"
+        return (self.failure_id or unread).encode()
+
+
+AnyEvent = (
+    Commanded | Succeeded | Skipped | Held | Discarded | Handled | Superseded | PolicyUsed | Progress | CircuitChanged
+)
 Event = Annotated[AnyEvent, Field(discriminator="kind")]
 
 VERSION: Final = 1

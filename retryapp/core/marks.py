@@ -1,7 +1,8 @@
 """What a lane writes down about its work: beside the main topic's committed offset, and on its changelog.
 
 The metadata of the committed offset, where it is not empty, is a mark, a tally, a mark of the rows, what is settled
-beyond the offset (`core.settled`) and a changelog's id, those that there are, with spaces between:
+beyond the offset (`core.settled`), a position on the control topic and a changelog's id, those that there are, with
+spaces between:
 
 ``r0:3f9c`` : the life ``3f9c`` works from this offset on.
 ``r2:3f9c<140`` : so it does, and two lives before it ended uncleanly; what may have run in them is before offset 140.
@@ -11,6 +12,8 @@ beyond the offset (`core.settled`) and a changelog's id, those that there are, w
 at their first delivery and 1 passed over; the others failed. The range began at that epoch millisecond.
 ``wg2:3f9c@1700000000000.40-1700000000000.42`` : a mark as above about due rows, whose places are the due time and the
 offset of the first delivery.
+``k:x8Zt.17`` : of the control topic with this topic id, all before offset 17 is obeyed or refused. With a ``+``
+behind it, the progress record says what is remembered of commands, as of jobs.
 ``c:kq2T0`` : the changelog with this topic id has the rows of what was before the offset.
 
 A life is a process. A mark written by another life means that the writer ended without a word: killed, out of memory,
@@ -57,6 +60,11 @@ ROWS_MARK: Final = "w"
 _NUMBER = r"(0|[1-9]\d{0,18})"
 _TALLY = re.compile(rf"p1:{_NUMBER}-{_NUMBER}@{_NUMBER}:{_NUMBER},{_NUMBER},{_NUMBER}(?:,{_NUMBER})?", re.ASCII)
 _ANY_VERSION = re.compile(r"p\d+:", re.ASCII)
+CONTROL: Final = "k:"
+"""What the position on the control topic begins with."""
+STEERED: Final = "+"
+"""What it ends with where the progress record says more (`core.jobs.Steering`)."""
+_CONTROL = re.compile(rf"k:([0-9A-Za-z_-]{{0,32}})\.{_NUMBER}\+?", re.ASCII)
 _CHANGELOG = re.compile(r"c:([0-9A-Za-z_-]{1,32})")
 
 
@@ -275,11 +283,14 @@ class Note(NamedTuple):
     """Topic id of the changelog."""
     settled: str = ""
     """Text for `settled.decode_settled`."""
+    control: str = ""
+    """Text for `parse_control`."""
 
     @property
     def text(self) -> str:
         """Return it as metadata."""
-        parts = (self.mark, self.tally, self.rows, self.settled, self.changelog and f"c:{self.changelog}")
+        changelog = self.changelog and f"c:{self.changelog}"
+        parts = (self.mark, self.tally, self.rows, self.settled, self.control, changelog)
         return " ".join(part for part in parts if part)
 
 
@@ -289,10 +300,11 @@ def split_note(text: str) -> Note:
     changelog = match[1] if (match := _CHANGELOG.fullmatch(parts[-1])) else ""
     if match:
         parts.pop()
+    control = parts.pop() if parts and parts[-1].startswith(CONTROL) else ""
     settled = parts.pop() if parts and parts[-1].startswith(SETTLED) else ""
     rows = parts.pop() if parts and parts[-1].startswith(ROWS_MARK) else ""
     at = next((at for at, part in enumerate(parts) if _ANY_VERSION.match(part)), len(parts))
-    return Note(" ".join(parts[:at]), " ".join(parts[at:]), rows, changelog, settled)
+    return Note(" ".join(parts[:at]), " ".join(parts[at:]), rows, changelog, settled, control)
 
 
 def clock_probe(changelog: str, partition: int) -> Outgoing:
@@ -301,10 +313,16 @@ def clock_probe(changelog: str, partition: int) -> Outgoing:
 
 
 def progress_value(
-    positions: Mapping[str, int], topic_id: str, tally: str = "", changelog_id: str = "", settled: str = ""
+    positions: Mapping[str, int],
+    topic_id: str,
+    tally: str = "",
+    changelog_id: str = "",
+    settled: str = "",
+    control: str = "",
+    steering: str = "",
 ) -> bytes:
     """Return the value of a record with the key `PROGRESS`; `positions`: next offset by topic."""
-    texts = {"tally": tally, "changelog": changelog_id, "settled": settled}
+    texts = {"tally": tally, "changelog": changelog_id, "settled": settled, "control": control, "steering": steering}
     more = {name: text for name, text in texts.items() if text}
     return json.dumps({"v": 1, "main": topic_id, "next": positions, **more}).encode()
 
@@ -331,3 +349,27 @@ def read_tally(value: bytes, topic_id: str) -> str:
 def read_settled(value: bytes) -> str:
     """Return the text of what is settled beyond the main topic's offset; empty without one."""
     return str(json.loads(value).get("settled", "")) if value else ""
+
+
+def read_control(value: bytes) -> str:
+    """Return the text of the position on the control topic; empty without one."""
+    return str(json.loads(value).get("control", "")) if value else ""
+
+
+def read_steering(value: bytes) -> str:
+    """Return the text of what is remembered of commands; empty without one."""
+    return str(json.loads(value).get("steering", "")) if value else ""
+
+
+def control_text(topic_id: str, offset: int, *, steered: bool = False) -> str:
+    """Return a position on the control topic as text."""
+    return f"{CONTROL}{topic_id}.{offset}{STEERED if steered else ''}"
+
+
+def parse_control(text: str, topic_id: str) -> int:
+    """Return the next offset of the control topic; 0 without one, and of a topic that was made again.
+
+    Commands are refused by age, so none is obeyed that somebody sent long ago.
+    """
+    match = _CONTROL.fullmatch(text)
+    return int(match[2]) if match is not None and match[1] == topic_id else 0

@@ -92,6 +92,8 @@ class RetryMetadata:
     replay_id: str | None = None
     """Which replay sent it last; None if never replayed."""
     replays: int = 0
+    letter: str | None = None
+    """The dead letter that was replayed last, as ``name:offset``; without a name, on the usual topic."""
     null_value: bool = False
     """The original value was null; it travels as empty."""
     no_payload: bool = False

@@ -52,6 +52,8 @@ ROW_OVERHEAD_BYTES: Final = 48
 """Bytes of a row without key, value and headers."""
 ALONE: Final = 1
 """Flag: the handler takes lists, and the record runs alone next."""
+CANCELLED: Final = 2
+"""Flag: somebody has cancelled its retries while it ran; it is not run again."""
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
 

@@ -72,6 +72,8 @@ class Rule:
     anywhere: bool = True
     """Whether causes and members of groups count, too."""
     wait: Wait | None = None
+    made_by: str | None = None
+    """Name of the function of ours that made it: in the text instead of types and condition."""
 
     def __post_init__(self) -> None:
         if not self.error_types:
@@ -93,8 +95,8 @@ class Rule:
     @cached_property
     def text(self) -> str:
         """Its part of the policy's text: equal texts match and mean the same."""
-        parts = [f"{self.error_class.value}={','.join(self.names)}"]
-        if self.when is not None:
+        parts = [f"{self.error_class.value}={self.made_by or ','.join(self.names)}"]
+        if self.when is not None and self.made_by is None:
             parts.append(f"when={qualified_name(self.when)}")
         if not self.anywhere:
             parts.append("anywhere=no")

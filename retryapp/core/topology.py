@@ -65,6 +65,7 @@ class TopicRole(StrEnum):
     DLQ = "dlq"
     EVENTS = "events"
     CHANGELOG = "changelog"
+    CONTROL = "control"
     SEEN = "seen"
 
 
@@ -104,7 +105,7 @@ class HandlerTopology:
             retry_topics = (f"{self.prefix}.retry",)
         object.__setattr__(self, "retry_topics", retry_topics)
         object.__setattr__(self, "dead_letters", tuple(sorted(set(self.dead_letters))))
-        owned = (*retry_topics, *self.dlqs, self.events, self.pending_changelog)
+        owned = (*retry_topics, *self.dlqs, self.events, self.control, self.pending_changelog)
         if self.seen_window_ms is not None:
             owned = (*owned, self.seen_changelog)
         object.__setattr__(self, "owned", owned)
@@ -157,6 +158,11 @@ class HandlerTopology:
     def events(self) -> str:
         """Lifecycle events topic."""
         return f"{self.prefix}.events"
+
+    @property
+    def control(self) -> str:
+        """Topic of commands; read by lanes, not subscribed."""
+        return f"{self.prefix}.control"
 
     @property
     def pending_changelog(self) -> str:
@@ -294,6 +300,7 @@ def topic_specs(
         **dict.fromkeys(topology.dlqs, (TopicRole.DLQ, dlq_retention_ms, letters)),
         topology.events: (TopicRole.EVENTS, events_retention_ms, "how long events wait for the archive"),
     }
+    retentions[topology.control] = TopicRole.CONTROL, DEFAULT_EVENTS_RETENTION_MS, "who asked for what, for a week"
     if topology.letters_of is not None:  # a segment may keep a letter for so much longer
         marks_ms = None if dlq_retention_ms is None else dlq_retention_ms + DEFAULT_EVENTS_RETENTION_MS
         retentions[topology.events] = TopicRole.EVENTS, marks_ms, "what became of a letter, for longer than the letter"

@@ -8,10 +8,23 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from retryapp.core.durations import MAX_DURATION_MS, parse_duration_ms
-from retryapp.core.errors import InvalidDurationError
+from retryapp.core.errors import ConfigurationError, InvalidDurationError, shown
 from retryapp.core.metadata import MAX_EPOCH_MS
 
 _SECONDS: Final = re.compile(r"[0-9]{1,12}")
+
+
+class InvalidInstantError(InvalidDurationError):
+    """What `RetryLater(at=...)` was given is no instant."""
+
+    def __init__(self, value: object, problem: str) -> None:
+        self.value = value
+        self.problem = problem
+        ConfigurationError.__init__(
+            self,
+            f"RetryLater(at={shown(value)}): {problem}. Write at=datetime.now(UTC) + timedelta(hours=1), with "
+            f"`from datetime import UTC, datetime, timedelta`, or seconds since 1970",
+        )
 
 
 class Reject(Exception):  # noqa: N818 - a verdict that reads as one: raise Reject("why")
@@ -39,7 +52,8 @@ class RetryLater(Exception):  # noqa: N818 - a verdict that reads as one: raise 
 
     Raises:
         InvalidDurationError: not exactly one of ``after`` and ``at`` is given; ``after`` is negative, no number, no
-            duration, or longer than ten years; ``at`` is no aware datetime and no epoch time.
+            duration, or longer than ten years.
+        InvalidInstantError: ``at`` is no aware datetime and no epoch time.
     """
 
     def __init__(
@@ -82,14 +96,14 @@ def _later(kind: type[RetryLater], after_ms: int | None, at_ms: int | None, text
 def _instant_ms(at: object) -> int:
     if isinstance(at, datetime):
         if at.utcoffset() is None:
-            raise InvalidDurationError(at, "it has no time zone: write datetime.now(UTC), not datetime.now()")
+            raise InvalidInstantError(at, "it has no time zone, so it means another time on each machine")
         seconds: float = at.timestamp()
     elif isinstance(at, int | float) and not isinstance(at, bool):
         seconds = at
     else:
-        raise InvalidDurationError(at, "it is neither a datetime nor seconds since 1970")
+        raise InvalidInstantError(at, "it is neither a datetime nor seconds since 1970")
     if math.isnan(seconds) or not 0 <= seconds <= MAX_EPOCH_MS / 1_000:
-        raise InvalidDurationError(at, "it is no time from 1970 to 9999; at= counts seconds, not milliseconds")
+        raise InvalidInstantError(at, "it is no time from 1970 to 9999; at= counts seconds, not milliseconds")
     return math.ceil(round(seconds * 1_000, 3))
 
 

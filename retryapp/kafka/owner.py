@@ -15,15 +15,14 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
-
-from retryapp.kafka.connection import KafkaConnection, named_error
+from retryapp.core.hops import Outgoing
+from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError
 from retryapp.kafka.reader import read_topic
+from retryapp.kafka.writer import write_records
 
 KEY_PREFIX: Final = b"retryapp-owner-mark:"
 VERSION: Final = 1
-WRITE_TIMEOUT_S: Final = 15.0
 UNMARKED: Final = "unknown (records, and no owner mark)"  # owner of a changelog that has records and no mark
 
 
@@ -68,27 +67,9 @@ def read_owner_mark(connection: KafkaConnection, changelog: str) -> OwnerMark | 
 
 def write_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> None:
     """Append a mark and wait until all in-sync brokers have it; `BrokerUnreachableError` when none answers in time."""
-    failures: list[KafkaError] = []
-
-    def delivered(error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            failures.append(error)
-
-    producer = connection.client(
-        Producer,
-        acks="all",
-        enable_idempotence=True,
-        allow_auto_create_topics=False,
-        delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
-    )
     key, value = encode_owner_mark(mark, secrets.token_hex(16))
-    producer.produce(changelog, key=key, value=value, partition=0, on_delivery=delivered)
-    unsent = producer.flush(WRITE_TIMEOUT_S + 1)
-    error = failures[0] if failures else (KafkaError(KafkaError.REQUEST_TIMED_OUT) if unsent else None)
-    if error is not None:
-        doing = f"write the owner mark to topic {changelog}"
-        named = named_error(error, connection, doing=doing, topic=changelog, tried_s=WRITE_TIMEOUT_S)
-        raise named from KafkaException(error)
+    record = Outgoing(changelog, 0, key, value, ())
+    write_records(connection, [record], doing=f"write the owner mark to topic {changelog}", topic=changelog)
 
 
 def check_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> bool:

@@ -120,6 +120,11 @@ class Plan:
         """Steps that keep the application from starting."""
         return tuple(step for step in self.steps if step.action not in {Action.OK, Action.CREATE})
 
+    @property
+    def unpublishable(self) -> tuple[PlanStep, ...]:
+        """Missing topics of others that handlers publish to: ours do not depend on them."""
+        return tuple(step for step in self.refused if step.role == PUBLISHED_ROLE)
+
     def raise_refused(self) -> None:
         """Raise the named error of the first step that cannot be carried out; return when there is none."""
         for step in self.refused:
@@ -290,7 +295,8 @@ def ensure_topics(
     """Make sure that every topic of these handlers exists, serves and is ours. Safe in many workers at once.
 
     Returns:
-        The plan as it is afterwards: ``ok``, with the states (and topic ids) of all topics.
+        The plan as it is afterwards, with the states (and topic ids) of all topics. Only topics of others that
+        handlers publish to may be ``refused``: `Plan.raise_refused` raises for these.
 
     Raises:
         TopicMissingError: a main topic does not exist and may not be created, or a created one did not appear.
@@ -299,7 +305,7 @@ def ensure_topics(
         OwnerMismatchError: the topics belong to another handler.
     """
     plan = plan_topics(admin, topologies, options)
-    plan.raise_refused()
+    _raise_ours(plan)
     if plan.to_create:
         for step in plan.to_create:
             if step.spec is None:
@@ -307,11 +313,15 @@ def ensure_topics(
         admin.create([step.spec for step in plan.to_create if step.spec is not None])
         admin.wait_for_topics([step.topic for step in plan.to_create])
         plan = plan_topics(admin, topologies, options)
-        plan.raise_refused()
+        _raise_ours(plan)
     for topology in topologies:
         mark = OwnerMark(topology.group, topology.main)
         claim_owner_mark(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)
     return plan
+
+
+def _raise_ours(plan: Plan) -> None:
+    replace(plan, steps=tuple(step for step in plan.steps if step not in plan.unpublishable)).raise_refused()
 
 
 def grow_topics(

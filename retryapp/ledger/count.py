@@ -35,6 +35,10 @@ _STATION_TEXTS: Final = {
     Station.DISCARDED: "events topic, discarded at attempt {}",
     Station.FAILED: "events topic, attempt {} at the dead letter failed",
     Station.SUPERSEDED: "events topic, superseded after attempt {}",
+    Station.REPLAYED: "dead-letter topic, replayed",
+    Station.RECOVERED: "dead-letter topic, replayed and done",
+    Station.SET_ASIDE: "dead-letter topic, discarded",
+    Station.RESTORED: "dead-letter topic, restored",
 }
 
 

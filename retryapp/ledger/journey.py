@@ -173,8 +173,33 @@ _FIRST_ENDS: Final = {
 _GOES_ON: Final = frozenset({Station.RETRY, Station.HELD})
 
 
+_MARKS: Final = {
+    Station.REPLAYED: Fate.UNKNOWN,
+    Station.RECOVERED: Fate.DONE,
+    Station.SET_ASIDE: Fate.DISCARDED,
+    Station.RESTORED: Fate.DEAD,
+}
+"""What a mark says of its letter, where nothing later shows it."""
+
+
 def follow(traces: Sequence[Trace], cut: Cut) -> Journey:
     """Follow a received record through all of its traces: at least one, sorted."""
+    marks = sorted((trace for trace in traces if trace.station in _MARKS), key=lambda trace: trace.offset)
+    traces = [trace for trace in traces if trace.station not in _MARKS]
+    if not traces:  # retention takes a letter before its marks
+        return Journey(_MARKS[marks[-1].station], marks[-1])
+    journey = _followed(traces, cut)
+    if journey.fate is Fate.DEAD and journey.last.station is Station.DEAD:
+        sent_back = Station.REPLAYED, Station.RECOVERED
+        about = [m for m in marks if cut.sure(m) and m.replays - (m.station in sent_back) == journey.last.replays]
+        if about and not (
+            about[-1].station is Station.REPLAYED and cut.keeps(cut.topics.retry, about[-1].timestamp_ms)
+        ):
+            journey.fate = _MARKS[about[-1].station]
+    return journey
+
+
+def _followed(traces: Sequence[Trace], cut: Cut) -> Journey:
     torn = [trace for trace in traces if trace.loose and trace.station is Station.RETRY]
     sound = [trace for trace in traces if not trace.loose]
     placed = [_placed(trace, sound) for trace in traces if trace.loose and trace.station is not Station.RETRY]

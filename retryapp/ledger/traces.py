@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from retryapp.core.classify import DeadReason
+from retryapp.core.control import MarkKind, is_mark, mark_of
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, UnreadableRecordsError
 from retryapp.core.headers import (
     OUR_HEADERS,
@@ -58,6 +59,13 @@ class Station(IntEnum):
     """A dead letter whose handler gave up; it stays where it is."""
     SUPERSEDED = 8
     """Replaced by a newer record: while it waited, or as its last delivery failed."""
+    REPLAYED = 9
+    """A mark of its dead letter, as those that follow: it was sent back."""
+    RECOVERED = 10
+    """Sent back and done."""
+    SET_ASIDE = 11
+    """Discarded by somebody."""
+    RESTORED = 12
 
 
 class Trace(NamedTuple):
@@ -139,7 +147,24 @@ class Told:
 
 def told_by(record: Record, station: Station, topic: int, topics: Topics) -> Told:
     """Read a record of a retry or dead-letter topic."""
+    if station is Station.DEAD and is_mark(record.headers):
+        return _told_by_mark(record, topic, topics)
     return _told(record.headers, record.partition, station, (topic, record.offset, record.timestamp_ms), topics)
+
+
+def _told_by_mark(record: Record, topic: int, topics: Topics) -> Told:
+    mark = mark_of(record.headers, record.value)
+    unknown = Trace(0, Station.RESTORED, topic, 0, 0, record.offset, record.timestamp_ms)
+    if mark is None:
+        return Told(unknown, nobody="it is a mark of a dead letter that cannot be read")
+    try:
+        group, origin = parse_failure_id(mark.failure_id)
+    except DamagedMetadataError as error:
+        return Told(unknown, nobody=f"it is a mark of nobody: {error}")
+    station = Station.SET_ASIDE if mark.mark is MarkKind.DISCARDED else Station[mark.mark.name]
+    delivery, replays = min(mark.delivery, MAX_COUNT), min(mark.replays, MAX_COUNT)
+    trace = Trace(delivery, station, topic, 0, replays, record.offset, record.timestamp_ms)
+    return _named(group, origin, record.partition, trace, topics)
 
 
 def told_by_row(record: Record, topic_id: str, topics: Topics) -> Told:

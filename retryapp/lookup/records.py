@@ -15,6 +15,7 @@ from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
 from retryapp.core.causes import cause_id, cause_name
+from retryapp.core.control import is_mark, mark_of
 from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
@@ -269,17 +270,22 @@ def _letters(
 ) -> Iterator[Record]:
     """Read the usual dead-letter topic and those of rules, also of a former policy."""
     for topic in with_dead_letters(topology, KafkaAdmin(connection).topic_names()).dlqs:
-        yield from read_topic(connection, topic, partitions=partitions)
+        found = read_topic(connection, topic, partitions=partitions)
+        yield from (record for record in found if not is_mark(record.headers))
 
 
 def marks_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[tuple[str, int, int], str]:
-    """Return what handlers of dead letters have made of letters, by topic, partition and offset.
+    """Return what has become of letters, by topic, partition and offset.
 
-    That is `handled`, `skipped` or `failed`; nothing where no handler is done with the letter.
+    That is `replayed`, `recovered`, `discarded` or `restored` by a command, and `handled`, `skipped` or `failed` by a
+    handler of dead letters; nothing where a letter just lies there.
     """
     admin, marks = KafkaAdmin(connection), dict[tuple[str, int, int], str]()
     names = admin.topic_names()
     for topic in with_dead_letters(topology, names).dlqs:
+        for record in read_topic(connection, topic):
+            if (mark := mark_of(record.headers, record.value)) is not None:
+                marks[topic, record.partition, mark.letter] = str(mark.mark)
         events = f"{topology.group}.{topic}.events"
         if events not in names:
             continue

@@ -144,6 +144,10 @@ class LaneBatch:
     """The main topic's counts after this; None: unchanged."""
     settled: dict[int, bool] = field(default_factory=dict)
     """Records of the main topic beyond its offset that are settled with this: offset, and whether it succeeded."""
+    control: int | None = None
+    """Next offset of the control topic; None: unchanged."""
+    steering: str | None = None
+    """What is remembered of commands; None: unchanged."""
     size: int = 0
 
     @property

@@ -91,12 +91,11 @@ class DeadLetterTable(LocalTable, Protocol):
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
         """Add rows; `next_offset`: the topic has been read up to there. Marks stay."""
 
-    def mark(self, offset: int, mark: str | None, job: str | None = None) -> None:
-        """Note what became of the letter at an offset, and the job that did it; None takes the mark back.
+    def mark(self, offset: int, mark: str, job: str | None = None) -> None:
+        """Note what became of the letter at an offset, and the job that did it.
 
         At most 255 bytes each. The last mark counts, whether the letter was written before or comes later; it goes
-        with its letter. Marks are not on the dead-letter topic: a table that was rebuilt has none until they are set
-        again.
+        with its letter. A letter with a mark other than ``restored`` is not counted any more.
         """
 
     def page(
@@ -111,10 +110,10 @@ class DeadLetterTable(LocalTable, Protocol):
         """Return the newest dead letter of a failure id, or None."""
 
     def count(self) -> int:
-        """Return the number of rows."""
+        """Return how many letters lie there: without a mark, or restored."""
 
     def causes(self) -> Sequence[CauseCount]:
-        """Return how many letters each cause has, marked ones too, the most first: ``MAX_CAUSES`` and one of the rest.
+        """Return how many letters that lie there each cause has, the most first: ``MAX_CAUSES`` and one of the rest.
 
         ``OTHER_CAUSE`` are letters of further causes, and those whose headers name none.
         """

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import faust
+from aiokafka.errors import KafkaError
 from faust.sensors import Sensor
 from mode.utils.logging import get_logger
 from mode.utils.times import want_seconds
@@ -55,6 +56,7 @@ logger = get_logger(__name__)
 
 _CATCH_UP_S = 10.0  # how often offsets are set past transaction markers that no record follows
 _GROWTH_S = 5.0  # how often our topics are counted while they have fewer partitions than a main topic
+_COMMANDS_S = 0.5  # how often the control topics are looked at
 _ASK_TIME_S = 1.0  # how often a clock in doubt asks for the broker's time
 
 _IDLE_S = 30.0  # how much longer than a session and a rebalance an idle lane waits for its next assignment
@@ -267,6 +269,7 @@ class Runtime(Ownership):
             served.again.start()
         self._tasks = [
             asyncio.create_task(self._catch_up_regularly(), name="catch-up"),
+            asyncio.create_task(self._look_for_commands(self._reader), name="commands"),
             asyncio.create_task(self.contact.run(lambda: self.gauges()), name="contact"),
             asyncio.create_task(self._look_for_growth(), name="growth"),
         ]
@@ -290,6 +293,14 @@ class Runtime(Ownership):
         while True:
             doubted = self.catch_up()
             await asyncio.sleep(_ASK_TIME_S if doubted else _CATCH_UP_S)
+
+    async def _look_for_commands(self, reader: TailReader) -> None:
+        while True:
+            await asyncio.sleep(_COMMANDS_S)
+            try:
+                await self.look_for_commands(reader)
+            except (KafkaError, OSError, TimeoutError) as exc:  # the broker may be away
+                logger.debug("Commands could not be read: %r", exc)
 
     async def _look_for_growth(self) -> None:
         while True:

@@ -53,6 +53,7 @@ def prepare(
             prove_login(app, timeout_s=_LOGIN_S)
             _refuse_stranding(app, topologies, admin)
             plan = ensure_topics(admin, topologies, options.plan)
+            plan.raise_refused()
             break
         except BrokerUnreachableError as exc:
             left_s = deadline_s - clock.monotonic_s()
@@ -110,6 +111,7 @@ def _learn(served: Served, plan: Plan) -> None:
     served.partitions = served.known = served.complete = main.partitions
     served.topic_id = short_topic_id(main.topic_id)
     served.changelog_id = plan.states[topology.pending_changelog].topic_id
+    served.control_id = plan.states[topology.control].topic_id
     served.dlq_ids = {name: plan.states[name].topic_id for name in topology.dlqs}
     if topology.seen_window_ms is not None:
         served.seen_id = plan.states[topology.seen_changelog].topic_id

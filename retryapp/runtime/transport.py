@@ -86,6 +86,8 @@ def lane_place(app: faust.App, served: Served, engine: PartitionEngine) -> LaneP
         topic_id=served.topic_id,
         changelog_id=served.changelog_id,
         dlq_ids=served.dlq_ids,
+        control=TopicPartition(topology.control, partition),
+        control_id=served.control_id,
         seen=TopicPartition(topology.seen_changelog, partition) if served.handler.deduplicate else None,
         seen_id=served.seen_id,
         store_dir=Path(app.conf.datadir) / "retryapp" / topology.prefix,

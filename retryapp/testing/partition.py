@@ -18,17 +18,20 @@ with that::
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
+from retryapp.core.control import Command, Verb, is_mark
 from retryapp.core.deduplicate import rule_of
 from retryapp.core.headers import decode_metadata
+from retryapp.core.jobs import JobCommand
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.record import Headers, Record
+from retryapp.core.record import Headers, Origin, Record, failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.batches import make_pools
 from retryapp.engine.delivery.pace import Pace
@@ -39,6 +42,7 @@ from retryapp.engine.handler.publish import Destinations
 from retryapp.engine.lane.lane import Lane, LaneLimits
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.commands import MOST_WAITING
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
@@ -50,6 +54,7 @@ _ROUNDS = 200
 _LOOK_MS = 1_000
 _MAX_BYTES = 1_048_576
 _LIVES = count(1)
+_COMMANDS = count(1)
 _OF_A_WORKER: Final = ("function", "policy", "destinations")
 """Fields of a declared handler that are given in another way."""
 
@@ -164,6 +169,7 @@ class MemoryPartition:
             main=TopicPartition(topology.main, partition),
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlqs=[TopicPartition(name, partition) for name in topology.dlqs],
+            control=TopicPartition(topology.control, partition),
             seen=None if rule is None else TopicPartition(topology.seen_changelog, partition),
         )
         self.lane = Lane(
@@ -213,6 +219,34 @@ class MemoryPartition:
         for value in values:
             self.transport.append(self._site.main, key, value, headers)
         await self.settle()
+
+    async def command(self, verb: str, record: int | str, **more: Any) -> dict[str, Any]:
+        """Send a command about the record at an offset, or with a failure id, as `retryapp` does; return its outcome.
+
+        Args:
+            verb: `retry-now`, `reschedule`, `cancel`, `replay`, `discard` or `restore`.
+            record: its offset on the main topic, or its failure id.
+            more: further fields of `core.control.Command`.
+
+        Raises:
+            AssertionError: there is no outcome, as while the partition does not run.
+        """
+        topology, number = self.handler.topology, next(_COMMANDS)
+        place = topology.main, self.engine.context.topic_id, self._site.partition
+        name = record if isinstance(record, str) else failure_id(topology.group, Origin(*place, record))
+        return await self.obey(Command(id=f"test-{number}", verb=Verb(verb), failure_id=name, **more))
+
+    async def obey(self, command: Command | JobCommand) -> dict[str, Any]:
+        """Send a command, also one about a job; return its outcome, as `command` does."""
+        topology = self.handler.topology
+        sent = command.to_record(topology.control, self._site.partition)
+        self.transport.append(TopicPartition(sent.topic, sent.partition), sent.key, sent.value)
+        await self.settle()
+        outcomes = (json.loads(event.value or b"{}") for event in self.records(topology.events))
+        found: list[dict[str, Any]] = [each for each in outcomes if each.get("command") == command.id]
+        if not found:
+            raise AssertionError(f"no outcome of {command.verb}")
+        return found[-1]
 
     async def advance(self, ms: int) -> None:
         """Let time pass in one step, and process what is due."""
@@ -271,7 +305,8 @@ class MemoryPartition:
     def dead_letters(self) -> list[RetryMetadata]:
         """Metadata of the dead letters, in order."""
         topics = self.handler.topology.dlqs
-        letters = (decode_metadata(record.headers) for topic in topics for record in self.records(topic))
+        records = (record for topic in topics for record in self.records(topic) if not is_mark(record.headers))
+        letters = (decode_metadata(record.headers) for record in records)
         return [metadata for metadata in letters if metadata is not None]
 
     @property
@@ -294,6 +329,11 @@ class MemoryPartition:
     def _feed(self) -> None:
         for tp in self.engine.sources:
             self._pump(tp)
+        commands = self.engine.commands
+        if commands is not None and self._site.control is not None and commands.caught_up.is_set() and commands.room:
+            records, position = self.transport.broker.read(self._site.control, commands.next_offset, MOST_WAITING)
+            if records:
+                commands.take(records, position)
 
     def _pump(self, tp: TopicPartition) -> None:
         room = self.engine.room(tp) if self.transport.released is not None else 0

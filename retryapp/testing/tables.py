@@ -14,6 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from retryapp.core.causes import OTHER_CAUSE, CauseCount
+from retryapp.core.control import is_open
 from retryapp.core.dead_index import IndexedLetter, hash_of, index_letter
 from retryapp.core.deduplicate import Seen, live_rows
 from retryapp.core.errors import DamagedRowError
@@ -194,7 +195,7 @@ class MemoryDeadLetterTable(_Stored, DeadLetterTable):
         self._keep(rows, next_offset)
 
     @override
-    def mark(self, offset: int, mark: str | None, job: str | None = None) -> None:
+    def mark(self, offset: int, mark: str, job: str | None = None) -> None:
         self._keep((), None, {offset: (mark, job)})
 
     def _apply(
@@ -229,12 +230,15 @@ class MemoryDeadLetterTable(_Stored, DeadLetterTable):
 
     @override
     def count(self) -> int:
-        return len(self.rows)
+        return len(self._open())
+
+    def _open(self) -> list[IndexedLetter]:
+        return [letter for letter in self.rows.values() if is_open(self._marks.get(letter.offset, (None, None))[0])]
 
     @override
     def causes(self) -> Sequence[CauseCount]:
         counts: dict[str, CauseCount] = {}
-        for letter in self.rows.values():
+        for letter in self._open():
             known = letter.cause_id or OTHER_CAUSE
             at_ms = letter.append_ms if letter.last_failed_ms is None else letter.last_failed_ms
             count = counts.setdefault(

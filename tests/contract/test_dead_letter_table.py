@@ -188,10 +188,34 @@ def test_a_mark_is_kept_whenever_its_letter_is_written(table: Table, make_dead: 
     table.write([make_dead(1, 1)], 3)
     assert [(letter.mark, letter.job) for letter in table.page(None, 9)] == [("replayed", "job-1"), ("discarded", None)]
     table.mark(1, "restored", "job-2")
-    table.mark(2, None)
+    table.mark(2, "discarded")
     found = table.find(name(1)), table.find(name(2))
-    assert [letter and (letter.mark, letter.job) for letter in found] == [("restored", "job-2"), (None, None)]
+    assert [letter and (letter.mark, letter.job) for letter in found] == [("restored", "job-2"), ("discarded", None)]
     assert table.next_offset == 3
+
+
+def test_what_lies_there_is_counted(table: Table, make_dead: MakeDead) -> None:
+    """Not what was replayed or set aside; again what was restored; and what retention deletes is not counted twice."""
+    table.write([make_dead(offset) for offset in range(5)], 5)
+
+    def counted() -> tuple[int, int]:
+        return table.count(), sum(cause.records for cause in table.causes())
+
+    assert counted() == (5, 5)
+    for offset, mark, left in (
+        (0, "replayed", 4),
+        (0, "recovered", 4),
+        (1, "discarded", 3),
+        (3, "discarded", 2),
+        (3, "restored", 3),
+    ):
+        table.mark(offset, mark)
+        assert counted() == (left, left), (offset, mark)
+    table.write([make_dead(1)], None)
+    assert counted() == (3, 3)
+    while table.forget_before(3):
+        pass
+    assert counted() == (2, 2)
 
 
 def test_a_mark_goes_with_its_letter(table: Table, make_dead: MakeDead) -> None:

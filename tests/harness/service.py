@@ -31,6 +31,8 @@ class Visit:
     due_at_ms: int | None
     pid: int
     hot_attempt: int
+    replays: int
+    idempotency_key: str
     facts: dict[str, Any]
     """The value, where it is a JSON object; else empty."""
 

@@ -66,6 +66,8 @@ def _facts(delivery: Delivery) -> dict[str, Any]:
         "failure_id": delivery.failure_id,
         "attempt": delivery.attempt,
         "hot_attempt": delivery.hot_attempt,
+        "replays": delivery.replays,
+        "idempotency_key": delivery.idempotency_key,
         "key": _text(delivery.key),
         "value": _text(delivery.raw_value),
         "headers": [(name, _text(raw)) for name, raw in delivery.headers],

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from retryapp.core.control import is_mark
 from retryapp.core.errors import RetryAppError
 from retryapp.core.headers import OUR_HEADERS, decode_metadata, encode_metadata
 from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded, decode_event, newer_event
@@ -125,6 +126,8 @@ event_values = (
 
 def expected_of_headers(found: Headers) -> dict[str, Any]:
     """Return what core says, as a row."""
+    if is_mark(found):
+        return NOTHING | {"kind": "mark"}
     try:
         read = decode_metadata(found)
     except RetryAppError as error:

@@ -43,7 +43,7 @@ class Notes:
             if story is None:
                 raise Violation(f"I6 {number}/{at}: named beside {offset}, and nobody sent it")
             succeeded = any(call.fine for call in story.calls[1]) and not story.copies[1]
-            failed = bool(story.copies[1] or story.fates or story.held)
+            failed = bool(story.copies[1] or story.fates or story.held or story.replays)
             _must(succeeded if fine else failed, number, at, f"named beside {offset} without a fate ({fine})")
             if fine or not story.held:
                 story.settled_ms.setdefault(0 if fine else FIRST, now_ms)

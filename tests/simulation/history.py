@@ -27,6 +27,7 @@ from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
 from simulation.plan import FEED_S, Fault, Plan
+from simulation.steering import Steering
 from simulation.story import Result, Violation
 from simulation.worker import SimWorker
 
@@ -118,6 +119,7 @@ class History:
             offset_ms=self.clocks_ms[slot],
             random=self.random,
             observe=self._observe,
+            commanded=bool(self.plan.commands),
         )
         self.slots[slot] = worker
         worker.start()
@@ -251,6 +253,10 @@ class History:
         self.broker.append(tp, out)
         judge.oracle.add(self.broker.logs[tp].entries[-1].record, script, None if judge.rule is None else f"e{event}")
 
+    def _ask(self) -> None:
+        if (steering := self.first.oracle.steering) is not None:
+            steering.send(self._now_ms())
+
     # -- the run ------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
@@ -286,6 +292,16 @@ class History:
             loop.call_at(began_s + at_s, self._send, judge, number, script, event, context=context)
         for at_s, event in self.plan.repeats:
             loop.call_at(began_s + at_s, self._send, first, *records[event][1:], event, context=context)
+        if self.plan.commands:
+            first.oracle.steering = Steering(
+                first.topology,
+                self.broker,
+                first.oracle.stories,
+                self.random,
+                calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
+            )
+        for at_s in self.plan.commands:
+            loop.call_at(began_s + at_s, self._ask, context=context)
         for fault in self.plan.faults:
             loop.call_at(began_s + fault.at_s, self._strike, fault, context=context)
         self._supervise()
@@ -295,6 +311,7 @@ class History:
                 *(each[0] for each in records),
                 *(at_s + 0.1 for at_s, _ in self.plan.repeats),
                 *(fault.at_s + 1 for fault in self.plan.faults),
+                *self.plan.commands,
             ]
         )
         await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))

@@ -147,6 +147,8 @@ class Judge:
 
     def waits(self) -> bool:
         """Tell whether a record has no end yet."""
+        if self.oracle.steering is not None and self.oracle.steering.unanswered:
+            return True
         return bool(self.oracle.open_ends()) or any(map(self.oracle.waiting, range(self.plan.partitions)))
 
     def is_behind(self, broker: Broker) -> bool:

@@ -33,6 +33,7 @@ from retryapp.testing.broker import MemoryBroker
 from simulation.beyond_mutants import BEYOND
 from simulation.lanes import SimLane
 from simulation.planted_calls import CALLS
+from simulation.planted_commands import COMMANDS
 from simulation.planted_order import ORDER
 from simulation.planted_pace import PACE
 from simulation.planted_rules import RULES
@@ -336,6 +337,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *(Mutant(*planted) for planted in (*RULES, *VERDICTS)),
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),
+    *(Mutant(*planted) for planted in COMMANDS),
     *(Mutant(name, patches) for name, patches in PACE),
     Mutant("no attempt is the last", ((deliver, "decide", _for_ever),)),
 )  # fmt: skip

@@ -21,6 +21,7 @@ from simulation.broker import SESSION_S
 from simulation.newest import SUPERSEDED, Starts, check_newest, check_replaced
 from simulation.pacing import Pacing
 from simulation.plan import BEYOND_MS
+from simulation.steering import Steering, begin_again
 from simulation.story import FINE, FIRST, Call, Going, Opening, Origin, Story, Violation, step
 from simulation.waits import Waits
 
@@ -85,6 +86,8 @@ class Oracle:
         """Offset of the record that began last, by opening, partition and sequence."""
         self.starts = Starts()
         self.pace = pace or Pacing()
+        self.steering: Steering | None = None
+        """Set where the history has commands."""
         self._endless = endless
         """Copies after the first one are without payload."""
         self._max_kills = max_kills
@@ -135,6 +138,8 @@ class Oracle:
         if opening is not None:
             self._check_again(origin, story, attempt, due_at_ms, opening)
             self._check_order(origin, story, opening)
+            if self.steering is not None:
+                self.steering.begins(origin, story, opening)
             if set(self.orders.values()) == {"latest"} and record.key is not None:
                 is_row = due_at_ms is not None
                 self.starts.check(origin, record.key, is_row=is_row, now_ms=now_ms, opening=opening)
@@ -152,7 +157,7 @@ class Oracle:
             ]
             _must(bool(failed), "I5", origin, f"attempt {attempt} before {attempt - 1} failed")
             earliest_ms = min(call.ended_ms + self.waits.least_ms(story, attempt - 1, call.worker) for call in failed)
-            early_ms = earliest_ms - now_ms
+            early_ms = 0.0 if story.hurried else earliest_ms - now_ms
             _must(early_ms <= self._skew_ms + 1, "I3", origin, f"attempt {attempt} {early_ms} ms early")
             _must(due_at_ms is not None, "I3", origin, "a retry without a due time")
         self.latest_ms = max(self.latest_ms, now_ms - (due_at_ms or now_ms))
@@ -205,7 +210,7 @@ class Oracle:
     def _check_order(self, origin: Origin, story: Story, opening: Opening) -> None:
         """In one session the records of a sequence begin in order, each after the end of those before it."""
         order = self.orders.get(opening.worker, "none")
-        if (sequence := self._sequence(order, story.record)) is None:
+        if (sequence := self._sequence(order, story.record)) is None or story.replays:
             return
         place, always = (opening, origin[0], sequence), len(set(self.orders.values())) == 1
         last, self._started[place] = self._started.get(place, -1), origin[1]
@@ -216,7 +221,7 @@ class Oracle:
                 continue
             beside = any(going.worker == opening.worker for going in each.going)
             _must(not beside, "I16", origin, f"begins beside {other} of its sequence")
-            if each.first is not None:
+            if each.first is not None or each.replays or each.cancelling:
                 continue
             if other[1] < origin[1]:
                 _must(
@@ -231,7 +236,7 @@ class Oracle:
 
     def _has_ended(self, story: Story) -> bool:
         """Tell whether a final outcome is there, or may be on its way."""
-        if story.fates or "X" in story.script or "K" in story.script:
+        if story.fates or story.cancelling or "X" in story.script or "K" in story.script:
             return True
         return bool(story.calls[self.waits.last(story.script)])
 
@@ -277,12 +282,15 @@ class Oracle:
                 self._told(record, now_ms)
             elif tp.topic == topics.results:
                 self._published(record)
-            elif tp.topic != topics.main:
+            elif tp.topic != topics.main and not tp.topic.endswith(".control"):
                 self._handed(tp.topic, record, now_ms)
 
     def _handed(self, topic: str, record: Record, now_ms: float) -> None:
         topics = self._topics
         ours = {name: value or b"" for name, value in record.headers}
+        if "retry-mark" in ours:
+            self.named[f"a letter is {ours['retry-mark'].decode()}"] += 1
+            return
         origin = _origin(ours["retry-origin"].decode())
         story, attempt = self._story(origin), int(ours["retry-attempt"])
         delivery = int(ours.get("retry-delivery", attempt))
@@ -292,6 +300,16 @@ class Oracle:
         payload = (b"", ()) if bare else (story.record.value, story.record.headers)
         _must((record.key, record.value, foreign) == (story.record.key, *payload), "I8", origin, topic)
         _must(bare == ("retry-no-payload" in ours), "I8", origin, f"its copy on {topic} says otherwise")
+        replays = int(ours.get("retry-replays", b"0"))
+        if self.steering is not None and replays > story.replays:
+            begin_again(story, replays)
+            story.copies[delivery] += 1
+            return
+        if ours.get("retry-reason") == b"cancelled":
+            _must(story.cancelling, "I19", origin, "cancelled, and nobody has asked for it")
+            story.stopped = True
+            self._end(origin, story, "dead", delivery, now_ms)
+            return
         timed_out = ours.get("retry-error-type") == TIMED_OUT.encode()
         self._cut_short(story, attempt, now_ms, timed_out=timed_out)
         if topic.startswith(topics.dlq):
@@ -333,7 +351,9 @@ class Oracle:
 
     def _told(self, record: Record, now_ms: float) -> None:
         told = json.loads(record.value or b"{}")
-        if told.get("kind") == "succeeded":
+        if told.get("kind") == "command" and self.steering is not None:
+            self.steering.answered(record.value or b"", now_ms)
+        elif told.get("kind") == "succeeded":
             origin = _origin(told["origin"])
             self._end(origin, self._story(origin), "done", told["delivery"], now_ms)
         elif told.get("kind") == "held":
@@ -402,6 +422,8 @@ class Oracle:
     def _check_passed(self, origin: Origin) -> None:
         story = self.stories[origin]
         fine = any(call.fine for call in story.calls[1])
+        if story.replays:  # it was dead
+            return
         _must(fine or bool(story.copies[1]) or bool(story.fates) or story.held, "I6", origin, "passed without a fate")
         waits = not story.copies[1] or not story.dues[1].isdisjoint(story.rows)
         _must(waits, "I6", origin, "its copy is on the retry topic, and no row waits")
@@ -441,6 +463,9 @@ class Oracle:
 
     def at_rest(self) -> None:
         """Judge the end, when nothing is on its way any more."""
+        if self.steering is not None:
+            self.steering.judge()
+            self.named += self.steering.reached
         for origin, story in self.stories.items():
             _must(self._settled(story), "I1", origin, "lost")
             if story.first is not None:

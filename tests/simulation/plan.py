@@ -68,6 +68,8 @@ ENDLESS: Final = 0xE7E3
 """Draws whose policy has a delay without end; drawn apart, too."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
+COMMANDED: Final = 1_000_000
+"""From this seed on histories have commands, but where that is no use."""
 STOPPED: Final = "broker stopped"
 """Rarer than the others, and drawn apart."""
 REFUSED: Final = "refused"
@@ -137,6 +139,8 @@ class Plan:
     """From when until when its service is down; then it has a circuit."""
     probes: int = 3
     """Of the circuit."""
+    commands: tuple[float, ...] = ()
+    """When somebody sends a command."""
     replayed: str = ""
     """Script of a record that waits when the history begins: an older build had replayed it. Empty: none does."""
 
@@ -194,7 +198,15 @@ class Plan:
         plan = plan._newest(newest) if (newest := Random(seed ^ NEWEST)).random() < 0.08 else plan
         back = Random(seed ^ BACK)
         plan = plan._come_back(back) if plan.order != "none" and back.random() < 0.2 else plan
-        return plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 else plan
+        plan = plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 else plan
+        return plan._commanded(Random(seed ^ COMMANDED))
+
+    def _commanded(self, random: Random) -> Plan:
+        """Return the plan with commands, or as it was."""
+        odd = {fault.kind for fault in self.faults} & {STOPPED, DELETED}
+        if self.seed < COMMANDED or odd or self.replayed or self.order == "latest" or self.endless:
+            return self
+        return replace(self, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
 
     def _come_back(self, random: Random) -> Plan:
         """Return the plan with rebalances while runs of an ordered handler go on; nobody is cut off meanwhile."""
@@ -221,7 +233,8 @@ class Plan:
 
     def _in_order(self, random: Random) -> Plan:
         """Return the plan with an order to keep; in some a topic refuses hand-offs, and the worker dies soon after."""
-        plan = replace(self, order=random.choice(("key", "key", "key" if self.batch else "partition")))
+        by_key = self.batch or self.outage is not None
+        plan = replace(self, order=random.choice(("key", "key", "key" if by_key else "partition")))
         if plan.changes or random.random() > 0.2:
             return plan
         at_s = random.uniform(0.3, 3.0)
@@ -367,7 +380,7 @@ class Plan:
     def only(self, kinds: frozenset[str]) -> bool:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
         scripts = {letter for *_, script in self.records + self.others for letter in script}
-        paced = bool(self.rate) or self.outage is not None
+        paced = bool(self.rate) or self.outage is not None or bool(self.commands)
         return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH") and not paced
 
     @property
@@ -401,5 +414,6 @@ class Plan:
             + ["deliveries try again in place"] * self.hot
             + ["handlers take lists"] * self.batch
         )
+        sent += [f"{len(self.commands)} commands"] * bool(self.commands)
         again = [f"{at_s:6.2f} s  once more, record {which}" for at_s, which in self.repeats]
         return "\n".join([head, *sent, *again, *map(str, self.faults)])

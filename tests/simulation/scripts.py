@@ -19,8 +19,14 @@ HOT_RETRIES: Final = 2
 HOT_TEXT: Final = "100ms*2"
 OWN_MS: Final = (150, 600)
 """Waits of the rule for busy services."""
+
+
+class BusyError(Exception):
+    """What a rule has a schedule for; runs that take too long have none."""
+
+
 RULES: Final = (
-    retryable(TimeoutError, schedule="150ms 600ms"),
+    retryable(BusyError, schedule="150ms 600ms"),
     non_retryable(ValueError, dead_letters=INVALID),
     skippable(KeyError),
 )
@@ -45,7 +51,7 @@ def end(now: str, offset: int) -> None:
     if now == "R":
         raise Reject("the script says so")
     if now == "Y":
-        raise RuntimeError("busy") from TimeoutError()
+        raise RuntimeError("busy") from BusyError()
     if now == "V":
         raise ValueError("the script says so")
     if now == "P":

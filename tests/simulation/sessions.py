@@ -51,7 +51,13 @@ def seen_stores(
 
 
 def spends(worker: SimWorker, main: str, number: int) -> bool:
-    """Tell whether a failure spends an attempt now: its partition's circuit is closed, or has not been for too long."""
+    """Tell whether a failure spends an attempt now: its partition's circuit is closed, or has not been for too long.
+
+    Not by `Circuit.free`, which a planted fault replaces.
+    """
     now_ms = worker.clock.monotonic_s() * 1_000
     circuits = (handler.circuits.get(number) for handler in worker.handlers if handler.main == main)
-    return all(each is None or each.closed or now_ms - each._left_ms >= each.breaker.max_open_ms for each in circuits)
+    return all(
+        each is None or each.closed or now_ms - each._left_ms - each._absent_ms >= each.breaker.max_open_ms
+        for each in circuits
+    )

@@ -103,6 +103,13 @@ class Story:
     """Attempts of which a call ended when failures were not free, or did not fail by itself."""
     free: int = 0
     """Deliveries that spent no attempt."""
+    replays: int = 0
+    hurried: bool = False
+    """Somebody has asked for another due time."""
+    cancelling: bool = False
+    """Somebody has asked that it is not tried again."""
+    cancelled_ms: float = inf
+    """When it was visible that this is obeyed."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
 

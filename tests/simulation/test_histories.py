@@ -11,12 +11,17 @@ import pytest
 
 from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
+from simulation.plan import COMMANDED
 
 SEEDS = 3_000
 QUICK = 500
 """So many run in `make test`, the rest in `make test-all`."""
 PART = 250
 PARTS = [pytest.param(first, marks=[] if first < QUICK else [pytest.mark.extended]) for first in range(0, SEEDS, PART)]
+COMMANDED_PARTS = [
+    pytest.param(COMMANDED + first, marks=[] if first < PART else [pytest.mark.extended])
+    for first in range(0, 1_500, PART)
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +35,13 @@ def test_every_invariant_holds(first: int, summary: Summary) -> None:
     """Nothing is lost, early, tried too often or handed off twice, and everything comes to rest."""
     part = run_seeds(range(first, first + PART))
     summary.add(part)
+    assert part.failed == []
+
+
+@pytest.mark.parametrize("first", COMMANDED_PARTS)
+def test_every_command_is_obeyed_or_refused_once(first: int) -> None:
+    """Whatever dies meanwhile; and every invariant holds with records that are cancelled, hurried and replayed."""
+    part = run_seeds(range(first, first + PART))
     assert part.failed == []
 
 

@@ -27,6 +27,10 @@ QUICK = {
     "two handlers share transactional ids",
     "a bucket is full at opening",
     "attempts are spent while the circuit is open",
+    "the position of commands is not written down",
+    "a row is claimed while a command changes it",
+    "a cancelled run is tried again",
+    "a letter is replayed twice",
 }
 """Those that `make test` plants, each found within 100 histories; `make test-all` plants all."""
 PLANTED = [

@@ -106,6 +106,7 @@ class SimWorker(Observer):
         offset_ms: float,
         random: Random,
         observe: Callable[[SimWorker, Observation], None],
+        commanded: bool = False,
     ) -> None:
         loop = network.loop
         self.process = Process(name)
@@ -120,6 +121,7 @@ class SimWorker(Observer):
         """It ended by itself, in order."""
         self.early: dict[str, Mapping[TopicPartition, Committed]] = {}
         self._observe = observe
+        self._commanded = commanded
         self.handlers = make_handlers(self)
         self.topics = [topic for handler in self.handlers for topic in handler.topology.consumed]
         self.ownership = Ownership(clock=self.clock, observer=self, to_record=lambda record: record, drain_s=GRACE_S)
@@ -172,7 +174,15 @@ class SimWorker(Observer):
             served.first.start()
             served.again.start()
         self._tasks = [asyncio.ensure_future(each) for each in (self.consumer.live(), self.consumer.fetch())]
+        if self._commanded:
+            self._tasks.append(asyncio.ensure_future(self._look_for_commands()))
         self._catch_up()
+
+    async def _look_for_commands(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            with contextlib.suppress(TimeoutError, OSError):
+                await self.ownership.look_for_commands(self.reader)
 
     def _catch_up(self) -> None:
         doubted = self.ownership.catch_up()
@@ -190,6 +200,8 @@ class SimWorker(Observer):
                 changelog=TopicPartition(topology.pending_changelog, number),
                 dlqs=[TopicPartition(name, number) for name in topology.dlqs],
                 seen=TopicPartition(topology.seen_changelog, number) if served.handler.deduplicate else None,
+                control=TopicPartition(topology.control, number) if self._commanded else None,
+                control_id=TOPIC_ID,
                 topic_id=TOPIC_ID,
                 changelog_id=TOPIC_ID,
             ),

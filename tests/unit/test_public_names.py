@@ -17,6 +17,7 @@ def test_the_public_names_are_these() -> None:
         "CircuitBreaker",
         "Deduplicate",
         "Delivery",
+        "HandlerTimeoutError",
         "Reject",
         "Retries",
         "RetryAppError",
@@ -55,7 +56,7 @@ CLIENTS = {"faust", "mode", "aiokafka", "confluent_kafka", "rocksdict", "jgo"}
     ("statement", "left_out"),
     [
         ("import retryapp.core.errors", SPARK | CLIENTS),
-        ("from retryapp import RetryAppError", SPARK | CLIENTS),
+        ("from retryapp import HandlerTimeoutError, RetryAppError", SPARK | CLIENTS),
         ("import retryapp.cli.main", SPARK | CLIENTS),
         ("import retryapp.cli.pipeline, retryapp.pipeline", SPARK),
     ],

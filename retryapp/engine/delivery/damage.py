@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from retryapp.core.control import LetterMark, MarkKind
 from retryapp.core.errors import RecordError, UnreadableRecordsError
-from retryapp.core.hops import Outgoing, arriving, to_dead_letter
+from retryapp.core.hops import Outgoing, arriving, cancelled, to_dead_letter
 from retryapp.core.lifecycle import Discarded, Handled
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES, RetryMetadata
 from retryapp.core.record import Record, failure_id
@@ -20,12 +21,19 @@ from retryapp.core.salvage import last_words, salvage
 from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.lane.turn import Turn, observed, to_event
-from retryapp.ports import Event
+from retryapp.ports import Event, Observation
 
 
 def bury_damaged(run: Run, error: RecordError, now_ms: int) -> Turn:
     """Return the turn that dead-letters a record or row that cannot be read."""
     return _with_damage(_bury(run, run.record, salvage(_first_delivered(run), error, **_facts(run.context, now_ms))))
+
+
+def bury_cancelled(run: Run, metadata: RetryMetadata) -> Turn:
+    """Return the turn of a row that is not run again: its retries were cancelled."""
+    now_ms = run.context.clock.wall_ms()
+    end, dead = ended(run.context, run.shown, cancelled(metadata, "", now_ms))
+    return run.settle(publishes=(end,), observations=(dead,))
 
 
 def last_resort(run: Run, error: BaseException, fault: BaseException, now_ms: int) -> Turn:
@@ -73,10 +81,16 @@ def _with_damage(turn: Turn) -> Turn:
 
 
 def _bury(run: Run, record: Record, metadata: RetryMetadata) -> Turn:
-    end, metadata, event = to_end(run, record, metadata)
+    end, dead = ended(run.context, record, metadata)
+    return run.settle(publishes=(end,), observations=(dead,))
+
+
+def ended(context: DeliveryContext, record: Record, metadata: RetryMetadata) -> tuple[Outgoing, Observation]:
+    """Return what says that a record is dead without another run, and its observation."""
+    end, metadata, event = to_end(context, record, metadata)
     dead = observed(
         event,
-        run.context.handler.main,
+        context.handler.main,
         record,
         failure_id=metadata.failure_id,
         attempt=metadata.attempt,
@@ -84,7 +98,7 @@ def _bury(run: Run, record: Record, metadata: RetryMetadata) -> Turn:
         error_type=metadata.error_type,
         message=metadata.error_message,
     )
-    return run.settle(publishes=(end,), observations=(dead,))
+    return end, dead
 
 
 _TOLD: Final = (
@@ -94,12 +108,12 @@ _TOLD: Final = (
 
 
 def to_end(
-    run: Run, record: Record, metadata: RetryMetadata, dead_letters: str | None = None
+    context: DeliveryContext, record: Record, metadata: RetryMetadata, dead_letters: str | None = None
 ) -> tuple[Outgoing, RetryMetadata, Event]:
     """Return what says that a record is dead: its dead letter, or where there is no topic for it an event."""
-    topology = run.context.handler.topology
+    topology = context.handler.topology
     if not topology.drop:
-        facts: dict[str, Any] = {"max_bytes": run.context.max_bytes, "dead_letters": dead_letters}
+        facts: dict[str, Any] = {"max_bytes": context.max_bytes, "dead_letters": dead_letters}
         return *to_dead_letter(record, topology=topology, metadata=metadata, **facts), Event.DEAD
     is_letter = topology.letters_of is not None
     event = Discarded(
@@ -123,3 +137,21 @@ def handled(run: Run) -> tuple[Outgoing, ...]:
     name, now_ms = failure_id(handler.group, origin), run.context.clock.wall_ms()
     event = Handled(group=handler.group, handler=handler.name, failure_id=name, origin=origin.text, at_ms=now_ms)
     return (to_event(event, topology=handler.topology, partition=run.record.partition),)
+
+
+def recovered(run: Run) -> tuple[Outgoing, ...]:
+    """Return the mark of the letter whose replay a handler is done with; nothing for other records."""
+    metadata, topology = run.metadata, run.context.handler.topology
+    if metadata is None or metadata.letter is None or topology.drop:
+        return ()
+    name, _, offset = metadata.letter.rpartition(":")
+    topic = topology.dlq_named(name or None)
+    told = LetterMark(
+        mark=MarkKind.RECOVERED,
+        failure_id=metadata.failure_id,
+        letter=int(offset),
+        delivery=metadata.delivery + 1,
+        replays=metadata.replays,
+        command=metadata.replay_id or "",
+    )
+    return (told.to_record(topic, run.shown.partition),)

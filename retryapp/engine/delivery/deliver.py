@@ -43,7 +43,15 @@ from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import ALONE, encode_row, identity_of
 from retryapp.core.rules import ErrorClass
-from retryapp.engine.delivery.damage import bury_damaged, handled, last_resort, to_end, unreadable
+from retryapp.engine.delivery.damage import (
+    bury_cancelled,
+    bury_damaged,
+    handled,
+    last_resort,
+    recovered,
+    to_end,
+    unreadable,
+)
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox, announced, give_up
@@ -53,8 +61,8 @@ from retryapp.ports import Event, Observation, Row
 logger = logging.getLogger("retryapp.events")
 
 
-class HandlerTimeoutError(RetryAppError):
-    """A handler ran longer than its policy allows: a retryable failure."""
+class HandlerTimeoutError(RetryAppError, TimeoutError):
+    """A handler ran longer than its policy allows: a retryable failure, and rules for `TimeoutError` match it."""
 
     def __init__(self, handler: Handler) -> None:
         self.timeout_ms = handler.policy.timeout_ms
@@ -137,6 +145,8 @@ def unpack(run: Run) -> Turn | None:
         try:
             run.metadata = _waiting(record.headers)
             run.shown = restore(record, run.metadata)
+            if claim is not None and claim.cancelled:
+                return bury_cancelled(run, run.metadata)
         except NewerFormatError as exc:
             raise NewerRecordError(record.coordinates, exc.finding) from exc
         except DamagedMetadataError as exc:
@@ -279,7 +289,12 @@ def _succeeded(run: Run, metadata: RetryMetadata, ended_ms: int) -> Turn:
         lateness_ms=max(0, delivery.lateness_ms or 0),
     )
     return run.settle(
-        publishes=(*published, *handled(run), to_event(event, topology=handler.topology, partition=shown.partition)),
+        publishes=(
+            *published,
+            *handled(run),
+            *recovered(run),
+            to_event(event, topology=handler.topology, partition=shown.partition),
+        ),
         observations=(_observation(Event.SUCCEEDED, run, delivery, ended_ms), *announced(handler.main, published)),
         on_settled=give_up(published) if published else None,
     )
@@ -301,7 +316,7 @@ def _skipped(run: Run, failure: Failure, ended_ms: int) -> Turn:
     )
     facts = {"reason": failure.message, "error_type": failure.error_type, "place": failure.place}
     return run.settle(
-        publishes=(to_event(event, topology=handler.topology, partition=run.shown.partition),),
+        publishes=(*recovered(run), to_event(event, topology=handler.topology, partition=run.shown.partition)),
         observations=(_observation(Event.SKIPPED, run, delivery, ended_ms, **facts),),
         skipped=run.claim is None,
     )
@@ -389,7 +404,7 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
     if outgoing is None:
         trace = _trace(error)
         letters = decision.dead_letters if isinstance(decision, Dead) else None
-        outgoing, metadata, event = to_end(run, run.shown, replace(metadata, error_trace=trace), letters)
+        outgoing, metadata, event = to_end(context, run.shown, replace(metadata, error_trace=trace), letters)
         facts |= {"reason": metadata.reason, "trace": trace}
     return run.settle(
         rows=rows,

@@ -97,6 +97,8 @@ class Pace:
         if self._bucket is not None and not self._begun:
             self._bucket.empty(self._now_ms())
         self._begun = True
+        if self.circuit is not None:
+            self.circuit.resume(self._now_ms())
         self._look()
 
     def end(self) -> None:
@@ -108,7 +110,7 @@ class Pace:
             self._timer.cancel()
             self._timer = None
         if self.circuit is not None:
-            self.circuit.forget()
+            self.circuit.pause(self._now_ms())
 
     # -- what may begin -----------------------------------------------------------------------------------------
 

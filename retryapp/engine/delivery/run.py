@@ -40,7 +40,7 @@ class DeliveryContext:
     """Held while records run that may have killed a worker; one for all partitions and handlers of this one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Claim:
     """A due row that is being delivered. Its record is `Run.record`, on the changelog, at the origin's offset."""
 
@@ -52,6 +52,8 @@ class Claim:
     size: int
     alone: bool = False
     """No other record is in its call, where the handler takes several."""
+    cancelled: bool = False
+    """It is not run: its retries were cancelled during its last run, or before this one has begun."""
     damage: RecordError | None = None
     """Why the row cannot be read; its bytes are the record's value."""
 

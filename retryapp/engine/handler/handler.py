@@ -165,6 +165,9 @@ class Handler:
                 raise InvalidSettingError("batch", self.batch, "none with order='partition': one record runs at a time")
             if self.batch.size > self.max_in_flight:
                 raise InvalidSettingError("batch", self.batch, f"a size of at most max_in_flight={self.max_in_flight}")
+        if self.circuit is not None and self.order is Order.PARTITION:
+            problem = "none with order='partition': it opens by different records that fail, and there one is tried"
+            raise InvalidSettingError("circuit", self.circuit.text, f"{problem}; take the policy 'forever(10s)'")
         if self.policy.max_attempts is None and self.order not in (Order.KEY, Order.PARTITION):
             problem = "a schedule without end only with order='key' or 'partition', where others wait for the record"
             raise InvalidSettingError("policy", self.policy.text, problem)

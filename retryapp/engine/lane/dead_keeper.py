@@ -7,7 +7,10 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from retryapp.core.control import is_mark, mark_of
 from retryapp.core.errors import DiskFullError, StoreBrokenError
+from retryapp.core.hops import Outgoing
+from retryapp.core.record import Record
 from retryapp.ports import Clock, DeadLetterTable, DeadRow, LaneBatch, LaneReceipt, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
@@ -33,7 +36,8 @@ class DeadLetterKeeper:
         reader: TopicReader,
         clock: Clock,
     ) -> None:
-        self.filled = False
+        self.known = asyncio.Event()
+        """Set while the table has all that its topic has."""
         self.table: DeadLetterTable | None = None
         """None: not open yet, or failed."""
         self._lane = lane
@@ -44,12 +48,14 @@ class DeadLetterKeeper:
         self._faulty = False
         self.task = self._start()
 
-    def write(self, dead: Sequence[DeadRow]) -> None:
-        """Write letters that the lane has published, in the order of their offsets."""
+    def write(self, sent: Sequence[tuple[int, Outgoing]]) -> None:
+        """Write letters and marks that the lane has published just now, in the order of their offsets."""
         if self.table is None:
             return  # they are read when it is filled
         try:
-            self.table.write(dead, dead[-1].offset + 1 if self.filled else None)
+            now_ms = self._clock.wall_ms()
+            found = [Record(*self._dlq, offset, now_ms, out.key, out.value, out.headers) for offset, out in sent]
+            _take(self.table, found, sent[-1][0] + 1 if self.known.is_set() else None)
         except Exception as exc:  # noqa: BLE001 - whatever it is: the lane must go on
             self._drop(exc)
             self.task.cancel()
@@ -61,7 +67,8 @@ class DeadLetterKeeper:
     def _drop(self, fault: Exception) -> None:
         level = logging.DEBUG if self._faulty else logging.WARNING  # once until it is filled again
         logger.log(level, "The dead-letter table of lane %s failed and will be rebuilt: %s", self._lane, fault)
-        table, self.table, self.filled, self._faulty = self.table, None, False, True
+        table, self.table, self._faulty = self.table, None, True
+        self.known.clear()
         if table is not None:
             table.drop()
 
@@ -77,7 +84,7 @@ class DeadLetterKeeper:
                     self._drop(exc)
                 else:
                     logger.info("Dead letters of lane %s could not be read: %r", self._lane, exc)
-            wait_s = _FORGET_S if self.filled else _REFILL_S
+            wait_s = _FORGET_S if self.known.is_set() else _REFILL_S
 
     async def _refresh(self, table: DeadLetterTable) -> None:
         first, _ = (await self._reader.bounds([self._dlq]))[self._dlq]
@@ -85,21 +92,37 @@ class DeadLetterKeeper:
         while gone:
             gone = table.forget_before(first) > 0
             await asyncio.sleep(0)
-        if not self.filled:
+        if not self.known.is_set():
 
             def take(records: list[Any], position: int) -> None:
-                table.write([DeadRow(r.offset, tuple(r.headers), r.key, r.timestamp) for r in records], position)
+                _take(table, records, position)
 
             await self._reader.read(self._dlq, table.next_offset, take, background=True)
-            self.filled, self._faulty = True, False
+            self.known.set()
+            self._faulty = False
 
 
-def dead_rows(
-    topics: Collection[str], batch: LaneBatch, receipt: LaneReceipt, *, now_ms: int
-) -> dict[str, list[DeadRow]]:
-    """Return the dead letters of a batch that was committed just now, by topic."""
-    found: dict[str, list[DeadRow]] = {}
+def _take(table: DeadLetterTable, records: Sequence[Any], next_offset: int | None) -> None:
+    """Write records of a dead-letter topic: letters, and marks of letters before them."""
+    letters, marks = [], []
+    for record in records:
+        headers = tuple(record.headers)
+        if is_mark(headers):
+            marks.append(mark_of(headers, record.value))
+        else:
+            died_ms = record.timestamp_ms if isinstance(record, Record) else record.timestamp
+            letters.append(DeadRow(record.offset, headers, record.key, died_ms))
+    table.write(letters, None)
+    for told in marks:
+        if told is not None:
+            table.mark(told.letter, told.mark, told.command)
+    table.write((), next_offset)  # last: a table that has read past a mark has it
+
+
+def dead_rows(topics: Collection[str], batch: LaneBatch, receipt: LaneReceipt) -> dict[str, list[tuple[int, Outgoing]]]:
+    """Return what a committed batch has on dead-letter topics, by topic, with offsets."""
+    found: dict[str, list[tuple[int, Outgoing]]] = {}
     for outgoing, offset in zip(batch.publishes, receipt.published_offsets, strict=True):
         if outgoing.topic in topics:
-            found.setdefault(outgoing.topic, []).append(DeadRow(offset, outgoing.headers, outgoing.key, now_ms))
+            found.setdefault(outgoing.topic, []).append((offset, outgoing))
     return found

@@ -113,6 +113,11 @@ class Lane:
         """Why it holds turns back, or None."""
         return self._refused.error
 
+    @property
+    def busy(self) -> bool:
+        """Whether it has turns that are not in the tables."""
+        return bool(self._queue) or not self._ready.is_set() or self._refused.commanded
+
     def submit(self, session: int, turn: Turn) -> None:
         """Queue a turn, or raise `LaneClosedError`: its session is over, and its records will be read again."""
         if self.state is not LaneState.OPEN or session != self.session:

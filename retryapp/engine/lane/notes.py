@@ -18,6 +18,8 @@ from retryapp.core.marks import (
     Note,
     Suspected,
     Tally,
+    control_text,
+    parse_control,
     parse_mark,
     parse_rows_mark,
     parse_tally,
@@ -43,22 +45,27 @@ class Notes:
     """What was counted of the main topic before its offset; None: unknown."""
     settled: Mapping[int, bool] = field(default_factory=dict)
     """Records beyond the main topic's offset that are settled, and whether they succeeded; never changed in place."""
+    control: str = ""
+    """Position on the control topic, as text."""
+    steering: str = ""
+    """What is remembered of commands (`core.jobs.Steering`); it is in the progress record only."""
     _counted: str = ""
     _mark: tuple[int, str] = (-1, "")
     _rows: str = ""
     _settled: str = ""
 
     def read(
-        self, found: Committed | None, start: int, end: int, written_down: tuple[str, str] = ("", "")
+        self, found: Committed | None, start: int, end: int, written_down: tuple[str, str, str, str] = ("", "", "", "")
     ) -> tuple[Suspected | None, str | None]:
-        """Read the metadata at opening; `written_down` is the changelog's tally, and what it says is settled.
+        """Read the metadata at opening; `written_down`: tally, settled, control and steering, as the changelog says.
 
         Returns:
             What may have ended a worker; and the mark to be written before a record runs, None where there is nothing
             to write. The mark that is there is written once more where no changelog is named, or too many records are.
         """
         note = split_note(found.note if found else "")
-        counted, settled = (note.tally, note.settled) if found else written_down
+        *beside, control, self.steering = written_down
+        counted, settled = (note.tally, note.settled) if found else beside
         self.tally = parse_tally(counted, start)
         noted = decode_settled(settled, self._at(start))
         self.settled = {
@@ -69,6 +76,7 @@ class Notes:
             logger.warning(problem, self.site.name, settled, start)
         self._counted = "" if self.tally is None else self.tally.text(start)
         self._settled = encode_settled(self.settled, self._at(start))
+        self.control = note.control or control
         self._mark, self._rows = (start, note.mark), note.rows
         mark, suspected = suspicion(parse_mark(note.mark), self.life, start=start, end=end)
         if mark is not None and mark.text != note.mark:
@@ -84,13 +92,13 @@ class Notes:
     def beside(self, batch: LaneBatch) -> dict[TopicPartition, Committed]:
         """Return the offsets of a batch with their metadata, for its commit."""
         told = {}
-        counted, settled = self.counted(batch), self.noted(batch)
+        counted, settled, control = self.counted(batch), self.noted(batch), self.commanded(batch)
         if batch.rows_note is not None:
             self._rows = batch.rows_note
         for tp, offset in batch.offsets.items():
             text = batch.notes[tp] if tp in batch.notes else self._going_on(offset)
             self._mark = offset, text
-            told[tp] = Committed(offset, Note(text, counted, self._rows, self.site.changelog_id, settled).text)
+            told[tp] = Committed(offset, Note(text, counted, self._rows, self.site.changelog_id, settled, control).text)
         return told
 
     def counted(self, batch: LaneBatch) -> str:
@@ -100,6 +108,15 @@ class Notes:
         if offset is not None:
             self._counted = "" if self.tally is None else self.tally.text(offset)
         return self._counted
+
+    def commanded(self, batch: LaneBatch) -> str:
+        """Return the position on the control topic after a batch, as text."""
+        if batch.steering is not None:
+            self.steering = batch.steering
+        if batch.control is not None or batch.steering is not None:
+            at = parse_control(self.control, self.site.control_id) if batch.control is None else batch.control
+            self.control = control_text(self.site.control_id, at, steered=bool(self.steering))
+        return self.control
 
     def noted(self, batch: LaneBatch) -> str:
         """Return what is settled beyond the main topic's offset after a batch, as text.

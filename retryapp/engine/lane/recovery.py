@@ -77,8 +77,10 @@ def check_changelog(site: LaneSite, named: str) -> None:
 
 async def written_down(
     site: LaneSite, reader: TopicReader, missing: Sequence[TopicPartition]
-) -> tuple[Mapping[TopicPartition, int], tuple[str, str]]:
-    """Return the changelog's offsets for sources without a committed one, its tally, and what it says is settled.
+) -> tuple[Mapping[TopicPartition, int], tuple[str, str, str, str]]:
+    """Return what the changelog says: offsets of sources without a committed one; and texts of the notes.
+
+    These are the tally, settled records, the position of commands, and what is remembered of them.
 
     The changelog of a large table is never read for them. A transaction ends with a progress record, so the last one
     follows all rows: the reading begins near the end, and earlier only if there is neither (aborted transactions).
@@ -106,7 +108,8 @@ async def written_down(
     noted = marks.read_progress(last, site.topic_id, site.main.topic)
     if rows and not last and len(missing) == len(site.sources):
         raise OffsetsMissingError(site.name, rows, [tp.topic for tp in missing])
-    texts = marks.read_tally(last, site.topic_id), marks.read_settled(last)
+    counted, control = marks.read_tally(last, site.topic_id), marks.read_control(last)
+    texts = counted, marks.read_settled(last), control, marks.read_steering(last)
     return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}, texts
 
 

@@ -1,7 +1,8 @@
 """Hold back turns that a topic refuses, and retry them one at a time, with back-off.
 
 Turns of due rows are not ordered, and a held one keeps its claim. Nor are those that settle records beyond the offset.
-But no offset may pass a record whose turn is held: turns that would move it so far wait. In an ordered handler, all do.
+But no offset may pass a record whose turn is held: turns that would move it so far wait, and so do
+commands behind a held one. In an ordered handler, all do.
 """
 
 from __future__ import annotations
@@ -37,9 +38,16 @@ class RefusedTurns:
         """Why the first one was refused; None: none is held."""
         return self._turns[0].refusal if self._turns else None
 
+    @property
+    def commanded(self) -> bool:
+        """Whether one of a command is held."""
+        return any(turn.commanded for turn in self._turns)
+
     def keep(self, turn: Turn) -> bool:
         """Take a turn that must wait for a held one; tell whether it must."""
         passes = self.floor is None or turn.moves_to <= self.floor
+        if turn.commanded or turn.hurried:  # else a crash would forget the held command, or it is done twice
+            passes = passes and not self.commanded
         if turn.refusal or (passes and not (self._ordered and self._turns)):
             return False
         self._later.append(turn)
@@ -60,11 +68,11 @@ class RefusedTurns:
 
     def release(self) -> list[Turn]:
         """Drop the first turn, which is committed, and retry the next; return those that may have waited for it."""
-        self._turns.popleft()
+        commanded = self._turns.popleft().commanded
         self._wait_s = FIRST_WAIT_S
         floor, later = self.floor, list[Turn]()
         self._find_floor()
-        if self.floor != floor or (self._ordered and not self._turns):
+        if self.floor != floor or commanded or (self._ordered and not self._turns):
             later, self._later = self._later, later
         if self._turns:
             self._retry(self._turns[0])

@@ -21,6 +21,10 @@ class LaneSite:
     dlqs: Sequence[TopicPartition] = ()
     seen: TopicPartition | None = None
     """Changelog of the table of seen events, if there is one."""
+    control: TopicPartition | None = None
+    """Where commands come from."""
+    control_id: str = ""
+    """Id of the control topic: a recreated one has other offsets."""
     topic_id: str = ""
     """Id of the main topic: a recreated one has other offsets."""
     changelog_id: str = ""

@@ -79,6 +79,11 @@ class LaneProtocol(ABC):
     suspected_rows: Suspected | None = None
     main_end: int = 0
     """End offset of the main topic, as the last opening found it."""
+    control_next: int = 0
+    """Where the commands begin that nobody has obeyed or refused, as the last opening found it."""
+    control_end: int = 0
+    steering: str = ""
+    """What is remembered of those before (`core.jobs.Steering`)."""
     pending: PendingTable | None = None
     seen: SeenTable | None = None
     _progress: dict[str, int] = field(default_factory=dict)
@@ -89,6 +94,8 @@ class LaneProtocol(ABC):
     _doubted: bool = False
     _dead_keepers: dict[str, DeadLetterKeeper] = field(default_factory=dict)
     """By dead-letter topic."""
+    _released: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while it has all of them."""
 
     # -- primitives ---------------------------------------------------------------------------------------------
 
@@ -170,14 +177,17 @@ class LaneProtocol(ABC):
         sources = self.place.sources
         offsets = await self.fetch_committed()
         found = {tp: each.offset for tp, each in offsets.items()}
+        control, note = self.place.control, marks.Note("", "")
         if self.place.main in offsets:
-            check_changelog(self.place, marks.split_note(offsets[self.place.main].note).changelog)
-        texts = "", ""
+            note = marks.split_note(offsets[self.place.main].note)
+            check_changelog(self.place, note.changelog)
+        texts = "", "", "", ""
         missing = [tp for tp in sources if tp not in found]
-        if missing:
+        foreign = not (note.changelog or note.control)  # an offset that somebody has set says nothing of commands
+        if missing or (control is not None and (foreign or note.control.endswith(marks.STEERED))):
             written, texts = await written_down(self.place, self.reader, missing)
             found |= written
-        bounds = await self.reader.bounds(sources)
+        bounds = await self.reader.bounds([*sources, *([] if control is None else [control])])
         starts: dict[TopicPartition, int] = {}
         for tp in sources:
             first, end = bounds[tp]
@@ -193,6 +203,11 @@ class LaneProtocol(ABC):
         main = self.place.main
         self.main_end = ends[main]
         self.suspected, told = self._beside().read(offsets.get(main), starts[main], ends[main], texts)
+        if control is not None:
+            first, end = bounds[control]
+            self.control_next = min(max(first, marks.parse_control(self._beside().control, self.place.control_id)), end)
+            self.control_end = end
+            self.steering = self._beside().steering
         # a start that is not committed would be decided anew after a crash, and a mark must precede its record
         if noted := {tp: starts[tp] for tp in sources if (told is not None and tp == main) or tp in missing}:
             await self.commit(LaneBatch(offsets=noted, notes={} if told is None else {main: told}))
@@ -241,6 +256,12 @@ class LaneProtocol(ABC):
         keepers = dict(self._dead_keepers)  # pages ask in a thread
         return {topic: table for topic, keeper in keepers.items() if (table := keeper.table) is not None}
 
+    async def letters_known(self) -> None:
+        """Wait until the tables of dead letters have all that their topics have."""
+        await self._released.wait()
+        for keeper in self._dead_keepers.values():
+            await keeper.known.wait()
+
     async def release(self, starts: Mapping[TopicPartition, int]) -> None:
         """Set the consumer to `starts` and let records of these partitions flow."""
         await self.reposition(starts)
@@ -249,6 +270,7 @@ class LaneProtocol(ABC):
             self._dead_keepers[dlq.topic] = DeadLetterKeeper(
                 self.place.name, open_dead, dlq=dlq, reader=self.reader, clock=self.clock
             )
+        self._released.set()
 
     async def _learn_time(self) -> None:
         """Ask for the broker's time, if this is the worker's first lane, by the acknowledgement of a record."""
@@ -339,8 +361,8 @@ class LaneProtocol(ABC):
             self._progress |= {tp.topic: offset for tp, offset in batch.offsets.items()}
         if self._progress:
             place, notes = self.place, self._beside()
-            texts = notes.counted(batch), place.changelog_id, notes.noted(batch)
-            progress = marks.progress_value(self._progress, place.topic_id, *texts)
+            texts = notes.counted(batch), place.changelog_id, notes.noted(batch), notes.commanded(batch)
+            progress = marks.progress_value(self._progress, place.topic_id, *texts, notes.steering)
             changes.append((marks.PROGRESS, progress))
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 
@@ -359,10 +381,10 @@ class LaneProtocol(ABC):
         if self.pending is None or len(self._dead_keepers) < len(self.place.dlqs):
             raise RuntimeError(f"lane {self.place.name} has no local store")
         self._doubted = True
-        self.pending.touch(now_ms := self.clock.wall_ms())
+        self.pending.touch(self.clock.wall_ms())
         if receipt.changelog_offset is not None:
             self.pending.write(batch.rows, receipt.changelog_offset)
-        for topic, dead in dead_rows(self._dead_keepers.keys(), batch, receipt, now_ms=now_ms).items():
+        for topic, dead in dead_rows(self._dead_keepers.keys(), batch, receipt).items():
             self._dead_keepers[topic].write(dead)
         if self.seen is not None and self.place.seen is not None:
             apply_seen(self.seen, self.place.seen, batch, receipt, self.clock.wall_ms())
@@ -372,6 +394,7 @@ class LaneProtocol(ABC):
         """Close producer and tables; never raises. A table that failed during a write is dropped."""
         tables, self.pending, self.seen = (self.pending, *self.dead.values(), self.seen), None, None
         keepers, self._dead_keepers = self._dead_keepers, {}
+        self._released.clear()
         ends: set[asyncio.Task[None]] = set()
         for keeper in keepers.values():
             keeper.task.cancel()  # it does not use the table again

@@ -53,8 +53,14 @@ class Turn:
     skipped: bool = False
     held: bool = False
     """It settles a first delivery that has not begun: its record waits in a row."""
+    hurried: bool = False
+    """Others wait until it is settled."""
     patient: bool = False
     """What it publishes may wait as long as an offset."""
+    control: int | None = None
+    """Next offset of the control topic: it obeys or refuses commands."""
+    steering: str | None = None
+    """What is remembered of commands after it (`core.jobs.Steering`); None: as before."""
     refusal: HandOffRefusedError | None = None
     """Why a topic refused it, if one has."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)
@@ -63,7 +69,13 @@ class Turn:
     def urgent(self) -> bool:
         """Whether the turn changes more than an offset and must not wait for a tick."""
         sent = self.publishes and not self.patient
-        return bool(sent or self.rows or self.note is not None or self.rows_note is not None)
+        told = self.note is not None or self.rows_note is not None or self.commanded
+        return bool(sent or self.rows or told or self.hurried)
+
+    @property
+    def commanded(self) -> bool:
+        """Whether it obeys or refuses commands."""
+        return self.control is not None or self.steering is not None
 
     @property
     def moves_to(self) -> int:
@@ -100,6 +112,8 @@ class Turn:
                 batch.notes[self.source] = self.note
         batch.size += self.size
         batch.tally = self.tally or batch.tally
+        batch.control = batch.control if self.control is None else self.control
+        batch.steering = batch.steering if self.steering is None else self.steering
         batch.publishes.extend(self.publishes)
         batch.rows.extend(self.rows)
         if self.rows_note is not None:

@@ -82,6 +82,10 @@ class Latest(Sequences):
         return super()._is_busy(name, line) or bool(line.rows and line.rows[0] in self._unwritten)
 
     @override
+    def may_come_back(self, key: bytes | None) -> bool:
+        return self.name(key) not in self._lines
+
+    @override
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         line = None if run.sequence is None else self._lines.get(run.sequence)
         if run.sequence is None or line is None:

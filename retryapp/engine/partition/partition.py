@@ -15,6 +15,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from retryapp.core.control import is_mark
 from retryapp.core.lane_errors import LaneClosedError, MembershipLapsedError
 from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
@@ -27,6 +28,7 @@ from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order
 from retryapp.engine.partition.circuits import tell
+from retryapp.engine.partition.commands import Commands
 from retryapp.engine.partition.duplicates import Duplicates, begin_duplicates
 from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.progress import Counting, OffsetWindow
@@ -87,8 +89,11 @@ class PartitionEngine(RunOwner):
         self._suspect_rows: Suspects | None = None
         self._duplicates: Duplicates | None = None
         self._sequences: Sequences | None = None
+        self.commands: Commands | None = None
+        """Of the session; None without one."""
         self._given_up = given_up or GivenUp()
         self._progress_ms = progress_ms
+        self._letters = topology.letters_of is not None
         self._counting = Counting(context.handler, self._main, Tally(from_offset=0, since_ms=0), 0)
         self._outcomes: list[Turn] = []
         """Turns of due rows that are not in the lane yet."""
@@ -139,6 +144,7 @@ class PartitionEngine(RunOwner):
         ordered = self.context.handler.order is not Order.NONE
         self._beyond = Beyond(self._main, starts[self._main], transport.settled, ordered=ordered)
         emit, loaded = partial(self._emit, self.rows, session), partial(self._wanted, self._main)
+        commanded = None if transport.place.control is None else self._commanded
         start = starts[self._main]
         self._sequences = None
         if ordered:
@@ -146,7 +152,19 @@ class PartitionEngine(RunOwner):
             sort = Latest if self.context.handler.order is Order.LATEST else Sequences
             calls: Any = {"settle": self._settle, "submit": partial(self.lane.submit, session)}
             self._sequences = sort(*place, start=lambda run: self._start(run), **calls)
-        self.scheduler = Scheduler(self.context, self.partition, transport.pending, emit, self._sequences, loaded)
+        self.scheduler = Scheduler(
+            self.context, self.partition, transport.pending, emit, self._sequences, loaded, commanded
+        )
+        if commanded is not None:
+            self.commands = Commands(
+                self.context,
+                transport,
+                self.scheduler,
+                self._sequences,
+                submit=partial(self.lane.submit, session),
+                busy=lambda: self.lane.busy,
+                taken_in=self._window.has,
+            )
         self._duplicates = begin_duplicates(self.context, transport.seen, self.partition)
         tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
         self._counting = Counting(self.context.handler, self._main, tally, start)
@@ -154,7 +172,8 @@ class PartitionEngine(RunOwner):
         self._suspects = suspects(transport.suspected, self._first.submit)
         self._suspect_rows = suspects(transport.suspected_rows, self._again.submit)
         self._start = self._first.submit if self._suspects is None else self._suspects.add
-        works = [self.scheduler.run, *(each.run for each in (self._suspects, self._suspect_rows) if each is not None)]
+        parts = self.scheduler, self.commands, self._suspects, self._suspect_rows
+        works = [each.run for each in parts if each is not None]
         telling = partial(tell, self.lane, session, self.context, self.partition)
         self.context.pace.begin(self._first.submit, self._again.submit, self._freed, telling, self.lane.fail)
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
@@ -162,6 +181,7 @@ class PartitionEngine(RunOwner):
     def end(self) -> None:
         """End the session; its outcomes are ignored."""
         self._session = -1
+        self.commands = None
         self.context.pace.end()
         self._window = OffsetWindow()
         self._outcomes = []
@@ -263,6 +283,10 @@ class PartitionEngine(RunOwner):
             if window.last == record.offset:
                 continue
             window.add(record.offset, size, now_ms=now_ms)
+            if self._letters and is_mark(record.headers):
+                window.finish(record.offset, record.next_offset)  # no letter: it says what became of one
+                at_once = True
+                continue
             skipped = None if duplicates is None else duplicates.skip(record, now_ms)
             if skipped is None:
                 submit(Run(self, context, record, session=session))
@@ -303,14 +327,19 @@ class PartitionEngine(RunOwner):
             self._release(ahead=self._sequences is not None)  # before `on_end`, which may move offsets
             run.on_end(outcome is not None)
 
+    async def _commanded(self) -> None:
+        if self.commands is not None:
+            await self.commands.caught_up.wait()
+
     def _freed(self) -> None:
         self.scheduler.freed()
         self._wanted(self._main)
 
     def _take(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
-        if outcome is not None and self._sequences is not None:
+        if outcome is not None:
             try:
-                outcome = self._sequences.judged(run, outcome)
+                outcome = outcome if self.commands is None else self.commands.judged(run, outcome)
+                outcome = outcome if self._sequences is None else self._sequences.judged(run, outcome)
             except Exception as exc:  # noqa: BLE001 - as one in the delivery: else its record would never end
                 fault = exc
         if fault is not None:
@@ -326,6 +355,8 @@ class PartitionEngine(RunOwner):
             self._window.finish(run.record.offset, outcome, more)
         elif isinstance(outcome, Turn):
             self._outcomes.append(outcome)
+            if self.commands is not None:
+                self.commands.over.add(run.claim.key)
         if self._sequences is not None and self._sequences.ended(run, outcome):
             self._release(ahead=True)
         if outcome is not None and not self._unreleased:
@@ -384,6 +415,8 @@ class PartitionEngine(RunOwner):
                     scheduler.changed(row_due_ms(row.value))
             if turn.claim is not None:
                 scheduler.release(turn.claim)
+                if self.commands is not None:
+                    self.commands.over.discard(turn.claim)
         if self._sequences is not None:
             self._sequences.applied(turns)
         if self._suspect_rows is not None:

@@ -73,6 +73,10 @@ class OffsetWindow(Generic[T]):
         self._index[offset] = entry
         self.bytes += size
 
+    def has(self, offset: int) -> bool:
+        """Tell whether a record is here that has no outcome."""
+        return offset in self._index
+
     def finish(self, offset: int, outcome: T, more: int = 0) -> None:
         """Set the outcome of a record; `more`: bytes that it holds besides the record's."""
         entry = self._index.pop(offset)

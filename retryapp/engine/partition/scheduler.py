@@ -8,13 +8,13 @@ ends. Few claims wait for a runner: a flood waits in the table.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
 from retryapp.core.metadata import HELD
 from retryapp.core.record import Record
-from retryapp.core.rows import ALONE, HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, is_held, parse_row_key
+from retryapp.core.rows import ALONE, CANCELLED, HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, is_held, parse_row_key
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.partition.sequences import Sequences, up_to
 from retryapp.ports import PendingTable
@@ -43,6 +43,7 @@ class Scheduler:
         deliver: Deliver,
         sequences: Sequences | None = None,
         on_loaded: Callable[[], None] | None = None,
+        commanded: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self.claimed: dict[bytes, Claim] = {}
         self.claimed_bytes = 0
@@ -61,6 +62,8 @@ class Scheduler:
         self._deliver = deliver
         self._sequences = sequences
         self._on_loaded = on_loaded
+        self._commanded = commanded
+        """Waits until the commands are obeyed that came while no worker had the partition."""
         self.loaded = sequences is None
         """Which sequences have rows is known; nothing is taken in before."""
         if sequences is not None:
@@ -105,6 +108,11 @@ class Scheduler:
         if self._blocked and self.room:
             self._wake.set()
 
+    def take(self, key: bytes, identity: bytes, size: int) -> None:
+        """Claim a row that is not delivered, but changed by a command: until the turn of that is applied."""
+        self.claimed[key] = Claim(key=key, identity=identity, due_at_ms=0, size=size)
+        self.claimed_bytes += size
+
     def give_back(self, claim: Claim) -> None:
         """End a claim without an outcome: the row waits on. In an ordered handler, before its sequence goes on."""
         self.release(claim.key)
@@ -125,6 +133,8 @@ class Scheduler:
             if self._on_loaded is not None:
                 self._on_loaded()
             await self._sequences.caught_up()
+        if self._commanded is not None:
+            await self._commanded()
         while not self.over:
             if not clock.trusted:
                 await asyncio.sleep(BLOCKED_SLEEP_S)
@@ -206,6 +216,7 @@ class Scheduler:
             size=len(value),
             damage=damage,
             alone=bool(row.flags & ALONE),
+            cancelled=bool(row.flags & CANCELLED),
         )
         self.claimed[key] = claim
         self.claimed_bytes += claim.size

@@ -378,6 +378,40 @@ class Sequences:
         if (moved_to := max(turn.moves_to for turn in turns)) > self._reached:  # past transaction markers
             self._reach(moved_to)
 
+    # -- commands ------------------------------------------------------------------------------------------------
+
+    def removed(self, identity: bytes, key: bytes | None) -> None:
+        """Note that a row goes that waits, and has no claim."""
+        self.aside.pop(identity, None)
+        name = self.name(key)
+        line = None if name is None else self._lines.get(name)
+        if name is None or line is None:
+            return
+        if identity in line.older:
+            line.older.remove(identity)
+        elif identity in line.rows:
+            line.failed = line.failed and line.rows[0] != identity
+            line.rows.remove(identity)
+            self.advance(name)
+
+    def moved(self, identity: bytes) -> None:
+        """Note that a row gets another time, and so another key."""
+        self.aside.pop(identity, None)
+
+    def may_come_back(self, _key: bytes | None) -> bool:
+        """Tell whether a record of this key may be tried again that was dead."""
+        return True
+
+    def came_back(self, identity: bytes, key: bytes | None) -> None:
+        """Note that a dead record gets a row again: in its place, or behind the head if that runs."""
+        if (name := self.name(key)) is None:
+            return
+        line = self._lines.setdefault(name, Line())
+        first = int(line.running and not line.first and bool(line.rows))
+        line.rows.insert(max(first, sum(self._position(row) < self._position(identity) for row in line.rows)), identity)
+        line.failed = line.failed and line.rows[0] != identity
+        self._unwritten[identity] = name
+
     def _is_behind(self, identity: bytes, run: Run) -> bool:
         """Tell whether a row comes after a first delivery: the handler had no order when it was written."""
         return identity[:OFFSET_AT] == self._prefix and origin_offset(identity) > run.record.offset

@@ -21,7 +21,7 @@ from retryapp.engine.lane.turn import Turn
 from retryapp.engine.worker.feed import Feed
 from retryapp.engine.worker.intake import Intake
 from retryapp.engine.worker.placement import Membership, Placed, Placer, Served
-from retryapp.ports import Clock, Event, Observation, Observer, TopicPartition
+from retryapp.ports import Clock, Event, Observation, Observer, TopicPartition, TopicReader
 
 _FINISH_S = 5.0
 """Longest wait for the last transactions (without a broker they never end); a short grace shortens it."""
@@ -138,6 +138,23 @@ class Ownership:
                 placed.lane.submit(placed.lane.session, Turn(publishes=(probe,)))
                 break
         return True
+
+    async def look_for_commands(self, reader: TopicReader) -> None:
+        """Read what has come on the control topics of the open lanes."""
+        open_lanes = {
+            placed.transport.place.control: placed.engine
+            for placed in self.placed.values()
+            if placed.lane.state is LaneState.OPEN and placed.transport.place.control is not None
+        }
+        if not open_lanes:
+            return
+        bounds = await reader.bounds([*open_lanes])
+        for tp, engine in open_lanes.items():
+            commands = engine.commands
+            if commands is not None and commands.caught_up.is_set() and commands.room:
+                first, end = bounds[tp]
+                if (start := max(first, commands.next_offset)) < end:
+                    await reader.read(tp, start, commands.take)
 
 
 async def _finish(placed: Placed, deadline_s: float) -> None:

@@ -49,6 +49,7 @@ class Served:
     topic_id: str = ""
     max_bytes: int = 0
     changelog_id: str = ""
+    control_id: str = ""
     dlq_ids: Mapping[str, str] = field(default_factory=dict)
     """Ids of the dead-letter topics, by name."""
     seen_id: str = ""

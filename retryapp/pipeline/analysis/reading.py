@@ -13,6 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
+from retryapp.core.control import is_mark
 from retryapp.core.errors import DamagedEventError, RetryAppError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Held, Progress, RecordEvent, Skipped, Superseded, decode_event, newer_event
@@ -21,6 +22,7 @@ from retryapp.core.record import Headers, parse_origin
 from retryapp.core.topology import TopicRole
 from retryapp.pipeline.analysis.schemas import SAID
 
+DLQ: Final = TopicRole.DLQ.value
 EVENTS: Final = TopicRole.EVENTS.value
 NO_HEADERS: Final = "no retry headers: somebody else wrote this record"
 
@@ -55,6 +57,8 @@ def read_record(station: str, headers: Headers, value: bytes | None) -> Said:
 
 
 def _read_failure(station: str, headers: Headers) -> Said:
+    if station == DLQ and is_mark(headers):
+        return ("mark", *_NOTHING[1:])  # no letter: it says what became of one
     told = decode_metadata(headers)
     if told is None:
         return (*_NOTHING[:-1], NO_HEADERS)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from retryapp.core.causes import OTHER_CAUSE, CauseCount
+from retryapp.core.causes import OTHER_CAUSE, CauseCount, cause_name
+from retryapp.core.control import is_open
 from retryapp.core.dead_index import IndexedLetter, cause_bytes, decode_letter, encode_letter, hash_of, index_letter
 from retryapp.ports import DeadLetterTable, DeadRow
 from retryapp.runtime.stores.causes import OTHER, CauseTally
@@ -41,6 +42,11 @@ def _row_key(offset: int) -> bytes:
 
 def _offset_of(key: bytes) -> int:
     return int.from_bytes(key[-_OFFSET.size :], "big")
+
+
+def _name(letter: IndexedLetter) -> str:
+    """Return the name of a letter's cause by what the index has of its message."""
+    return cause_name(letter.error_type or "", None, letter.message or "")
 
 
 def _indexes(letter: IndexedLetter) -> Iterator[bytes]:
@@ -72,31 +78,57 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
         new = {row.offset: row for row in rows if self._store.get(_row_key(row.offset)) is None}
         for row in new.values():  # a letter never changes: one that is there stays as it is
             letter = index_letter(row.offset, row.headers, row.key, row.append_ms)
-            bucket = self._causes.add(
-                cause_bytes(letter.cause_id), letter.cause or "", attempts=letter.attempt or 0,
-                at_ms=letter.append_ms if letter.last_failed_ms is None else letter.last_failed_ms,
-                sample=letter.failure_id or "",
-            )  # fmt: skip
-            letter = replace(letter, other=bucket == OTHER)
+            if is_open(self._mark_of(row.offset)[0]):
+                letter = self._count(letter)
             self._first = min(self._first, _row_key(row.offset))
             batch.put(_row_key(row.offset), encode_letter(letter))
             for index in _indexes(letter):
                 batch.put(index, b"")
         self._causes.write(batch)
-        meta = self._store.meta
-        meta.counts[_ROW_COUNT] = meta.counts.get(_ROW_COUNT, 0) + len(new)
         if next_offset is not None:
+            meta = self._store.meta
             meta.next_offset = max(meta.next_offset, next_offset)
         self._store.write(batch, self._now_ms)
 
+    def _count(self, letter: IndexedLetter) -> IndexedLetter:
+        """Count a letter; return it as it was counted."""
+        bucket = self._causes.add(
+            cause_bytes(letter.cause_id),
+            letter.cause or _name(letter),
+            attempts=letter.attempt or 0,
+            at_ms=letter.append_ms if letter.last_failed_ms is None else letter.last_failed_ms,
+            sample=letter.failure_id or "",
+        )
+        self._counted(1)
+        return replace(letter, other=bucket == OTHER)
+
+    def _uncount(self, letter: IndexedLetter) -> None:
+        bucket = OTHER if letter.other else cause_bytes(letter.cause_id) or OTHER
+        self._causes.remove(bucket, attempts=letter.attempt or 0)
+        self._counted(-1)
+
+    def _counted(self, more: int) -> None:
+        counts = self._store.meta.counts
+        counts[_ROW_COUNT] = max(0, counts.get(_ROW_COUNT, 0) + more)
+
     @override
-    def mark(self, offset: int, mark: str | None, job: str | None = None) -> None:
+    def mark(self, offset: int, mark: str, job: str | None = None) -> None:
         batch, key = self._store.batch(), _MARK + _OFFSET.pack(offset)
-        if mark is None:
-            batch.delete(key)
-        else:
-            name = mark.encode()
-            batch.put(key, bytes((len(name),)) + name + (job or "").encode())
+        was_open, raw = is_open(self._mark_of(offset)[0]), self._store.get(_row_key(offset))
+        if raw is not None and was_open != is_open(mark):
+            letter = decode_letter(offset, raw)
+            if was_open:
+                self._uncount(letter)
+            else:
+                for index in _indexes(letter):
+                    batch.delete(index)
+                letter = self._count(letter)
+                for index in _indexes(letter):
+                    batch.put(index, b"")
+                batch.put(_row_key(offset), encode_letter(letter))
+            self._causes.write(batch)
+        name = mark.encode()
+        batch.put(key, bytes((len(name),)) + name + (job or "").encode())
         self._store.write(batch, self._now_ms)
 
     @override
@@ -136,12 +168,17 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
 
     def _shown(self, offset: int, raw: bytes) -> IndexedLetter:
         letter = decode_letter(offset, raw)
-        known = self._causes.name_of(cause_bytes(letter.cause_id))
+        known = None if letter.cause_id is None else self._causes.name_of(cause_bytes(letter.cause_id)) or _name(letter)
+        mark, job = self._mark_of(offset)
+        return replace(letter, cause=known, mark=mark, job=job)
+
+    def _mark_of(self, offset: int) -> tuple[str | None, str | None]:
+        """Return the mark of a letter, and the job that left it."""
         marked = self._store.get(_MARK + _OFFSET.pack(offset))
         if marked is None:
-            return replace(letter, cause=known)
+            return None, None
         end = marked[0] + 1
-        return replace(letter, cause=known, mark=marked[1:end].decode(), job=marked[end:].decode() or None)
+        return marked[1:end].decode(), marked[end:].decode() or None
 
     @override
     def find(self, failure_id: str) -> IndexedLetter | None:
@@ -170,9 +207,8 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
                 break
             gone, last = gone + 1, key
             letter = decode_letter(_offset_of(key), value)
-            self._causes.remove(
-                OTHER if letter.other else cause_bytes(letter.cause_id) or OTHER, attempts=letter.attempt or 0
-            )
+            if is_open(self._mark_of(letter.offset)[0]):
+                self._uncount(letter)
             for index in _indexes(letter):
                 batch.delete(index)
         if gone:
@@ -180,7 +216,5 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             batch.delete_range(_MARK, _MARK + last[1:] + b"\x00")
             self._causes.write(batch)
             self._first = last
-            meta = self._store.meta
-            meta.counts[_ROW_COUNT] = max(0, meta.counts.get(_ROW_COUNT, 0) - gone)
             self._store.write(batch, self._now_ms)
         return gone

@@ -60,7 +60,7 @@ def test_a_development_broker_and_a_fresh_app_are_fine(retryapp, module, topolog
     assert done.code == 0, done.out
     assert done.json["ok"] is done.json["reachable"] is True
     found = by_name(done)
-    assert found[f"topics of {topology.main}"]["seen"] == "5 of 5 ok, 3 partitions"
+    assert found[f"topics of {topology.main}"]["seen"] == "6 of 6 ok, 3 partitions"
     assert found["setting group.min.session.timeout.ms"]["expected"].startswith("15000 or less")
     assert found["setting transaction.partition.verification.enable"]["severity"] == "ok"
     assert found["replicas"]["severity"] == found["rights"]["severity"] == "ok"

@@ -34,7 +34,7 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module):
 
     asked = retryapp("plan", "-A", module, "--create-main", 3, "--json")
     assert asked.code == 0
-    assert len(asked.json["to_create"]) == 5
+    assert len(asked.json["to_create"]) == 6
 
     made = retryapp("topics", "create", "-A", f"{module}:app", "--create-main", 3, "--json")
     assert made.code == 0
@@ -49,6 +49,16 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module):
     assert retryapp("pending", "list", "-A", module).out.strip() == "nothing waits"
     assert retryapp("dead", "list", "-A", module, "--topic", f"orders-{module}").out.strip() == "no dead letters"
     assert retryapp("dead", "list", "-A", module, "--topic", "other").code == 2
+
+
+def test_what_a_handler_publishes_to_may_come_later(retryapp, module, tmp_path):
+    """Our topics are created; the missing one is a finding, by name."""
+    program = tmp_path / f"{module}.py"
+    program.write_text(program.read_text().replace("rate_limit=", f'publishes=["receipts-{module}"], rate_limit='))
+    made = retryapp("topics", "create", "-A", module, "--create-main", 1)
+    assert made.code == 1
+    assert f"created {module}.orders-{module}.retry" in made.out
+    assert f"receipts-{module} does not exist. The handler of orders-{module} publishes to it" in made.out
 
 
 def test_the_plan_says_why(retryapp, module):

@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from retryapp.core.errors import TopicMismatchError
+from retryapp.core.errors import TopicMismatchError, TopicMissingError
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import (
     Action,
@@ -45,6 +45,16 @@ def test_topics_are_planned_made_and_then_fine(admin: KafkaAdmin, topology):
     assert len(done.states[topology.main].topic_id) == 8
     assert "/" not in done.states[topology.main].topic_id
     assert ensure_topics(admin, [topology]).ok
+
+
+def test_topics_are_made_while_one_that_a_handler_publishes_to_is_missing(admin: KafkaAdmin, topology):
+    """Ours do not depend on it; who needs it refuses."""
+    out = f"{topology.main}-out"
+    plan = ensure_topics(admin, [dataclasses.replace(topology, publishes=(out,))])
+    assert set(plan.states) == {topology.main, *topology.owned}
+    assert [step.topic for step in plan.refused] == [out]
+    with pytest.raises(TopicMissingError, match="publishes to it"):
+        plan.raise_refused()
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,14 @@ def test_failures_are_free_for_so_long_only() -> None:
     assert circuit.state is OPEN
 
 
+def test_time_elsewhere_does_not_count_towards_the_longest_time() -> None:
+    """Nobody has probed meanwhile: what fails after it is the outage, and no bad deploy."""
+    circuit = opened(max_open="1m")
+    circuit.pause(10_000.0)
+    circuit.resume(3_600_000.0)
+    assert (circuit.free(3_600_000.0), circuit.free(3_649_999.0), circuit.free(3_650_000.0)) == (True, True, False)
+
+
 def test_time_that_it_was_not_closed_is_told() -> None:
     """For deadlines, which do not count it."""
     circuit = opened(1_000.0)

@@ -17,6 +17,7 @@ def test_names_with_one_retry_topic() -> None:
         "billing.orders.retry",
         "billing.orders.dlq",
         "billing.orders.events",
+        "billing.orders.control",
         "billing.orders.pending.changelog",
     )
     assert topology.consumed == ("orders",)
@@ -192,7 +193,7 @@ def test_a_handler_without_dead_letters_has_all_other_topics() -> None:
     """Its dead-letter topic would have that name still: it may be of a former start."""
     topology = HandlerTopology("g", "orders", drop=True)
     assert (topology.dlqs, topology.dlq) == ((), "g.orders.dlq")
-    assert topology.owned == ("g.orders.retry", "g.orders.events", "g.orders.pending.changelog")
+    assert topology.owned == ("g.orders.retry", "g.orders.events", "g.orders.control", "g.orders.pending.changelog")
     assert topology.is_dlq("g.orders.dlq")
 
 
@@ -201,7 +202,8 @@ def test_a_dead_letter_topic_is_the_main_topic_of_its_handler_alone() -> None:
     orders = HandlerTopology("g", "orders", dead_letters=("invalid",))
     check_names([orders, letters(), letters(name=".invalid")])
     assert letters().owned == (
-        "g.g.orders.dlq.retry", "g.g.orders.dlq.events", "g.g.orders.dlq.pending.changelog",
+        "g.g.orders.dlq.retry", "g.g.orders.dlq.events", "g.g.orders.dlq.control",
+        "g.g.orders.dlq.pending.changelog",
     )  # fmt: skip
     with pytest.raises(NameClashError):
         check_names([orders, HandlerTopology("h", "refunds"), HandlerTopology("g", "g.orders.dlq", drop=True)])

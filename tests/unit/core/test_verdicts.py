@@ -10,7 +10,7 @@ import pytest
 
 from retryapp.core.classify import classify
 from retryapp.core.errors import InvalidDurationError
-from retryapp.core.verdicts import Reject, RetryLater
+from retryapp.core.verdicts import InvalidInstantError, Reject, RetryLater
 
 MOSCOW = datetime(2026, 1, 1, 3, 0, 1, tzinfo=timezone(timedelta(hours=3)))
 
@@ -63,6 +63,13 @@ def test_retry_later_refuses_what_is_no_instant(options: dict[str, Any]) -> None
     """A naive datetime would mean another time on each machine."""
     with pytest.raises(InvalidDurationError):
         RetryLater(**options)
+
+
+def test_a_time_without_a_time_zone_is_told_how_to_get_one() -> None:
+    """It is no duration that lacks a unit."""
+    with pytest.raises(InvalidInstantError, match=r"it has no time zone.* Write at=datetime\.now\(UTC\)") as raised:
+        RetryLater(at=datetime(2026, 1, 1))  # noqa: DTZ001 - that is what is refused
+    assert "duration" not in str(raised.value)
 
 
 def test_verdicts_survive_pickling() -> None:

@@ -251,6 +251,20 @@ async def test_a_partition_may_submit_more_while_its_list_is_made() -> None:
     assert (runners, calls, pool._queues) == ([False], [1], {})
 
 
+async def test_a_pool_that_stops_waits_for_no_more_records() -> None:
+    """A list that was still gathered would begin in the pool that starts next, for a partition that has gone."""
+    context = make_context(Listed(), batch=BATCH)
+    pool, owner = BatchPool(BATCH, 1, "deliver"), Owner()
+    pool.start()
+    pool.submit(Run(owner, context, make_record()))
+    timer = pool._gathering[owner]
+    await pool.stop()
+    assert timer.cancelled()
+    running_clock().advance(50)
+    await asyncio.sleep(0)
+    assert not pool.busy
+
+
 async def test_a_mark_that_comes_too_late_or_is_no_error_is_told() -> None:
     """Whoever marks a record whose fate is sealed has to know."""
     handler = Listed()

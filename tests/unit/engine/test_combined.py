@@ -11,6 +11,7 @@ from doubles import BankDownError, Gate
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker, CircuitState
+from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
@@ -105,6 +106,21 @@ async def test_an_outage_keeps_order_and_attempts() -> None:
         await pass_time(orders, 60_000)
         assert sorted(service.done, key=lambda name: name[:1]) == sorted(names, key=lambda name: name[:1])
         assert (state(orders), orders.waiting) == (CircuitState.CLOSED, {})
+
+
+def test_a_partition_that_stops_at_a_record_has_no_circuit() -> None:
+    """It would never open: no second record can fail."""
+    with pytest.raises(InvalidSettingError, match="none with order='partition'"):
+        MemoryPartition(Service(), "1s", circuit=BREAKER, order=Order.PARTITION)
+
+
+async def test_a_run_that_takes_too_long_is_a_time_out_for_rules() -> None:
+    """As one that a client of the handler raises."""
+    policy = RetryPolicy("1h", on=[retryable(TimeoutError, schedule="1s")], timeout="2s")
+    async with MemoryPartition(Gate(), policy) as orders:
+        await orders.send(b"a")
+        await orders.advance(2_000)
+        assert orders.waiting == {"1s": 1}
 
 
 async def test_a_failure_that_is_free_is_none_under_a_rule() -> None:

@@ -18,6 +18,7 @@ from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition, ScriptedRandom
+from retryapp.testing.lane import Step
 
 EVENTS = TopicPartition("app.orders.events", 0)
 BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="10s", max_open="10m")
@@ -273,6 +274,7 @@ async def test_first_deliveries_do_not_wait_for_rows_that_hang_as_probes() -> No
             await orders.advance(100)
         await orders.send(*(b"new %d" % n for n in range(6)))
         assert service.done == []
+        assert len(orders.engine.context.pace._held) == 3, "what is held takes the room of what may probe next"
         await pass_time(orders, 2_000)
         assert service.done[:2] == [b"new 0", b"new 1"]
         hang.set()
@@ -315,6 +317,28 @@ async def test_a_circuit_outlives_its_session_and_its_assignment() -> None:
         assert len(service.done) == 12
     again = Pace.of(orders.handler, 0, clock=orders.clock, random=ScriptedRandom(0.5), shares=1)
     assert again.circuit is orders.engine.context.pace.circuit
+
+
+async def test_probes_of_a_session_that_is_over_are_forgotten() -> None:
+    """Their end is not told to the next one: each would be kept, with its record, as long as the worker lives."""
+    service, gate = Service(), Gate()
+    service.down = BankDownError()
+
+    async def handler(value: bytes, delivery: Delivery) -> None:
+        await (gate(value) if delivery.attempt > 1 else service(value, delivery))
+
+    async with partition(handler, "1s") as orders:
+        await orders.send(*(b"%d" % n for n in range(4)))
+        while len(gate.running) < 3:
+            await orders.advance(100)
+        pace = orders.engine.context.pace
+        probes = set(pace._admitted)
+        assert len(probes) == 3
+        await reopen(orders)
+        assert not probes & pace._admitted
+        gate.open = True
+        gate.let_all()
+        await orders.to_rest()
 
 
 async def test_a_drain_leaves_what_waits_for_the_circuit() -> None:
@@ -367,6 +391,27 @@ async def test_a_bad_deploy_is_dead_in_the_end() -> None:
         await pass_time(orders, 60_000, 500)
         assert [letter.reason for letter in orders.dead_letters] == ["exhausted"] * 20
         assert {letter.attempt for letter in orders.dead_letters} == {2}
+
+
+async def test_an_outage_that_lasts_until_its_partition_is_back_costs_no_attempt() -> None:
+    """It was elsewhere for longer than `max_open`."""
+    service = Service()
+    service.down = BankDownError()
+    breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="30s")
+    async with partition(service, "1s", circuit=breaker) as orders:
+        await orders.send(*(b"%d" % n for n in range(20)))
+        await pass_time(orders, 5_000)
+        away = orders.transport.pause(Step.PROVE)
+        await reopen(orders)
+        assert away.reached
+        orders.clock.advance(600_000)
+        away.set()
+        await pass_time(orders, 15_000)
+        assert state(orders) is not CircuitState.CLOSED
+        service.down = None
+        await orders.to_rest()
+        assert orders.dead_letters == []
+        assert len(service.done) == 20
 
 
 async def test_a_fault_of_ours_reopens_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:

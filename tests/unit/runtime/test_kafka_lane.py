@@ -262,7 +262,7 @@ async def test_a_filling_that_failed_is_tried_again(open_lane: OpenLane, topics:
     await until(lambda: clock.sleeping)
     publish_letter(topics, lane, 20)
     clock.advance(5_000)
-    await until(lambda: keeper(lane).filled)
+    await until(lambda: keeper(lane).known.is_set())
     assert (table(lane).next_offset, table(lane).count()) == (21, 21)
 
 
@@ -311,7 +311,7 @@ async def test_a_fault_of_the_dead_letter_table_is_said_once_and_mended_behind_t
     assert [record.levelname for record in said if record.levelno >= logging.WARNING] == ["WARNING"]
     broken, topics.stop_after = False, None
     clock.advance(5_000)
-    await until(lambda: keeper(lane).filled)
+    await until(lambda: keeper(lane).known.is_set())
     assert (table(lane).next_offset, table(lane).count()) == (23, 23)
     publish_letter(topics, lane, 23)
     assert table(lane).next_offset == 24
@@ -347,7 +347,7 @@ async def test_each_dead_letter_topic_has_a_table(open_lane: OpenLane, topics: T
         lane = open_lane()
         lane.place.dlqs = [DLQ, named]
         await opened(lane)
-        await until(lambda lane=lane: all(keeper.filled for keeper in lane._dead_keepers.values()))  # type: ignore[misc]
+        await until(lambda lane=lane: all(keeper.known.is_set() for keeper in lane._dead_keepers.values()))  # type: ignore[misc]
         found = {topic: [row.offset for row in each.page(None, 9)] for topic, each in lane.dead.items()}
         assert (lane.dead[DLQ.topic].find(name(2)), lane.dead[named.topic].find(name(1))) == (None, None)
         third = letter(3 + len(found[named.topic]))
@@ -373,7 +373,7 @@ async def test_nothing_touches_the_tables_after_the_lane_has_closed(
     assert all(task.done() for task in before)
     topics.stop_after = None
     again = await opened(open_lane())
-    await until(lambda: keeper(again).filled)
+    await until(lambda: keeper(again).known.is_set())
 
 
 async def test_a_store_that_does_not_close_is_given_up(

@@ -1,0 +1,242 @@
+"""Jobs in the terminal: say what one would do, ask, begin it, watch it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Final
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from retryapp.cli._options import Place, When
+from retryapp.cli._output import table
+from retryapp.cli._target import resolve
+from retryapp.cli.console import ExitCode, emit, stderr_console
+from retryapp.core.classify import DeadReason
+from retryapp.core.control import Verb
+from retryapp.core.jobs import CANARY, JobCommand, JobFilter, JobPart, JobVerb, Part, PartState, shared
+from retryapp.core.lifecycle import Commanded
+from retryapp.core.rates import parse_rate
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaConnection
+from retryapp.kafka.commands import send_to_all
+from retryapp.lookup.jobs import Preview, parts_of, preview, summed
+
+FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "from_ms", "until_ms")
+_LOOK_S: Final = 1.0
+
+
+def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what selects dead letters; the command gets a `JobFilter` as `wanted`, or None without any."""
+
+    @wraps(command)
+    def with_filter(**values: Any) -> Any:
+        fields = {name: values.pop(name) for name in FILTERS}
+        given = values.pop("all_") or any(value is not None for value in fields.values())
+        return command(wanted=JobFilter(**fields) if given else None, **values)
+
+    options = (
+        click.option("--all", "all_", is_flag=True, help="All dead letters."),
+        click.option("--cause", metavar="ID", help="Only with this cause, as lists show it: c1-3f9ca81b02."),
+        click.option("--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only with this."),
+        click.option("--error", "error_type", metavar="TYPE", help="Only with this type of error."),
+        click.option("--message", metavar="TEXT", help="Only with this text in the error's message."),
+        click.option("--key", metavar="TEXT", help="Only of records with this key."),
+        click.option(
+            "--since", "from_ms", type=When(back=True), metavar="WHEN", help="Died then or later: 2h, or UTC."
+        ),
+        click.option("--until", "until_ms", type=When(back=True), metavar="WHEN", help="Died before: 10m, or UTC."),
+    )
+    decorated: Callable[..., Any] = with_filter
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated
+
+
+def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add how a job is begun."""
+    options = (
+        click.option("--preview", "only_preview", is_flag=True, help="Say what a filter selects, and do nothing."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--detach", is_flag=True, help="Do not wait for the end: the workers go on."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def only_handler(place: Place) -> tuple[KafkaConnection, HandlerTopology]:
+    """Return the handler that a command is about.
+
+    Raises:
+        click.UsageError: there are several.
+    """
+    connection, topologies = resolve(place)
+    if len(topologies) != 1:
+        mains = ", ".join(topology.main for topology in topologies)
+        raise click.UsageError(f"say which handler: --topic MAIN. There are: {mains}")
+    return connection, topologies[0]
+
+
+def begin_job(
+    verb: Verb,
+    wanted: JobFilter,
+    place: Place,
+    *,
+    by: str,
+    why: str,
+    wait_ms: int,
+    as_json: bool,
+    only_preview: bool,
+    yes: bool,
+    detach: bool,
+    rate: str | None = None,
+    force: bool = False,
+) -> ExitCode:
+    """Do something to all letters that fit a filter, as a job of the workers."""
+    connection, topology = only_handler(place)
+    every_ms = None if rate is None else parse_rate(rate).share_ms(1)
+    with Progress(*_columns(), console=stderr_console, transient=True) as bar:
+        task = bar.add_task("dead letters read", total=None)
+        found = preview(
+            connection, topology, verb, wanted, tell=lambda looked, of: bar.update(task, completed=looked, total=of)
+        )
+    facts = _preview_facts(found)
+    if only_preview or not found.letters:
+        emit({"verb": verb, "preview": facts}, _preview_text(verb, found), as_json=as_json)
+        return ExitCode.FINE if found.letters else ExitCode.FINDING
+    if not yes:
+        click.echo(_preview_text(verb, found), err=True)
+        click.confirm(f"{verb} {found.letters} letters{f' at {rate}' if rate else ''}?", abort=True, err=True)
+    job = secrets.token_hex(5)
+    probes = CANARY if verb is Verb.REPLAY else 0
+    whole = JobPart(verb=verb, filter=wanted, upto={}, every_ms=every_ms, canary=probes, force=force)
+    parts = shared(whole, found.fitting, found.upto)
+    words = {"job": job, "verb": JobVerb.START, "by": by, "why": why}
+    commands = {number: JobCommand(id=job, part=part, **words) for number, part in parts.items()}  # type: ignore[arg-type]
+    told = send_to_all(connection, topology, commands, wait_s=wait_ms / 1000)
+    refused = [event.text for event in told.values() if event.refused]
+    queued = len(commands) - len(told)
+    if refused or queued or detach:
+        text = f"job {job} has begun on {len(told) - len(refused)} of {len(commands)} partitions"
+        text += f", {queued} wait for a worker" if queued else ""
+        text += "".join(f"\nrefused: {each}" for each in dict.fromkeys(refused))
+        emit({"job": job, "preview": facts, "begun": len(told) - len(refused), "queued": queued, "refused": refused},
+             f"{text}\nwatch it: retryapp job show {job}", as_json=as_json)  # fmt: skip
+        return ExitCode.FINDING if refused or queued else ExitCode.FINE
+    return watch(connection, topology, job, found.letters, as_json=as_json)
+
+
+def _columns() -> tuple[Any, ...]:
+    return TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+
+
+def watch(
+    connection: KafkaConnection, topology: HandlerTopology, job: str, letters: int | None, *, as_json: bool
+) -> ExitCode:
+    """Show how far a job is until it has ended or is paused; Ctrl-C ends the watching alone."""
+    parts: Mapping[int, Part] = {}
+    with Progress(*_columns(), console=stderr_console, transient=True) as bar:
+        task = bar.add_task(f"job {job}", total=letters)
+        try:
+            while (
+                not (parts := parts_of(connection, topology).get(job, {})) or summed(parts).state is PartState.RUNNING
+            ):
+                if parts:
+                    whole = summed(parts)
+                    bar.update(task, completed=whole.done + whole.refused.total())
+                time.sleep(_LOOK_S)
+        except KeyboardInterrupt:
+            stderr_console.print(f"job {job} goes on: retryapp job show {job}, or job cancel {job}")
+            raise
+    whole = summed(parts)
+    emit({"job": job, **_part_facts(whole)}, _job_text(job, parts), as_json=as_json)
+    return ExitCode.FINE if whole.state is PartState.ENDED and not whole.refused else ExitCode.FINDING
+
+
+def show_jobs(connection: KafkaConnection, topology: HandlerTopology, *, as_json: bool) -> ExitCode:
+    """List the jobs that the partitions remember."""
+    jobs = parts_of(connection, topology)
+    wholes = {job: summed(parts) for job, parts in jobs.items()}
+    rows = [[job, each.verb, str(each.state), str(each.done), str(each.refused.total()), each.by, each.why]
+            for job, each in wholes.items()]  # fmt: skip
+    text = table(["job", "", "state", "done", "refused", "by", "why"], rows) if rows else "no jobs"
+    emit({"jobs": [{"job": job, **_part_facts(each)} for job, each in wholes.items()]}, text, as_json=as_json)
+    return ExitCode.FINE
+
+
+def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *, as_json: bool) -> ExitCode:
+    """Show one job by partition."""
+    parts = parts_of(connection, topology).get(job)
+    if parts is None:
+        emit({"job": job, "found": False}, f"no partition knows a job {job}", as_json=as_json)
+        return ExitCode.FINDING
+    facts = {str(number): _part_facts(part) for number, part in parts.items()}
+    emit({"job": job, **_part_facts(summed(parts)), "partitions": facts}, _job_text(job, parts), as_json=as_json)
+    return ExitCode.FINE
+
+
+def tell_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
+    """Pause, resume or cancel a job, on all partitions that have a part that goes on."""
+    connection, topology = only_handler(place)
+    parts = {number: part for number, part in parts_of(connection, topology).get(job, {}).items() if not part.over}
+    if not parts:
+        emit({"job": job, "found": False}, f"no job {job} goes on", as_json=as_json)
+        return ExitCode.FINDING
+    command = JobCommand(id=secrets.token_hex(8), job=job, verb=verb, by=by, why=why)
+    told = send_to_all(connection, topology, dict.fromkeys(parts, command), wait_s=wait_ms / 1000)
+    rows = [_answer(number, told.get(number)) for number in parts]
+    facts = [dict(zip(("partition", "outcome", "text"), row, strict=True)) for row in rows]
+    emit({"job": job, "verb": verb, "partitions": facts},
+         table(["partition", "outcome", ""], rows), as_json=as_json)  # fmt: skip
+    return ExitCode.FINE if all(row[1] == "done" for row in rows) else ExitCode.FINDING
+
+
+def _answer(number: int, event: Commanded | None) -> list[str]:
+    if event is None:
+        return [str(number), "queued", "no worker has this partition now"]
+    return [str(number), "done" if event.refused is None else "refused", event.text]
+
+
+def _part_facts(part: Part) -> dict[str, Any]:
+    return {
+        "verb": part.verb,
+        "state": part.state,
+        "done": part.done,
+        "refused": dict(part.refused),
+        "looked": part.looked,
+        "paused": part.paused or None,
+        "by": part.by,
+        "why": part.why,
+    }
+
+
+def _job_text(job: str, parts: Mapping[int, Part]) -> str:
+    whole = summed(parts)
+    lines = [f"job {job}: {whole.verb}, {whole.state}; {whole.text}"]
+    lines += [f"paused on partition {number}: {part.paused}" for number, part in parts.items() if part.paused]
+    if whole.state is PartState.PAUSED:
+        lines.append(f"go on: retryapp job resume {job}; end it: retryapp job cancel {job}")
+    return "\n".join(lines)
+
+
+def _preview_facts(found: Preview) -> dict[str, Any]:
+    causes = [
+        {"cause_id": cause, "cause": found.names[cause], "letters": count}
+        for cause, count in found.causes.most_common()
+    ]
+    return {"letters": found.letters, "refused": dict(found.done), "causes": causes, "samples": found.samples,
+            "looked": found.looked}  # fmt: skip
+
+
+def _preview_text(verb: Verb, found: Preview) -> str:
+    done = "".join(f"; {count} are {word} and stay so" for word, count in sorted(found.done.items()))
+    text = f"{verb}: {found.letters} letters{done}"
+    if not found.letters:
+        return text
+    rows = [[cause, str(count), found.names[cause]] for cause, count in found.causes.most_common(20)]
+    samples = "\n".join(f"  {name}" for name in found.samples)
+    return f"{table(['cause', 'letters', ''], rows)}\nfor example\n{samples}\n{text}"

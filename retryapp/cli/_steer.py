@@ -1,0 +1,152 @@
+"""Commands that change what waits or is dead: send them, wait, say what came of each."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from retryapp.cli._options import Length, Place, json_option, place_options
+from retryapp.cli._output import table
+from retryapp.cli._target import resolve_failure
+from retryapp.cli.console import ExitCode, emit
+from retryapp.core.control import MAX_WORDS, Command, Verb
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.lifecycle import Commanded
+from retryapp.core.rates import parse_rate
+from retryapp.core.record import parse_failure_id
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaConnection
+from retryapp.kafka.commands import WAIT_S, send_commands
+
+BATCH: Final = 500
+"""Commands that are sent together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A handler whose records are steered."""
+
+    connection: KafkaConnection
+    topology: HandlerTopology
+
+
+def steer_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what commands about single records take: these, who and why, how long to wait."""
+    return click.argument("failure_ids", nargs=-1)(audit_options(command))
+
+
+def audit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what all commands take: who and why, how long to wait."""
+    options = (
+        click.option("--by", default=_user, help="Who asks, for the audit; default: the name of this login."),
+        click.option("--why", default="", help="Why, for the audit."),
+        click.option("--wait", "wait_ms", type=Length(), default=f"{WAIT_S:g}s", show_default=True,
+                     help="How long to wait for the workers' answer."),
+        json_option,
+        place_options,
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _user() -> str:
+    with suppress(KeyError, OSError):  # a container's user may have no name
+        return getpass.getuser()[:MAX_WORDS]
+    return ""
+
+
+def steer(
+    verb: Verb,
+    failure_ids: Sequence[str],
+    place: Place,
+    *,
+    by: str,
+    why: str,
+    wait_ms: int,
+    as_json: bool,
+    rate: str | None = None,
+    **more: Any,
+) -> ExitCode:
+    """Send one command for each record, and print the outcomes.
+
+    Returns:
+        FINE: all are obeyed; FINDING: some are refused, or no worker has answered.
+    """
+    per_s = None if rate is None else 1_000 / parse_rate(rate).share_ms(1)
+    job, done = secrets.token_hex(6), list[dict[str, Any]]()
+    known: dict[str, Target] = {}
+    if not failure_ids:
+        raise click.UsageError("say which records: failure ids, or - to read them from stdin")
+    names = list(dict.fromkeys(_names(failure_ids)))
+    for name in names:
+        handler = "/".join(name.split("/")[:2])
+        if handler not in known:
+            connection, topology, _ = resolve_failure(place, name)
+            known[handler] = Target(connection, topology)
+        try:
+            parse_failure_id(name)
+        except DamagedMetadataError as error:
+            raise click.UsageError(f"{name!r} is no failure id: expected group/topic@id/partition/offset") from error
+    targets = {name: known["/".join(name.split("/")[:2])] for name in names}
+    size = BATCH if per_s is None else max(1, min(BATCH, int(per_s)))
+    began_s = time.monotonic()
+    for at in range(0, len(names), size):
+        if per_s is not None and (wait_s := began_s + at / per_s - time.monotonic()) > 0:
+            time.sleep(wait_s)  # a rate is kept by the sender: what is sent is due at once
+        some = {name: targets[name] for name in names[at : at + size]}
+        done += _send(verb, some, at, job, by=by, why=why, wait_ms=wait_ms, **more)
+    refused = sum(each["outcome"] == "refused" for each in done)
+    queued = sum(each["outcome"] == "queued" for each in done)
+    rows = [[each["failure_id"], each["outcome"], each["text"]] for each in done]
+    summary = f"{len(done) - refused - queued} of {len(done)} done, {refused} refused, {queued} queued"
+    emit({"verb": verb, "outcomes": done}, f"{table(['failure id', 'outcome', ''], rows)}\n{summary}", as_json=as_json)
+    return ExitCode.FINDING if refused or queued else ExitCode.FINE
+
+
+def _names(failure_ids: Sequence[str]) -> Iterator[str]:
+    for name in failure_ids:
+        if name == "-":
+            yield from (line.strip() for line in sys.stdin if line.strip())
+        else:
+            yield name
+
+
+def _send(
+    verb: Verb, targets: Mapping[str, Target], first: int, job: str, *, wait_ms: int, **more: Any
+) -> list[dict[str, Any]]:
+    """Send one command for each failure id of `targets`; `first`: number of the first one in the job."""
+    commands = {
+        name: Command(id=f"{job}-{number}", verb=verb, failure_id=name, **more)
+        for number, name in enumerate(targets, start=first)
+    }
+    outcomes: dict[str, Commanded] = {}
+    for target in dict.fromkeys(targets.values()):
+        some = [command for name, command in commands.items() if targets[name] is target]
+        outcomes |= send_commands(target.connection, target.topology, some, wait_s=wait_ms / 1000)
+    return [_facts(command, outcomes) for command in commands.values()]
+
+
+def _facts(command: Command, outcomes: Mapping[str, Commanded]) -> dict[str, Any]:
+    found = outcomes.get(command.id)
+    if found is None:
+        text = "no worker has its partition now; sent again, it does no harm"
+        return {"failure_id": command.failure_id, "command": command.id, "outcome": "queued", "text": text}
+    outcome = "done" if found.refused is None else "refused"
+    return {
+        "failure_id": command.failure_id,
+        "command": command.id,
+        "outcome": outcome,
+        "refused": found.refused,
+        "text": found.text if found.refused is None else f"{found.refused}: {found.text}",
+        "before": found.before,
+        "after": found.after,
+    }

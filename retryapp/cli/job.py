@@ -1,0 +1,95 @@
+"""``retryapp job``: jobs, which replay, discard or restore many dead letters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from retryapp.cli._jobs import only_handler, show_job, show_jobs, tell_job, watch
+from retryapp.cli._options import Place, json_option, place_options
+from retryapp.cli._steer import audit_options
+from retryapp.cli.console import ExitCode
+from retryapp.core.jobs import JobVerb
+
+
+@click.group(name="job")
+def command() -> None:
+    """Look at jobs, pause, resume and cancel them.
+
+    A job is begun by `dead replay`, `dead discard` or `dead restore` with a filter. The workers do it, so it goes on
+    when the terminal is closed. `list` and `show` read topics, so they work with all workers down.
+    """
+
+
+@command.command(name="list")
+@json_option
+@place_options
+def list_(*, place: Place, as_json: bool) -> ExitCode:
+    """List jobs that go on, and the last ones that are over.
+
+    \b
+    Examples:
+      retryapp job list -A billing
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return show_jobs(*only_handler(place), as_json=as_json)
+
+
+@command.command()
+@click.argument("job")
+@click.option("--watch", "follow", is_flag=True, help="Until it has ended or is paused.")
+@json_option
+@place_options
+def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
+    """Show how far a job is.
+
+    \b
+    Exit codes: 0 it is known; with --watch: it has ended and nothing was refused; 1 otherwise.
+
+    \b
+    Examples:
+      retryapp job show -A billing 3f9ca81b02 --watch
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    connection, topology = only_handler(place)
+    if follow:
+        return watch(connection, topology, job, None, as_json=as_json)
+    return show_job(connection, topology, job, as_json=as_json)
+
+
+@command.command()
+@click.argument("job")
+@audit_options
+def pause(*, job: str, place: Place, **options: Any) -> ExitCode:
+    """Pause a job. What it has replayed already goes on.
+
+    \b
+    Examples:
+      retryapp job pause -A billing 3f9ca81b02 --why "the service is slow"
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return tell_job(place, job, JobVerb.PAUSE, **options)
+
+
+@command.command()
+@click.argument("job")
+@audit_options
+def resume(*, job: str, place: Place, **options: Any) -> ExitCode:
+    """Have a paused job go on, also one that has paused itself: it tries a few first.
+
+    \b
+    Examples:
+      retryapp job resume -A billing 3f9ca81b02
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return tell_job(place, job, JobVerb.RESUME, **options)
+
+
+@command.command()
+@click.argument("job")
+@audit_options
+def cancel(*, job: str, place: Place, **options: Any) -> ExitCode:
+    """End a job. What it has replayed already goes on.
+
+    \b
+    Examples:
+      retryapp job cancel -A billing 3f9ca81b02
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return tell_job(place, job, JobVerb.CANCEL, **options)

@@ -1,0 +1,182 @@
+"""Commands: what people ask of a record that waits or is dead, and the marks that dead letters get.
+
+A command is a record of the control topic, on the partition of the record that it is about, as versioned JSON in UTF-8;
+its key is the failure id. The lane of that partition obeys or refuses it in a turn of its own, with an event
+(`core.lifecycle.Commanded`). Unknown fields are ignored.
+
+A mark is a record of a dead-letter topic, behind the letter that it is about, on the same partition: so time retention
+never takes a mark before its letter, and what reads that topic alone knows what became of each letter. Its header
+``retry-mark`` names it, the value is JSON, and key and value of the letter are not repeated.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from retryapp.core.headers import RETRY_MARK
+from retryapp.core.hops import Outgoing
+from retryapp.core.metadata import MAX_EPOCH_MS
+from retryapp.core.record import Headers
+
+COMMAND_AGE_MS: Final = 15 * 60_000
+"""How long a command waits for a worker, by the broker's time; an older one is refused."""
+MAX_COMMAND_BYTES: Final = 16_384
+JOB_ID: Final = r"^[0-9A-Za-z._:-]{1,64}$"
+"""Shape of the ids of commands and jobs."""
+MAX_WORDS: Final = 500
+"""Characters of what a command says of who sends it, and why."""
+
+
+class Verb(StrEnum):
+    """What a command asks for."""
+
+    RETRY_NOW = "retry-now"
+    RESCHEDULE = "reschedule"
+    CANCEL = "cancel"
+    REPLAY = "replay"
+    DISCARD = "discard"
+    RESTORE = "restore"
+
+
+OF_LETTERS: Final = frozenset({Verb.REPLAY, Verb.DISCARD, Verb.RESTORE})
+"""Verbs about dead letters; the others are about records that wait."""
+
+
+class Refusal(StrEnum):
+    """Why a command was refused."""
+
+    MALFORMED = "malformed"
+    MISPLACED = "misplaced"
+    """It is about another group, topic or partition than that of the control record."""
+    EXPIRED = "expired"
+    """No worker had the partition for so long."""
+    NOT_WAITING = "not-waiting"
+    WAITING = "waiting"
+    """A dead letter whose record waits already."""
+    RUNNING = "running"
+    TOO_LATE = "too-late"
+    """The attempt that ran has ended otherwise."""
+    HELD = "held"
+    """Earlier records of its sequence wait."""
+    CHANGED = "changed"
+    """Its state is not the one that the command names."""
+    DAMAGED = "damaged"
+    NO_LETTER = "no-letter"
+    NOT_NEWEST = "not-newest"
+    """The record has died again since."""
+    REPLAYED = "replayed"
+    DISCARDED = "discarded"
+    NOT_DISCARDED = "not-discarded"
+    OTHER_TOPIC = "other-topic"
+    """The main topic was deleted and created again since."""
+    TOO_LARGE = "too-large"
+    CRASHED = "crashed"
+    """It ended its workers: only with `force`."""
+    SUPERSEDED = "superseded"
+    """A newer record of its key may have replaced it: only with `force`."""
+    JOB_KNOWN = "job-known"
+    """This job has begun already."""
+    NO_JOB = "no-job"
+    """It is over, or unknown."""
+    TOO_MANY = "too-many"
+    """So many jobs go on that no other begins."""
+    NOT_READY = "not-ready"
+    """The dead letters of the partition are still being read."""
+
+
+class Command(BaseModel):
+    """A command."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    v: Literal[1] = 1
+    id: Annotated[str, Field(pattern=JOB_ID)]
+    """Names the command in its outcome."""
+    verb: Annotated[Verb, Field(strict=False)]
+    failure_id: Annotated[str, Field(min_length=1, max_length=2_000)]
+    by: Annotated[str, Field(max_length=MAX_WORDS)] = ""
+    """Who says that they send it: Kafka does not show consumers who has written a record."""
+    why: Annotated[str, Field(max_length=MAX_WORDS)] = ""
+    state: Annotated[str, Field(max_length=200)] | None = None
+    """State that the record must have (`row_state`, or the letter's offset); None: any."""
+    due_at_ms: Annotated[int, Field(ge=0, le=MAX_EPOCH_MS)] | None = None
+    """Of `reschedule`."""
+    force: bool = False
+    """Of `replay`: also a record that ended its workers, or one that may be superseded."""
+
+    @model_validator(mode="after")
+    def _has_time(self) -> Command:
+        if (self.due_at_ms is None) == (self.verb is Verb.RESCHEDULE):
+            raise ValueError("due_at_ms belongs to reschedule, and to it alone")
+        return self
+
+    def to_record(self, topic: str, partition: int) -> Outgoing:
+        """Return it as a record of the control topic."""
+        return Outgoing(
+            topic, partition, self.failure_id.encode(), self.model_dump_json(exclude_none=True).encode(), ()
+        )
+
+
+def row_state(replays: int, attempt: int, due_at_ms: int) -> str:
+    """Return the state of a record that waits, for `Command.state`.
+
+    >>> row_state(0, 3, 1700000000000)
+    'r0.a3.d1700000000000'
+    """
+    return f"r{replays}.a{attempt}.d{due_at_ms}"
+
+
+class MarkKind(StrEnum):
+    """What became of a dead letter."""
+
+    REPLAYED = "replayed"
+    RECOVERED = "recovered"
+    """It was replayed, and its handler is done with it."""
+    DISCARDED = "discarded"
+    RESTORED = "restored"
+    """It was discarded, and is a dead letter again."""
+
+
+def is_open(mark: str | None) -> bool:
+    """Tell whether a letter with this mark, or without one, lies there and waits for somebody."""
+    return mark in (None, MarkKind.RESTORED)
+
+
+class LetterMark(BaseModel):
+    """A mark of a dead letter."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    v: Literal[1] = 1
+    mark: Annotated[MarkKind, Field(strict=False)]
+    failure_id: str
+    letter: Annotated[int, Field(ge=0)]
+    """Offset of the letter, on the same topic and partition."""
+    delivery: Annotated[int, Field(ge=0)]
+    """Number of the letter's delivery; of `recovered` the one that succeeded."""
+    replays: Annotated[int, Field(ge=0)]
+    """How often the record has been replayed with this."""
+    command: str
+    by: str = ""
+    why: str = ""
+
+    def to_record(self, topic: str, partition: int) -> Outgoing:
+        """Return it as a record of the letter's topic."""
+        headers: Headers = ((RETRY_MARK, self.mark.encode()),)
+        return Outgoing(topic, partition, self.failure_id.encode(), self.model_dump_json().encode(), headers)
+
+
+def mark_of(headers: Headers, value: bytes | None) -> LetterMark | None:
+    """Return the mark that a record of a dead-letter topic is; None for a letter, and for one that cannot be read."""
+    if not is_mark(headers):
+        return None
+    try:
+        return LetterMark.model_validate_json(value or b"")
+    except ValidationError:
+        return None
+
+
+def is_mark(headers: Headers) -> bool:
+    """Tell whether a record of a dead-letter topic is a mark, and no letter."""
+    return any(name == RETRY_MARK for name, _ in headers)

@@ -1,0 +1,241 @@
+"""Jobs: one command about many dead letters, of which each partition does its part; and what a partition remembers.
+
+A job has an id. Its start, and later commands about it, go to the control topics of all partitions in one transaction,
+so all see the same commands in the same order. Each partition reads its dead letters in the order of their topic, from
+the first one up to an end that was set when the job was previewed: what dies again lies behind that end, and is not
+taken a second time. Its filter looks at the letter alone, so preview and job agree.
+
+What a partition remembers (`Steering`) is in the progress record of its changelog, which ends each transaction: where
+each part is, is durable together with what the part has done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
+
+from retryapp.core.causes import cause_id
+from retryapp.core.control import JOB_ID, MAX_COMMAND_BYTES, MAX_WORDS, OF_LETTERS, Command, Verb
+from retryapp.core.errors import DamagedCommandError
+from retryapp.core.hops import Outgoing
+from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
+
+JOB_AGE_MS: Final = 24 * 3_600_000
+"""How long the start of a job waits for a worker, by the broker's time; an older one is refused."""
+MOST_JOBS: Final = 8
+"""Jobs that go on at once: what is remembered of them is written with every transaction."""
+MOST_ENDED: Final = 20
+"""Jobs that are remembered after their end."""
+CANARY: Final = 10
+"""Replays of a job whose outcomes are waited for before the others go."""
+LEAST_CANARY: Final = 3
+"""The same of one partition, so that one unlucky record does not decide."""
+LAST_OUTCOMES: Final = 100
+"""A job pauses itself when more than half of so many last ones have failed again."""
+
+_Text = Annotated[str, Field(max_length=400)]
+_Count = Annotated[int, Field(ge=0)]
+
+
+class JobFilter(BaseModel):
+    """Which dead letters a job is about: those that all given fields fit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # unknown is no licence to take more letters
+    v: Literal[1] = 1
+    reason: _Text | None = None
+    error_type: _Text | None = None
+    cause: _Text | None = None
+    """Id of the cause (`core.causes.cause_id`)."""
+    message: _Text | None = None
+    """Part of the error's message, in upper or lower case."""
+    key: _Text | None = None
+    """The record's key, as UTF-8."""
+    from_ms: Annotated[int, Field(ge=0, le=MAX_EPOCH_MS)] | None = None
+    """Died then or later, by the broker's time."""
+    until_ms: Annotated[int, Field(ge=0, le=MAX_EPOCH_MS)] | None = None
+    """Died before."""
+
+    def fits(self, metadata: RetryMetadata, key: bytes | None, died_ms: int) -> bool:
+        """Tell whether a letter is one of those."""
+        return (
+            self.reason in (None, metadata.reason)
+            and self.error_type in (None, metadata.error_type)
+            and (self.from_ms is None or died_ms >= self.from_ms)
+            and (self.until_ms is None or died_ms < self.until_ms)
+            and (self.key is None or key == self.key.encode())
+            and (self.message is None or self.message.lower() in metadata.error_message.lower())
+            and self.cause in (None, cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message))
+        )
+
+
+def _of_letters(verb: Verb) -> Verb:
+    if verb not in OF_LETTERS:
+        raise ValueError(f"a job cannot {verb}")
+    return verb
+
+
+class JobPart(BaseModel):
+    """What one partition has to do."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    verb: Annotated[Verb, Field(strict=False), AfterValidator(_of_letters)]
+    filter: JobFilter
+    upto: Mapping[str, _Count]
+    """By dead-letter topic: the offset before which letters are taken."""
+    every_ms: Annotated[float, Field(gt=0)] | None = None
+    """Time between two, on average: the partition's share of the job's rate. None: as fast as they are done."""
+    canary: _Count = 0
+    force: bool = False
+
+
+def shared(whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mapping[str, int]]) -> dict[int, JobPart]:
+    """Return the parts of a job, by partition: of those that have letters that fit.
+
+    The rate and the canary of `whole` are shared in proportion to the letters. So a part that stalls slows the job and
+    makes no other faster.
+    """
+    letters = sum(fitting.values())
+    parts = {}
+    for partition, some in fitting.items():
+        canary = min(some, max(LEAST_CANARY, math.ceil(whole.canary * some / letters))) if whole.canary else 0
+        every_ms = None if whole.every_ms is None else whole.every_ms * letters / some
+        changed = {"canary": canary, "every_ms": every_ms, "upto": dict(upto[partition])}
+        parts[partition] = whole.model_copy(update=changed)
+    return parts
+
+
+class JobVerb(StrEnum):
+    """What a command about a job asks for."""
+
+    START = "job-start"
+    PAUSE = "job-pause"
+    RESUME = "job-resume"
+    CANCEL = "job-cancel"
+
+
+class JobCommand(BaseModel):
+    """A record of the control topic that is about a job."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    v: Literal[1] = 1
+    id: Annotated[str, Field(pattern=JOB_ID)]
+    """Of the command; of a start, that of the job."""
+    job: Annotated[str, Field(pattern=JOB_ID)]
+    verb: Annotated[JobVerb, Field(strict=False)]
+    part: JobPart | None = None
+    """Of a start."""
+    by: Annotated[str, Field(max_length=MAX_WORDS)] = ""
+    why: Annotated[str, Field(max_length=MAX_WORDS)] = ""
+
+    def to_record(self, topic: str, partition: int) -> Outgoing:
+        """Return it as a record of the control topic."""
+        return Outgoing(topic, partition, self.job.encode(), self.model_dump_json(exclude_none=True).encode(), ())
+
+
+class PartState(StrEnum):
+    """What a part does."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    ENDED = "ended"
+    CANCELLED = "cancelled"
+
+
+class Part(BaseModel):
+    """A part of a job, and how far it is."""
+
+    job: str
+    verb: str
+    state: PartState = PartState.RUNNING
+    order: JobPart | None = None
+    """What it has to do; None once it is over."""
+    by: str = ""
+    why: str = ""
+    at: dict[str, int] = Field(default_factory=dict)
+    """Next offset by dead-letter topic."""
+    looked: int = 0
+    """Letters that it has looked at."""
+    done: int = 0
+    refused: Counter[str] = Field(default_factory=Counter)
+    """Letters that fit and were refused, by `core.control.Refusal`."""
+    probed: int = 0
+    """How many were done when the last canary began."""
+    paused: str = ""
+    """Why it is paused."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it does nothing more."""
+        return self.state in (PartState.ENDED, PartState.CANCELLED)
+
+    @property
+    def text(self) -> str:
+        """What it has done, for people."""
+        refused = "".join(f", {count} {word}" for word, count in sorted(self.refused.items()))
+        return f"{self.done} done{refused}; {self.looked} letters looked at"
+
+
+class Steering(BaseModel):
+    """What a partition remembers of commands."""
+
+    v: Literal[1] = 1
+    parts: list[Part] = Field(default_factory=list)
+    """Those that go on, and the last ones that are over; the oldest first."""
+
+    def part(self, job: str) -> Part | None:
+        """Return the part of a job."""
+        return next((part for part in self.parts if part.job == job), None)
+
+    @property
+    def going_on(self) -> list[Part]:
+        """Parts that are not over."""
+        return [part for part in self.parts if not part.over]
+
+    def over(self, part: Part, state: PartState) -> None:
+        """Note that a part is over; of those, a few are kept."""
+        part.state, part.order, part.at = state, None, {}
+        ended = [each for each in self.parts if each.over]
+        gone = ended[: max(0, len(ended) - MOST_ENDED)]
+        self.parts = [each for each in self.parts if each not in gone]
+
+    @property
+    def written(self) -> str:
+        """Return it as text; empty where there is nothing to remember."""
+        return self.model_dump_json(exclude_defaults=True) if self.parts else ""
+
+
+def read_steering(text: str) -> Steering:
+    """Read the text; nothing is remembered of one that cannot be read, as a newer version's."""
+    try:
+        return Steering.model_validate_json(text) if text else Steering()
+    except ValidationError:
+        return Steering()
+
+
+def decode_command(value: bytes | None) -> Command | JobCommand:
+    """Decode a record of the control topic; raise `DamagedCommandError`, which names the field."""
+    if value is None or len(value) > MAX_COMMAND_BYTES:
+        problem = "no value" if value is None else f"{len(value)} bytes, more than {MAX_COMMAND_BYTES}"
+        raise DamagedCommandError(problem)
+    try:
+        return _COMMANDS.validate_json(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"] if part not in _KINDS) or "value"
+        raise DamagedCommandError(f"{field}: {first['msg']}") from error
+
+
+def _kind(value: Any) -> str:
+    verb = value.get("verb") if isinstance(value, dict) else getattr(value, "verb", None)
+    return _JOB if isinstance(verb, str) and verb.startswith("job-") else _ONE
+
+
+_ONE, _JOB = _KINDS = "command", "job command"
+_COMMANDS: Final[TypeAdapter[Command | JobCommand]] = TypeAdapter(
+    Annotated[Annotated[Command, Tag(_ONE)] | Annotated[JobCommand, Tag(_JOB)], Discriminator(_kind)]
+)

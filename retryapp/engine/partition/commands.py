@@ -1,0 +1,359 @@
+"""Obey the commands of one partition: each in a turn of its own, in the order of the control topic, or refuse it.
+
+The turn of a command has its effect, the event that tells it, and the next offset of the control topic. So after a
+crash no command is obeyed twice, and none is forgotten. What is in the lane is in the tables first: a command sees the
+state that the turns before it have left. It claims the row that it changes, so that nobody runs it meanwhile.
+
+A record that runs is never taken from its handler. A cancelled one has a flag in its row, which the outcome of the run
+obeys, or after a crash the next claim; if the handler is done with it, that counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from retryapp.core.control import (
+    COMMAND_AGE_MS,
+    OF_LETTERS,
+    Command,
+    Refusal,
+    Verb,
+    row_state,
+)
+from retryapp.core.errors import DamagedCommandError, DamagedMetadataError, DamagedRowError, NewerRowError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import Outgoing, cancelled, due_anew, restore
+from retryapp.core.jobs import JobCommand, JobVerb, Part, PartState, decode_command
+from retryapp.core.lifecycle import Commanded
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Origin, Record, parse_failure_id
+from retryapp.core.rows import CANCELLED, IDENTITY_AT, PendingRow, decode_row, encode_row, identity_of
+from retryapp.engine.delivery.damage import ended
+from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
+from retryapp.engine.lane.transport import LaneProtocol
+from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.partition.jobs import Jobs
+from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
+from retryapp.engine.partition.scheduler import Scheduler
+from retryapp.engine.partition.sequences import Sequences
+from retryapp.ports import PendingTable, Row
+
+MOST_WAITING: Final = 1_000
+"""Commands in memory; the others wait on their topic."""
+MOST_AT_ONCE: Final = 100
+"""Commands that are obeyed before others in the event loop come between."""
+
+
+class Commands:
+    """The commands of one session of a partition."""
+
+    def __init__(
+        self,
+        context: DeliveryContext,
+        transport: LaneProtocol,
+        scheduler: Scheduler,
+        sequences: Sequences | None,
+        *,
+        submit: Callable[[Turn], None],
+        busy: Callable[[], bool],
+        taken_in: Callable[[int], bool],
+    ) -> None:
+        """Begin where the lane has obeyed all before.
+
+        Args:
+            context: of the handler.
+            transport: of the lane, which has just opened.
+            scheduler: whose claims keep others from a row.
+            sequences: of an ordered handler.
+            submit: takes a turn of this session.
+            busy: whether the lane has turns that are not in the tables.
+            taken_in: whether the record at an offset is a first delivery without an outcome.
+        """
+        self.next_offset = transport.control_next
+        """Where the next reading of the control topic begins."""
+        self.caught_up = asyncio.Event()
+        """Set once the commands are obeyed that were there when the lane opened."""
+        self._context = context
+        self._transport = transport
+        self._scheduler = scheduler
+        self._sequences = sequences
+        self._submit = submit
+        self._busy = busy
+        self.over: set[bytes] = set()
+        """Keys of claims whose outcome is in the lane, or that a command has taken."""
+        self._queue: deque[Any] = deque()
+        self._wake = asyncio.Event()
+        self._touched: set[bytes] = set()
+        """Identities that turns change which are not in the tables yet."""
+        place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.caught_up.set}
+        self._letters = LetterCommands(context, transport, sequences, **place)
+        self._jobs = Jobs(context, transport, self._letters)
+        self._cancelled: set[bytes] = set()
+        """Identities of records that run, and are not tried again."""
+
+    def take(self, records: Sequence[Any], next_offset: int) -> bool:
+        """Take records of the control topic; tell whether no more fit now."""
+        self._queue.extend(records)
+        self.next_offset = max(self.next_offset, next_offset)
+        self._wake.set()
+        return len(self._queue) >= MOST_WAITING
+
+    @property
+    def room(self) -> bool:
+        """Whether more may come."""
+        return len(self._queue) < MOST_WAITING
+
+    async def run(self) -> None:
+        """Obey commands until the session is over."""
+        transport = self._transport
+        if transport.place.control is not None and self.next_offset < transport.control_end:
+            await transport.reader.read(transport.place.control, self.next_offset, self.take)
+        while True:
+            if not self._queue:
+                self.caught_up.set()
+                await self._awaken()
+            await self._settle()
+            for _ in range(min(MOST_AT_ONCE, len(self._queue))):
+                await self._obey(self._queue.popleft())
+            if not self._queue and self._jobs.may_step():
+                await self._step()
+            await asyncio.sleep(0)
+
+    async def _awaken(self) -> None:
+        """Wait for commands, or until a part of a job may go on."""
+        while not self._queue and not self._jobs.may_step():
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._jobs.wait_s()):
+                    await self._wake.wait()
+
+    async def _step(self) -> None:
+        """Have a job go on; commands that come meanwhile wait for this step, which sees what those before have left."""
+        with suppress(RefusedError):  # not all letters are known: it is tried again
+            await self._letters.letters_known()
+            await self._settle()
+            await self._jobs.step(self._submit_step)
+
+    def _submit_step(self, turn: Turn, told: Part | None) -> None:
+        """Submit a step of a job, with an event if it tells how the part is now."""
+        if told is not None:
+            verb = JobVerb.PAUSE if told.paused else "job-end"
+            text = f"{told.paused}; {told.text}" if told.paused else told.text
+            effect = Effect(text, before=str(PartState.RUNNING), after=str(told.state))
+            turn.publishes = (*turn.publishes, self._event(effect, command="", verb=str(verb), job=told.job))
+        turn.source, turn.next_offset = self._transport.place.main, 0
+        turn.steering = self._jobs.steering.written
+        self._submit(turn)
+
+    def judged(self, run: Run, outcome: Outcome) -> Outcome:
+        """Return the outcome that counts: one that was cancelled is not tried again."""
+        self._jobs.note(run, outcome)
+        if run.place not in self._cancelled:
+            return outcome
+        self._cancelled.discard(run.place)
+        again = [] if isinstance(outcome, int) else [row for row in outcome.rows if row.value is not None]
+        if not again or not isinstance(outcome, Turn) or again[0].identity != run.place:
+            return outcome
+        metadata = decode_metadata(decode_row(again[0].value or b"").headers)
+        if metadata is None:
+            raise DamagedMetadataError("retry-version", None, "a row that was just made has none")
+        now_ms = self._context.clock.wall_ms()
+        # of the same delivery, which has just ended: its copy says that it would wait, and never becomes visible
+        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery)
+        end, dead = ended(self._context, run.shown, last)
+        failed = tuple(seen for seen in outcome.observations if seen.event == "failed")
+        return run.settle(publishes=(end,), observations=(*failed, dead))
+
+    # -- one command --------------------------------------------------------------------------------------------
+
+    async def _obey(self, record: Any) -> None:
+        """Submit the turn of a command."""
+        command: Command | JobCommand | None = None
+        effect, refusal = Effect(""), None
+        try:
+            command = decode_command(record.value)
+            effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record))
+        except DamagedCommandError as error:
+            effect, refusal = Effect(str(error)), Refusal.MALFORMED
+        except RefusedError as error:
+            effect, refusal = Effect(str(error)), error.refusal
+        job = isinstance(command, JobCommand)
+        facts = {} if command is None else command.model_dump(include={"verb", "failure_id", "by", "why", "job"})
+        event = self._event(
+            effect, refusal, command="" if command is None else command.id, offset=record.offset, **facts
+        )
+        self._submit(
+            Turn(
+                source=self._transport.place.main,
+                next_offset=0,  # it stays; but its metadata has the position on the control topic
+                control=record.offset + 1,
+                steering=self._jobs.steering.written if job and refusal is None else None,
+                rows=effect.rows,
+                claim=effect.claim,
+                publishes=(*effect.publishes, event),
+                observations=effect.observations,
+            )
+        )
+
+    async def _come_to(self, command: Command | JobCommand, age_ms: int) -> Effect:
+        if isinstance(command, JobCommand):
+            return self._jobs.obey(command, age_ms)
+        origin = self._origin(command)
+        if age_ms > COMMAND_AGE_MS:
+            text = f"no worker had its partition for {age_ms // 60_000} minutes after it was sent: send it again"
+            raise RefusedError(Refusal.EXPIRED, text)
+        if command.verb in OF_LETTERS:
+            return await self._letters.obey(command, origin, self._settled)
+        return await self._of_row(command, origin)
+
+    def _event(self, effect: Effect, refusal: Refusal | None = None, **facts: Any) -> Outgoing:
+        """Return the event that tells of a command, or of a part of a job."""
+        handler, partition = self._context.handler, self._transport.place.partition
+        event = Commanded(
+            group=handler.group,
+            handler=handler.name,
+            main=handler.main,
+            partition=partition,
+            refused=None if refusal is None else str(refusal),
+            text=effect.text,
+            before=effect.before,
+            after=effect.after,
+            at_ms=self._context.clock.wall_ms(),
+            **{"verb": "", "failure_id": "", **facts},
+        )
+        return to_event(event, topology=handler.topology, partition=partition)
+
+    def _origin(self, command: Command) -> Origin:
+        main, handler = self._transport.place.main, self._context.handler
+        try:
+            group, origin = parse_failure_id(command.failure_id)
+        except DamagedMetadataError as error:
+            raise RefusedError(Refusal.MALFORMED, str(error)) from error
+        if (group, origin.topic, origin.partition) != (handler.group, *main):
+            text = f"it belongs on the control topic and partition of {group}/{origin.topic}[{origin.partition}]"
+            raise RefusedError(Refusal.MISPLACED, text)
+        return origin
+
+    async def _settle(self) -> None:
+        """Wait until the turns that are in the lane are in the tables."""
+        self._touched.clear()
+        if not self._busy():
+            return
+        over = asyncio.get_running_loop().create_future()
+
+        def settled(_committed: bool, _offsets: tuple[int, ...]) -> None:
+            if not over.done():
+                over.set_result(None)
+
+        self._submit(Turn(on_settled=settled, hurried=True))
+        await over
+
+    async def _settled(self, identity: bytes) -> bool:
+        """Wait for the turns about a record that a command has changed; note that this one changes it, too."""
+        touched = identity in self._touched
+        if touched:
+            await self._settle()
+        self._touched.add(identity)
+        return touched
+
+    # -- records that wait --------------------------------------------------------------------------------------
+
+    async def _of_row(self, command: Command, origin: Origin) -> Effect:
+        identity = identity_of(origin)
+        await self._settled(identity)
+        table = self._table
+        key = table.find(identity)
+        if key is not None and key in self._scheduler.claimed and key in self.over:
+            await self._settle()  # its run has ended, and what came of that is on its way
+            key = table.find(identity)
+        value = None if key is None else table.get(key)
+        if key is None or value is None:
+            raise RefusedError(Refusal.NOT_WAITING, "it does not wait: it is done, dead, or not tried yet")
+        try:
+            row = decode_row(value)
+            metadata = decode_metadata(row.headers)
+        except (DamagedRowError, NewerRowError, DamagedMetadataError) as error:
+            raise RefusedError(Refusal.DAMAGED, str(error)) from error
+        if metadata is None:
+            raise RefusedError(Refusal.DAMAGED, "its row has no retry metadata")
+        before = row_state(metadata.replays, metadata.attempt, row.due_at_ms)
+        if command.state is not None and command.state != before:
+            raise RefusedError(Refusal.CHANGED, f"its state is {before}, not {command.state}")
+        runs = key in self._scheduler.claimed
+        if runs and key in self.over:
+            raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
+        if command.verb is Verb.CANCEL:
+            effect = self._cancel_later(row, metadata, key) if runs else self._cancel(row, metadata, identity)
+        else:
+            effect = self._reschedule(command, row, metadata, identity, runs=runs)
+        effect.before = before
+        if not runs:
+            self._scheduler.take(key, identity, len(value))
+            self.over.add(key)
+            effect.claim = key
+        return effect
+
+    @property
+    def _table(self) -> PendingTable:
+        table = self._transport.pending
+        if table is None:
+            raise RuntimeError("the lane has no pending table")
+        return table
+
+    def _reschedule(
+        self, command: Command, row: PendingRow, metadata: RetryMetadata, identity: bytes, *, runs: bool
+    ) -> Effect:
+        if runs:
+            text = f"attempt {metadata.attempt + 1} runs now: send it again once that has ended"
+            raise RefusedError(Refusal.RUNNING, text)
+        if row.held:
+            raise RefusedError(Refusal.HELD, "it runs after the earlier records of its key, whatever its time")
+        now_ms = self._context.clock.wall_ms()
+        due_at_ms = now_ms if command.due_at_ms is None else max(now_ms, command.due_at_ms)
+        later = due_anew(row, metadata, due_at_ms)
+        if self._sequences is not None:
+            self._sequences.moved(identity)
+        circuit = self._context.pace.circuit
+        gate = "" if circuit is None or circuit.closed else "; an outage is on, which holds it back"
+        return Effect(
+            f"due in {max(0, due_at_ms - now_ms)} ms{gate}",
+            after=row_state(metadata.replays, metadata.attempt, due_at_ms),
+            rows=(Row(identity, encode_row(later), metadata.tier or "?"),),
+        )
+
+    def _cancel(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
+        shown = self._shown(row, metadata)
+        now_ms = self._context.clock.wall_ms()
+        end, dead = ended(self._context, shown, cancelled(metadata, "cancelled before its first attempt", now_ms))
+        if self._sequences is not None:
+            self._sequences.removed(identity, row.key)
+        gone = (Row(identity, None, "?"),)
+        return Effect(
+            "it is dead, and not tried again", after="dead", rows=gone, publishes=(end,), observations=(dead,)
+        )
+
+    def _cancel_later(self, row: PendingRow, metadata: RetryMetadata, key: bytes) -> Effect:
+        """Cancel a record that runs: its row gets a flag under the same key, so the claim stays."""
+        if row.held:
+            raise RefusedError(Refusal.RUNNING, "its first attempt runs now: send it again once that has ended")
+        identity = key[IDENTITY_AT:]
+        self._cancelled.add(identity)
+        self._scheduler.claimed[key].cancelled = True  # it may not have begun
+        value = encode_row(replace(row, flags=row.flags | CANCELLED, revision=row.revision + 1))
+        text = f"attempt {metadata.attempt + 1} runs now; if it fails, it is the last"
+        return Effect(text, after="cancelling", rows=(Row(identity, value, metadata.tier or "?"),))
+
+    def _shown(self, row: PendingRow, metadata: RetryMetadata) -> Record:
+        changelog = self._transport.place.changelog
+        waiting = Record(*changelog, metadata.origin.offset, row.since_ms, row.key, row.value, row.headers)
+        return restore(waiting, metadata)
+
+
+def _sent_ms(record: Any) -> int:
+    """Return the broker's time of a record, of the client's or of ours."""
+    return int(record.timestamp_ms if isinstance(record, Record) else record.timestamp)

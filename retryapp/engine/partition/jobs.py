@@ -1,0 +1,290 @@
+"""The parts of jobs of one partition: letters are read in order, and replayed or set aside, many in one turn.
+
+Each turn has what it does to its letters, and where the part is then. So a crash neither repeats nor skips a letter. A
+part keeps to its share of the job's rate, and few of its records wait at once: first deliveries and the records' own
+retries go on beside it. Its first replays are a canary: the others wait for their outcomes, and where most of the last
+outcomes are failures, the part pauses itself, for each replay spends all attempts of its record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from retryapp.core.control import Command, Refusal, Verb, is_mark
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import REPLAY
+from retryapp.core.jobs import (
+    JOB_AGE_MS,
+    LAST_OUTCOMES,
+    MOST_JOBS,
+    JobCommand,
+    JobVerb,
+    Part,
+    PartState,
+    read_steering,
+)
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.rates import LeakyBucket
+from retryapp.core.record import Record, held_bytes
+from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
+from retryapp.engine.lane.transport import LaneProtocol
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
+from retryapp.ports import Event, Row, TopicPartition
+
+MOST_AT_ONCE: Final = 200
+"""Letters of one turn."""
+MOST_LOOKED: Final = 2_000
+"""Letters that are looked at for one turn."""
+MOST_AHEAD_BYTES: Final = 2 << 20
+"""Bytes of letters that are read ahead, of each job."""
+MOST_UNDELIVERED: Final = 1_000
+"""Replayed records that wait for their first run, in a partition."""
+UNDELIVERED_MS: Final = 10_000.0
+"""The same as time at the part's rate."""
+CATCH_UP_MS: Final = 100.0
+"""What a part may catch up of its rate: a turn takes some time."""
+LOOK_S: Final = 0.05
+"""How often a part looks whether it may go on."""
+_GO_ON: Final = 100  # letters that are looked at before others in the event loop come between
+
+_Found = tuple[str, Any, RetryMetadata]
+"""A letter that fits: its topic, as it was read, and its metadata."""
+
+
+class Jobs:
+    """What one session of a partition does for jobs."""
+
+    def __init__(self, context: DeliveryContext, transport: LaneProtocol, letters: LetterCommands) -> None:
+        """Begin with what the partition remembers."""
+        self.steering = read_steering(transport.steering)
+        self._context = context
+        self._transport = transport
+        self._letters = letters
+        self._buckets: dict[str, LeakyBucket] = {}
+        self._outcomes: dict[str, deque[bool]] = {}
+        """By job: whether the last replays failed again."""
+        self._ahead: dict[tuple[str, str], tuple[int, deque[Any]]] = {}
+        """By job and topic: where the next reading begins, and the letters that were read and not looked at."""
+
+    @property
+    def running(self) -> list[Part]:
+        """Parts that go on."""
+        return [part for part in self.steering.parts if part.state is PartState.RUNNING]
+
+    # -- commands about jobs ------------------------------------------------------------------------------------
+
+    def obey(self, command: JobCommand, age_ms: int) -> Effect:
+        """Begin, pause, go on with or cancel a part.
+
+        Raises:
+            RefusedError: it is refused.
+        """
+        part = self.steering.part(command.job)
+        if command.verb is JobVerb.START:
+            return self._start(command, part, age_ms)
+        if part is None or part.over:
+            raise RefusedError(Refusal.NO_JOB, "no such job goes on here" if part is None else f"it is {part.state}")
+        before = str(part.state)
+        if command.verb is JobVerb.CANCEL:
+            self._over(part, PartState.CANCELLED)
+        elif command.verb is JobVerb.PAUSE:
+            part.state, part.paused = PartState.PAUSED, command.why or "somebody has paused it"
+        else:
+            part.state, part.paused, part.probed = PartState.RUNNING, "", part.done
+            self._outcomes.pop(part.job, None)
+        return Effect(part.text, before=before, after=str(part.state))
+
+    def _start(self, command: JobCommand, part: Part | None, age_ms: int) -> Effect:
+        if part is not None:
+            raise RefusedError(Refusal.JOB_KNOWN, f"it has begun already: {part.text}")
+        if command.part is None:
+            raise RefusedError(Refusal.MALFORMED, "part: a start says what is to be done")
+        if age_ms > JOB_AGE_MS:
+            text = f"no worker had its partition for {age_ms // 3_600_000} hours after it was sent: start a new one"
+            raise RefusedError(Refusal.EXPIRED, text)
+        if len(self.steering.going_on) >= MOST_JOBS:
+            raise RefusedError(Refusal.TOO_MANY, f"{MOST_JOBS} jobs go on: wait for one, or cancel one")
+        if self._context.handler.topology.drop:
+            raise RefusedError(Refusal.NO_LETTER, "this handler has no dead-letter topic")
+        verb = str(command.part.verb)
+        part = Part(job=command.job, verb=verb, order=command.part, by=command.by, why=command.why)
+        self.steering.parts.append(part)
+        return Effect("it begins", after=str(part.state))
+
+    def _over(self, part: Part, state: PartState) -> None:
+        self.steering.over(part, state)
+        self._outcomes.pop(part.job, None)
+        self._buckets.pop(part.job, None)
+        for place in [place for place in self._ahead if place[0] == part.job]:
+            del self._ahead[place]
+
+    # -- outcomes -----------------------------------------------------------------------------------------------
+
+    def note(self, run: Run, outcome: Outcome) -> None:
+        """Note what the first run of a replayed record has come to."""
+        metadata = run.metadata
+        if metadata is None or metadata.tier != REPLAY or not isinstance(outcome, Turn):
+            return
+        part = self.steering.part(metadata.replay_id or "")
+        if part is not None and not part.over:
+            failed = any(seen.event in (Event.FAILED, Event.DEAD) for seen in outcome.observations)
+            self._outcomes.setdefault(part.job, deque(maxlen=LAST_OUTCOMES)).append(failed)
+
+    def _fails(self, part: Part, canary: int) -> str:
+        """Return why a part pauses itself; empty: it does not."""
+        outcomes = self._outcomes.get(part.job, ())
+        failed = sum(outcomes)
+        if len(outcomes) < max(1, canary) or failed * 2 <= len(outcomes):
+            return ""
+        return f"{failed} of the last {len(outcomes)} replays failed again"
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def may_step(self) -> bool:
+        """Tell whether a part may go on now."""
+        return any(self._room(part) > 0 for part in self.running)
+
+    def wait_s(self) -> float | None:
+        """Return after how long a part may be able to go on; None: none goes on."""
+        if not (running := self.running):
+            return None
+        next_ms = min((self._buckets[part.job].next_ms if part.job in self._buckets else 0.0) for part in running)
+        return min(LOOK_S, max(0.001, (next_ms - self._now_ms()) / 1_000)) if next_ms > self._now_ms() else LOOK_S
+
+    def _room(self, part: Part) -> int:
+        """Return how many letters a part may take now."""
+        order, pending = part.order, self._transport.pending
+        if order is None or pending is None:
+            return 0
+        if order.verb is not Verb.REPLAY:
+            return min(MOST_AT_ONCE, self._bucket(part).room(self._now_ms()) if order.every_ms else MOST_AT_ONCE)
+        undelivered, most = pending.counts().get(REPLAY, 0), MOST_UNDELIVERED
+        probed = part.done - part.probed
+        outcomes = len(self._outcomes.get(part.job, ()))
+        if self._fails(part, order.canary):
+            return 1  # so that it looks, and pauses
+        if probed >= order.canary > outcomes and undelivered:
+            return 0  # without any that wait, all have been tried, maybe by another worker
+        if probed < order.canary:
+            most = order.canary - probed
+        elif order.every_ms is not None:
+            most = max(1, min(most, int(UNDELIVERED_MS / order.every_ms)) - undelivered)
+        else:
+            most -= undelivered
+        if order.every_ms is not None:
+            most = min(most, self._bucket(part).room(self._now_ms()))
+        return min(most, MOST_AT_ONCE)
+
+    def _bucket(self, part: Part) -> LeakyBucket:
+        every_ms = 0.0 if part.order is None else part.order.every_ms or 0.0
+        if part.job not in self._buckets:
+            now_ms = self._now_ms()
+            self._buckets[part.job] = bucket = LeakyBucket(every_ms, now_ms, CATCH_UP_MS)
+            bucket.next_ms = now_ms + every_ms * self._context.random.random()  # parts do not go in step
+        return self._buckets[part.job]
+
+    def _now_ms(self) -> float:
+        return self._context.clock.monotonic_s() * 1_000
+
+    async def step(self, submit: Callable[[Turn, Part | None], None]) -> None:
+        """Take one step with each part that may go on; what is in the lane is in the tables.
+
+        `submit` takes a turn, and the part if the turn is to tell its state.
+        """
+        for part in self.running:
+            room = self._room(part)
+            if room <= 0 or part.order is None:
+                continue
+            if why := self._fails(part, part.order.canary):
+                part.state, part.paused = PartState.PAUSED, why
+                submit(Turn(), part)
+                return
+            letters = await self._look(part, room)
+            effects = self._judge(part, letters)  # from here to its turn nothing else happens
+            if part.order.every_ms is not None:
+                self._bucket(part).take(len(effects), self._now_ms())
+            part.done += len(effects)
+            rows: tuple[Row, ...] = tuple(row for effect in effects for row in effect.rows)
+            sent = tuple(out for effect in effects for out in effect.publishes)
+            seen = tuple(told for effect in effects for told in effect.observations)
+            over = all(part.at.get(topic, 0) >= end for topic, end in part.order.upto.items())
+            if over:
+                self._over(part, PartState.ENDED)
+            submit(Turn(rows=rows, publishes=sent, observations=seen), part if over else None)
+            return  # the next step sees what this one did
+
+    async def _look(self, part: Part, room: int) -> list[_Found]:
+        """Look at letters until so many fit, or many do not; move the part on."""
+        found: list[_Found] = []
+        looked = 0
+        if part.order is None:
+            return found
+        for topic, end in part.order.upto.items():
+            while len(found) < room and looked < MOST_LOOKED and part.at.get(topic, 0) < end:
+                raw = await self._next(part, topic, end)
+                if raw is None:
+                    part.at[topic] = end
+                    break
+                part.at[topic] = raw.offset + 1
+                looked += 1
+                if looked % _GO_ON == 0:
+                    await asyncio.sleep(0)
+                try:
+                    metadata = decode_metadata(tuple(raw.headers))
+                except DamagedMetadataError:
+                    metadata = None
+                died_ms = raw.timestamp_ms if isinstance(raw, Record) else raw.timestamp
+                if metadata is None:
+                    part.refused[Refusal.DAMAGED] += 1
+                elif part.order.filter.fits(metadata, raw.key, died_ms):
+                    found.append((topic, raw, metadata))
+        part.looked += looked
+        return found
+
+    async def _next(self, part: Part, topic: str, end: int) -> Any:
+        """Return the next letter before `end`; None: there is none."""
+        tp = TopicPartition(topic, self._transport.place.partition)
+        place = part.job, topic
+        position, ahead = self._ahead.get(place, (part.at.get(topic, 0), deque()))
+        if not ahead and position < end:
+            reached, held = position, 0
+
+            def take(records: list[Any], to: int) -> bool:
+                nonlocal reached, held
+                reached = to
+                ahead.extend(record for record in records if not is_mark(tuple(record.headers)))
+                held += sum(held_bytes(record.key, record.value, record.headers) for record in records)
+                return to >= end or len(ahead) >= MOST_LOOKED or held >= MOST_AHEAD_BYTES
+
+            stop = await self._transport.reader.read(tp, position, take)
+            position = stop if reached == position else reached
+        self._ahead[place] = position, ahead
+        if not ahead or ahead[0].offset >= end:
+            return None
+        return ahead.popleft()
+
+    def _judge(self, part: Part, letters: list[_Found]) -> list[Effect]:
+        """Return what becomes of letters; count those that are refused."""
+        effects: list[Effect] = []
+        order, taken = part.order, set[str]()
+        if order is None:
+            return effects
+        for topic, raw, metadata in letters:
+            facts: Any = {"id": part.job, "verb": order.verb, "failure_id": metadata.failure_id}
+            command = Command(by=part.by, why=part.why, force=order.force, **facts)
+            tp = TopicPartition(topic, self._transport.place.partition)
+            record = Record(*tp, raw.offset, 0, raw.key, raw.value, tuple(raw.headers))
+            if metadata.failure_id in taken:  # its tables do not have what this turn does
+                part.refused[Refusal.NOT_NEWEST] += 1
+                continue
+            try:
+                effects.append(self._letters.of_job(command, tp, record, metadata))
+            except RefusedError as error:
+                part.refused[error.refusal] += 1
+            taken.add(metadata.failure_id)
+        return effects

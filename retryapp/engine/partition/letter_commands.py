@@ -1,0 +1,253 @@
+"""What commands about dead letters come to: a replay, or a mark that sets a letter aside.
+
+A letter is read from its topic, where it is whole; its table says where the newest one of a record is, and its mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+from retryapp.core.classify import DeadReason
+from retryapp.core.control import Command, LetterMark, MarkKind, Refusal, Verb, is_mark, row_state
+from retryapp.core.dead_index import IndexedLetter
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Origin, Record
+from retryapp.core.rows import ALONE, encode_row, identity_of
+from retryapp.core.text import cut_text
+from retryapp.core.traces import qualified_name
+from retryapp.engine.delivery.deliver import HandlerTimeoutError
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.handler.handler import Order
+from retryapp.engine.lane.transport import LaneProtocol
+from retryapp.engine.partition.sequences import Sequences
+from retryapp.ports import Observation, Row, TopicPartition
+
+LETTERS_S: Final = 30.0
+"""How long a command about a dead letter waits until all letters of its partition are known."""
+_MAX_ID_CHARS: Final = 64
+_TIMED_OUT: Final = qualified_name(HandlerTimeoutError)
+
+
+class RefusedError(Exception):
+    """A command is refused; its text is for people."""
+
+    def __init__(self, refusal: Refusal, text: str) -> None:
+        self.refusal = refusal
+        super().__init__(text)
+
+
+@dataclass(slots=True)
+class Effect:
+    """What a command comes to."""
+
+    text: str
+    before: str | None = None
+    after: str | None = None
+    rows: tuple[Row, ...] = ()
+    publishes: tuple[Any, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    claim: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """A dead letter as its topic has it."""
+
+    topic: TopicPartition
+    record: Record
+    metadata: RetryMetadata
+
+
+class LetterCommands:
+    """The commands about dead letters of one session of a partition."""
+
+    def __init__(
+        self,
+        context: DeliveryContext,
+        transport: LaneProtocol,
+        sequences: Sequences | None,
+        *,
+        claimed: Collection[bytes],
+        taken_in: Callable[[int], bool],
+        unhurried: Callable[[], None],
+    ) -> None:
+        """Begin.
+
+        Args:
+            context: of the handler.
+            transport: of the lane.
+            sequences: of an ordered handler.
+            claimed: keys of the rows that are being delivered.
+            taken_in: whether the record at an offset is a first delivery without an outcome.
+            unhurried: called where a command waits for something that rows need not wait for.
+        """
+        self._context = context
+        self._transport = transport
+        self._sequences = sequences
+        self._claimed = claimed
+        self._taken_in = taken_in
+        self._unhurried = unhurried
+
+    async def obey(self, command: Command, origin: Origin, settled: Callable[[bytes], Awaitable[bool]]) -> Effect:
+        """Return what a command comes to; `settled` waits for turns about a record, and tells whether there were any.
+
+        Raises:
+            RefusedError: it is refused.
+        """
+        await self.letters_known()
+        letter, mark = await self._newest(command, origin)
+        identity = identity_of(origin)
+        if await settled(identity):
+            letter, mark = await self._newest(command, origin)
+        return self._effect(command, letter, mark, identity)
+
+    def of_job(self, command: Command, topic: TopicPartition, record: Record, metadata: RetryMetadata) -> Effect:
+        """Return what becomes of a letter that a job has read; all letters are known.
+
+        Raises:
+            RefusedError: it is refused.
+        """
+        table = self._transport.dead.get(topic.topic)
+        row = None if table is None else table.find(metadata.failure_id)
+        if row is None:
+            raise RefusedError(Refusal.NO_LETTER, "its table does not have it")
+        if row.offset != record.offset:
+            raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {row.offset}")
+        return self._effect(command, _Letter(topic, record, metadata), row.mark, identity_of(metadata.origin))
+
+    def _effect(self, command: Command, letter: _Letter, mark: str | None, identity: bytes) -> Effect:
+        replays = letter.metadata.replays
+        if command.verb is Verb.REPLAY:
+            effect, kind = self._replay(command, letter, mark, identity), MarkKind.REPLAYED
+            replays += 1
+        else:
+            effect = self._set_aside(command, mark)
+            kind = MarkKind.DISCARDED if command.verb is Verb.DISCARD else MarkKind.RESTORED
+        told = LetterMark(
+            mark=kind,
+            failure_id=command.failure_id,
+            letter=letter.record.offset,
+            delivery=letter.metadata.delivery,
+            replays=replays,
+            command=command.id,
+            by=command.by,
+            why=command.why,
+        )
+        effect.before = str(letter.record.offset)
+        effect.publishes = (*effect.publishes, told.to_record(*letter.topic))
+        return effect
+
+    async def letters_known(self) -> None:
+        """Wait until the tables have all letters; raise `RefusedError` if that takes long."""
+        free = asyncio.get_running_loop().call_soon(self._unhurried)  # rows need not wait for this
+        try:
+            async with asyncio.timeout(LETTERS_S):
+                await self._transport.letters_known()
+        except TimeoutError:
+            text = "the worker still reads the dead letters of the partition: send it again in a minute"
+            raise RefusedError(Refusal.NOT_READY, text) from None
+        free.cancel()
+
+    async def _newest(self, command: Command, origin: Origin) -> tuple[_Letter, str | None]:
+        """Return the newest dead letter of a record, and its mark."""
+        if self._context.handler.topology.drop:
+            raise RefusedError(Refusal.NO_LETTER, "this handler has no dead-letter topic")
+        found: list[tuple[_Letter, IndexedLetter]] = []
+        for topic, table in self._transport.dead.items():
+            row = table.find(command.failure_id)
+            if row is not None:
+                tp = TopicPartition(topic, self._transport.place.partition)
+                if (letter := await self._read(tp, row.offset)) is not None:
+                    found.append((letter, row))
+        if not found:
+            raise RefusedError(Refusal.NO_LETTER, "no dead letter of it is left: it is done, waits, or was deleted")
+        letter, row = max(found, key=lambda each: each[0].metadata.delivery)
+        if letter.metadata.origin != origin:
+            raise RefusedError(Refusal.OTHER_TOPIC, f"the letter is of {letter.metadata.origin.text}")
+        if command.state is not None and command.state != str(row.offset):
+            raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {row.offset}")
+        return letter, row.mark
+
+    async def _read(self, tp: TopicPartition, offset: int) -> _Letter | None:
+        found: list[Any] = []
+
+        def take(records: list[Any], _position: int) -> bool:
+            found.extend(record for record in records if record.offset == offset)
+            return True
+
+        await self._transport.reader.read(tp, offset, take)
+        if not found or is_mark(tuple(found[0].headers)):
+            return None
+        raw = found[0]
+        headers = tuple(raw.headers)
+        try:
+            metadata = decode_metadata(headers)
+        except DamagedMetadataError as error:
+            raise RefusedError(Refusal.DAMAGED, str(error)) from error
+        record = Record(*tp, raw.offset, 0, raw.key, raw.value, headers)
+        return None if metadata is None else _Letter(tp, record, metadata)
+
+    def _replay(self, command: Command, letter: _Letter, mark: str | None, identity: bytes) -> Effect:
+        metadata, context, table = letter.metadata, self._context, self._transport.pending
+        reason, now_ms = metadata.reason, context.clock.wall_ms()
+        if self._taken_in(metadata.origin.offset):
+            raise RefusedError(Refusal.RUNNING, "the main topic was set back, and it runs again")
+        if table is not None and (key := table.find(identity)) is not None:
+            runs = key in self._claimed
+            raise RefusedError(Refusal.RUNNING if runs else Refusal.WAITING, "it waits for its next attempt already")
+        self._check_replay(command, metadata, mark)
+        if self._sequences is not None and not self._sequences.may_come_back(letter.record.key):
+            raise RefusedError(Refusal.SUPERSEDED, "a newer record of its key waits or runs")
+        base = context.handler.topology.dlq
+        name = f"{letter.topic.topic.removeprefix(base).removeprefix('.')}:{letter.record.offset}"
+        anew = replayed(metadata, letter=name, replay_id=cut_text(command.id, _MAX_ID_CHARS), now_ms=now_ms)
+        copy = to_tier(letter.record, topology=context.handler.topology, metadata=anew)
+        if waiting_size(copy) > context.max_bytes:
+            raise RefusedError(Refusal.TOO_LARGE, "with its headers it does not fit on the retry topic any more")
+        timed_out = context.handler.batch is not None and metadata.error_type == _TIMED_OUT
+        row = to_row(copy, anew, ALONE if timed_out else 0)
+        if self._sequences is not None:
+            self._sequences.came_back(identity, row.key)
+        return Effect(
+            f"due at once, with new attempts; it was dead as {reason}",
+            after=row_state(anew.replays, 0, row.due_at_ms),
+            rows=(Row(identity, encode_row(row), anew.tier or "?"),),
+            publishes=(copy,),
+        )
+
+    def _check_replay(self, command: Command, metadata: RetryMetadata, mark: str | None) -> None:
+        if metadata.origin.topic_id != self._context.topic_id:
+            text = f"{self._context.handler.main} was deleted and created again since it died"
+            raise RefusedError(Refusal.OTHER_TOPIC, text)
+        if mark == MarkKind.DISCARDED:
+            raise RefusedError(Refusal.DISCARDED, "it was discarded: restore it first")
+        if metadata.reason == DeadReason.DAMAGED:
+            raise RefusedError(Refusal.DAMAGED, "it is dead because it could not be read")
+        if metadata.reason == DeadReason.TOO_LARGE:
+            raise RefusedError(Refusal.TOO_LARGE, "its letter does not have its value: it was too large")
+        if mark in (MarkKind.REPLAYED, MarkKind.RECOVERED):  # once more would give its deliveries numbers that are used
+            raise RefusedError(Refusal.REPLAYED, f"this letter is {mark} already")
+        if command.force:
+            return
+        if metadata.reason == DeadReason.CRASHED:
+            raise RefusedError(Refusal.CRASHED, "it has ended its workers; --force replays it all the same")
+        if self._context.handler.order is Order.LATEST:
+            text = "a newer record of its key may have replaced it; --force replays it all the same"
+            raise RefusedError(Refusal.SUPERSEDED, text)
+
+    def _set_aside(self, command: Command, mark: str | None) -> Effect:
+        if command.verb is Verb.RESTORE:
+            if mark != MarkKind.DISCARDED:
+                raise RefusedError(Refusal.NOT_DISCARDED, f"it is {mark or 'a dead letter'}: nothing to restore")
+            return Effect("it is a dead letter again", after=str(MarkKind.RESTORED))
+        if mark in (MarkKind.REPLAYED, MarkKind.RECOVERED):
+            raise RefusedError(Refusal.REPLAYED, f"it is {mark} already")
+        if mark == MarkKind.DISCARDED:
+            raise RefusedError(Refusal.DISCARDED, "it is discarded already")
+        return Effect("it is discarded; restore takes that back until retention deletes it", after=str(mark))

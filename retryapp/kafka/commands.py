@@ -1,0 +1,113 @@
+"""Sends commands to the workers of a group, and waits for what they say of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from retryapp.core.control import Command
+from retryapp.core.errors import DamagedEventError
+from retryapp.core.jobs import JobCommand
+from retryapp.core.lifecycle import Commanded, decode_event
+from retryapp.core.record import parse_failure_id
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka.admin import KafkaAdmin
+from retryapp.kafka.connection import KafkaConnection
+from retryapp.kafka.reader import read_topic
+from retryapp.kafka.writer import write_records, write_together
+
+WAIT_S: Final = 30.0
+"""How long an outcome is waited for, unless somebody says otherwise."""
+_LOOK_S: Final = 0.2
+
+
+def send_commands(
+    connection: KafkaConnection, topology: HandlerTopology, commands: Sequence[Command], *, wait_s: float = WAIT_S
+) -> Mapping[str, Commanded]:
+    """Send commands about records of one handler; blocks.
+
+    Returns:
+        The outcome of each command, by its id. One that is missing is queued: no worker has its partition now. After
+        `core.control.COMMAND_AGE_MS` it is refused.
+
+    Raises:
+        DamagedMetadataError: a failure id is none.
+        TopicMissingError: the group has no control topic: no worker of this version has started yet.
+        BrokerUnreachableError: no broker answered; some of the commands may have been sent.
+    """
+    places = {command.id: parse_failure_id(command.failure_id)[1].partition for command in commands}
+    records = [command.to_record(topology.control, places[command.id]) for command in commands]
+    partitions = sorted(set(places.values()))
+
+    def write() -> None:
+        write_records(connection, records, doing=f"write to topic {topology.control}", topic=topology.control)
+
+    told = _told(connection, topology, partitions, write, {(places[name], name) for name in places}, wait_s)
+    return {name: event for (_, name), event in told.items()}
+
+
+def send_to_all(
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    commands: Mapping[int, JobCommand],
+    *,
+    wait_s: float = WAIT_S,
+) -> Mapping[int, Commanded]:
+    """Send one command to several partitions of one handler, to all or none; blocks.
+
+    Several senders have one transactional id, so one begins after the other: all partitions see their commands in the
+    same order.
+
+    Args:
+        connection: the cluster.
+        topology: of the handler.
+        commands: by partition.
+        wait_s: how long to wait for outcomes.
+
+    Returns:
+        The outcomes by partition. One that is missing is queued.
+
+    Raises:
+        TopicMissingError: the group has no control topic.
+        BrokerUnreachableError: no broker answered; the command was sent, or not. Sent again, it does no harm.
+        AccessDeniedError: we may not write there, or not use the transactional id.
+    """
+    records = [command.to_record(topology.control, partition) for partition, command in commands.items()]
+    wanted = {(partition, command.id) for partition, command in commands.items()}
+
+    def write() -> None:
+        doing = f"write to topic {topology.control}"
+        write_together(connection, records, transactional_id=topology.control, doing=doing, topic=topology.control)
+
+    told = _told(connection, topology, sorted(commands), write, wanted, wait_s)
+    return {partition: event for (partition, _), event in told.items()}
+
+
+def _told(
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    partitions: Sequence[int],
+    write: Callable[[], None],
+    wanted: Collection[tuple[int, str]],
+    wait_s: float,
+) -> dict[tuple[int, str], Commanded]:
+    """Write, and wait for the outcomes of commands: partition and id."""
+    starts = {number: kept.stop for number, kept in KafkaAdmin(connection).offsets(topology.events, partitions).items()}
+    write()
+    outcomes: dict[tuple[int, str], Commanded] = {}
+    until_s = time.monotonic() + wait_s
+    while len(outcomes) < len(wanted):
+        for record in read_topic(connection, topology.events, partitions=partitions, start=starts):
+            starts[record.partition] = record.offset + 1
+            try:
+                event = decode_event(record.value or b"")
+            except DamagedEventError:  # of a newer worker
+                continue
+            if isinstance(event, Commanded) and (record.partition, event.command) in wanted:
+                outcomes[record.partition, event.command] = event
+        if time.monotonic() >= until_s:
+            break
+        if len(outcomes) < len(wanted):
+            time.sleep(_LOOK_S)
+    return outcomes

@@ -1,0 +1,96 @@
+"""Writes records and waits until all in-sync brokers have them, one by one or all together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from retryapp.core.hops import Outgoing
+from retryapp.kafka.connection import KafkaConnection, named_error
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+WRITE_TIMEOUT_S: Final = 15.0
+_TRIES: Final = 5
+_FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS"}
+
+
+def write_records(connection: KafkaConnection, records: Iterable[Outgoing], *, doing: str, topic: str) -> None:
+    """Append records, those of a partition in order; return once all are durable.
+
+    Args:
+        connection: the cluster.
+        records: what to append.
+        doing: for an error's text, as `write the owner mark to topic orders`.
+        topic: the same.
+
+    Raises:
+        BrokerUnreachableError: no broker answered in time; some of the records may be there.
+        TopicMissingError: there is no such topic.
+        AccessDeniedError: we may not write there.
+    """
+    failures: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            failures.append(error)
+
+    producer = connection.client(
+        Producer,
+        acks="all",
+        enable_idempotence=True,
+        allow_auto_create_topics=False,
+        delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
+    )
+    for record in records:
+        producer.produce(
+            record.topic, key=record.key, value=record.value, partition=record.partition, on_delivery=delivered
+        )
+    unsent = producer.flush(WRITE_TIMEOUT_S + 1)
+    error = failures[0] if failures else (KafkaError(KafkaError.REQUEST_TIMED_OUT) if unsent else None)
+    if error is not None:
+        raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from KafkaException(
+            error
+        )
+
+
+def write_together(
+    connection: KafkaConnection,
+    records: Sequence[Outgoing],
+    *,
+    transactional_id: str,
+    doing: str,
+    topic: str,
+) -> None:
+    """Append records in one transaction: readers of committed records see all or none.
+
+    Writers of the same `transactional_id` come one after the other: a later one ends the transaction of an earlier one,
+    which begins anew.
+
+    Raises:
+        BrokerUnreachableError: no broker answered in time; the records are there, or not.
+        TopicMissingError: there is no such topic.
+        AccessDeniedError: we may not write there, or not use the transactional id.
+    """
+    for left in reversed(range(_TRIES)):
+        producer = connection.client(
+            Producer,
+            transactional_id=transactional_id,
+            allow_auto_create_topics=False,
+            transaction_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
+            delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
+        )
+        try:
+            producer.init_transactions(WRITE_TIMEOUT_S)
+            producer.begin_transaction()
+            for record in records:
+                producer.produce(record.topic, key=record.key, value=record.value, partition=record.partition)
+            producer.commit_transaction(WRITE_TIMEOUT_S)
+        except KafkaException as error:
+            if left and error.args[0].name() in _FENCED:
+                continue
+            raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from error
+        return

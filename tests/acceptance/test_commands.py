@@ -1,0 +1,103 @@
+"""Commands to real workers: obeyed once over kills, with the ledger balanced through all of it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+from harness import Answer, HandlerSpec, Stage, wait_for
+from harness.evidence import Evidence
+from harness.terminal import retryapp
+
+from retryapp.core.control import Command, Verb
+from retryapp.core.lifecycle import Commanded, decode_event
+from retryapp.core.record import idempotency_key
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka.commands import send_commands
+from retryapp.ledger import Balance, take_ledger
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(240)]
+
+
+def balance(stage: Stage, topology: HandlerTopology) -> Balance:
+    """Return the ledger's count, which adds up."""
+    ledger = take_ledger(stage.connection, topology)
+    assert ledger.problems == (), ledger.problems
+    return ledger.total
+
+
+def test_letters_are_replayed_once_over_a_kill(stage: Stage) -> None:
+    """The worker dies amid the commands: each letter is replayed once, under the key of its first attempt."""
+    topic, mended = stage.main_topic(), threading.Event()
+    stage.program(HandlerSpec(topic=topic, policy="100ms"))
+    stage.service.rule = lambda _visit: Answer(200 if mended.is_set() else 503)
+    stage.produce(topic, [{"id": n} for n in range(60)])
+    first = stage.worker("killed")
+    topology = HandlerTopology(stage.group, topic)
+    evidence = Evidence(stage.connection, topology)
+    wait_for(lambda: len(evidence.records(topology.dlq)) == 60, "all are dead", timeout_s=60)
+    listed = retryapp(stage, "dead", "list", "-A", "app", "--limit", "100")[1]["records"]
+    names = [letter["failure_id"] for letter in listed]
+    mended.set()
+    place = ("--broker", stage.bootstrap, "-", "--by", "ann", "--why", "mended")
+    sender = threading.Thread(target=retryapp, args=(stage, "dead", "replay", *place), kwargs={"names": names})
+    sender.start()
+    wait_for(lambda: len(stage.service.visits) > 125, "replays have begun", timeout_s=60, every_s=0.005)
+    first.kill()
+    second = stage.worker("second")
+    sender.join()
+    code, again = retryapp(stage, "dead", "replay", *place, names=names)
+    assert (code, {each["refused"] for each in again["outcomes"]}) == (1, {"replayed"})
+    wait_for(lambda: evidence.waiting() == 0, "nothing waits", timeout_s=60)
+    total = balance(stage, topology)
+    assert (total.received, total.done, total.dead, total.lost) == (60, 60, 0, 0)
+    done = Counter(visit.failure_id for visit in stage.service.visits if visit.replays == 1)
+    assert set(done) == set(names)
+    assert all(visit.idempotency_key == idempotency_key(visit.failure_id) for visit in stage.service.visits)
+    events = [decode_event(record.value or b"") for record in evidence.records(topology.events)]
+    told = [event for event in events if isinstance(event, Commanded)]
+    assert len(told) == 120
+    assert {(event.by, event.why) for event in told} == {("ann", "mended")}
+    assert Counter(event.refused for event in told) == {None: 60, "replayed": 60}
+    listed = retryapp(stage, "dead", "list", "-A", "app", "--limit", "100")[1]["records"]
+    assert Counter(letter["mark"] for letter in listed) == {"recovered": 60}
+    assert second.stop() == 0
+
+
+def test_what_waits_is_steered(stage: Stage) -> None:
+    """Now, later, never; queued while no worker runs; refused with a reason."""
+    topic = stage.main_topic()
+    stage.program(HandlerSpec(topic=topic, policy="1h*3"))
+    stage.service.rule = lambda visit: Answer(503 if visit.attempt == 1 else 200)
+    stage.produce(topic, [{"id": n} for n in range(4)])
+    worker = stage.worker()
+    topology = HandlerTopology(stage.group, topic)
+    evidence = Evidence(stage.connection, topology)
+    wait_for(lambda: evidence.waiting() == 4, "all wait", timeout_s=60)
+    names = {visit.facts["id"]: visit.failure_id for visit in stage.service.visits}
+    place = ("--broker", stage.bootstrap)
+    assert retryapp(stage, "pending", "retry-now", *place, names[0])[0] == 0
+    assert retryapp(stage, "pending", "reschedule", *place, names[1], "--at", "1s")[0] == 0
+    assert retryapp(stage, "pending", "cancel", *place, names[2], "--why", "withdrawn")[0] == 0
+    code, said = retryapp(stage, "pending", "cancel", *place, names[2])
+    assert (code, said["outcomes"][0]["refused"]) == (1, "not-waiting")
+    wait_for(lambda: evidence.waiting() == 1, "two are done", timeout_s=60)
+    worker.kill()
+    code, said = retryapp(stage, "pending", "cancel", *place, names[3], "--wait", "1s")
+    assert (code, said["outcomes"][0]["outcome"]) == (1, "queued")
+    worker = stage.worker("second")
+    wait_for(lambda: evidence.waiting() == 0, "what was queued is obeyed", timeout_s=60)
+    total = balance(stage, topology)
+    assert (total.received, total.done, total.dead) == (4, 2, 2)
+    assert Counter(visit.facts["id"] for visit in stage.service.visits) == {0: 2, 1: 2, 2: 1, 3: 1}
+    letters = retryapp(stage, "dead", "list", "-A", "app")[1]["records"]
+    assert {letter["failure_id"]: letter["reason"] for letter in letters} == {
+        names[2]: "cancelled",
+        names[3]: "cancelled",
+    }
+    assert retryapp(stage, "dead", "discard", *place, names[2])[0] == 0
+    assert balance(stage, topology).discarded == 1
+    lost = Command(id="x", verb=Verb.CANCEL, failure_id=names[0])
+    assert send_commands(stage.connection, topology, [lost])["x"].refused == "not-waiting"
+    assert worker.stop() == 0

@@ -1,0 +1,74 @@
+"""A job on real workers: the letters of one cause, at a rate, paused and resumed, over kills of worker and terminal."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+
+import pytest
+from harness import Answer, HandlerSpec, Stage, wait_for
+from harness.evidence import Evidence
+from harness.terminal import begin, retryapp
+
+from retryapp.core.record import idempotency_key
+from retryapp.core.topology import HandlerTopology
+from retryapp.ledger import take_ledger
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(240)]
+PARTITIONS = 3
+
+
+def test_the_letters_of_one_cause_are_replayed_once(stage: Stage) -> None:
+    """Found, previewed, replayed at a rate, paused, resumed; the worker and the terminal are killed amid it."""
+    topic, mended = stage.main_topic(partitions=PARTITIONS), threading.Event()
+    stage.program(HandlerSpec(topic=topic, policy="50ms"))
+    answers = {0: Answer(422), 1: Answer(500), 2: Answer(503)}
+    stage.service.rule = lambda visit: (
+        Answer(200) if mended.is_set() and visit.facts["id"] % 3 == 0 else answers[visit.facts["id"] % 3]
+    )
+    stage.produce(topic, [{"id": n} for n in range(600)])
+    first = stage.worker("killed")
+    topology = HandlerTopology(stage.group, topic)
+    evidence = Evidence(stage.connection, topology)
+    wait_for(lambda: len(evidence.records(topology.dlq)) == 600, "all are dead", timeout_s=90)
+    app = ("-A", "app")
+    code, said = retryapp(stage, "dead", "replay", *app, "--all", "--preview")
+    assert (code, said["preview"]["letters"], len(said["preview"]["causes"])) == (0, 600, 2)
+    cause = next(each for each in said["preview"]["causes"] if "never take it" in each["cause"])
+    assert cause["letters"] == 200
+    assert retryapp(stage, "dead", "replay", *app, "--message", "500 FROM", "--preview")[1]["preview"]["letters"] == 200
+    before, tried = len(stage.service.visits), Counter(visit.failure_id for visit in stage.service.visits)
+    mended.set()
+    chosen = ("--cause", cause["cause_id"], "--rate", "20/s", "--by", "ann", "--why", "service is back", "--yes")
+    terminal = begin(stage, "dead", "replay", *app, *chosen)
+    wait_for(lambda: len(stage.service.visits) > before + 30, "replays have begun", timeout_s=60)
+    terminal.kill()
+    terminal.communicate()
+    first.kill()
+    second = stage.worker("second")
+    wait_for(lambda: len(stage.service.visits) > before + 60, "they go on", timeout_s=60)
+    (job,) = retryapp(stage, "job", "list", *app)[1]["jobs"]
+    assert (job["state"], job["verb"], job["by"]) == ("running", "replay", "ann")
+    assert re.fullmatch("[0-9a-f]{10}", job["job"])
+    assert retryapp(stage, "job", "pause", *app, job["job"], "--why", "lunch")[0] == 0
+    done = retryapp(stage, "job", "show", *app, job["job"])[1]
+    assert (done["state"], done["paused"]) == ("paused", "lunch")
+    wait_for(lambda: evidence.waiting() == 0, "what was replayed is done", timeout_s=60)
+    assert retryapp(stage, "job", "show", *app, job["job"])[1]["done"] == done["done"] < 200
+    assert retryapp(stage, "job", "resume", *app, job["job"])[0] == 0
+    code, ended = retryapp(stage, "job", "show", *app, job["job"], "--watch")
+    assert (code, ended["state"], ended["done"], ended["refused"]) == (0, "ended", 200, {})
+    wait_for(lambda: evidence.waiting() == 0, "nothing waits", timeout_s=60)
+    again = Counter(visit.failure_id for visit in stage.service.visits if visit.replays == 1)
+    assert len(again) == 200
+    twice = {name: number for name, number in again.items() if number > 1}
+    assert len(twice) <= 20, "only what ran when the worker was killed runs again"
+    assert all(visit.idempotency_key == idempotency_key(visit.failure_id) for visit in stage.service.visits)
+    assert {tried[name] for name in again} == {1}
+    ledger = take_ledger(stage.connection, topology)
+    assert ledger.problems == (), ledger.problems
+    assert (ledger.total.received, ledger.total.done, ledger.total.dead, ledger.total.lost) == (600, 200, 400, 0)
+    code, said = retryapp(stage, "dead", "replay", *app, "--cause", cause["cause_id"], "--preview")
+    assert (code, said["preview"]["letters"], said["preview"]["refused"]) == (1, 0, {"recovered": 200})
+    assert second.stop() == 0

@@ -1,0 +1,51 @@
+"""Records that are written together: all or none, and several writers in one order everywhere."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from retryapp.core.errors import TopicMissingError
+from retryapp.core.hops import Outgoing
+from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
+from retryapp.kafka.writer import write_together
+
+pytestmark = pytest.mark.broker
+
+
+def written(connection: KafkaConnection, topic: str, values: list[bytes]) -> dict[int, list[bytes | None]]:
+    """Write each value to all partitions of a topic, side by side; return what readers see by partition."""
+
+    def write(value: bytes) -> None:
+        records = [Outgoing(topic, number, None, value, ()) for number in range(4)]
+        write_together(connection, records, transactional_id=topic, doing="write", topic=topic)
+
+    with ThreadPoolExecutor(len(values)) as pool:
+        for done in [pool.submit(write, value) for value in values]:
+            done.result()
+    seen: dict[int, list[bytes | None]] = {}
+    for record in read_topic(connection, topic):
+        seen.setdefault(record.partition, []).append(record.value)
+    return seen
+
+
+def test_writers_of_one_id_come_one_after_the_other(bootstrap: str) -> None:
+    """Whichever is fenced begins anew: all partitions have all records, in one order."""
+    connection, topic = KafkaConnection(bootstrap), "together"
+    admin = KafkaAdmin(connection)
+    admin.create_main_topic(topic, partitions=4)
+    admin.wait_for_topics([topic])
+    values = [b"%d" % n for n in range(3)]
+    seen = written(connection, topic, values)
+    assert [sorted(each) for each in seen.values()] == [values] * 4
+    assert all(each == seen[0] for each in seen.values())
+
+
+def test_a_missing_topic_is_named(bootstrap: str) -> None:
+    """Nothing is made."""
+    with pytest.raises(TopicMissingError, match="no-such"):
+        write_together(
+            KafkaConnection(bootstrap), [Outgoing("no-such", 0, None, b"", ())], transactional_id="no-such",
+            doing="write", topic="no-such",
+        )  # fmt: skip

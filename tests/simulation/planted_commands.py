@@ -1,0 +1,133 @@
+"""Planted faults of commands; see `simulation.mutants`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from retryapp.core.jobs import Part, Steering
+from retryapp.engine.delivery.run import Outcome, Run
+from retryapp.engine.lane.notes import Notes
+from retryapp.engine.lane.refused import RefusedTurns
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition import jobs
+from retryapp.engine.partition.commands import Commands
+from retryapp.engine.partition.jobs import Jobs
+from retryapp.engine.partition.scheduler import Scheduler
+from retryapp.engine.partition.sequences import Sequences
+from retryapp.testing.tables import MemoryDeadLetterTable
+
+
+def _unsaid(self: Notes, _batch: Any) -> str:
+    """The position on the control topic is in no transaction."""
+    return self.control
+
+
+async def _before(self: Commands, record: Any) -> None:
+    """A command counts as obeyed before its turn."""
+    place = self._transport.place.main
+    self._submit(Turn(source=place, next_offset=0, control=record.offset + 1))
+    await _obey(self, record)
+
+
+_obey = Commands._obey
+
+
+def _not_claimed(_self: Scheduler, _key: bytes, _identity: bytes, _size: int) -> None:
+    """A row that a command changes is claimed meanwhile."""
+
+
+def _unheeded(_self: Commands, _run: Run, outcome: Outcome) -> Outcome:
+    """A record that was cancelled while it ran is tried again."""
+    return outcome
+
+
+def _unflagged(_self: Scheduler, *args: Any) -> Any:
+    """After a crash nobody knows that a record was cancelled while it ran."""
+    found = _claim(_self, *args)
+    if found is not None:
+        object.__setattr__(found[0], "cancelled", False)
+    return found
+
+
+_claim = Scheduler._claim
+
+
+def _unmarked(_self: MemoryDeadLetterTable, *_mark: Any) -> None:
+    """A letter may be replayed again and again."""
+
+
+async def _unsettled(self: Commands) -> None:
+    """A command does not see what is on its way to the tables."""
+    self._touched.clear()
+
+
+def _at_once(self: Scheduler, *args: Any, **more: Any) -> None:
+    """Rows are claimed before the commands are read that came while no worker ran."""
+    _init(self, *args, **more)
+    self._commanded = None
+
+
+_init = Scheduler.__init__
+
+
+def _stays(_self: Sequences, _identity: bytes, _key: Any) -> None:
+    """The followers of a cancelled head wait for it."""
+
+
+def _passed(self: RefusedTurns, turn: Turn) -> bool:
+    """Commands overtake one whose turn a topic has refused."""
+    control, turn.control, turn.hurried = turn.control, None, False
+    try:
+        return _keep(self, turn)
+    finally:
+        turn.control = control
+
+
+_keep = RefusedTurns.keep
+
+
+def _unremembered(self: Commands, turn: Turn, told: Any) -> None:
+    """Where a part of a job is, stands in no turn."""
+    _submit_step(self, turn, told)
+    turn.steering = None
+
+
+def _step_ahead(self: Commands, turn: Turn, told: Any) -> None:
+    """A part of a job is further in a turn before that of its letters."""
+    place = self._transport.place.main
+    self._submit(Turn(source=place, next_offset=0, steering=self._jobs.steering.written))
+    _submit_step(self, turn, told)
+
+
+_submit_step = Commands._submit_step
+
+
+def _endless(self: Jobs, part: Part, topic: str, _end: int) -> Any:
+    """A part goes on to letters that died after its begin."""
+    return _next(self, part, topic, 1 << 60)
+
+
+_next = Jobs._next
+
+
+def _forgotten(_text: str) -> Steering:
+    """An opening forgets the jobs."""
+    return Steering()
+
+
+COMMANDS: Final = (
+    ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
+    ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_035),
+    ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_004),
+    ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_163),
+    ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_178),
+    ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_041),
+    ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_008),
+    ("rows are claimed before commands are read", ((Scheduler, "__init__", _at_once),), 1_000_337),
+    ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_025),
+    ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_131),
+    ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_005),
+    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_000),
+    ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_030),
+    ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_023),
+)

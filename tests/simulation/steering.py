@@ -1,0 +1,202 @@
+"""Commands of a history: what people ask of its records, and what must come of it (I19).
+
+Each control record has one `command` event in the end, whatever dies meanwhile. One that is obeyed changes what its
+record comes to: a cancelled one is dead, unless the run that went on was fine; a replayed one begins anew, once for
+each letter; one that is hurried may be early by its policy. A part of a job ends, has looked at each letter once, and
+has left as many marks as it says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from math import inf
+from random import Random
+from typing import Any, Final
+
+from retryapp.core.control import Command, MarkKind, Verb, mark_of
+from retryapp.core.hops import Outgoing
+from retryapp.core.jobs import JobCommand, JobFilter, JobPart, JobVerb
+from retryapp.core.record import Origin as Place
+from retryapp.core.record import failure_id
+from retryapp.core.topology import HandlerTopology
+from retryapp.ports import TopicPartition
+from simulation.broker import Broker
+from simulation.story import Opening, Origin, Story, Violation
+from simulation.worker import TOPIC_ID
+
+_VERBS: Final = (
+    "retry-now", "retry-now", "reschedule", "cancel", "cancel", "replay", "replay", "replay", "replay", "discard",
+    "restore", "", "job", "job", "job", "job-pause", "job-resume", "job-resume", "job-cancel",
+)  # fmt: skip
+
+
+class Steering:
+    """Sends the commands of one handler, and judges them."""
+
+    def __init__(
+        self,
+        topology: HandlerTopology,
+        broker: Broker,
+        stories: dict[Origin, Story],
+        random: Random,
+        *,
+        calm: bool,
+    ) -> None:
+        self._topology = topology
+        self._broker = broker
+        self._stories = stories
+        self._random = random
+        self._calm = calm
+        """Nobody dies or is cut off."""
+        self._count = 0
+        self.asked: dict[str, tuple[str, Origin]] = {}
+        """Verb and record of each command."""
+        self.told: Counter[str] = Counter()
+        """Visible events of each command."""
+        self.reached: Counter[str] = Counter()
+        self._jobs: dict[str, Verb] = {}
+        self._parts: dict[tuple[str, int], str] = {}
+        """By job and partition: what its events say last."""
+        self._upto: dict[tuple[str, int], Mapping[str, int]] = {}
+
+    def send(self, now_ms: float) -> None:
+        """Send a command about some record, or one that is none."""
+        if not self._stories:
+            return
+        random, self._count = self._random, self._count + 1
+        failed = [origin for origin, story in self._stories.items() if story.copies or story.fates]
+        origin = random.choice(failed if failed and random.random() < 0.8 else list(self._stories))
+        verb, name = random.choice(_VERBS), f"c{self._count}"
+        if verb.startswith("job"):
+            self._send_job(verb, name)
+            return
+        tp = TopicPartition(self._topology.control, origin[0])
+        if not verb:
+            self._broker.append(tp, Outgoing(*tp, None, b'{"v": 1, "id": "%s"}' % name.encode(), ()))
+            self.reached["a command that is none"] += 1
+            return
+        due_at_ms = int(now_ms + random.uniform(-500, 3_000)) if verb == "reschedule" else None
+        record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
+        facts: dict[str, Any] = {"due_at_ms": due_at_ms, "force": random.random() < 0.5}
+        command = Command(id=name, verb=Verb(verb), failure_id=record, **facts)
+        story = self._stories[origin]
+        story.hurried = story.hurried or verb in ("retry-now", "reschedule")
+        story.cancelling = story.cancelling or verb == "cancel"
+        self.asked[name] = verb, origin
+        self._broker.append(tp, command.to_record(*tp))
+
+    def _send_job(self, verb: str, name: str) -> None:
+        """Begin a job on all partitions, or steer one; all get the command together."""
+        random, topology = self._random, self._topology
+        partitions = range(self._broker.partitions)
+        parts: dict[int, JobPart] = {}
+        job = name if verb == "job" or not self._jobs else random.choice(list(self._jobs))
+        if verb == "job":
+            self._jobs[job] = random.choice((Verb.REPLAY, Verb.REPLAY, Verb.DISCARD, Verb.RESTORE))
+            facts: dict[str, Any] = {
+                "verb": self._jobs[job],
+                "filter": JobFilter(reason=random.choice((None, None, "exhausted", "rejected"))),
+                "every_ms": random.choice((None, None, 50.0, 400.0)),
+                "canary": random.choice((0, 0, 3)),
+                "force": random.random() < 0.5,
+            }
+            for number in partitions:
+                upto = {topic: self._end(TopicPartition(topic, number)) for topic in topology.dlqs}
+                parts[number], self._upto[job, number] = JobPart(upto=upto, **facts), upto
+        for number in partitions:
+            kind = JobVerb.START if verb == "job" else JobVerb(verb)
+            command = JobCommand(id=name, job=job, verb=kind, part=parts.get(number))
+            self.asked[f"{name}@{number}"] = verb, (number, -1)
+            tp = TopicPartition(topology.control, number)
+            self._broker.append(tp, command.to_record(*tp))
+
+    def _end(self, tp: TopicPartition) -> int:
+        records = self._broker.visible(tp)
+        return records[-1].offset + 1 if records else 0
+
+    def answered(self, value: bytes, now_ms: float) -> None:
+        """Take a visible `command` event.
+
+        Raises:
+            Violation: its command has one already.
+        """
+        told = json.loads(value)
+        name, place = told["command"], (told["job"], told["partition"])
+        if told["job"] and told["refused"] is None:
+            _must_not(self._parts.get(place) in ("ended", "cancelled"), f"I19: job {place} is told of after its end")
+            self._parts[place] = told["after"]
+            self.reached[f"a part of a job is {told['after']}"] += 1
+            if told["after"] == "ended":
+                self._judge_part(*place, told["text"])
+        if not name:
+            return
+        name = f"{name}@{told['partition']}" if told["job"] else name
+        self.told[name] += 1
+        verb, origin = self.asked[name]
+        self.reached[f"{verb} {'obeyed' if told['refused'] is None else 'refused'}"] += 1
+        if told["refused"] is not None:
+            self.reached[f"refused as {told['refused']}"] += 1
+        if self.told[name] > 1:
+            raise Violation(f"I19 {origin[0]}/{origin[1]}: {verb} {name} has {self.told[name]} events")
+        if verb == "cancel" and told["refused"] is None:
+            self._stories[origin].stopped = True
+            self._stories[origin].cancelled_ms = now_ms
+
+    def _judge_part(self, job: str, number: int, text: str) -> None:
+        done, looked = int(text.split()[0]), int(text.split("; ")[-1].split()[0])
+        letters = marks = 0
+        for topic, end in self._upto[job, number].items():
+            for record in self._broker.visible(TopicPartition(topic, number)):
+                mark = mark_of(record.headers, record.value)
+                letters += mark is None and record.offset < end
+                marks += mark is not None and mark.command == job and mark.mark is not MarkKind.RECOVERED
+        _must_not(marks != done, f"I19: part {number} of job {job} has left {marks} marks and says {text!r}")
+        _must_not(letters != looked, f"I19: part {number} of job {job} says {text!r}, of {letters} letters")
+
+    def begins(self, origin: Origin, story: Story, opening: Opening) -> None:
+        """Take a call that begins.
+
+        Raises:
+            Violation: its record was cancelled before its lane opened, or long before and nobody was cut off.
+        """
+        if opening.fenced_ms > story.cancelled_ms or (self._calm and story.cancelled_ms < inf):
+            raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
+
+    @property
+    def unanswered(self) -> list[str]:
+        """Commands without an event, and parts of jobs that go on."""
+        running = [f"{job}@{number}" for (job, number), state in self._parts.items() if state == "running"]
+        return [name for name in self.asked if not self.told[name]] + running
+
+    def judge(self) -> None:
+        """Judge the end.
+
+        Raises:
+            Violation: a command has no event.
+        """
+        if missing := self.unanswered:
+            raise Violation(
+                f"I19: {len(missing)} commands without an end, {self.asked.get(missing[0], missing[0])} first"
+            )
+
+
+def _must_not(wrong: bool, text: str) -> None:
+    if wrong:
+        raise Violation(text)
+
+
+def begin_again(story: Story, replays: int) -> None:
+    """Begin a record anew: it was dead, and is replayed.
+
+    Raises:
+        Violation: it was not dead, or was replayed before.
+    """
+    place = f"{story.record.partition}/{story.record.offset}"
+    if story.fates != ["dead"] or replays != story.replays + 1:
+        raise Violation(f"I19 {place}: replay {replays} after {story.replays}, of a record that is {story.fates}")
+    fresh = Story(story.record, story.script)
+    for name in ("calls", "begun", "fates", "settled_ms", "seen", "spent", "overdue", "free"):
+        setattr(story, name, getattr(fresh, name))
+    story.replays, story.stopped, story.cancelled_ms = replays, True, inf

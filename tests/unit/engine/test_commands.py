@@ -1,0 +1,365 @@
+"""Commands: obeyed once, in order, over crashes, or refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from retryapp import Batch, Reject, RetryPolicy
+from retryapp.core.control import COMMAND_AGE_MS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
+from retryapp.core.headers import decode_metadata
+from retryapp.core.record import idempotency_key
+from retryapp.engine.handler.handler import Order
+from retryapp.ports import TopicPartition
+from retryapp.testing import MemoryPartition
+from retryapp.testing.lane import Step
+
+DLQ = "app.orders.dlq"
+CONTROL = TopicPartition("app.orders.control", 0)
+FIRST = "app/orders@kq8G0bTz/0/0"
+
+
+class Calls:
+    """A handler that fails for as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.failing = True
+        self.seen: list[tuple[bytes, int, int, str]] = []
+
+    async def __call__(self, value: bytes, delivery: Any) -> None:
+        """Note the call."""
+        self.seen.append((value, delivery.attempt, delivery.replays, delivery.idempotency_key))
+        if self.failing:
+            raise ValueError("down")
+
+
+def marks(partition: MemoryPartition) -> list[LetterMark]:
+    """Return the marks of dead letters, in order."""
+    found = (mark_of(record.headers, record.value) for record in partition.records(DLQ))
+    return [mark for mark in found if mark is not None]
+
+
+async def test_retry_now_begins_the_next_attempt_at_once() -> None:
+    """Of this record alone, and the event says who asked and why."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one", b"two")
+        calls.failing = False
+        outcome = await orders.command("retry-now", 0, by="ann", why="mended")
+        assert (outcome["refused"], outcome["by"], outcome["why"]) == (None, "ann", "mended")
+        assert outcome["before"] != outcome["after"]
+        assert [call[:2] for call in calls.seen] == [(b"one", 1), (b"two", 1), (b"one", 2)]
+        assert orders.waiting == {"1h": 1}
+
+
+async def test_reschedule_is_never_before_now() -> None:
+    """To the millisecond; a time that has passed means now."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one")
+        due_ms = orders.clock.wall_ms() + 5_000
+        assert (await orders.command("reschedule", 0, due_at_ms=due_ms))["refused"] is None
+        await orders.advance(4_999)
+        assert len(calls.seen) == 1
+        await orders.advance(1)
+        assert len(calls.seen) == 2
+        await orders.command("reschedule", 0, due_at_ms=0)
+        assert len(calls.seen) == 3
+
+
+async def test_a_cancelled_record_is_dead_and_not_tried_again() -> None:
+    """Its delivery number goes on, its attempts stay."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one")
+        assert (await orders.command("cancel", 0))["after"] == "dead"
+        (letter,) = orders.dead_letters
+        assert (letter.reason, letter.attempt, letter.delivery) == ("cancelled", 1, 2)
+        await orders.to_rest()
+        assert len(calls.seen) == 1
+        assert (await orders.command("cancel", 0))["refused"] == "not-waiting"
+
+
+async def test_a_record_that_is_claimed_and_has_not_begun_does_not_begin() -> None:
+    """It waits for a runner when the command comes."""
+    gate, calls = asyncio.Event(), []
+
+    async def handle(value: bytes, delivery: Any) -> None:
+        calls.append((value, delivery.attempt))
+        if delivery.attempt > 1:
+            await gate.wait()
+        raise ValueError("down")
+
+    async with MemoryPartition(handle, "1s*3", concurrency=1) as orders:
+        await orders.send(b"one", b"two")
+        await orders.advance(1_000)
+        assert calls[2:] == [(b"one", 2)]
+        assert (await orders.command("cancel", 1))["refused"] is None
+        gate.set()
+        await orders.to_rest()
+        assert (b"two", 2) not in calls
+        assert {letter.reason for letter in orders.dead_letters} == {"cancelled", "exhausted"}
+
+
+async def test_a_record_that_runs_is_cancelled_after_its_run_unless_that_succeeds() -> None:
+    """Its handler is never interrupted; other commands about it are refused."""
+    gate, calls = asyncio.Event(), []
+
+    async def handle(value: bytes, delivery: Any) -> None:
+        calls.append(delivery.attempt)
+        if delivery.attempt > 1:
+            await gate.wait()
+        if delivery.attempt == 1 or value == b"bad":
+            raise ValueError("down")
+
+    async with MemoryPartition(handle, "1s 1h 1h", concurrency=2) as orders:
+        await orders.send(b"bad", b"good")
+        await orders.advance(1_000)
+        for offset in (0, 1):
+            assert (await orders.command("retry-now", offset))["refused"] == "running"
+            assert (await orders.command("cancel", offset))["after"] == "cancelling"
+        gate.set()
+        await orders.to_rest()
+        (letter,) = orders.dead_letters
+        assert (letter.origin.offset, letter.reason, letter.attempt, letter.error_message) == (
+            0,
+            "cancelled",
+            2,
+            "down",
+        )
+        assert calls == [1, 1, 2, 2]
+
+
+async def test_a_cancelled_run_that_a_crash_ends_is_not_run_again() -> None:
+    """The flag in its row outlives the worker."""
+    runs = []
+
+    async def handle(_value: bytes, delivery: Any) -> None:
+        runs.append(delivery.attempt)
+        if delivery.attempt > 1:
+            await asyncio.Event().wait()
+        raise ValueError("down")
+
+    async with MemoryPartition(handle, "1s 1h") as orders:
+        await orders.send(b"one")
+        await orders.advance(1_000)
+        await orders.command("cancel", 0)
+    async with MemoryPartition(handle, "1s 1h", transport=orders.transport) as orders:
+        assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
+        assert runs == [1, 2]
+
+
+async def test_a_replay_keeps_the_record_and_begins_its_attempts_anew() -> None:
+    """The same idempotency key; once for each letter; marks tell of it on the topic."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s") as orders:
+        await orders.send(b"one", key=b"k", headers=(("trace", b"7"),))
+        await orders.to_rest()
+        calls.failing = False
+        outcome = await orders.command("replay", 0)
+        assert outcome["refused"] is None
+        assert [call[1:3] for call in calls.seen] == [(1, 0), (2, 0), (1, 1)]
+        assert {call[3] for call in calls.seen} == {idempotency_key(FIRST)}
+        assert [mark.mark for mark in marks(orders)] == [MarkKind.REPLAYED, MarkKind.RECOVERED]
+        assert (await orders.command("replay", 0))["refused"] == "replayed"
+        assert (await orders.command("discard", 0))["refused"] == "replayed"
+
+
+async def test_a_letter_that_dies_again_can_be_replayed_again() -> None:
+    """Each time with new attempts, and delivery numbers that go on."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s") as orders:
+        await orders.send(b"one")
+        for _ in range(3):
+            await orders.to_rest()
+            assert (await orders.command("replay", 0))["refused"] is None
+        assert (await orders.command("replay", 0))["refused"] == "waiting"
+        await orders.to_rest()
+        assert [letter.replays for letter in orders.dead_letters] == [0, 1, 2, 3]
+        assert [letter.delivery for letter in orders.dead_letters] == [2, 5, 8, 11]
+        assert [letter.attempt for letter in orders.dead_letters] == [2, 2, 2, 2]
+
+
+async def test_a_letter_is_discarded_and_restored() -> None:
+    """In between it cannot be replayed."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s") as orders:
+        await orders.send(b"one")
+        await orders.to_rest()
+        assert (await orders.command("restore", 0))["refused"] == "not-discarded"
+        assert (await orders.command("discard", 0))["refused"] is None
+        assert (await orders.command("discard", 0))["refused"] == "discarded"
+        assert (await orders.command("replay", 0))["refused"] == "discarded"
+        assert (await orders.command("restore", 0))["refused"] is None
+        assert (await orders.command("replay", 0))["refused"] is None
+
+
+@pytest.mark.parametrize(("verb", "durable"), [(verb, each) for verb in Verb for each in (False, True)])
+async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: Verb, durable: bool) -> None:
+    """Before and after the commit takes effect."""
+    calls = Calls()
+    more = {"due_at_ms": 1 << 41} if verb is Verb.RESCHEDULE else {}
+    async with MemoryPartition(calls, "1h 1h") as orders:
+        await orders.send(b"one")
+        if verb not in (Verb.RETRY_NOW, Verb.RESCHEDULE, Verb.CANCEL):
+            await orders.command("cancel", 0)
+        if verb is Verb.RESTORE:
+            await orders.command("discard", 0)
+        dying = orders.transport.pause(Step.COMMIT, durable=durable)
+        sent = Command(id="dying", verb=verb, failure_id=FIRST, **more).to_record(*CONTROL)
+        orders.transport.append(CONTROL, sent.key, sent.value)
+        await orders.settle()
+        assert dying.reached
+    calls.failing = False
+    async with MemoryPartition(calls, "1h 1h", transport=orders.transport) as orders:
+        await orders.settle()
+        events = [each for each in orders.records("app.orders.events") if b'"command":"dying"' in (each.value or b"")]
+        assert len(events) == 1
+        assert b'"refused":null' in (events[0].value or b"")
+
+
+async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_are_claimed() -> None:
+    """Else a cancelled record would run once more."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s*5") as orders:
+        await orders.send(b"one")
+    orders.clock.advance(2_000)
+    command = Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
+    orders.transport.append(CONTROL, command.key, command.value)
+    async with MemoryPartition(calls, "1s*5", transport=orders.transport) as orders:
+        assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
+        assert len(calls.seen) == 1
+
+
+async def test_bad_commands_are_refused_and_stop_nothing() -> None:
+    """Each with an event."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one")
+        bad = [None, b"", b"[]", b'{"v":2}', b"x" * 20_000, b'{"v":1,"id":"a","verb":"fly","failure_id":"x"}']
+        other = Command(id="m", verb=Verb.CANCEL, failure_id="app/orders@kq8G0bTz/1/0").to_record(*CONTROL)
+        for value in (*bad, other.value):
+            orders.transport.append(CONTROL, None, value)
+        assert (await orders.command("cancel", 0))["refused"] is None
+        events = [
+            record.value or b""
+            for record in orders.records("app.orders.events")
+            if b'"command"' in (record.value or b"")
+        ]
+        assert sum(b'"refused":"malformed"' in event for event in events) == len(bad)
+        assert sum(b'"refused":"misplaced"' in event for event in events) == 1
+
+
+async def test_a_command_that_no_worker_took_in_time_is_refused() -> None:
+    """Nobody expects it any more."""
+    calls = Calls()
+    async with MemoryPartition(calls, "10h*3") as orders:
+        await orders.send(b"one")
+    command = Command(id="late", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
+    orders.transport.append(CONTROL, command.key, command.value)
+    orders.clock.advance(COMMAND_AGE_MS + 1)
+    async with MemoryPartition(calls, "10h*3", transport=orders.transport) as orders:
+        assert orders.waiting == {"10h": 1}
+        assert any(b'"refused":"expired"' in (record.value or b"") for record in orders.records("app.orders.events"))
+
+
+async def test_a_state_that_has_changed_refuses_a_command() -> None:
+    """The refusal names the present one."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one")
+        state = row_state(0, 1, orders.clock.wall_ms() + 3_600_000)
+        await orders.command("retry-now", 0)
+        refused = await orders.command("cancel", 0, state=state)
+        assert refused["refused"] == "changed"
+        assert state in refused["text"]
+
+
+async def test_a_rejected_letter_of_a_null_value_comes_back_as_null() -> None:
+    """It travels as empty."""
+    values = []
+
+    async def handle(value: bytes | None) -> None:
+        values.append(value)
+        raise Reject("no")
+
+    async with MemoryPartition(handle, "1s") as orders:
+        await orders.send(None)
+        await orders.command("replay", 0)
+        assert values == [None, None]
+
+
+@pytest.mark.parametrize("order", ["key", "partition"])
+async def test_a_cancelled_head_lets_its_followers_go(order: str) -> None:
+    """A follower is cancelled too, but never called before its turn."""
+    seen = []
+
+    async def handle(value: bytes) -> None:
+        seen.append(value)
+        if value == b"1":
+            raise ValueError("down")
+
+    async with MemoryPartition(handle, "1h*3", order=Order(order)) as orders:
+        await orders.send(b"1", b"2", b"3", key=b"k")
+        assert seen == [b"1"]
+        if order == "key":
+            assert (await orders.command("retry-now", 1))["refused"] == "held"
+            assert (await orders.command("cancel", 1))["after"] == "dead"
+        assert (await orders.command("cancel", 0))["after"] == "dead"
+        assert seen == ([b"1", b"3"] if order == "key" else [b"1", b"2", b"3"])
+        assert await orders.to_rest() == 0
+
+
+async def test_a_replayed_record_goes_before_those_of_its_key_that_wait() -> None:
+    """It takes its place by offset."""
+    seen, failing = [], {b"1", b"2"}
+
+    async def handle(value: bytes) -> None:
+        seen.append(value)
+        if value in failing:
+            raise Reject("no") if value == b"1" else ValueError("down")
+
+    async with MemoryPartition(handle, "1h*3", order=Order.KEY) as orders:
+        await orders.send(b"1", b"2", b"3", key=b"k")
+        assert seen == [b"1", b"2"]
+        failing.clear()
+        assert (await orders.command("replay", 0))["refused"] is None
+        assert seen == [b"1", b"2", b"1"]
+        await orders.to_rest()
+        assert seen == [b"1", b"2", b"1", b"2", b"3"]
+
+
+async def test_metadata_of_a_replay_names_its_letter() -> None:
+    """So that its success can be marked there."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s") as orders:
+        await orders.send(b"one")
+        await orders.to_rest()
+        await orders.command("replay", 0)
+        copies = [decode_metadata(record.headers) for record in orders.records("app.orders.retry")]
+        assert copies[1] is not None
+        assert (copies[1].letter, copies[1].attempt, copies[1].replays, copies[1].delivery) == (":0", 0, 1, 3)
+
+
+async def test_a_replayed_record_that_took_too_long_runs_alone() -> None:
+    """In a handler that takes lists: its neighbours would die of its time-out."""
+    sizes, slow = [], asyncio.Event()
+
+    async def handle(values: list[bytes]) -> None:
+        sizes.append(len(values))
+        if b"slow" in values and not slow.is_set():
+            await asyncio.sleep(3_600)
+
+    policy = RetryPolicy("1s*1", timeout="5s")
+    async with MemoryPartition(handle, policy, batch=Batch(3, "50ms")) as orders:
+        await orders.send(b"slow", b"slow")
+        await orders.to_rest()
+        slow.set()
+        sizes.clear()
+        for number in range(2):
+            sent = Command(id=f"c{number}", verb=Verb.REPLAY, failure_id=f"{FIRST[:-1]}{number}").to_record(*CONTROL)
+            orders.transport.append(CONTROL, sent.key, sent.value)
+        await orders.advance(100)
+        assert sizes == [1, 1]

@@ -1,0 +1,292 @@
+"""Jobs: each letter once, over crashes; at their pace; they pause themselves where replays fail again."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from typing import Any
+
+import pytest
+
+from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
+from retryapp.core.jobs import JobCommand, JobFilter, JobPart, JobVerb, Part, read_steering
+from retryapp.ports import TopicPartition
+from retryapp.testing import MemoryPartition
+from retryapp.testing.lane import Step
+
+DLQ = "app.orders.dlq"
+CONTROL = TopicPartition("app.orders.control", 0)
+COMMANDS = count(1)
+
+
+class Service:
+    """A handler whose service is down for some."""
+
+    def __init__(self, *down: bytes) -> None:
+        self.down = set(down)
+        self.all_down = True
+        self.calls: list[tuple[bytes, int, str]] = []
+
+    async def __call__(self, value: bytes, delivery: Any) -> None:
+        """Note the call."""
+        self.calls.append((value, delivery.replays, delivery.idempotency_key))
+        if self.all_down or value in self.down:
+            raise ValueError(f"no {value.decode()}")
+
+    @property
+    def again(self) -> list[bytes]:
+        """Values of replays."""
+        return [value for value, replays, _ in self.calls if replays]
+
+
+def partition(service: Service, policy: str = "1s*1", **more: Any) -> MemoryPartition:
+    """Make a partition whose records die soon."""
+    return MemoryPartition(service, policy, **more)
+
+
+async def letters(orders: MemoryPartition, service: Service, number: int) -> None:
+    """Have so many records die."""
+    await orders.send(*(b"%d" % n for n in range(number)))
+    await orders.to_rest()
+    service.all_down = False
+
+
+async def begin(orders: MemoryPartition, job: str = "j1", verb: Verb = Verb.REPLAY, **more: Any) -> dict[str, Any]:
+    """Begin a job about all letters that there are."""
+    fields = {"filter": JobFilter(**more.pop("filter", {})), "canary": 0, **more}
+    part = JobPart(verb=verb, upto={DLQ: orders.records(DLQ)[-1].offset + 1}, **fields)
+    return await tell(orders, JobVerb.START, job, part=part)
+
+
+async def tell(orders: MemoryPartition, verb: JobVerb, job: str = "j1", **more: Any) -> dict[str, Any]:
+    """Send a command about a job; return its event."""
+    command = JobCommand(id=f"c{next(COMMANDS)}", job=job, verb=verb, by="ann", **more)
+    return await orders.obey(command)
+
+
+def part_of(orders: MemoryPartition, job: str = "j1") -> Part:
+    """Return what the changelog remembers of a job."""
+    (last,) = [
+        record.value
+        for record in orders.records(orders.handler.topology.pending_changelog)
+        if record.key == b"progress"
+    ][-1:]
+    found = read_steering(json.loads(last or b"{}")["steering"]).part(job)
+    assert found is not None
+    return found
+
+
+def told(orders: MemoryPartition) -> list[dict[str, Any]]:
+    """Return the events of commands."""
+    events = [json.loads(record.value or b"{}") for record in orders.records("app.orders.events")]
+    return [event for event in events if event["kind"] == "command"]
+
+
+def marks(orders: MemoryPartition, kind: MarkKind) -> list[LetterMark]:
+    """Return the marks of a kind, in order."""
+    found = (mark_of(record.headers, record.value) for record in orders.records(DLQ))
+    return [mark for mark in found if mark is not None and mark.mark is kind]
+
+
+async def test_all_letters_are_replayed_once() -> None:
+    """With the failure id and idempotency key that they had; a job that is sent again does nothing."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 30)
+        assert (await begin(orders))["refused"] is None
+        await orders.to_rest()
+        assert sorted(service.again, key=int) == [b"%d" % n for n in range(30)]
+        keys = {value: {key for each, _, key in service.calls if each == value} for value in service.again}
+        assert all(len(found) == 1 for found in keys.values())
+        part = part_of(orders)
+        assert (part.state, part.done, part.looked, dict(part.refused)) == ("ended", 30, 30, {})
+        assert {mark.command for mark in marks(orders, MarkKind.RECOVERED)} == {"j1"}
+        assert (await begin(orders))["refused"] == "job-known"
+        await begin(orders, "j2")
+        await orders.to_rest()
+        assert (len(service.again), part_of(orders, "j2").refused) == (30, {"replayed": 30})
+
+
+async def test_only_what_fits_the_filter_is_taken() -> None:
+    """By message here; `core.jobs` has the others."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 20)
+        await begin(orders, filter={"message": "NO 1"})
+        await orders.to_rest()
+        assert sorted(service.again, key=int) == [b"1", *(b"%d" % n for n in range(10, 20))]
+
+
+async def test_what_dies_again_is_not_taken_a_second_time() -> None:
+    """It lies beyond the end that was set before."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 5)
+        service.all_down = True
+        await begin(orders)
+        await orders.to_rest()
+        assert len(service.again) == 5 * 2  # two attempts each
+        assert part_of(orders).state == "ended"
+
+
+async def test_letters_are_discarded_and_restored() -> None:
+    """By jobs, as singly."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 6)
+        await begin(orders, "j1", Verb.DISCARD, filter={"message": "no 3"})
+        await orders.advance(100)
+        await begin(orders, "j2")
+        await orders.to_rest()
+        assert (len(service.again), part_of(orders, "j2").refused) == (5, {"discarded": 1})
+        await begin(orders, "j3", Verb.RESTORE)
+        await orders.advance(100)
+        assert (part_of(orders, "j3").done, part_of(orders, "j3").refused["not-discarded"]) == (1, 5)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("after", range(4))
+async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, durable: bool) -> None:
+    """Whichever of its first commits it dies in, before or after that takes effect."""
+    service = Service()
+    orders = partition(service)
+    async with orders:
+        await letters(orders, service, 500)
+        part = JobPart(verb=Verb.REPLAY, filter=JobFilter(), upto={DLQ: orders.records(DLQ)[-1].offset + 1})
+        command = JobCommand(id="c", job="j1", verb=JobVerb.START, part=part).to_record(*CONTROL)
+        dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
+        orders.transport.append(CONTROL, command.key, command.value)
+        await orders.settle()
+        assert dying.reached
+    async with partition(service, transport=orders.transport) as orders:
+        await orders.to_rest()
+        assert sorted(map(int, set(service.again))) == list(range(500))
+        assert len(marks(orders, MarkKind.REPLAYED)) == len(marks(orders, MarkKind.RECOVERED)) == 500
+        assert part_of(orders).done == 500
+
+
+@pytest.mark.parametrize("every_ms", [100.0, 12.5])
+async def test_a_rate_is_kept_from_the_first_letter_on(every_ms: float) -> None:
+    """In every second; the share of a partition is its part of the letters."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 700)
+        before_ms = orders.clock.wall_ms()
+        await begin(orders, every_ms=every_ms)
+        for second in range(1, 9):
+            while orders.clock.wall_ms() < before_ms + second * 1_000:
+                await orders.advance(50)
+            assert abs(len(service.again) - second * 1_000 / every_ms) <= 2
+
+
+async def test_few_replays_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many letters there are: the handler's other records go on beside them."""
+    monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_UNDELIVERED", 20)
+    service = Service()
+    async with partition(service, concurrency=1) as orders:
+        await letters(orders, service, 200)
+        most = 0
+        await begin(orders)
+        while part_of(orders).state == "running":
+            most = max(most, orders.waiting.get("replay", 0))
+            await orders.advance(50)
+        await orders.to_rest()
+        assert len(service.again) == 200
+        assert most <= 20
+
+
+async def test_the_others_wait_for_the_canary() -> None:
+    """Where it fails, the job pauses itself; resumed, it probes again."""
+    service = Service()
+    async with partition(service, "1h*1") as orders:
+        await orders.send(*(b"%d" % n for n in range(50)))
+        await orders.to_rest()
+        await begin(orders, canary=10)
+        await orders.advance(1_000)
+        part = part_of(orders)
+        assert (part.state, part.done, len(service.again)) == ("paused", 10, 10)
+        assert part.paused == "10 of the last 10 replays failed again"
+        assert [event["verb"] for event in told(orders)][-1] == "job-pause"
+        service.all_down = False
+        await tell(orders, JobVerb.RESUME)
+        await orders.advance(100)
+        assert part_of(orders).done >= 20
+        await orders.to_rest()
+        assert sorted(map(int, set(service.again))) == list(range(50))
+        assert part_of(orders).state == "ended"
+
+
+async def test_a_job_pauses_itself_later_too() -> None:
+    """When more than half of the last hundred fail."""
+    service = Service()
+    async with partition(service, "1h*1") as orders:
+        await letters(orders, service, 400)
+        service.down = {b"%d" % n for n in range(100, 400)}
+        await begin(orders, canary=10, every_ms=10.0)
+        await orders.advance(1)
+        while part_of(orders).state == "running":
+            await orders.advance(50)
+        assert part_of(orders).state == "paused"
+        assert 140 < part_of(orders).done < 180
+
+
+async def test_a_job_is_paused_and_cancelled() -> None:
+    """Also over a restart; what is over takes no commands."""
+    service = Service()
+    orders = partition(service)
+    async with orders:
+        await letters(orders, service, 50)
+        await begin(orders, every_ms=100.0)
+        for _ in range(20):
+            await orders.advance(50)
+        await tell(orders, JobVerb.PAUSE, why="lunch")
+        done = part_of(orders).done
+        assert 8 <= done <= 12
+    async with partition(service, transport=orders.transport) as orders:
+        await orders.advance(5_000)
+        assert (part_of(orders).state, part_of(orders).paused, part_of(orders).done) == ("paused", "lunch", done)
+        assert (await tell(orders, JobVerb.CANCEL))["after"] == "cancelled"
+        assert (await tell(orders, JobVerb.RESUME))["refused"] == "no-job"
+        await orders.to_rest()
+        assert len(service.again) == done
+
+
+async def test_commands_come_between_the_steps_of_a_job() -> None:
+    """A single replay of a letter that the job has not come to is obeyed, and the job refuses it then."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 20)
+        await begin(orders, every_ms=1_000.0)
+        assert (await orders.command("replay", 19))["refused"] is None
+        await orders.to_rest()
+        for _ in range(40):
+            await orders.advance(1_000)
+        assert part_of(orders).refused == {"replayed": 1}
+        assert len(service.again) == 20
+
+
+async def test_so_many_jobs_go_on_at_once() -> None:
+    """What is remembered of them is in every transaction."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 20)
+        for number in range(8):
+            assert (await begin(orders, f"j{number}", every_ms=1_000.0))["refused"] is None
+        assert (await begin(orders, "j8"))["refused"] == "too-many"
+
+
+async def test_the_changelog_alone_knows_the_jobs() -> None:
+    """As after somebody has set the group's offsets: the job goes on, and is not begun anew."""
+    service = Service()
+    orders = partition(service)
+    async with orders:
+        await letters(orders, service, 20)
+        await begin(orders, every_ms=1_000.0)
+        await orders.advance(3_000)
+        done = part_of(orders).done
+    orders.transport.broker.notes.clear()
+    async with partition(service, transport=orders.transport) as orders:
+        for _ in range(30):
+            await orders.advance(1_000)
+        assert part_of(orders).done == 20 > done
+        assert len(service.again) == 20
