@@ -72,6 +72,8 @@ class PartitionInfo:
     circuit_since_ms: int | None = None
     circuit_cause: str = ""
     """Why it opened last."""
+    holds_due: str | None = None
+    """What holds due records back although the lane is open: `circuit` or `rate`; None: nothing."""
     session: int = 0
     since_ms: int | None = None
     last_error: str | None = None

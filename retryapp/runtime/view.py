@@ -213,6 +213,7 @@ class RuntimeView:
             circuit=None if pace.circuit is None else str(pace.circuit.state),
             circuit_since_ms=None if pace.circuit is None else self._runtime.clock.wall_ms() - pace.age_ms(),
             circuit_cause="" if pace.circuit is None else pace.circuit.cause,
+            holds_due=pace.holds_due if is_open else None,
             session=lane.session,
             since_ms=seen.since_ms,
             last_error=seen.error,
