@@ -57,6 +57,7 @@ class PartitionInfo:
     as_of_ms: int | None = None
     """When `pending`, `next_due_ms` and `dead` were known last, epoch milliseconds; None: they are current."""
     in_flight: int = 0
+    """Records in handlers now; those that wait for their turn do not count."""
     release_lag_ms: int = 0
     """Age of the oldest record in flight: offsets move only when it has finished."""
     looked_ms: int | None = None

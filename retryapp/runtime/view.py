@@ -204,7 +204,7 @@ class RuntimeView:
         return replace(
             self._numbers(placed, place),
             state=str(lane.state),
-            in_flight=placed.engine.in_flight,
+            in_flight=placed.engine.running,
             release_lag_ms=placed.engine.release_lag_ms,
             looked_ms=placed.engine.looked_ms if is_open else None,
             pending_behind=pending_behind if lane.state is LaneState.OPENING else 0,
