@@ -12,6 +12,7 @@ from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.control import Verb
+from retryapp.lookup.circuits import mark_circuits
 from retryapp.lookup.records import find_waiting, list_waiting, pending_detail, pending_value
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -19,6 +20,7 @@ COLUMNS: Final = {
     "failure id": "failure_id",
     "failed attempts": "attempt",
     "due": "due_at_ms",
+    "held back by": "held_back_by",
     "tier": "tier",
     "last error": "error_type",
 }
@@ -45,6 +47,8 @@ def command() -> None:
 def list_(*, place: Place, partition: int | None, due_before: int | None, limit: int, as_json: bool) -> ExitCode:
     """List waiting records, the next due first.
 
+    What is due and waits for an open circuit says so; events of the last hour tell. The pages also know of rates.
+
     \b
     Examples:
       retryapp pending list -A billing
@@ -54,6 +58,9 @@ def list_(*, place: Place, partition: int | None, due_before: int | None, limit:
     now_ms = SystemClock().wall_ms()
     connection, topologies = resolve(place)
     found = list_waiting(connection, topologies, partition=partition, before_ms=due_before, limit=limit)
+    for topology in topologies:
+        own = [record for record in found.records if record["main"] == topology.main]
+        mark_circuits(connection, topology, own, now_ms)
     text = list_text(found, COLUMNS, now_ms, of="waiting", none="nothing waits")
     emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
     return ExitCode.FINE
@@ -77,11 +84,14 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
       retryapp pending show -A billing billing/orders@kq8G0bTz/3/1042
       retryapp pending show --broker localhost:9092 billing/orders@kq8G0bTz/3/1042 --raw > value.bin
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    entry = find_waiting(*resolve_failure(place, failure_id))
+    connection, topology, origin = resolve_failure(place, failure_id)
+    entry = find_waiting(connection, topology, origin)
     if entry is None:
         text = "does not wait: it is done, dead ('retryapp dead show'), or being delivered"
         return show_missing(failure_id, text, as_json=as_json)
-    return show_record(pending_detail(entry), pending_value(entry), raw=raw, as_json=as_json)
+    record = pending_detail(entry)
+    mark_circuits(connection, topology, [record], SystemClock().wall_ms())
+    return show_record(record, pending_value(entry), raw=raw, as_json=as_json)
 
 
 @command.command(name="retry-now")

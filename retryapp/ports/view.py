@@ -57,6 +57,7 @@ class PartitionInfo:
     as_of_ms: int | None = None
     """When `pending`, `next_due_ms` and `dead` were known last, epoch milliseconds; None: they are current."""
     in_flight: int = 0
+    """Records in handlers now; those that wait for their turn do not count."""
     release_lag_ms: int = 0
     """Age of the oldest record in flight: offsets move only when it has finished."""
     looked_ms: int | None = None
@@ -72,6 +73,8 @@ class PartitionInfo:
     circuit_since_ms: int | None = None
     circuit_cause: str = ""
     """Why it opened last."""
+    holds_due: str | None = None
+    """What holds due records back although the lane is open: `circuit` or `rate`; None: nothing."""
     session: int = 0
     since_ms: int | None = None
     last_error: str | None = None

@@ -220,7 +220,7 @@ class RuntimeView:
         return replace(
             self._numbers(placed, place),
             state=str(lane.state),
-            in_flight=placed.engine.in_flight,
+            in_flight=placed.engine.running,
             release_lag_ms=placed.engine.release_lag_ms,
             looked_ms=placed.engine.looked_ms if is_open else None,
             pending_behind=pending_behind if lane.state is LaneState.OPENING else 0,
@@ -229,6 +229,7 @@ class RuntimeView:
             circuit=None if pace.circuit is None else str(pace.circuit.state),
             circuit_since_ms=None if pace.circuit is None else self._runtime.clock.wall_ms() - pace.age_ms(),
             circuit_cause="" if pace.circuit is None else pace.circuit.cause,
+            holds_due=pace.holds_due if is_open else None,
             session=lane.session,
             since_ms=seen.since_ms,
             last_error=seen.error,

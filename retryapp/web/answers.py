@@ -17,6 +17,7 @@ from urllib.parse import quote
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.record import failure_id, parse_failure_id
+from retryapp.lookup.circuits import mark_held_back
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import Facts, dead_detail, dead_summary, original_value, pending_detail, pending_summary
 from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag
@@ -109,6 +110,9 @@ class Answers:
             return [pending_summary(entry) for entry in shown], mark
 
         records, following = await asyncio.to_thread(page)
+        holding, now_ms = {item.partition: item.holds_due for item in infos}, self.now_ms()
+        for record in records:
+            mark_held_back(record, holding, now_ms)
         return {"records": records, "next": following, **_list_facts(question, infos)}
 
     async def dead(self, question: Question) -> Facts:
@@ -169,7 +173,10 @@ class Answers:
                 f"no record of {info.main} with partition {partition} and offset {offset} waits",
                 "It may have been delivered since, or be dead: look at the handler's dead letters",
             )
+        item = self.view.partition(info.main, partition)
+        holding = {partition: None if item is None else item.holds_due}
         record = await asyncio.to_thread(pending_detail, entry)
+        mark_held_back(record, holding, self.now_ms())
         return {"main": info.main, "policy": _policy(info), "record": record}
 
     async def dead_letter(self, question: Question) -> Facts:

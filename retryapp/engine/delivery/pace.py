@@ -186,6 +186,13 @@ class Pace:
                 self.circuit.leave(run.record.offset)
                 self._look()
 
+    @property
+    def holds_due(self) -> str | None:
+        """What holds due rows back now: `circuit` or `rate`; None: nothing."""
+        if self.circuit is not None and not self.circuit.closed:
+            return "circuit"
+        return "rate" if self.wait_s() else None
+
     def age_ms(self) -> int:
         """Return for how long the circuit has been in its state."""
         return 0 if self.circuit is None else int(self._now_ms() - self.circuit.since_ms)

@@ -112,6 +112,11 @@ class PartitionEngine(RunOwner):
         return len(self._window) + (len(self.scheduler.claimed) if self._session > 0 else 0)
 
     @property
+    def running(self) -> int:
+        """Records in handlers now: no others of those in flight."""
+        return len(self._running)
+
+    @property
     def claimed(self) -> Collection[bytes]:
         """Keys of the due rows that are being delivered."""
         return self.scheduler.claimed.keys() if self._session > 0 else ()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retryapp.core.lifecycle import Discarded, Handled, RecordEvent, Skipped
+from retryapp.core.lifecycle import CircuitChanged, Discarded, Handled, RecordEvent, Skipped
 from retryapp.core.record import Origin, failure_id, short_topic_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, ensure_topics
@@ -74,6 +74,25 @@ def test_one_waiting_record_is_shown_decoded(retryapp, shop):
     assert told["metadata"]["attempt"] == 2
     assert told["value"]["text"] == '{"id":7,"amount":1.10}'
     assert retryapp("pending", "show", *shop.place, identity, "--raw").out == '{"id":7,"amount":1.10}'
+
+
+def test_a_due_record_says_that_a_circuit_holds_it_back(retryapp, shop):
+    """By the last event of its partition; one that is not due waits for its time."""
+    for partition, states in ((0, ("open", "half-open")), (1, ("open", "closed"))):
+        for state in states:
+            event = CircuitChanged(
+                group=shop.topology.group, handler="shop.charge", main=shop.topology.main, partition=partition,
+                from_state="closed", to_state=state, cause="", at_ms=1_700_000_000_000,
+            )  # fmt: skip
+            shop.publish(shop.topology.events, partition, event.key, event.to_json())
+        shop.wait(partition, 5, 1_700_000_000_000)
+    shop.wait(0, 6, FAR_MS)
+    records = retryapp("pending", "list", *shop.place, "--json").json["records"]
+    assert {(record["partition"], record["origin_offset"]): record["held_back_by"] for record in records} == {
+        (0, 5): "circuit", (1, 5): None, (0, 6): None,
+    }  # fmt: skip
+    shown = retryapp("pending", "show", *shop.place, shop.failure_id(0, 5)).out
+    assert "held back by       circuit" in shown
 
 
 def test_a_record_that_does_not_wait_is_a_finding(retryapp, shop):

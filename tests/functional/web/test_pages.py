@@ -340,6 +340,18 @@ async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, 
     assert "circuit open on 1" in index
 
 
+@pytest.mark.parametrize("holds", ["circuit", "rate"])
+async def test_a_due_record_says_what_holds_it_back(site: Site, worker: FakeWorker, holds: str) -> None:
+    """In the list and on its page; one that is not due waits for its time."""
+    worker.parts["shop.orders"] = [replace(item, holds_due=holds) for item in worker.parts["shop.orders"]]
+    records = (await facts(site, f"{BASE}/pending?partition=1"))["records"]
+    assert [record["held_back_by"] for record in records] == [holds, None]
+    assert f"held back by the {holds}" in (await site.get(f"{BASE}/pending?partition=1"))[2]
+    assert (await facts(site, f"{BASE}/pending/1/42"))["record"]["held_back_by"] == holds
+    assert "holds it back" in (await site.get(f"{BASE}/pending/1/42"))[2]
+    assert "holds it back" not in (await site.get(f"{BASE}/pending/1/43"))[2]
+
+
 async def test_partitions_page_without_a_broker_still_shows_the_lanes(site: Site, worker: FakeWorker) -> None:
     """Lag is unknown, and why."""
     worker.broker_down = True

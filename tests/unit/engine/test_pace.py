@@ -99,7 +99,7 @@ async def test_a_session_begins_with_an_empty_bucket_and_keeps_it() -> None:
     async with MemoryPartition(service, "1s", rate_limit=rate, transport=orders.transport) as orders:
         assert service.done == []
         await orders.advance(999)
-        assert service.done == []
+        assert (service.done, orders.engine.context.pace.holds_due) == ([], "rate")
         await orders.advance(1)
         assert service.done == [b"a"]
         await pass_time(orders, 2_000)
@@ -153,10 +153,12 @@ async def test_an_outage_spends_no_attempts_and_everything_is_done_after_it() ->
             await orders.advance(200)
         calls = len(service.calls) - 20
         assert state(orders) is not CircuitState.CLOSED
+        assert orders.engine.context.pace.holds_due == "circuit"
         assert calls < 100, "300 records, and 3 attempts each"
         service.down, healed_ms = None, orders.clock.wall_ms()
         await pass_time(orders, 40_000)
         assert state(orders) is CircuitState.CLOSED
+        assert orders.engine.context.pace.holds_due is None
         assert len(service.done) == 320
         assert orders.clock.wall_ms() - healed_ms <= 40_000
         assert orders.waiting == {}

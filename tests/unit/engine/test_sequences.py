@@ -148,9 +148,11 @@ async def test_a_partition_in_order_waits_in_the_window() -> None:
     async with MemoryPartition(gate, "1s", order=Order.PARTITION, concurrency=9, max_in_flight=9) as orders:
         for n in range(20):
             await orders.send(b"%02d" % n, key=b"%d" % n)
+        assert (orders.engine.running, orders.engine.in_flight) == (1, 9)
         gate.let(b"00", BankDownError())
         await orders.settle()
         assert (gate.started, held(orders), sum(orders.waiting.values())) == ([b"00"], 0, 1)
+        assert orders.engine.running == 0
         assert len(orders.engine._window) == 9
         gate.let_all()
         await orders.to_rest()

@@ -1,0 +1,52 @@
+"""What holds records back that are due: a circuit that is not closed, or a rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from retryapp.core.circuit import CircuitState
+from retryapp.core.errors import DamagedEventError
+from retryapp.core.lifecycle import CircuitChanged, decode_event
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaConnection, read_topic
+from retryapp.kafka.positions import Positions
+from retryapp.lookup.records import Facts
+
+LOOK_BACK_MS: Final = 3_600_000
+"""How far back events are read: while records are due, a circuit changes its state far more often."""
+
+
+def mark_held_back(record: Facts, holding: Mapping[int, str | None], now_ms: int) -> None:
+    """Add `held_back_by` to a waiting record: what holds due records of its partition back, if it is due."""
+    record["held_back_by"] = holding.get(record["partition"]) if _is_due(record, now_ms) else None
+
+
+def mark_circuits(
+    connection: KafkaConnection, topology: HandlerTopology, records: Sequence[Facts], now_ms: int
+) -> None:
+    """Add `held_back_by` to waiting records, by the events of the last hour, which tell of circuits, not of rates."""
+    due = {record["partition"] for record in records if _is_due(record, now_ms)}
+    holding = _circuits(connection, topology.events, due, now_ms) if due else {}
+    for record in records:
+        mark_held_back(record, holding, now_ms)
+
+
+def _is_due(record: Facts, now_ms: int) -> bool:
+    return record["due_at_ms"] is not None and record["due_at_ms"] <= now_ms
+
+
+def _circuits(connection: KafkaConnection, events: str, partitions: Iterable[int], now_ms: int) -> dict[int, str]:
+    admin = Positions(connection)
+    if events not in admin.topic_names():
+        return {}
+    begin = admin.at_time([(events, partition) for partition in partitions], now_ms - LOOK_BACK_MS)
+    start = {partition: offset for (_, partition), offset in begin.items() if offset is not None}
+    states = {}
+    for record in read_topic(connection, events, partitions=[*start], start=start) if start else ():
+        with suppress(DamagedEventError):
+            event = decode_event(record.value or b"")
+            if isinstance(event, CircuitChanged):
+                states[event.partition] = event.to_state
+    return {partition: "circuit" for partition, state in states.items() if state != CircuitState.CLOSED}
