@@ -75,10 +75,11 @@ def send_to_all(
     """
     records = [command.to_record(topology.control, partition) for partition, command in commands.items()]
     wanted = {(partition, command.id) for partition, command in commands.items()}
+    KafkaAdmin(connection).offsets(topology.control, commands)  # it is there
 
     def write() -> None:
         doing = f"write to topic {topology.control}"
-        write_together(connection, records, transactional_id=topology.control, doing=doing, topic=topology.control)
+        write_together(connection, records, transactional_id=topology.control, doing=doing)
 
     told = _told(connection, topology, sorted(commands), write, wanted, wait_s)
     return {partition: event for (partition, _), event in told.items()}

@@ -63,16 +63,14 @@ def write_together(
     *,
     transactional_id: str,
     doing: str,
-    topic: str,
 ) -> None:
-    """Append records in one transaction: readers of committed records see all or none.
+    """Append records to topics that exist, in one transaction: readers of committed records see all or none.
 
     Writers of the same `transactional_id` come one after the other: a later one ends the transaction of an earlier one,
     which begins anew.
 
     Raises:
         BrokerUnreachableError: no broker answered in time; the records are there, or not.
-        TopicMissingError: there is no such topic.
         AccessDeniedError: we may not write there, or not use the transactional id.
     """
     for left in reversed(range(_TRIES)):
@@ -92,5 +90,5 @@ def write_together(
         except KafkaException as error:
             if left and error.args[0].name() in _FENCED:
                 continue
-            raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from error
+            raise named_error(error, connection, doing=doing, tried_s=WRITE_TIMEOUT_S) from error
         return

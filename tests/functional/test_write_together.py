@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from retryapp.core.errors import TopicMissingError
 from retryapp.core.hops import Outgoing
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
 from retryapp.kafka.writer import write_together
@@ -19,7 +18,7 @@ def written(connection: KafkaConnection, topic: str, values: list[bytes]) -> dic
 
     def write(value: bytes) -> None:
         records = [Outgoing(topic, number, None, value, ()) for number in range(4)]
-        write_together(connection, records, transactional_id=topic, doing="write", topic=topic)
+        write_together(connection, records, transactional_id=topic, doing="write")
 
     with ThreadPoolExecutor(len(values)) as pool:
         for done in [pool.submit(write, value) for value in values]:
@@ -40,12 +39,3 @@ def test_writers_of_one_id_come_one_after_the_other(bootstrap: str) -> None:
     seen = written(connection, topic, values)
     assert [sorted(each) for each in seen.values()] == [values] * 4
     assert all(each == seen[0] for each in seen.values())
-
-
-def test_a_missing_topic_is_named(bootstrap: str) -> None:
-    """Nothing is made."""
-    with pytest.raises(TopicMissingError, match="no-such"):
-        write_together(
-            KafkaConnection(bootstrap), [Outgoing("no-such", 0, None, b"", ())], transactional_id="no-such",
-            doing="write", topic="no-such",
-        )  # fmt: skip

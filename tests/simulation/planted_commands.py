@@ -127,7 +127,7 @@ COMMANDS: Final = (
     ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_025),
     ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_131),
     ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_005),
-    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_000),
+    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_001_083),
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_030),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_023),
 )

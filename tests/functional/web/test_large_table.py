@@ -43,6 +43,7 @@ def placed(table: RocksPendingTable) -> Any:
     """Return a partition whose lane is open."""
     return SimpleNamespace(
         engine=SimpleNamespace(
+            running=0,
             in_flight=0,
             release_lag_ms=0,
             looked_ms=NOW_MS,
