@@ -17,7 +17,7 @@ from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Verb
-from retryapp.core.jobs import CANARY, JobCommand, JobFilter, JobPart, JobVerb, Part, PartState, shared
+from retryapp.core.jobs import CANARY, JobCommand, JobPart, JobVerb, LetterFilter, Part, PartState, shared
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
@@ -30,13 +30,13 @@ _LOOK_S: Final = 1.0
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what selects dead letters; the command gets a `JobFilter` as `wanted`, or None without any."""
+    """Add what selects dead letters; the command gets a `LetterFilter` as `wanted`, or None without any."""
 
     @wraps(command)
     def with_filter(**values: Any) -> Any:
         fields = {name: values.pop(name) for name in FILTERS}
         given = values.pop("all_") or any(value is not None for value in fields.values())
-        return command(wanted=JobFilter(**fields) if given else None, **values)
+        return command(wanted=LetterFilter(**fields) if given else None, **values)
 
     options = (
         click.option("--all", "all_", is_flag=True, help="All dead letters."),
@@ -83,7 +83,7 @@ def only_handler(place: Place) -> tuple[KafkaConnection, HandlerTopology]:
 
 def begin_job(
     verb: Verb,
-    wanted: JobFilter,
+    wanted: LetterFilter,
     place: Place,
     *,
     by: str,

@@ -54,11 +54,14 @@ def list_text(listed: Listed, columns: Mapping[str, str], now_ms: int, *, of: st
 
 
 def _cell(facts: Mapping[str, Any], name: str, now_ms: int) -> str:
+    if name == "attempts":
+        most = facts["max_attempts"]
+        return "-" if facts["attempt"] is None else f"{facts['attempt']}{f' of {most}' if most else ''}"
+    if name == "error":
+        return facts["damaged"] or ": ".join(filter(None, (facts["error_type"], facts["message"]))) or "-"
     value = facts[name]
     if name == "failure_id" and value is None:
         return f"{facts['main']}/{facts['partition']}/{facts.get('origin_offset', facts.get('offset'))} (damaged)"
-    if name == "error_type" and value is None:
-        value = facts["damaged"]
     return instant(value, now_ms) if name.endswith("_ms") else "-" if value is None else str(value)
 
 

@@ -12,19 +12,20 @@ from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
-from retryapp.core.classify import DeadReason
 from retryapp.core.control import Verb
-from retryapp.core.jobs import JobFilter
+from retryapp.core.jobs import LetterFilter
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, marks_of, original_value
 from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
     "failure id": "failure_id",
+    "key": "key",
     "reason": "reason",
-    "attempts": "attempt",
+    "attempts": "attempts",
     "dead since": "dead_ms",
-    "last error": "error_type",
+    "cause": "cause_id",
+    "last error": "error",
     "mark": "mark",
 }
 
@@ -40,19 +41,20 @@ def command() -> None:
 @command.command(name="list")
 @place_options
 @list_options
-@click.option("--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only with this reason.")
+@filter_options
 @json_option
-def list_(*, place: Place, partition: int | None, reason: str | None, limit: int, as_json: bool) -> ExitCode:
-    """List dead letters, the latest first, with the mark of their handler: handled, skipped or failed.
+def list_(*, place: Place, partition: int | None, wanted: LetterFilter | None, limit: int, as_json: bool) -> ExitCode:
+    """List dead letters, the latest first, with what became of them: replayed, recovered, discarded, handled.
 
     \b
     Examples:
       retryapp dead list -A billing
       retryapp dead list --broker localhost:9092 --group billing --reason exhausted
+      retryapp dead list -A billing --cause c1-3f9ca81b02
       retryapp dead list --broker localhost:9092 --group billing --topic orders --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     connection, topologies = resolve(place)
-    found = list_dead(connection, topologies, partition=partition, reason=reason, limit=limit)
+    found = list_dead(connection, topologies, partition=partition, wanted=wanted, limit=limit)
     now_ms = SystemClock().wall_ms()
     text = list_text(found, COLUMNS, now_ms, of="dead letters", none="no dead letters")
     emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
@@ -151,7 +153,7 @@ def restore(**options: Any) -> ExitCode:
 
 
 def _steer(
-    verb: Verb, *, place: Place, failure_ids: tuple[str, ...], wanted: JobFilter | None, **options: Any
+    verb: Verb, *, place: Place, failure_ids: tuple[str, ...], wanted: LetterFilter | None, **options: Any
 ) -> ExitCode:
     if wanted is None:
         for name in ("only_preview", "yes", "detach"):

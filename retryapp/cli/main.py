@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "topics": "Create an app's topics.",
     "doctor": "Check everything that a worker depends on.",
     "top": "Watch a running group.",
+    "causes": "Show why records wait or are dead.",
     "pending": "Look at waiting records; steer them.",
     "dead": "Look at dead letters; replay or discard them.",
     "job": "Watch and steer jobs about many dead letters.",

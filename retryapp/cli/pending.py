@@ -18,11 +18,13 @@ from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
     "failure id": "failure_id",
-    "failed attempts": "attempt",
+    "key": "key",
+    "failed attempts": "attempts",
     "due": "due_at_ms",
     "held back by": "held_back_by",
     "tier": "tier",
-    "last error": "error_type",
+    "cause": "cause_id",
+    "last error": "error",
 }
 
 

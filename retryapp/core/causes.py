@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -84,6 +85,20 @@ class CauseCount:
     last_ms: int
     sample: str
     """Failure id of the one that was counted last."""
+
+
+def summed(counts: Iterable[CauseCount]) -> list[CauseCount]:
+    """Return the counts of several tables as one for each cause, the most frequent first."""
+    found: dict[str, CauseCount] = {}
+    for count in counts:
+        if (was := found.get(count.cause_id)) is None:
+            found[count.cause_id] = replace(count)
+            continue
+        was.records += count.records
+        was.attempts += count.attempts
+        was.first_ms = min(was.first_ms, count.first_ms)
+        was.last_ms, was.sample = max((was.last_ms, was.sample), (count.last_ms, count.sample))
+    return sorted(found.values(), key=lambda count: (-count.records, count.cause_id))
 
 
 def cause_id(error_type: str, fingerprint: str, message: str) -> str:

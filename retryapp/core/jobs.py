@@ -42,7 +42,7 @@ _Text = Annotated[str, Field(max_length=400)]
 _Count = Annotated[int, Field(ge=0)]
 
 
-class JobFilter(BaseModel):
+class LetterFilter(BaseModel):
     """Which dead letters a job is about: those that all given fields fit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # unknown is no licence to take more letters
@@ -84,7 +84,7 @@ class JobPart(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
     verb: Annotated[Verb, Field(strict=False), AfterValidator(_of_letters)]
-    filter: JobFilter
+    filter: LetterFilter
     upto: Mapping[str, _Count]
     """By dead-letter topic: the offset before which letters are taken."""
     every_ms: Annotated[float, Field(gt=0)] | None = None

@@ -10,7 +10,7 @@ from retryapp.core.causes import cause_id, cause_name
 from retryapp.core.control import MarkKind, Verb, is_mark, mark_of
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
-from retryapp.core.jobs import JobFilter, Part, read_steering
+from retryapp.core.jobs import LetterFilter, Part, read_steering
 from retryapp.core.marks import PROGRESS
 from retryapp.core.marks import read_steering as steering_text
 from retryapp.core.topology import HandlerTopology
@@ -49,13 +49,13 @@ def preview(
     connection: KafkaConnection,
     topology: HandlerTopology,
     verb: Verb,
-    wanted: JobFilter,
+    wanted: LetterFilter,
     *,
     tell: Callable[[int, int], None] = lambda _looked, _of: None,
 ) -> Preview:
     """Read all dead letters of a handler, and count those that a job would take.
 
-    Memory is some 100 bytes for each letter that fits. `tell` hears now and then how many of how many were read.
+    Memory is some 300 bytes for each letter that fits. `tell` hears now and then how many of how many were read.
 
     Raises:
         TopicMissingError: there is no such dead-letter topic.

@@ -20,6 +20,7 @@ from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
+from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Discarded, Handled, Skipped, decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id, short_topic_id
@@ -229,10 +230,10 @@ def list_dead(
     topologies: Sequence[HandlerTopology],
     *,
     partition: int | None,
-    reason: str | None,
+    wanted: LetterFilter | None,
     limit: int,
 ) -> Listed:
-    """Return dead letters, the latest first; memory is that of ``limit`` records."""
+    """Return dead letters that fit, the latest first; memory is that of ``limit`` records."""
     matching = 0
 
     def letters() -> Iterator[tuple[_Position, Record]]:
@@ -240,7 +241,7 @@ def list_dead(
         for topology in topologies:
             numbers = None if partition is None else [partition]
             for record in _letters(connection, topology, numbers):
-                if reason is None or (RETRY_REASON, reason.encode()) in record.headers:
+                if wanted is None or _fits(wanted, record):
                     matching += 1
                     at = _Position(record.timestamp_ms, topology.main, record.partition, record.offset)
                     yield at, replace(record, value=None)  # lists show no payloads
@@ -253,6 +254,15 @@ def list_dead(
         for at, record in latest
     ]  # fmt: skip
     return Listed(facts, matching)
+
+
+def _fits(wanted: LetterFilter, record: Record) -> bool:
+    """Tell whether a letter fits; a damaged one does by its reason alone."""
+    metadata, _ = _metadata(record.headers)
+    if metadata is not None:
+        return wanted.fits(metadata, record.key, record.timestamp_ms)
+    reason = (wanted.reason or "").encode()
+    return wanted == LetterFilter(reason=wanted.reason) and (not reason or (RETRY_REASON, reason) in record.headers)
 
 
 def find_dead(connection: KafkaConnection, topology: HandlerTopology, origin: Origin) -> Record | None:

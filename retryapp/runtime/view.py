@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
 
+from retryapp.core.causes import CauseCount, summed
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin, Record
@@ -156,6 +157,12 @@ class RuntimeView:
             if (table := tables.get(topology.dlq_named(letters))) and (row := table.find(failure_id))
         ]
         return max(found, key=_replays, default=None)
+
+    def causes(self, main: str) -> Sequence[CauseCount]:
+        """Return the causes of the dead letters that lie there, of the partitions here, the most frequent first."""
+        numbers = range(self._runtime.served[main].partitions)
+        placed = [each for number in numbers if (each := self._open(main, number)) is not None]
+        return summed(count for each in placed for table in each.transport.dead.values() for count in table.causes())
 
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there."""

@@ -68,6 +68,7 @@ class Answers:
         return {
             "handler": {**asdict(info), **totals(infos)},
             "partitions": [partition_facts(item) for item in infos],
+            "causes": await asyncio.to_thread(lambda: [asdict(cause) for cause in self.view.causes(info.main)]),
             "due": await self._due.of(info.main, infos, self.now_ms()),
         }
 
@@ -124,6 +125,8 @@ class Answers:
             "next": question.address(before=offsets_text(cursor)) if cursor else None,
             "scanned": scanned,
             "reason": question.reason,
+            "cause": question.cause,
+            "key": question.key,
             "reasons": sorted({*DeadReason, question.reason or DeadReason.EXHAUSTED}),
             **_list_facts(question, infos),
         }
@@ -138,7 +141,7 @@ class Answers:
         topics = (None, *self.get_handler_or_404(question.main).dead_letters)
         known = [(partition, letters) for partition in partitions for letters in topics]
         cursor = {stream: offset for stream, offset in (question.before or {}).items() if stream in known}
-        streams = [self._letters(question.main, stream, cursor.get(stream)) for stream in known]
+        streams = [self._letters(question, stream, cursor.get(stream)) for stream in known]
         records: list[Facts] = []
         scanned = 0
         for row in heapq.merge(*streams, key=_newest_first):
@@ -150,11 +153,13 @@ class Answers:
                 records.append(row)
         return records, None, scanned
 
-    def _letters(self, main: str, stream: Stream, before: int | None) -> Iterator[Facts]:
+    def _letters(self, question: Question, stream: Stream, before: int | None) -> Iterator[Facts]:
         chunk = 2  # most partitions of a page are asked for no more
+        sought: Facts = {"cause": question.cause, "key": None if question.key is None else question.key.encode()}
         partition, letters = stream
         while True:
-            entries = self.view.dead_page(main, partition=partition, letters=letters, before=before, limit=chunk)
+            place: Facts = {"partition": partition, "letters": letters, "before": before, "limit": chunk}
+            entries = self.view.dead_page(question.main, **place, **sought)
             yield from map(dead_summary, entries)
             if len(entries) < chunk:
                 return

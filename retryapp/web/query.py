@@ -42,6 +42,10 @@ class Question:
     """Rows on a page, from 1 to ``MAX_LIMIT``."""
     partition: int | None = None
     reason: str | None = None
+    cause: str | None = None
+    """Id of a cause."""
+    key: str | None = None
+    """A record's key, as text."""
     after: bytes | None = None
     """Waiting records after this row key."""
     before: Mapping[Stream, int] | None = None
@@ -90,6 +94,8 @@ def question_of(query: Mapping[str, str], match: Mapping[str, str] | None = None
         limit=_number(given, "limit", 1, MAX_LIMIT) or DEFAULT_LIMIT,
         partition=_number(given, "partition", 0, 2**31 - 1),
         reason=given.get("reason"),
+        cause=given.get("cause"),
+        key=given.get("key"),
         after=_row_key(given.get("after")),
         before=_offsets(given.get("before")),
         letters=given.get("letters"),

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from retryapp.core.control import Command, MarkKind, Verb, mark_of
 from retryapp.core.hops import Outgoing
-from retryapp.core.jobs import JobCommand, JobFilter, JobPart, JobVerb
+from retryapp.core.jobs import JobCommand, JobPart, JobVerb, LetterFilter
 from retryapp.core.record import Origin as Place
 from retryapp.core.record import failure_id
 from retryapp.core.topology import HandlerTopology
@@ -97,7 +97,7 @@ class Steering:
             self._jobs[job] = random.choice((Verb.REPLAY, Verb.REPLAY, Verb.DISCARD, Verb.RESTORE))
             facts: dict[str, Any] = {
                 "verb": self._jobs[job],
-                "filter": JobFilter(reason=random.choice((None, None, "exhausted", "rejected"))),
+                "filter": LetterFilter(reason=random.choice((None, None, "exhausted", "rejected"))),
                 "every_ms": random.choice((None, None, 50.0, 400.0)),
                 "canary": random.choice((0, 0, 3)),
                 "force": random.random() < 0.5,

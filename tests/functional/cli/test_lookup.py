@@ -139,6 +139,14 @@ def test_dead_letters_are_listed_latest_first(retryapp, shop):
     assert [r["failure_id"] for r in first["records"]] == [r["failure_id"] for r in done["records"]][:2]
     text = retryapp("dead", "list", *shop.place).out
     assert "3 of 3 dead letters" in text
+    (one,) = retryapp("dead", "list", *shop.place, "--error", "retryapp.Reject", "--json").json["records"]
+    assert one["failure_id"] == shop.failure_id(1, 2)
+    of_cause = retryapp("dead", "list", *shop.place, "--cause", one["cause_id"], "--json").json["records"]
+    assert of_cause == [one]
+    shop.wait(0, 9, FAR_MS)
+    causes = retryapp("causes", *shop.place, "--json").json["causes"]
+    assert (sum(each["dead"] for each in causes), sum(each["waiting"] for each in causes)) == (3, 1)
+    assert one["cause_id"] in retryapp("causes", *shop.place).out
 
 
 def test_one_dead_letter_is_shown(retryapp, shop):

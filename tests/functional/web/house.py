@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
 import faust
@@ -12,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from samples import WAITING, partition
 from typing_extensions import override
 
+from retryapp.core.causes import CauseCount, summed
 from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.foreign import shield
@@ -138,6 +140,7 @@ class FakeWorker(RuntimeView):
     ) -> Sequence[DeadEntry]:
         there = self.letters.get(partition, []) if letters is None else self.named.get((partition, letters), [])
         rows = sorted(there if main == MAIN else [], key=lambda row: -row.offset)
+        rows = [row for row in rows if cause in (None, row.cause_id) and key in (None, row.key)]
         shown = [row for row in rows if before is None or row.offset < before][:limit]
         return [DeadEntry(partition=partition, row=row, letters=letters) for row in shown]
 
@@ -152,6 +155,12 @@ class FakeWorker(RuntimeView):
             ),
             None,
         )
+
+    @override
+    def causes(self, main: str) -> Sequence[CauseCount]:
+        rows = [row for rows in self.letters.values() for row in rows if main == MAIN and row.cause_id is not None]
+        facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS, "sample": "x"}
+        return summed(CauseCount(cause_id=row.cause_id or "", name=row.cause or "", **facts) for row in rows)
 
     @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:

@@ -192,6 +192,22 @@ async def test_one_dead_letter_shows_its_story_and_its_value_from_the_topic(site
     assert 'File "billing.py", line 21, in charge' in text
 
 
+async def test_dead_letters_are_listed_with_key_attempts_and_cause(site: Site, worker: FakeWorker) -> None:
+    """The cause leads to all letters of it; the handler's page has the causes, the most frequent first."""
+    worker.bury(900, dead_metadata(7_777, error_message="no shard 12", last_failed_ms=NOW_MS), key=b"customer-42")
+    listed = (await facts(site, f"{BASE}/dead?key=customer-42"))["records"]
+    assert [(each["offset"], each["key"], each["message"]) for each in listed] == [(900, "customer-42", "no shard 12")]
+    page = Outline((await site.get(f"{BASE}/dead"))[2])
+    assert "customer-42" in page.text
+    assert "no shard 12" in page.text
+    assert f"{BASE}/dead?cause={listed[0]['cause_id']}" in page.links
+    of_cause = (await facts(site, f"{BASE}/dead?cause={listed[0]['cause_id']}"))["records"]
+    assert [each["offset"] for each in of_cause] == [900]
+    causes = (await facts(site, f"{BASE}/"))["causes"]
+    assert [cause["records"] for cause in causes] == sorted((cause["records"] for cause in causes), reverse=True)
+    assert "no shard <number>" in Outline((await site.get(f"{BASE}/"))[2]).text
+
+
 async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: FakeWorker) -> None:
     """In the list by time, page by page, each with a page of its own though another has its offset; found by id."""
     info = worker.infos[0]

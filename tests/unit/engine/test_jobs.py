@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
-from retryapp.core.jobs import JobCommand, JobFilter, JobPart, JobVerb, Part, read_steering
+from retryapp.core.jobs import JobCommand, JobPart, JobVerb, LetterFilter, Part, read_steering
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
@@ -53,7 +53,7 @@ async def letters(orders: MemoryPartition, service: Service, number: int) -> Non
 
 async def begin(orders: MemoryPartition, job: str = "j1", verb: Verb = Verb.REPLAY, **more: Any) -> dict[str, Any]:
     """Begin a job about all letters that there are."""
-    fields = {"filter": JobFilter(**more.pop("filter", {})), "canary": 0, **more}
+    fields = {"filter": LetterFilter(**more.pop("filter", {})), "canary": 0, **more}
     part = JobPart(verb=verb, upto={DLQ: orders.records(DLQ)[-1].offset + 1}, **fields)
     return await tell(orders, JobVerb.START, job, part=part)
 
@@ -152,7 +152,7 @@ async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, du
     orders = partition(service)
     async with orders:
         await letters(orders, service, 500)
-        part = JobPart(verb=Verb.REPLAY, filter=JobFilter(), upto={DLQ: orders.records(DLQ)[-1].offset + 1})
+        part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={DLQ: orders.records(DLQ)[-1].offset + 1})
         command = JobCommand(id="c", job="j1", verb=JobVerb.START, part=part).to_record(*CONTROL)
         dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
         orders.transport.append(CONTROL, command.key, command.value)
