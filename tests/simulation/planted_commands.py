@@ -61,15 +61,6 @@ async def _unsettled(self: Commands) -> None:
     self._touched.clear()
 
 
-def _at_once(self: Scheduler, *args: Any, **more: Any) -> None:
-    """Rows are claimed before the commands are read that came while no worker ran."""
-    _init(self, *args, **more)
-    self._commanded = None
-
-
-_init = Scheduler.__init__
-
-
 def _stays(_self: Sequences, _identity: bytes, _key: Any) -> None:
     """The followers of a cancelled head wait for it."""
 
@@ -123,7 +114,6 @@ COMMANDS: Final = (
     ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_178),
     ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_041),
     ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_008),
-    ("rows are claimed before commands are read", ((Scheduler, "__init__", _at_once),), 1_000_337),
     ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_025),
     ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_131),
     ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_005),

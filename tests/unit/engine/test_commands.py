@@ -12,6 +12,7 @@ from retryapp.core.control import COMMAND_AGE_MS, Command, LetterMark, MarkKind,
 from retryapp.core.headers import decode_metadata
 from retryapp.core.record import idempotency_key
 from retryapp.engine.handler.handler import Order
+from retryapp.engine.partition.commands import Commands
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
@@ -220,9 +221,18 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
         assert b'"refused":null' in (events[0].value or b"")
 
 
-async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_are_claimed() -> None:
-    """Else a cancelled record would run once more."""
-    calls = Calls()
+async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_are_claimed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long their reading takes: else a cancelled record would run once more."""
+    calls, run = Calls(), Commands.run
+
+    async def slow(self: Commands) -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await run(self)
+
+    monkeypatch.setattr(Commands, "run", slow)
     async with MemoryPartition(calls, "1s*5") as orders:
         await orders.send(b"one")
     orders.clock.advance(2_000)
