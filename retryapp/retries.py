@@ -41,6 +41,7 @@ from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
 from retryapp.runtime.worker import RetryWorker, end_faust_on_named_errors, runtime_of
 from retryapp.settings import load_settings
+from retryapp.web.access import parse_operators
 
 __all__ = ["Delivery", "NoRetriesError", "Retries", "retries_of"]
 
@@ -121,7 +122,8 @@ class Retries:
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
-        web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock)
+        operators = parse_operators(load_settings().web_operators)
+        web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock, operators=operators)
 
     def handler(
         self,

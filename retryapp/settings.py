@@ -58,6 +58,12 @@ class Settings(BaseSettings):
         "127.0.0.1",
         "Address that a worker's pages listen on. They have no login: keep it on loopback.",
     )
+    web_operators: str = _setting(
+        "WEB_OPERATORS",
+        "",
+        "Who may retry, cancel, replay and discard records through the pages: `local`, everybody on this machine, or "
+        "`NAME:SHA256` with the hash of a token; commas between several. Empty: the pages only show.",
+    )
     web_port: int = _setting(
         "WEB_PORT",
         6066,

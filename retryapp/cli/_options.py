@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -15,12 +13,12 @@ from typing_extensions import override
 
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
+from retryapp.lookup.instants import parse_instant
 from retryapp.runtime.machine.clock import SystemClock
 
 R = TypeVar("R")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-_DURATION: Final = re.compile(r"[0-9.]+[a-z].*")
 _PROPERTIES: Final = "name=value a line (security.protocol, sasl.username)"
 
 
@@ -116,13 +114,7 @@ class When(click.ParamType):
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value).strip()
         try:
-            if _DURATION.fullmatch(text):
-                return SystemClock().wall_ms() + (-1 if self.back else 1) * parse_duration_ms(text)
-            moment = datetime.fromisoformat(text)
-        except InvalidDurationError as error:
+            return parse_instant(str(value), SystemClock().wall_ms(), back=self.back)
+        except ValueError as error:
             self.fail(str(error), param, ctx)
-        except ValueError:
-            self.fail(f"{text!r}: expected a length with a unit ('10m') or UTC ('2030-01-31T12:00')", param, ctx)
-        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
+
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import InvalidDurationError
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 _SECOND_MS: Final = 1_000
 _TENTHS_BELOW_MS: Final = 10_000
+
+
+_DURATION: Final = re.compile(r"[0-9.]+[a-z].*")
+
+
+def parse_instant(text: str, now_ms: int, *, back: bool = False) -> int:
+    """Read a length from now (`back`: before now) with a unit, or a UTC time; return epoch milliseconds.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    text = text.strip()
+    try:
+        if _DURATION.fullmatch(text):
+            return now_ms + (-1 if back else 1) * parse_duration_ms(text)
+        moment = datetime.fromisoformat(text)
+    except InvalidDurationError as error:
+        raise ValueError(str(error)) from error
+    except ValueError as error:
+        wrong = f"{text!r}: expected a length with a unit ('10m') or UTC ('2030-01-31T12:00')"
+        raise ValueError(wrong) from error
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def iso_text(epoch_ms: int) -> str:

@@ -15,7 +15,7 @@ from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
 from retryapp.core.causes import cause_id, cause_name
-from retryapp.core.control import is_mark, mark_of
+from retryapp.core.control import is_mark, mark_of, row_state
 from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
@@ -67,9 +67,16 @@ def pending_detail(entry: PendingEntry) -> Facts:
         **_detail(row.headers, damaged),
         **key,
         "since_ms": row.since_ms or None,
+        "state": _state(row),
         "key": payload_of(row.key),
         "value": payload_of(original_value(row.headers, row.value)),
     }
+
+
+def _state(row: PendingRow) -> str | None:
+    """Return what a command may name so that it is refused if the record has changed; None: it cannot."""
+    metadata, _ = _metadata(row.headers)
+    return None if metadata is None or row.held else row_state(metadata.replays, metadata.attempt, row.due_at_ms)
 
 
 def pending_value(entry: PendingEntry) -> bytes:

@@ -17,7 +17,9 @@ from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
 
 from retryapp.core.causes import CauseCount, summed
+from retryapp.core.control import Command
 from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin, Record
 from retryapp.core.rows import identity_of
@@ -25,6 +27,7 @@ from retryapp.core.topology import GROW
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
 from retryapp.kafka import read_record
+from retryapp.kafka.commands import send_commands
 from retryapp.ports import (
     DeadEntry,
     HandlerInfo,
@@ -157,6 +160,11 @@ class RuntimeView:
             if (table := tables.get(topology.dlq_named(letters))) and (row := table.find(failure_id))
         ]
         return max(found, key=_replays, default=None)
+
+    def command(self, main: str, command: Command, *, wait_s: float) -> Commanded | None:
+        """Send a command and wait for its outcome; None: no worker has answered. Blocks: call it in a thread."""
+        topology = self._runtime.served[main].handler.topology
+        return send_commands(self._runtime.connection, topology, [command], wait_s=wait_s).get(command.id)
 
     def causes(self, main: str) -> Sequence[CauseCount]:
         """Return the causes of the dead letters that lie there, of the partitions here, the most frequent first."""

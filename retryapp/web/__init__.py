@@ -1,4 +1,4 @@
-"""The pages of a worker, under ``/retries/``: what waits, what is dead, and why. They only show.
+"""The pages of a worker, under ``/retries/``: what waits, what is dead, and why; and what puts it right.
 
 `views.ROUTES` lists the addresses. ``format=json`` on a page gives the same facts as JSON. Lists take ``limit`` (1 to
 500, 50 unless given), ``partition`` and, for dead letters, ``reason``; ``next`` in the answer is the address of the
@@ -7,7 +7,8 @@ next page. ``refresh=5`` loads a page again every 5 s.
 A question for a partition of another worker is answered with 307 to that worker, or with 409 when its owner is not
 known here. Errors have one shape, ``{"error": {"code", "message", "hint"}}``; for a browser, a page with these words.
 
-The pages have no login: keep Faust's ``web_bind`` on loopback, or put a proxy with a login in front of it.
+To look needs no login: keep Faust's ``web_bind`` on loopback, or put a proxy with a login in front of it. Commands,
+``POST /retries/{main}/command``, need an operator (`access`).
 """
 
 from retryapp.web.views import register

@@ -22,6 +22,7 @@ from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import Facts, dead_detail, dead_summary, original_value, pending_detail, pending_summary
 from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag
 from retryapp.runtime.view import RuntimeView
+from retryapp.web.access import NOBODY, Operators
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
@@ -37,8 +38,9 @@ _CHUNK_ROWS: Final = 50
 class Answers:
     """Answers to all questions that a page can ask this worker."""
 
-    def __init__(self, view: RuntimeView, clock: Clock) -> None:
+    def __init__(self, view: RuntimeView, clock: Clock, operators: Operators = NOBODY) -> None:
         self.view = view
+        self.operators = operators
         self.clock = clock
         self._due = DueCounts(view)
 
@@ -321,7 +323,7 @@ def _list_facts(question: Question, infos: Sequence[PartitionInfo]) -> Facts:
 
 
 def _policy(info: HandlerInfo) -> dict[str, str]:
-    return {"text": info.policy, "digest": info.policy_digest}
+    return {"text": info.policy, "digest": info.policy_digest, "order": info.order}
 
 
 def _newest_first(row: Facts) -> float:

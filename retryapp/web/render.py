@@ -1,4 +1,4 @@
-"""Facts as HTML or JSON, and the headers that keep a page what it is: read-only, not framed, without scripts."""
+"""Facts as HTML or JSON, and the headers that keep a page what it is: not framed, without scripts."""
 
 from __future__ import annotations
 
@@ -77,10 +77,11 @@ def safety_headers() -> Mapping[str, str]:
     digest = hashlib.sha256(str(environment().globals["style"]).encode("utf-8")).digest()
     style = f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
     return {
-        "Content-Security-Policy": f"default-src 'none'; style-src {style}; base-uri 'none'; frame-ancestors 'none'",
+        "Content-Security-Policy": f"default-src 'none'; style-src {style}; form-action 'self'; base-uri 'none'; "
+        "frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "X-Frame-Options": "DENY",
-        "Referrer-Policy": "no-referrer",
+        "Referrer-Policy": "same-origin",
         "Cache-Control": "no-store",
     }
 

@@ -1,0 +1,174 @@
+"""What changes records through the pages: one command at a time, sent as `retryapp` sends it, by an operator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, cast
+from urllib.parse import parse_qs
+
+from faust import web
+from pydantic import ValidationError
+from typing_extensions import override
+
+from retryapp.core.control import Command, Verb
+from retryapp.core.errors import DamagedMetadataError, RetryAppError
+from retryapp.core.record import parse_failure_id
+from retryapp.lookup.instants import parse_instant
+from retryapp.lookup.records import Facts
+from retryapp.ports import PAGES_PREFIX
+from retryapp.web.access import COOKIE, Operators, refuse_other_sites
+from retryapp.web.errors import SOON, PageError
+from retryapp.web.page import Page
+
+MAX_BODY_BYTES: Final = 16_384
+MOST_AT_ONCE: Final = 4
+"""Commands of one worker's pages that wait for an answer."""
+WAIT_S: Final = 10.0
+_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "force")
+
+logger = logging.getLogger(__name__)
+
+
+class Action(Page):
+    """A page that is sent something."""
+
+    @override
+    async def get(self, request: web.Request, **match: str) -> web.Response:
+        """Refuse: it is sent a form, or JSON."""
+        message, hint = f"{request.method} is not possible here", "Send a form or JSON with POST"
+        return self.refuse(request, PageError(405, "method-not-allowed", message, hint, {"Allow": "POST"}))
+
+    @override
+    async def post(self, request: web.Request, **match: str) -> web.Response:
+        """Answer a POST request."""
+        try:
+            refuse_other_sites(request)
+            return await self.act(request, await _sent(request), match)
+        except PageError as error:
+            return self.refuse(request, error)
+        except RetryAppError as error:  # no broker answers
+            return self.refuse(request, PageError(503, "try-again", str(error), "Ask again in a few seconds", SOON))
+        except Exception:  # edge of the process: the log has the traceback, the reader an answer
+            logger.exception("retryapp.page_failed", extra={"path": request.rel_url.path})
+            hint = "The worker's log has a traceback; retries go on"
+            return self.refuse(request, PageError(500, "page-failed", "this page failed", hint))
+
+    async def act(self, request: web.Request, sent: Mapping[str, str], match: Mapping[str, str]) -> web.Response:
+        """Do what was sent."""
+        raise NotImplementedError
+
+
+class CommandPage(Action):
+    """Sends a command, waits for the worker that obeys or refuses it, and says which."""
+
+    waiting: ClassVar[int] = 0
+
+    @override
+    async def act(self, request: web.Request, sent: Mapping[str, str], match: Mapping[str, str]) -> web.Response:
+        operators: Operators = self.answers.operators
+        by = operators.named(request)
+        if by is None:
+            raise no_operator(operators)
+        main = self.answers.get_handler_or_404(match["main"]).main
+        command = _command(sent, by, main, self.answers.now_ms())
+        page = type(self)
+        if page.waiting >= MOST_AT_ONCE:
+            raise PageError(503, "busy", f"{page.waiting} commands wait for their answers", "Ask again soon", SOON)
+        page.waiting += 1
+        try:
+            told = await asyncio.to_thread(self.answers.view.command, main, command, wait_s=WAIT_S)
+        finally:
+            page.waiting -= 1
+        outcome = "queued" if told is None else "done" if told.refused is None else "refused"
+        queued = "no worker has its partition now; the command waits 15 minutes for one"
+        facts: Facts = {
+            "main": main,
+            "verb": str(command.verb),
+            "failure_id": command.failure_id,
+            "command": command.id,
+            "outcome": outcome,
+            "refused": told and told.refused,
+            "text": queued if told is None else told.text,
+        }
+        return await self.show(request, "outcome.html", facts, as_json=wants_json(request))
+
+
+class Login(Action):
+    """Gives a browser its token as a cookie."""
+
+    @override
+    async def get(self, request: web.Request, **match: str) -> web.Response:
+        """Show the form."""
+        return await self.show(request, "login.html", {"wrong": False}, as_json=False)
+
+    @override
+    async def act(self, request: web.Request, sent: Mapping[str, str], match: Mapping[str, str]) -> web.Response:
+        token = sent.get("token", "").strip()
+        if self.answers.operators.name_of(token) is None:
+            await asyncio.sleep(1.0)  # guessing takes for ever anyway; this keeps the log short
+            return await self.show(request, "login.html", {"wrong": True}, as_json=False)
+        response = self.respond("", "text/html", 303, {"Location": f"{PAGES_PREFIX}/"})
+        secure = request.url.scheme == "https" or request.headers.get("X-Forwarded-Proto") == "https"
+        facts: Any = {"path": PAGES_PREFIX, "httponly": True, "samesite": "Strict", "secure": secure}
+        cast("Any", response).set_cookie(COOKIE, token, max_age=12 * 3_600, **facts)
+        return response
+
+
+def no_operator(operators: Operators) -> PageError:
+    """Return why somebody may only look."""
+    if operators.tokens:
+        hint = f"Log in at {PAGES_PREFIX}/login, or send a token: Authorization: Bearer ..."
+        return PageError(401, "no-operator", "this needs an operator's token", hint, {"WWW-Authenticate": "Bearer"})
+    hint = "Set RETRYAPP_WEB_OPERATORS (docs/commands.md), or use the command retryapp"
+    return PageError(403, "no-operator", "these pages only show", hint)
+
+
+def wants_json(request: web.Request) -> bool:
+    """Tell whether a program asks."""
+    return "text/html" not in request.headers.get("Accept", "")
+
+
+async def _sent(request: Any) -> Mapping[str, str]:
+    """Return the fields of a form, or of a JSON object; Faust reads bodies of any length."""
+    body = b""
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise PageError(413, "too-large", f"more than {MAX_BODY_BYTES} bytes were sent", "Send less")
+    try:
+        if request.content_type == "application/json":
+            found = json.loads(body)
+            if not isinstance(found, dict):
+                raise PageError(400, "bad-body", "the JSON is no object", f"Send an object with {', '.join(_FIELDS)}")
+            return {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+        return {name: values[-1] for name, values in parse_qs(body.decode(), max_num_fields=50).items()}
+    except ValueError as error:
+        raise PageError(
+            400, "bad-body", f"the body cannot be read: {error}", "Send a form, or JSON in UTF-8"
+        ) from error
+
+
+def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Command:
+    given = {name: sent[name] for name in _FIELDS if sent.get(name)}
+    if unknown := [name for name in sent if name not in _FIELDS]:
+        raise PageError(400, "bad-command", f"unknown: {', '.join(unknown[:5])}", f"Send {', '.join(_FIELDS)}")
+    try:
+        facts: dict[str, Any] = {name: given[name] for name in ("state", "why") if name in given}
+        if "at" in given:
+            facts["due_at_ms"] = parse_instant(given["at"], now_ms)
+        force = given.get("force", "false") in ("true", "on", "1")
+        name, verb = given.get("failure_id", ""), Verb(given.get("verb", ""))
+        origin = parse_failure_id(name)[1]
+        command = Command(id=secrets.token_hex(8), verb=verb, failure_id=name, by=by, force=force, **facts)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise PageError(400, "bad-command", str(first["msg"]), f"Send {', '.join(_FIELDS)}") from error
+    except (ValueError, DamagedMetadataError) as error:
+        raise PageError(400, "bad-command", str(error), f"Send {', '.join(_FIELDS)}") from error
+    if origin.topic != main:
+        raise PageError(400, "bad-command", f"{name} is not of {main}", "Send it to the address of its handler")
+    return command
