@@ -1,8 +1,8 @@
 """Who may steer through the pages, and who only looks.
 
 Looking needs no login: keep the pages on loopback, or behind a proxy with a login. Steering needs an operator: whoever
-reaches the pages from this machine, where the setting says ``local``, or who has a token. Tokens are kept as hashes, and
-never stand in an address. A browser has its token in a cookie that no script reads and no other site sends.
+reaches the pages from this machine, where the setting says ``local``, or who has a token. Tokens are kept as hashes,
+and never stand in an address. A browser has its token in a cookie that no script reads and no other site sends.
 """
 
 from __future__ import annotations

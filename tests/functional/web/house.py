@@ -14,10 +14,12 @@ from samples import WAITING, partition
 from typing_extensions import override
 
 from retryapp.core.causes import CauseCount, summed
+from retryapp.core.control import Command
 from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.foreign import shield
 from retryapp.core.headers import encode_metadata
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
@@ -25,6 +27,7 @@ from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, 
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
 from retryapp.web import register
+from retryapp.web.access import NOBODY, Operators
 
 NOW_MS = 1_760_000_000_000
 GROUP = "billing"
@@ -80,6 +83,9 @@ class FakeWorker(RuntimeView):
     is_ready: bool = True
     broker_down: bool = False
     silent: str | None = None
+    answer: str | None = ""
+    """What becomes of commands: empty, obeyed; None, queued; else the word of a refusal."""
+    commands: list[Command] = field(default_factory=list)
     broken: bool = False
     address: str = "http://127.0.0.1:6066"
     behind: list[PartitionLag] = field(default_factory=list)
@@ -155,6 +161,15 @@ class FakeWorker(RuntimeView):
             ),
             None,
         )
+
+    @override
+    def command(self, main: str, command: Command, *, wait_s: float) -> Commanded | None:
+        self.commands.append(command)
+        if self.answer is None:
+            return None
+        facts: Any = {"group": GROUP, "handler": "h", "main": main, "partition": 0, "at_ms": NOW_MS}
+        asked = {"command": command.id, "verb": command.verb, "failure_id": command.failure_id}
+        return Commanded(**facts, **asked, refused=self.answer or None, text="a sentence")
 
     @override
     def causes(self, main: str) -> Sequence[CauseCount]:
@@ -327,9 +342,9 @@ class Site:
 
 
 @asynccontextmanager
-async def serving(worker: FakeWorker) -> AsyncIterator[str]:
+async def serving(worker: FakeWorker, operators: Operators = NOBODY) -> AsyncIterator[str]:
     """Serve a worker's pages from a real Faust app; yields its address."""
     app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
-    register(app, worker, clock=VirtualClock(NOW_MS))
+    register(app, worker, clock=VirtualClock(NOW_MS), operators=operators)
     async with TestServer(await app.web.wsgi()) as server:
         yield str(server.make_url("")).rstrip("/")

@@ -1,0 +1,186 @@
+"""Commands through the pages: who may send them, what is refused, what becomes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, serving
+
+from retryapp.core.control import Verb
+from retryapp.core.errors import InvalidSettingError
+from retryapp.web.access import COOKIE, Operators, parse_operators
+from retryapp.web.actions import MAX_BODY_BYTES
+from retryapp.web.views import ROUTES
+
+TOKEN = "a-secret-of-ann"  # noqa: S105
+ANN = parse_operators(f"ann:{hashlib.sha256(TOKEN.encode()).hexdigest()}")
+LOCAL = Operators(local=True)
+NAME = f"{GROUP}/{MAIN}@kq8G0bTz/0/10001"
+REPLAY = {"verb": "replay", "failure_id": NAME, "why": "mended"}
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Pages:
+    """A browser, or a program, before a worker's pages."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.session = session
+
+    async def post(
+        self, sent: Any, headers: Mapping[str, str] = {}, path: str = f"{BASE}/command"
+    ) -> tuple[int, str, Mapping[str, str]]:
+        """Send JSON, or a form; return status, body and headers."""
+        body = {"json": sent} if "Accept" not in headers else {"data": sent}
+        asked: Any = {"headers": headers, "allow_redirects": False, **body}
+        async with self.session.post(self.url + path, **asked) as response:
+            return response.status, await response.text(), response.headers
+
+    async def get(self, path: str, headers: Mapping[str, str] = {}) -> str:
+        """Return a page."""
+        async with self.session.get(self.url + path, headers={"Accept": "text/html", **headers}) as response:
+            return await response.text()
+
+
+@asynccontextmanager
+async def pages(worker: FakeWorker, operators: Operators) -> AsyncIterator[Pages]:
+    """Serve them."""
+    async with serving(worker, operators) as url, aiohttp.ClientSession() as session:
+        yield Pages(url, session)
+
+
+async def test_a_command_is_sent_and_its_outcome_told(worker: FakeWorker) -> None:
+    """As JSON to programs; with the operator's name in the audit."""
+    async with pages(worker, ANN) as site:
+        status, body, _ = await site.post({**REPLAY, "force": True}, BEARER)
+        said = json.loads(body)
+        assert (status, said["outcome"], said["verb"], said["text"]) == (200, "done", "replay", "a sentence")
+        (command,) = worker.commands
+        assert (command.verb, command.failure_id, command.by) == (Verb.REPLAY, NAME, "ann")
+        assert (command.why, command.force, command.id) == ("mended", True, said["command"])
+        worker.answer = "replayed"
+        assert json.loads((await site.post(REPLAY, BEARER))[1])["refused"] == "replayed"
+        worker.answer = None
+        assert json.loads((await site.post(REPLAY, BEARER))[1])["outcome"] == "queued"
+        await site.post({"verb": "reschedule", "failure_id": NAME, "at": "10m"}, BEARER)
+        assert worker.commands[-1].due_at_ms == NOW_MS + 600_000
+
+
+async def test_a_form_is_answered_with_a_page(worker: FakeWorker) -> None:
+    """It says what became of it, and leads to the record."""
+    async with pages(worker, LOCAL) as site:
+        form = await site.get(f"{BASE}/pending/0/10001")
+        assert f'name="failure_id" value="{NAME}"' in form
+        state = form.split('name="state" value="')[1].split('"')[0]
+        assert state == "r0.a2.d1760000005200"
+        sent = {"verb": "retry-now", "failure_id": NAME, "state": state, "why": "", "at": ""}
+        status, body, headers = await site.post(sent, {"Accept": "text/html", "Origin": site.url})
+        assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+        assert "retry-now: done" in body
+        assert f"{BASE}/find?id=" in body
+        assert (worker.commands[0].state, worker.commands[0].by) == (state, "local")
+
+
+ASKERS: dict[str, tuple[Operators, Mapping[str, str], int]] = {
+    "nobody may": (Operators(), {}, 403),
+    "without a token": (ANN, {}, 401),
+    "a wrong token": (ANN, {"Authorization": "Bearer guess"}, 401),
+    "the hash in place of the token": (ANN, {"Authorization": f"Bearer {next(iter(ANN.tokens))}"}, 401),
+    "a token": (ANN, BEARER, 200),
+    "the cookie": (ANN, {"Cookie": f"{COOKIE}={TOKEN}"}, 200),
+    "this machine": (LOCAL, {}, 200),
+    "this machine, and only tokens may": (ANN, {}, 401),
+    "through a proxy here": (LOCAL, {"X-Forwarded-For": "192.0.2.7"}, 403),
+    "a host that is made to point here": (LOCAL, {"Host": "evil.example:6066"}, 403),
+    "another site, without a login": (LOCAL, {"Origin": "http://evil.example"}, 403),
+    "another site, with the cookie": (ANN, {"Cookie": f"{COOKIE}={TOKEN}", "Sec-Fetch-Site": "cross-site"}, 403),
+    "a sandboxed page": (LOCAL, {"Origin": "null"}, 403),
+}
+
+
+@pytest.mark.parametrize("asker", ASKERS)
+async def test_who_may_send_a_command(worker: FakeWorker, asker: str) -> None:
+    """Nobody else; and whoever is refused has changed nothing."""
+    operators, headers, expected = ASKERS[asker]
+    async with pages(worker, operators) as site:
+        status, body, _ = await site.post(REPLAY, headers)
+        assert status == expected, body
+        assert len(worker.commands) == (expected == 200)
+
+
+async def test_a_token_in_an_address_is_none(worker: FakeWorker) -> None:
+    """It would be in logs and histories."""
+    async with pages(worker, ANN) as site:
+        status, _, _ = await site.post(REPLAY, path=f"{BASE}/command?token={TOKEN}")
+        assert status == 401
+
+
+async def test_no_other_address_is_sent_anything(worker: FakeWorker) -> None:
+    """By an operator, too: what shows changes nothing."""
+    async with pages(worker, ANN) as site:
+        for path, _ in ROUTES:
+            address = (
+                path.replace("{main}", MAIN).replace("{partition}/{offset}", "0/10001").replace("{rest:.*}", "x/y/z")
+            )
+            status, _, _ = await site.post(REPLAY, BEARER, path=f"/retries{address}")
+            assert status == 405, address
+        assert worker.commands == []
+
+
+async def test_buttons_are_shown_to_operators_only(worker: FakeWorker) -> None:
+    """Others see the same facts."""
+    async with pages(worker, ANN) as site:
+        for path in (f"{BASE}/pending/0/10001", f"{BASE}/dead/0/238"):
+            assert "/command" not in await site.get(path)
+            assert "/command" in await site.get(path, BEARER)
+        assert "log in" in await site.get(f"{BASE}/dead/0/238")
+
+
+async def test_a_browser_logs_in(worker: FakeWorker) -> None:
+    """The cookie is for the pages alone, unknown to scripts, and not sent by other sites."""
+    async with pages(worker, ANN) as site:
+        assert 'type="password"' in await site.get("/retries/login")
+        html = {"Accept": "text/html"}
+        status, body, headers = await site.post({"token": "guess"}, html, "/retries/login")
+        assert (status, "no operator" in body, "Set-Cookie" in headers) == (200, True, False)
+        status, _, headers = await site.post({"token": TOKEN}, html, "/retries/login")
+        assert (status, headers["Location"]) == (303, "/retries/")
+        parts = {part.strip() for part in headers["Set-Cookie"].split(";")}
+        assert {f"{COOKIE}={TOKEN}", "HttpOnly", "SameSite=Strict", "Path=/retries"} <= parts
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no verb": ({"failure_id": NAME}, "bad-command"),
+    "an unknown verb": ({"verb": "fly", "failure_id": NAME}, "bad-command"),
+    "no failure id": ({"verb": "replay"}, "bad-command"),
+    "another handler's": ({"verb": "replay", "failure_id": f"{GROUP}/flights@kq8G0bTz/0/1"}, "bad-command"),
+    "no time": ({"verb": "reschedule", "failure_id": NAME}, "bad-command"),
+    "a time that is none": ({"verb": "reschedule", "failure_id": NAME, "at": "soon"}, "bad-command"),
+    "an unknown field": ({**REPLAY, "forces": True}, "bad-command"),
+    "a list": ([REPLAY], "bad-body"),
+    "much": ({**REPLAY, "why": "x" * MAX_BODY_BYTES}, "too-large"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_what_is_no_command_is_refused(worker: FakeWorker, name: str) -> None:
+    """With a word for programs and a sentence for people."""
+    sent, code = BAD[name]
+    async with pages(worker, LOCAL) as site:
+        status, body, _ = await site.post(sent)
+        assert (status in (400, 413), json.loads(body)["error"]["code"]) == (True, code), body
+        assert worker.commands == []
+
+
+@pytest.mark.parametrize("text", ["ann", "ann:12", "local,,bob:xyz", "ann:" + "g" * 64])
+def test_a_setting_that_names_no_operator_is_refused(text: str) -> None:
+    """Without showing it."""
+    with pytest.raises(InvalidSettingError, match="RETRYAPP_WEB_OPERATORS") as error:
+        parse_operators(text)
+    assert "g" * 64 not in str(error.value)
