@@ -118,7 +118,7 @@ def _cause(number: int, text: str) -> dict[str, Any]:
         2_000 // (number + 1), 900 // (number + 1), 300 // (number + 1) ** 2,
         30 // (number + 1), 500 // (number + 1),
         before=0, change="new" if number == 0 else None, decision="open", who=None, note=None, decided_ms=None,
-        until_ms=None,
+        until_ms=None, cause_id=f"c1-{number:010x}",
         first_seen_ms=NOON_MS - (number + 1) * DAY_MS // 2,
         last_seen_ms=NOON_MS - number * MINUTE_MS,
         examples=[{"failure_id": f"billing/orders@kq8G0bTz/0/{number}", "message": text}],
