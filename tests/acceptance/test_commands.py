@@ -71,7 +71,7 @@ def test_what_waits_is_steered(stage: Stage) -> None:
     stage.program(HandlerSpec(topic=topic, policy="1h*3"))
     stage.service.rule = lambda visit: Answer(503 if visit.attempt == 1 else 200)
     stage.produce(topic, [{"id": n} for n in range(4)])
-    worker = stage.worker()
+    worker = stage.worker(env={"RETRYAPP_WEB_OPERATORS": "local"})
     topology = HandlerTopology(stage.group, topic)
     evidence = Evidence(stage.connection, topology)
     wait_for(lambda: evidence.waiting() == 4, "all wait", timeout_s=60)
@@ -79,7 +79,10 @@ def test_what_waits_is_steered(stage: Stage) -> None:
     place = ("--broker", stage.bootstrap)
     assert retryapp(stage, "pending", "retry-now", *place, names[0])[0] == 0
     assert retryapp(stage, "pending", "reschedule", *place, names[1], "--at", "1s")[0] == 0
-    assert retryapp(stage, "pending", "cancel", *place, names[2], "--why", "withdrawn")[0] == 0
+    asked = {"verb": "cancel", "failure_id": names[2], "why": "withdrawn"}
+    status, said = worker.post(f"/retries/{topic}/command", asked)
+    assert (status, said["outcome"], said["refused"]) == (200, "done", None)
+    assert worker.post(f"/retries/{topic}/command", {**asked, "verb": "retry-now"})[1]["refused"] == "not-waiting"
     code, said = retryapp(stage, "pending", "cancel", *place, names[2])
     assert (code, said["outcomes"][0]["refused"]) == (1, "not-waiting")
     wait_for(lambda: evidence.waiting() == 1, "two are done", timeout_s=60)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from typing import Any
 
 from typing_extensions import override
 
 from retryapp.stage import Child, wait_for
 
 
-def ask(url: str) -> tuple[int, str]:
-    """Ask a page for status and body; the status is 0 where nothing answers."""
+def ask(url: str, sent: Mapping[str, Any] | None = None) -> tuple[int, str]:
+    """Ask a page for status and body, or send it JSON; the status is 0 where nothing answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own http address
+        body = None if sent is None else json.dumps(sent).encode()
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310
+        with urllib.request.urlopen(request, timeout=5 if sent is None else 15) as answer:  # noqa: S310 - our own http address
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -33,6 +38,11 @@ class Worker(Child):
     def get(self, path: str) -> tuple[int, str]:
         """Ask its pages."""
         return ask(self.url + path)
+
+    def post(self, path: str, sent: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Send its pages JSON; return status and answer."""
+        status, body = ask(self.url + path, sent)
+        return status, json.loads(body)
 
     def wait_ready(self, timeout_s: float = 40.0) -> None:
         """Wait until all its lanes are open."""
