@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, Final
 
@@ -188,10 +188,16 @@ def tell_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_m
         return ExitCode.FINDING
     command = JobCommand(id=secrets.token_hex(8), job=job, verb=verb, by=by, why=why)
     told = send_to_all(connection, topology, dict.fromkeys(parts, command), wait_s=wait_ms / 1000)
-    rows = [_answer(number, told.get(number)) for number in parts]
-    facts = [dict(zip(("partition", "outcome", "text"), row, strict=True)) for row in rows]
-    emit({"job": job, "verb": verb, "partitions": facts},
-         table(["partition", "outcome", ""], rows), as_json=as_json)  # fmt: skip
+    return answers({"job": job, "verb": verb}, parts, told, as_json=as_json)
+
+
+def answers(
+    facts: Mapping[str, Any], partitions: Iterable[int], told: Mapping[int, Commanded], *, as_json: bool
+) -> ExitCode:
+    """Print what partitions say of a command; return FINE if all have obeyed it."""
+    rows = [_answer(number, told.get(number)) for number in partitions]
+    outcomes = [dict(zip(("partition", "outcome", "text"), row, strict=True)) for row in rows]
+    emit({**facts, "partitions": outcomes}, table(["partition", "outcome", ""], rows), as_json=as_json)
     return ExitCode.FINE if all(row[1] == "done" for row in rows) else ExitCode.FINDING
 
 

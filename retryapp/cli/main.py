@@ -24,6 +24,7 @@ SUBCOMMANDS = {
     "pending": "Look at waiting records; steer them.",
     "dead": "Look at dead letters; replay or discard them.",
     "job": "Watch and steer jobs about many dead letters.",
+    "handler": "Pause a handler, and have it go on.",
     "ledger": "Count what has become of every record.",
     "pipeline": "Keep and explain everything that failed, on Spark.",
     "broker": "Run a real single-node Kafka for development.",

@@ -31,6 +31,8 @@ MOST_JOBS: Final = 8
 """Jobs that go on at once: what is remembered of them is written with every transaction."""
 MOST_ENDED: Final = 20
 """Jobs that are remembered after their end."""
+MOST_PAUSES: Final = 10
+"""Pauses that are remembered after their end: deadlines do not count them."""
 CANARY: Final = 10
 """Replays of a job whose outcomes are waited for before the others go."""
 LEAST_CANARY: Final = 3
@@ -137,6 +139,28 @@ class JobCommand(BaseModel):
         return Outgoing(topic, partition, self.job.encode(), self.model_dump_json(exclude_none=True).encode(), ())
 
 
+class HandlerVerb(StrEnum):
+    """What a command about a handler asks for."""
+
+    PAUSE = "handler-pause"
+    RESUME = "handler-resume"
+
+
+class HandlerCommand(BaseModel):
+    """A record of the control topic that is about the handler itself. It never expires: the last one counts."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    v: Literal[1] = 1
+    id: Annotated[str, Field(pattern=JOB_ID)]
+    verb: Annotated[HandlerVerb, Field(strict=False)]
+    by: Annotated[str, Field(max_length=MAX_WORDS)] = ""
+    why: Annotated[str, Field(max_length=MAX_WORDS)] = ""
+
+    def to_record(self, topic: str, partition: int) -> Outgoing:
+        """Return it as a record of the control topic."""
+        return Outgoing(topic, partition, b"handler", self.model_dump_json(exclude_none=True).encode(), ())
+
+
 class PartState(StrEnum):
     """What a part does."""
 
@@ -180,10 +204,26 @@ class Part(BaseModel):
         return f"{self.done} done{refused}; {self.looked} letters looked at"
 
 
+class Paused(BaseModel):
+    """Since when the handler is paused, by whom, and why."""
+
+    since_ms: int
+    by: str = ""
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return it in words."""
+        return "paused" + (f" by {self.by}" if self.by else "") + (f": {self.why}" if self.why else "")
+
+
 class Steering(BaseModel):
     """What a partition remembers of commands."""
 
     v: Literal[1] = 1
+    paused: Paused | None = None
+    pauses: list[tuple[int, int]] = Field(default_factory=list)
+    """Begin and end of the last pauses, epoch milliseconds."""
     parts: list[Part] = Field(default_factory=list)
     """Those that go on, and the last ones that are over; the oldest first."""
 
@@ -196,6 +236,17 @@ class Steering(BaseModel):
         """Parts that are not over."""
         return [part for part in self.parts if not part.over]
 
+    def pause(self, command: HandlerCommand, now_ms: int) -> None:
+        """Note that the handler is paused; who paused it first counts."""
+        if self.paused is None:
+            self.paused = Paused(since_ms=now_ms, by=command.by, why=command.why)
+
+    def resume(self, now_ms: int) -> None:
+        """Note that it goes on."""
+        if self.paused is not None:
+            self.pauses = [*self.pauses, (self.paused.since_ms, now_ms)][-MOST_PAUSES:]
+            self.paused = None
+
     def over(self, part: Part, state: PartState) -> None:
         """Note that a part is over; of those, a few are kept."""
         part.state, part.order, part.at = state, None, {}
@@ -206,7 +257,8 @@ class Steering(BaseModel):
     @property
     def written(self) -> str:
         """Return it as text; empty where there is nothing to remember."""
-        return self.model_dump_json(exclude_defaults=True) if self.parts else ""
+        some = self.parts or self.paused or self.pauses
+        return self.model_dump_json(exclude_defaults=True) if some else ""
 
 
 def read_steering(text: str) -> Steering:
@@ -217,7 +269,10 @@ def read_steering(text: str) -> Steering:
         return Steering()
 
 
-def decode_command(value: bytes | None) -> Command | JobCommand:
+AnyCommand = Command | JobCommand | HandlerCommand
+
+
+def decode_command(value: bytes | None) -> AnyCommand:
     """Decode a record of the control topic; raise `DamagedCommandError`, which names the field."""
     if value is None or len(value) > MAX_COMMAND_BYTES:
         problem = "no value" if value is None else f"{len(value)} bytes, more than {MAX_COMMAND_BYTES}"
@@ -232,10 +287,14 @@ def decode_command(value: bytes | None) -> Command | JobCommand:
 
 def _kind(value: Any) -> str:
     verb = value.get("verb") if isinstance(value, dict) else getattr(value, "verb", None)
-    return _JOB if isinstance(verb, str) and verb.startswith("job-") else _ONE
+    words = str(verb).partition("-")[0]
+    return words if words in _KINDS else _ONE
 
 
-_ONE, _JOB = _KINDS = "command", "job command"
-_COMMANDS: Final[TypeAdapter[Command | JobCommand]] = TypeAdapter(
-    Annotated[Annotated[Command, Tag(_ONE)] | Annotated[JobCommand, Tag(_JOB)], Discriminator(_kind)]
+_KINDS = _ONE, _JOB, _HANDLER = "command", "job", "handler"
+_COMMANDS: Final[TypeAdapter[AnyCommand]] = TypeAdapter(
+    Annotated[
+        Annotated[Command, Tag(_ONE)] | Annotated[JobCommand, Tag(_JOB)] | Annotated[HandlerCommand, Tag(_HANDLER)],
+        Discriminator(_kind),
+    ]
 )

@@ -8,7 +8,7 @@ from typing import Final
 
 from retryapp.core.control import Command
 from retryapp.core.errors import DamagedEventError
-from retryapp.core.jobs import JobCommand
+from retryapp.core.jobs import HandlerCommand, JobCommand
 from retryapp.core.lifecycle import Commanded, decode_event
 from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology
@@ -50,7 +50,7 @@ def send_commands(
 def send_to_all(
     connection: KafkaConnection,
     topology: HandlerTopology,
-    commands: Mapping[int, JobCommand],
+    commands: Mapping[int, JobCommand | HandlerCommand],
     *,
     wait_s: float = WAIT_S,
 ) -> Mapping[int, Commanded]:

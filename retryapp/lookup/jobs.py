@@ -10,7 +10,7 @@ from retryapp.core.causes import cause_id, cause_name
 from retryapp.core.control import MarkKind, Verb, is_mark, mark_of
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
-from retryapp.core.jobs import LetterFilter, Part, read_steering
+from retryapp.core.jobs import LetterFilter, Part, Steering, read_steering
 from retryapp.core.marks import PROGRESS
 from retryapp.core.marks import read_steering as steering_text
 from retryapp.core.topology import HandlerTopology
@@ -103,10 +103,10 @@ def preview(
     return found
 
 
-def parts_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str, dict[int, Part]]:
-    """Return the parts that the partitions of a handler remember, by job and partition; the oldest job first.
+def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[int, Steering]:
+    """Return what the partitions of a handler remember of commands.
 
-    They are in the last progress record of each partition of the changelog, so no worker is asked.
+    It is in the last progress record of each partition of the changelog, so no worker is asked.
     """
     topic = topology.pending_changelog
     kepts = KafkaAdmin(connection).offsets(topic)
@@ -119,9 +119,14 @@ def parts_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str
         for record in read_topic(connection, topic, partitions=missing):
             if record.key == PROGRESS:
                 last[record.partition] = record.value or b""
+    return {number: read_steering(steering_text(value)) for number, value in sorted(last.items())}
+
+
+def parts_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str, dict[int, Part]]:
+    """Return the parts that the partitions of a handler remember, by job and partition; the oldest job first."""
     jobs: dict[str, dict[int, Part]] = {}
-    for partition, value in sorted(last.items()):
-        for part in read_steering(steering_text(value)).parts:
+    for partition, steering in remembered(connection, topology).items():
+        for part in steering.parts:
             jobs.setdefault(part.job, {})[partition] = part
     return jobs
 

@@ -73,6 +73,8 @@ class PartitionInfo:
     circuit_since_ms: int | None = None
     circuit_cause: str = ""
     """Why it opened last."""
+    paused: str | None = None
+    """Who has paused the handler, and why; None: nobody."""
     holds_due: str | None = None
     """What holds due records back although the lane is open: `circuit` or `rate`; None: nothing."""
     session: int = 0

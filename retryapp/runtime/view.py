@@ -228,7 +228,7 @@ class RuntimeView:
                 return PartitionInfo(partition=number, state=str(LaneState.CLOSED), last_error=why)
             url = address if address and address != self.url() else None
             return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)
-        lane, pace = placed.lane, placed.engine.context.pace
+        lane, pace, commands = placed.lane, placed.engine.context.pace, placed.engine.commands
         pending_behind, dead_behind = self._runtime.behind(main, number)
         is_open = lane.state is LaneState.OPEN
         seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
@@ -242,6 +242,7 @@ class RuntimeView:
             dead_behind=dead_behind if is_open else 0,
             stalled=self._stalled(main, placed) if is_open else None,
             circuit=None if pace.circuit is None else str(pace.circuit.state),
+            paused=None if not pace.paused or commands is None or commands.paused is None else commands.paused.text,
             circuit_since_ms=None if pace.circuit is None else self._runtime.clock.wall_ms() - pace.age_ms(),
             circuit_cause="" if pace.circuit is None else pace.circuit.cause,
             holds_due=pace.holds_due if is_open else None,

@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol, Self
 from retryapp.core.control import Command, Verb, is_mark
 from retryapp.core.deduplicate import rule_of
 from retryapp.core.headers import decode_metadata
-from retryapp.core.jobs import JobCommand
+from retryapp.core.jobs import AnyCommand
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Origin, Record, failure_id
@@ -236,8 +236,8 @@ class MemoryPartition:
         name = record if isinstance(record, str) else failure_id(topology.group, Origin(*place, record))
         return await self.obey(Command(id=f"test-{number}", verb=Verb(verb), failure_id=name, **more))
 
-    async def obey(self, command: Command | JobCommand) -> dict[str, Any]:
-        """Send a command, also one about a job; return its outcome, as `command` does."""
+    async def obey(self, command: AnyCommand) -> dict[str, Any]:
+        """Send a command, also one about a job or the handler; return its outcome, as `command` does."""
         topology = self.handler.topology
         sent = command.to_record(topology.control, self._site.partition)
         self.transport.append(TopicPartition(sent.topic, sent.partition), sent.key, sent.value)

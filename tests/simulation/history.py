@@ -316,6 +316,8 @@ class History:
         )
         await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))
         self._heal()
+        if self.first.oracle.steering is not None:
+            self.first.oracle.steering.send_to_handler("handler-resume", "last")
         until_s = loop.time() + REST_S
         while self.violation is None and loop.time() < until_s:
             await asyncio.sleep(0.5)

@@ -193,9 +193,16 @@ class Judge:
                 raise Violation(f"I12: {seen} observed as {event.value}, {there} are visible")
         if self.observed[Event.SKIPPED] > self.oracle.skips + broker.taken_back[self.topology.events]:
             raise Violation(f"I12: {self.observed[Event.SKIPPED]} observed as skipped, {self.oracle.skips} are visible")
-        if self.plan.outage and not self.plan.faults and self.plan.order == "none" and not self.plan.batch:
+        paused = self.oracle.steering is not None and self.oracle.steering.reached["handler-pause obeyed"] > 0
+        if (
+            self.plan.outage
+            and not paused
+            and not self.plan.faults
+            and self.plan.order == "none"
+            and not self.plan.batch
+        ):
             check_outage(self.oracle, (BEGAN_S + self.plan.outage[1]) * 1_000)
-        if self.plan.quiet:
+        if self.plan.quiet and not paused:
             check_quiet(self.oracle, failed=self.observed[Event.LANE_FAILED], ordered=self.plan.order != "none")
         if self.plan.only(DRAINS) and self.oracle.repeated:
             raise Violation(f"I10: {self.oracle.repeated} calls repeated, and every worker had time for its drain")

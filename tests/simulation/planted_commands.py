@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from retryapp.core.jobs import Part, Steering
+from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.notes import Notes
 from retryapp.engine.lane.refused import RefusedTurns
@@ -106,6 +107,18 @@ def _forgotten(_text: str) -> Steering:
     return Steering()
 
 
+def _not_held(self: Pace, run: Any) -> bool:
+    """What was taken in before a pause begins in it."""
+    return False if self.paused else _holds(self, run)
+
+
+_holds = Pace.holds
+
+
+def _unpaused(_self: Pace, **_state: Any) -> None:
+    """An opening forgets that the handler is paused."""
+
+
 COMMANDS: Final = (
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
     ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_035),
@@ -119,5 +132,7 @@ COMMANDS: Final = (
     ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_005),
     ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_001_083),
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_030),
+    ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_000),
+    ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_000),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_023),
 )

@@ -9,7 +9,7 @@ has left as many marks as it says.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from math import inf
 from random import Random
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from retryapp.core.control import Command, MarkKind, Verb, mark_of
 from retryapp.core.hops import Outgoing
-from retryapp.core.jobs import JobCommand, JobPart, JobVerb, LetterFilter
+from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobCommand, JobPart, JobVerb, LetterFilter
 from retryapp.core.record import Origin as Place
 from retryapp.core.record import failure_id
 from retryapp.core.topology import HandlerTopology
@@ -29,6 +29,7 @@ from simulation.worker import TOPIC_ID
 _VERBS: Final = (
     "retry-now", "retry-now", "reschedule", "cancel", "cancel", "replay", "replay", "replay", "replay", "discard",
     "restore", "", "job", "job", "job", "job-pause", "job-resume", "job-resume", "job-cancel",
+    "handler-pause", "handler-resume",
 )  # fmt: skip
 
 
@@ -56,6 +57,10 @@ class Steering:
         self.told: Counter[str] = Counter()
         """Visible events of each command."""
         self.reached: Counter[str] = Counter()
+        self.paused_ms: defaultdict[int, float] = defaultdict(lambda: inf)
+        """By partition: since when it is paused."""
+        self._resumed: set[str] = set()
+        """Commands before the last one that has the handler go on."""
         self._jobs: dict[str, Verb] = {}
         self._parts: dict[tuple[str, int], str] = {}
         """By job and partition: what its events say last."""
@@ -72,6 +77,9 @@ class Steering:
         if verb.startswith("job"):
             self._send_job(verb, name)
             return
+        if verb.startswith("handler"):
+            self.send_to_handler(verb, name)
+            return
         tp = TopicPartition(self._topology.control, origin[0])
         if not verb:
             self._broker.append(tp, Outgoing(*tp, None, b'{"v": 1, "id": "%s"}' % name.encode(), ()))
@@ -86,6 +94,17 @@ class Steering:
         story.cancelling = story.cancelling or verb == "cancel"
         self.asked[name] = verb, origin
         self._broker.append(tp, command.to_record(*tp))
+
+    def send_to_handler(self, verb: str, name: str) -> None:
+        """Pause the handler, or have it go on: all partitions get the command together."""
+        command = HandlerCommand(id=name, verb=HandlerVerb(verb))
+        if verb == "handler-resume":  # its event may become visible after records have begun
+            self.paused_ms.clear()
+            self._resumed = set(self.asked)
+        for number in range(self._broker.partitions):
+            self.asked[f"{name}@{number}"] = verb, (number, -1)
+            tp = TopicPartition(self._topology.control, number)
+            self._broker.append(tp, command.to_record(*tp))
 
     def _send_job(self, verb: str, name: str) -> None:
         """Begin a job on all partitions, or steer one; all get the command together."""
@@ -132,9 +151,12 @@ class Steering:
                 self._judge_part(*place, told["text"])
         if not name:
             return
-        name = f"{name}@{told['partition']}" if told["job"] else name
+        if told["verb"].startswith(("job", "handler")):
+            name = f"{name}@{told['partition']}"
         self.told[name] += 1
         verb, origin = self.asked[name]
+        if told["verb"].startswith("handler") and verb == "handler-pause" and name not in self._resumed:
+            self.paused_ms[told["partition"]] = now_ms
         self.reached[f"{verb} {'obeyed' if told['refused'] is None else 'refused'}"] += 1
         if told["refused"] is not None:
             self.reached[f"refused as {told['refused']}"] += 1
@@ -163,6 +185,9 @@ class Steering:
         """
         if opening.fenced_ms > story.cancelled_ms or (self._calm and story.cancelled_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
+        paused_ms = self.paused_ms[origin[0]]
+        if opening.fenced_ms > paused_ms or (self._calm and paused_ms < inf):
+            raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and its handler is paused")
 
     @property
     def unanswered(self) -> list[str]:

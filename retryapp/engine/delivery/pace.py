@@ -1,7 +1,8 @@
-"""What holds the deliveries of one handler and partition back: a rate limit, and a circuit.
+"""What holds the deliveries of one handler and partition back: a rate limit, a circuit, and a pause.
 
 Neither sleeps in a runner. Due rows that may not go yet stay in the table: the scheduler asks how many it may claim.
 First deliveries that may not begin are kept here, a few of them: while the circuit is not closed no more are taken in.
+While somebody has paused the handler nothing begins, and nothing is taken in.
 A record that may have killed its worker passes: its mark waits for it.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from retryapp.core.circuit import Circuit, Transition
@@ -58,6 +59,14 @@ class Pace:
         self._clock = clock
         self._random = random
         self.circuit = circuit
+        self.gated = circuit is not None
+        """Whether a run may have to wait: `holds` is to be asked."""
+        self.paused = False
+        self.going = asyncio.Event()
+        """Set while it is not paused."""
+        self.going.set()
+        self.pauses: Sequence[tuple[int, int]] = ()
+        """Begin and end of the last ones, epoch milliseconds."""
         self._bucket = None if rate is None else LeakyBucket(rate.share_ms(shares), self._now_ms())
         self._begun = False
         """It has had a session: a lane that opens again goes on with its bucket."""
@@ -81,6 +90,29 @@ class Pace:
 
     def _now_ms(self) -> float:
         return 0.0 if self._clock is None else self._clock.monotonic_s() * 1_000
+
+    def remember(self, *, paused: bool, pauses: Sequence[tuple[int, int]]) -> None:
+        """Be paused, or not, before a session begins."""
+        self.paused, self.pauses = paused, pauses
+        self.gated = paused or self.circuit is not None
+        (self.going.clear if paused else self.going.set)()
+
+    def pause(self) -> None:
+        """Let nothing begin. What runs goes on."""
+        self.paused = self.gated = True
+        self.going.clear()
+
+    def go_on(self) -> None:
+        """End a pause."""
+        self.paused, self.gated = False, self.circuit is not None
+        self.going.set()
+        if self.circuit is not None:
+            self._look()
+        else:
+            held, self._held = self._held, deque()
+            for run in held:
+                self._submit(run)
+        self._freed()
 
     # -- session ------------------------------------------------------------------------------------------------
 
@@ -119,6 +151,8 @@ class Pace:
 
         Due ones keep to the rate, held ones, which were not delivered yet, do not.
         """
+        if self.paused:
+            return 0
         most = MANY
         if self._bucket is not None and due:
             most = self._bucket.room(self._now_ms())
@@ -137,6 +171,8 @@ class Pace:
 
     def room(self, room: int) -> int:
         """Return how many records of the main topic may come in, of those for which there is room."""
+        if self.paused:
+            return 0
         if self.circuit is None or self.circuit.closed:
             return room
         return max(0, min(room, self.circuit.ahead(self._now_ms()) - len(self._held)))
@@ -144,7 +180,12 @@ class Pace:
     def holds(self, run: Paced) -> bool:
         """Tell whether a run may not begin yet: it is submitted again when it may."""
         circuit = self.circuit
-        if circuit is None or (circuit.closed and not self._held) or run.on_end is not None or run in self._admitted:
+        if run.on_end is not None or run in self._admitted:
+            return False
+        if self.paused:
+            self._held.append(run)
+            return True
+        if circuit is None or (circuit.closed and not self._held):
             return False
         waits = bool(self._held) or not circuit.permits(self._now_ms())
         if waits:
@@ -198,11 +239,16 @@ class Pace:
         return 0 if self.circuit is None else int(self._now_ms() - self.circuit.since_ms)
 
     def away_ms(self, since_ms: int, now_ms: int) -> int:
-        """Return for how long the circuit was not closed between two wall-clock times, as far as this worker knows."""
+        """Return for how long nothing was to be tried between two wall-clock times, as far as this worker knows.
+
+        That is while the circuit was not closed, or the handler was paused.
+        """
+        paused_ms = sum(max(0, min(end_ms, now_ms) - max(begin_ms, since_ms)) for begin_ms, end_ms in self.pauses)
         if self.circuit is None:
-            return 0
+            return paused_ms
         counted_ms = self._now_ms()
-        return int(self.circuit.away_ms(counted_ms - (now_ms - since_ms), counted_ms))
+        away_ms = int(self.circuit.away_ms(counted_ms - (now_ms - since_ms), counted_ms))
+        return min(paused_ms + away_ms, max(0, now_ms - since_ms))
 
     # -- the circuit's own time ---------------------------------------------------------------------------------
 
@@ -235,13 +281,18 @@ class Pace:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
 
     def _release(self) -> None:
-        circuit, first, again, now_ms = self.circuit, self._first, self._again, self._now_ms()
-        if circuit is None or first is None or again is None:
+        circuit, now_ms = self.circuit, self._now_ms()
+        if circuit is None or self._first is None or self.paused:
             return
         while self._held and circuit.permits(now_ms) > 0:
             run = self._held.popleft()
             self._admit(circuit, run)
-            (first if run.claim is None else again)(run)
+            self._submit(run)
+
+    def _submit(self, run: Paced) -> None:
+        submit = self._first if run.claim is None else self._again
+        if submit is not None:
+            submit(run)
 
     def _admit(self, circuit: Circuit, run: Paced) -> None:
         circuit.begin(run.record.offset, self._now_ms())

@@ -28,7 +28,17 @@ from retryapp.core.control import (
 from retryapp.core.errors import DamagedCommandError, DamagedMetadataError, DamagedRowError, NewerRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing, cancelled, due_anew, restore
-from retryapp.core.jobs import JobCommand, JobVerb, Part, PartState, decode_command
+from retryapp.core.jobs import (
+    AnyCommand,
+    HandlerCommand,
+    HandlerVerb,
+    JobCommand,
+    JobVerb,
+    Part,
+    PartState,
+    Paused,
+    decode_command,
+)
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
@@ -93,6 +103,8 @@ class Commands:
         place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.caught_up.set}
         self._letters = LetterCommands(context, transport, sequences, **place)
         self._jobs = Jobs(context, transport, self._letters)
+        remembered = self._jobs.steering
+        context.pace.remember(paused=remembered.paused is not None, pauses=remembered.pauses)
         self._cancelled: set[bytes] = set()
         """Identities of records that run, and are not tried again."""
 
@@ -102,6 +114,11 @@ class Commands:
         self.next_offset = max(self.next_offset, next_offset)
         self._wake.set()
         return len(self._queue) >= MOST_WAITING
+
+    @property
+    def paused(self) -> Paused | None:
+        """Since when the handler is paused, and why; None: it is not."""
+        return self._jobs.steering.paused
 
     @property
     def room(self) -> bool:
@@ -173,7 +190,7 @@ class Commands:
 
     async def _obey(self, record: Any) -> None:
         """Submit the turn of a command."""
-        command: Command | JobCommand | None = None
+        command: AnyCommand | None = None
         effect, refusal = Effect(""), None
         try:
             command = decode_command(record.value)
@@ -182,7 +199,7 @@ class Commands:
             effect, refusal = Effect(str(error)), Refusal.MALFORMED
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
-        job = isinstance(command, JobCommand)
+        steered = isinstance(command, JobCommand | HandlerCommand)
         facts = {} if command is None else command.model_dump(include={"verb", "failure_id", "by", "why", "job"})
         event = self._event(
             effect, refusal, command="" if command is None else command.id, offset=record.offset, **facts
@@ -192,15 +209,23 @@ class Commands:
                 source=self._transport.place.main,
                 next_offset=0,  # it stays; but its metadata has the position on the control topic
                 control=record.offset + 1,
-                steering=self._jobs.steering.written if job and refusal is None else None,
+                steering=self._jobs.steering.written if steered and refusal is None else None,
                 rows=effect.rows,
                 claim=effect.claim,
                 publishes=(*effect.publishes, event),
                 observations=effect.observations,
+                on_settled=self._go_on if steered else None,
             )
         )
 
-    async def _come_to(self, command: Command | JobCommand, age_ms: int) -> Effect:
+    def _go_on(self, committed: bool, _offsets: tuple[int, ...]) -> None:
+        """End a pause whose end is durable: else a crash would leave it paused, with records that have run."""
+        if committed and self.paused is None and self._context.pace.paused:
+            self._context.pace.go_on()
+
+    async def _come_to(self, command: AnyCommand, age_ms: int) -> Effect:
+        if isinstance(command, HandlerCommand):
+            return self._of_handler(command)
         if isinstance(command, JobCommand):
             return self._jobs.obey(command, age_ms)
         origin = self._origin(command)
@@ -210,6 +235,19 @@ class Commands:
         if command.verb in OF_LETTERS:
             return await self._letters.obey(command, origin, self._settled)
         return await self._of_row(command, origin)
+
+    def _of_handler(self, command: HandlerCommand) -> Effect:
+        steering, pace, now_ms = self._jobs.steering, self._context.pace, self._context.clock.wall_ms()
+        before = steering.paused
+        if command.verb is HandlerVerb.PAUSE:
+            steering.pause(command, now_ms)
+            pace.pause()
+        else:
+            steering.resume(now_ms)
+            pace.pauses = steering.pauses
+        words = [None if paused is None else paused.text for paused in (before, steering.paused)]
+        text = "nothing begins; what runs goes on" if steering.paused else "deliveries go on"
+        return Effect(text, before=words[0] or "going", after=words[1] or "going")
 
     def _event(self, effect: Effect, refusal: Refusal | None = None, **facts: Any) -> Outgoing:
         """Return the event that tells of a command, or of a part of a job."""

@@ -303,7 +303,7 @@ class PartitionEngine(RunOwner):
     @override
     def waits(self, run: Run) -> bool:
         if not self._former or run.place not in self._former:
-            return (pace := self.context.pace).circuit is not None and pace.holds(run)
+            return (pace := self.context.pace).gated and pace.holds(run)
         self._former[run.place] = run
         return True
 

@@ -135,6 +135,7 @@ class Suspects:
         if crashes >= self._context.handler.max_crashes:
             self._bury(group[0], crashes)
         else:
+            await self._context.pace.going.wait()  # a mark counts against those that it is about
             async with self._context.alone.held(alone=alone):
                 await self._note(self._mark(group, crashes), group[0])
                 settled = await self._run_together(group)

@@ -44,6 +44,7 @@ def placed(table: RocksPendingTable) -> Any:
     return SimpleNamespace(
         engine=SimpleNamespace(
             running=0,
+            commands=None,
             in_flight=0,
             release_lag_ms=0,
             looked_ms=NOW_MS,

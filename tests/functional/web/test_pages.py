@@ -208,6 +208,14 @@ async def test_dead_letters_are_listed_with_key_attempts_and_cause(site: Site, w
     assert "no shard <number>" in Outline((await site.get(f"{BASE}/"))[2]).text
 
 
+async def test_a_paused_handler_says_so(site: Site, worker: FakeWorker) -> None:
+    """First of all, with who did it and why."""
+    worker.parts["flights"] = [partition(0, paused="paused by ann: <migration>"), partition(1)]
+    text = Outline((await site.get("/retries/flights/"))[2]).text
+    assert "Paused by ann: <migration>. Nothing is delivered on partition 0; go on: retryapp handler resume." in text
+    assert "Paused" not in Outline((await site.get(f"{BASE}/"))[2]).text
+
+
 async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: FakeWorker) -> None:
     """In the list by time, page by page, each with a page of its own though another has its offset; found by id."""
     info = worker.infos[0]

@@ -29,7 +29,13 @@ async def test_what_a_table_has_yet_to_read_is_told_while_it_counts(
     lane = SimpleNamespace(state=LaneState.OPENING, session=0, last_error=None, refusal=None)
     placed: Any = SimpleNamespace(
         engine=SimpleNamespace(
-            running=0, release_lag_ms=0, looked_ms=5, sources=(), claimed=(), context=SimpleNamespace(pace=Pace())
+            commands=None,
+            running=0,
+            release_lag_ms=0,
+            looked_ms=5,
+            sources=(),
+            claimed=(),
+            context=SimpleNamespace(pace=Pace()),
         ),
         lane=lane,
         transport=SimpleNamespace(pending=None, dead={}),
@@ -60,7 +66,13 @@ def orders(runtime: Runtime) -> Any:
     pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42}, due=lambda *_: ((), 5_000))
     placed: Any = SimpleNamespace(
         engine=SimpleNamespace(
-            running=1, release_lag_ms=0, looked_ms=5, sources=(), claimed=(), context=SimpleNamespace(pace=Pace())
+            commands=None,
+            running=1,
+            release_lag_ms=0,
+            looked_ms=5,
+            sources=(),
+            claimed=(),
+            context=SimpleNamespace(pace=Pace()),
         ),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
         transport=SimpleNamespace(pending=pending, dead={"dlq": SimpleNamespace(count=lambda: 3)}),

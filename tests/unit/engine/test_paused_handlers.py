@@ -1,0 +1,133 @@
+"""A paused handler: nothing begins, nothing is lost, and it stays so over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+import pytest
+
+from retryapp import RetryPolicy
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.engine.handler.handler import Order
+from retryapp.testing import MemoryPartition
+
+COMMANDS = count(1)
+
+
+class Calls:
+    """A handler whose records fail until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.failing = True
+        self.begun: list[bytes] = []
+        self.gate: asyncio.Event | None = None
+
+    async def __call__(self, value: bytes) -> None:
+        """Note the call."""
+        self.begun.append(value)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failing:
+            raise ValueError("down")
+
+
+async def tell(orders: MemoryPartition, verb: HandlerVerb, **words: Any) -> dict[str, Any]:
+    """Pause it, or have it go on."""
+    return await orders.obey(HandlerCommand(id=f"h{next(COMMANDS)}", verb=verb, **words))
+
+
+@pytest.mark.parametrize("order", list(Order))
+async def test_nothing_begins_while_it_is_paused(order: Order) -> None:
+    """Neither first deliveries nor retries; after it all do, once each."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s*3", order=order) as orders:
+        await orders.send(b"one", key=b"a")
+        told = await tell(orders, HandlerVerb.PAUSE, by="ann", why="migration")
+        assert (told["refused"], told["after"]) == (None, "paused by ann: migration")
+        calls.failing = False
+        await orders.send(b"two", key=b"b")
+        await orders.advance(60_000)
+        assert calls.begun == [b"one"]
+        await tell(orders, HandlerVerb.RESUME)
+        await orders.to_rest()
+        assert sorted(calls.begun) == [b"one", b"one", b"two"]
+
+
+async def test_it_stays_paused_over_a_restart() -> None:
+    """Of whichever worker, also one without the group's offsets."""
+    calls = Calls()
+    orders = MemoryPartition(calls, "1s*3")
+    async with orders:
+        await orders.send(b"one")
+        await tell(orders, HandlerVerb.PAUSE)
+    for forget in (False, True):
+        if forget:
+            orders.transport.broker.notes.clear()
+        async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
+            await orders.send(b"two")
+            await orders.advance(60_000)
+            assert calls.begun == [b"one"]
+    async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
+        calls.failing = False
+        assert (await tell(orders, HandlerVerb.RESUME))["before"] == "paused"
+        await orders.to_rest()
+        assert sorted(calls.begun) == [b"one", b"one", b"two", b"two"]
+
+
+async def test_what_runs_goes_on_and_what_waits_for_a_runner_does_not() -> None:
+    """First deliveries that were taken in, and rows that were claimed."""
+    calls = Calls()
+    calls.gate = asyncio.Event()
+    async with MemoryPartition(calls, "1s*3", concurrency=1) as orders:
+        await orders.send(b"one", b"two", b"three")
+        await tell(orders, HandlerVerb.PAUSE)
+        calls.failing = False
+        calls.gate.set()
+        await orders.advance(60_000)
+        assert calls.begun == [b"one"]
+        await tell(orders, HandlerVerb.RESUME)
+        await orders.to_rest()
+        assert calls.begun == [b"one", b"two", b"three"]
+
+
+async def test_a_deadline_does_not_count_a_pause() -> None:
+    """Else a long one would be the end of all that waited."""
+    calls = Calls()
+    async with MemoryPartition(calls, RetryPolicy("1s*3", max_elapsed="10s")) as orders:
+        await orders.send(b"one")
+        await tell(orders, HandlerVerb.PAUSE)
+        await orders.advance(3_600_000)
+        await tell(orders, HandlerVerb.RESUME)
+        assert orders.dead_letters == []
+        calls.failing = False
+        await orders.to_rest()
+        assert orders.dead_letters == []
+
+
+async def test_commands_about_records_are_obeyed_meanwhile() -> None:
+    """What is retried now begins after the pause."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one", b"two")
+        await tell(orders, HandlerVerb.PAUSE)
+        assert (await orders.command("cancel", 0))["refused"] is None
+        assert (await orders.command("retry-now", 1))["refused"] is None
+        assert calls.begun == [b"one", b"two"]
+        calls.failing = False
+        await tell(orders, HandlerVerb.RESUME)
+        await orders.settle()
+        assert calls.begun == [b"one", b"two", b"two"]
+
+
+async def test_paused_twice_is_paused_once() -> None:
+    """And one that goes on goes on."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await tell(orders, HandlerVerb.RESUME)
+        await tell(orders, HandlerVerb.PAUSE, why="first")
+        assert (await tell(orders, HandlerVerb.PAUSE, why="second"))["after"] == "paused: first"
+        await tell(orders, HandlerVerb.RESUME)
+        await orders.send(b"one")
+        assert calls.begun == [b"one"]
