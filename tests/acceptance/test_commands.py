@@ -104,3 +104,29 @@ def test_what_waits_is_steered(stage: Stage) -> None:
     lost = Command(id="x", verb=Verb.CANCEL, failure_id=names[0])
     assert send_commands(stage.connection, topology, [lost])["x"].refused == "not-waiting"
     assert worker.stop() == 0
+
+
+def test_a_paused_handler_stays_so_over_restarts(stage: Stage) -> None:
+    """No record is delivered, by whichever worker, until it goes on; then each is, once."""
+    topic = stage.main_topic()
+    stage.program(HandlerSpec(topic=topic, policy="100ms*3"))
+    stage.service.rule = lambda visit: Answer(503 if visit.attempt == 1 else 200)
+    worker = stage.worker()
+    where = ("-A", "app", "--topic", topic)
+    assert retryapp(stage, "handler", "show", *where)[0] == 0
+    code, said = retryapp(stage, "handler", "pause", *where, "--by", "ann", "--why", "migration")
+    assert (code, {each["outcome"] for each in said["partitions"]}) == (0, {"done"})
+    stage.produce(topic, [{"id": n} for n in range(20)])
+    worker.kill()
+    worker = stage.worker("second")
+    code, said = retryapp(stage, "handler", "show", *where)
+    assert (code, {each["why"] for each in said["paused"].values()}) == (1, {"migration"})
+    assert "Paused by ann: migration" in worker.get(f"/retries/{topic}/")[1]
+    assert stage.service.visits == []
+    assert retryapp(stage, "handler", "resume", *where)[0] == 0
+    topology = HandlerTopology(stage.group, topic)
+    wait_for(lambda: Evidence(stage.connection, topology).waiting() == 0, "all are done", timeout_s=60)
+    wait_for(lambda: len(stage.service.visits) == 40, "all are done", timeout_s=60)
+    assert Counter(visit.facts["id"] for visit in stage.service.visits) == dict.fromkeys(range(20), 2)
+    assert balance(stage, topology).done == 20
+    assert worker.stop() == 0
