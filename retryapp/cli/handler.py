@@ -14,8 +14,8 @@ from retryapp.cli.console import ExitCode, emit
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.kafka import KafkaAdmin
 from retryapp.kafka.commands import send_to_all
+from retryapp.kafka.remembered import remembered
 from retryapp.lookup.instants import utc_text
-from retryapp.lookup.jobs import remembered
 
 
 @click.group(name="handler")

@@ -20,6 +20,7 @@ from retryapp.doctor.rights import REMEDY, judge_rights
 from retryapp.doctor.topics import (
     judge_main_retention,
     judge_old_handler,
+    judge_paused,
     judge_plan,
     judge_replicas,
 )
@@ -36,6 +37,7 @@ from retryapp.kafka import (
     read_topic,
 )
 from retryapp.kafka.acls import needed_acls
+from retryapp.kafka.remembered import remembered
 
 REACH_S: Final = 5.0
 """How long a broker may take to answer at all."""
@@ -116,6 +118,7 @@ class _Cluster:
         acls = needed_acls(self.topologies, create_main=subject.options.create_main_partitions is not None)
         yield from judge_rights(acls, topics=self.states, group=self.group_rights, cluster=facts.operations)
         yield from self._step("offsets", self._offsets)
+        yield from self._step("pauses", self._paused)
         yield from self._step("former handlers", self._leftovers)
         yield from self._step("clock", self._clock)
 
@@ -179,6 +182,15 @@ class _Cluster:
         main = self.states.get(topology.main)
         written = marks.read_progress(mark, main.topic_id if main else "", topology.main)
         return Trace(lost=rows and not mark, written=written.get(topology.main))
+
+    def _paused(self) -> Iterator[Finding]:
+        for topology in self.topologies:
+            if topology.pending_changelog in self.states:
+                known = remembered(self.subject.connection, topology)
+                paused = {number: each.paused for number, each in known.items() if each.paused is not None}
+                if paused:
+                    retention_ms = int(self.states[topology.main].config.get("retention.ms", "-1"))
+                    yield judge_paused(topology.main, paused, retention_ms=retention_ms, now_ms=self.wall_ms())
 
     def _leftovers(self) -> Iterator[Finding]:
         names, mains = self.admin.topic_names(), {topology.main for topology in self.topologies}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from retryapp.core.durations import format_duration_ms
+from retryapp.core.jobs import Paused
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem, warning
 from retryapp.kafka import Action, Plan, PlanStep, TopicState
@@ -58,6 +59,21 @@ def judge_main_retention(
             remedy=f"Set it: kafka-configs.sh --alter --topic {main} --add-config retention.ms={downtime_ms}; "
             "or set downtime= of Retries to what you allow",
         )
+
+
+def judge_paused(main: str, paused: Mapping[int, Paused], *, retention_ms: int, now_ms: int) -> Finding:
+    """Report a handler that somebody has paused; a problem once half of the main topic's retention is over."""
+    first = min(paused.values(), key=lambda each: each.since_ms)
+    for_ms = max(0, now_ms - first.since_ms)
+    kept = "" if retention_ms < 0 else f"; the topic deletes records after {format_duration_ms(retention_ms)}"
+    told = problem if 0 <= retention_ms < 2 * for_ms else warning
+    return told(
+        f"handler of {main}",
+        f"{first.text}, for {format_duration_ms(for_ms // 1_000 * 1_000)}, {counted(len(paused), 'partition')}",
+        expected="deliveries",
+        why=f"nothing is delivered{kept}",
+        remedy=f"Have it go on: retryapp handler resume --topic {main}",
+    )
 
 
 def judge_replicas(topics: Mapping[str, TopicState]) -> Iterator[Finding]:

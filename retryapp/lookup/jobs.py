@@ -10,14 +10,12 @@ from retryapp.core.causes import cause_id, cause_name
 from retryapp.core.control import MarkKind, Verb, is_mark, mark_of
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
-from retryapp.core.jobs import LetterFilter, Part, Steering, read_steering
-from retryapp.core.marks import PROGRESS
-from retryapp.core.marks import read_steering as steering_text
+from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic, with_dead_letters
+from retryapp.kafka.remembered import remembered
 
 MOST_SAMPLES = 5
-_TAIL_OFFSETS = 2_000  # a transaction ends with the record that is looked for
 _TELL_EVERY = 10_000
 
 
@@ -101,25 +99,6 @@ def preview(
                 found.done[known or "not-discarded"] += 1
     tell(whole, whole)
     return found
-
-
-def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[int, Steering]:
-    """Return what the partitions of a handler remember of commands.
-
-    It is in the last progress record of each partition of the changelog, so no worker is asked.
-    """
-    topic = topology.pending_changelog
-    kepts = KafkaAdmin(connection).offsets(topic)
-    last: dict[int, bytes] = {}
-    starts = {number: max(kept.start, kept.stop - _TAIL_OFFSETS) for number, kept in kepts.items()}
-    for record in read_topic(connection, topic, start=starts):
-        if record.key == PROGRESS:
-            last[record.partition] = record.value or b""
-    if missing := [number for number, kept in kepts.items() if number not in last and kept.start < starts[number]]:
-        for record in read_topic(connection, topic, partitions=missing):
-            if record.key == PROGRESS:
-                last[record.partition] = record.value or b""
-    return {number: read_steering(steering_text(value)) for number, value in sorted(last.items())}
 
 
 def parts_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[str, dict[int, Part]]:

@@ -123,6 +123,9 @@ def test_a_paused_handler_stays_so_over_restarts(stage: Stage) -> None:
     assert (code, {each["why"] for each in said["paused"].values()}) == (1, {"migration"})
     assert "Paused by ann: migration" in worker.get(f"/retries/{topic}/")[1]
     assert stage.service.visits == []
+    findings = retryapp(stage, "doctor", "-A", "app")[1]["findings"]
+    (found,) = [each for each in findings if each["name"] == f"handler of {topic}"]
+    assert (found["severity"], found["seen"].startswith("paused by ann: migration, for ")) == ("warning", True)
     assert retryapp(stage, "handler", "resume", *where)[0] == 0
     topology = HandlerTopology(stage.group, topic)
     wait_for(lambda: Evidence(stage.connection, topology).waiting() == 0, "all are done", timeout_s=60)

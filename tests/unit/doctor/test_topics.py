@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from retryapp.core.jobs import Paused
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.topics import (
     judge_main_retention,
     judge_old_handler,
+    judge_paused,
     judge_plan,
     judge_replicas,
 )
@@ -91,6 +93,17 @@ def test_a_main_topic_that_deletes_before_the_allowed_downtime_ends(
     findings = list(judge_main_retention([ORDERS], {"orders": state}, 172_800_000))
     assert [(each.severity, each.seen) for each in findings] == [(Severity.WARNING, "retention.ms=86400000")] * found
     assert list(judge_main_retention([ORDERS], {}, 172_800_000)) == []
+
+
+@pytest.mark.parametrize(
+    ("retention_ms", "severity"), [(-1, Severity.WARNING), (7_200_000, Severity.WARNING), (7_199_999, Severity.PROBLEM)]
+)
+def test_a_pause_is_a_problem_before_the_topic_deletes_what_waits(retention_ms: int, severity: Severity) -> None:
+    """Once half of the retention is over; who has paused it first is named."""
+    paused = {1: Paused(since_ms=50_000, by="bob"), 0: Paused(since_ms=0, by="ann", why="migration")}
+    found = judge_paused("orders", paused, retention_ms=retention_ms, now_ms=3_600_000)
+    assert (found.severity, found.seen) == (severity, "paused by ann: migration, for 1h, 2 partitions")
+    assert "retryapp handler resume --topic orders" in found.remedy
 
 
 @pytest.mark.parametrize(("waiting", "severity"), [(0, Severity.NOTE), (7, Severity.WARNING)])
