@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Final
 from urllib.parse import quote
 
+from retryapp.core.causes import CauseCount, summed
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.record import failure_id, parse_failure_id
@@ -26,6 +27,7 @@ from retryapp.web.access import NOBODY, Operators
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
+from retryapp.web.peers import FRESH_MS, Peers, causes_of, merged
 from retryapp.web.query import Question, Stream, offsets_text
 
 SCAN_ROWS: Final = 2_000
@@ -43,6 +45,7 @@ class Answers:
         self.operators = operators
         self.clock = clock
         self._due = DueCounts(view)
+        self._peers = Peers(self.now_ms)
 
     def now_ms(self) -> int:
         """Return the epoch time in milliseconds."""
@@ -53,9 +56,12 @@ class Answers:
         infos = list(self.view.handlers())
         handlers = []
         for info in infos:
-            handlers.append({**asdict(info), **totals(self.view.partitions(info.main))})
+            here = self.view.partitions(info.main)
+            group, silent, _ = await self._everywhere(info.main, here)
+            handlers.append({**asdict(info), **totals(here), "group": {**totals(group, whole=True), "silent": silent}})
             await asyncio.sleep(0)
         return {
+            "silent": sorted({url for handler in handlers for url in handler["group"]["silent"]}),
             "group": infos[0].group if infos else None,
             "url": self.view.url(),
             "ready": self.view.ready(),
@@ -67,12 +73,35 @@ class Answers:
         """Return one handler: topics, policy, partitions, and what becomes due within a day."""
         info = self.get_handler_or_404(question.main)
         infos = self.view.partitions(info.main)
+        group, silent, causes = await self._everywhere(info.main, infos)
+        ours = await asyncio.to_thread(self.view.causes, info.main)
         return {
-            "handler": {**asdict(info), **totals(infos)},
+            "handler": {**asdict(info), **totals(infos), "group": {**totals(group, whole=True), "silent": silent}},
             "partitions": [partition_facts(item) for item in infos],
-            "causes": await asyncio.to_thread(lambda: [asdict(cause) for cause in self.view.causes(info.main)]),
+            "everywhere": [partition_facts(item) for item in group],
+            "causes": [asdict(cause) for cause in summed([*ours, *causes])],
             "due": await self._due.of(info.main, infos, self.now_ms()),
         }
+
+    async def _everywhere(
+        self, main: str, infos: Sequence[PartitionInfo]
+    ) -> tuple[list[PartitionInfo], list[str], list[CauseCount]]:
+        """Return the partitions of all workers, the addresses of those that do not answer, and others' causes."""
+        answers = await self._peers.ask(infos)
+        now_ms = self.now_ms()
+        asked = {web_url(item.owner_url) for item in infos if item.state == ELSEWHERE}
+        fresh = {url for url, answer in answers.items() if now_ms - answer.at_ms <= 2 * FRESH_MS}
+        silent = sorted(url for url in asked if url is not None and url not in fresh)
+        return merged(main, infos, answers, now_ms), silent, causes_of(main, answers)
+
+    async def part(self, _question: Question) -> Facts:
+        """Return what this worker has, for the pages of the others: it asks nobody."""
+        parts: Facts = {}
+        for info in self.view.handlers():
+            here = [asdict(item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
+            causes = await asyncio.to_thread(self.view.causes, info.main)
+            parts[info.main] = {"partitions": here, "causes": [asdict(cause) for cause in causes]}
+        return {"handlers": parts}
 
     async def partitions(self, question: Question) -> Facts:
         """Return each partition with owner, lane, and how far it lags, leaving out what is not yet due."""

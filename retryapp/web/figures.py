@@ -50,10 +50,10 @@ def lag_facts(info: PartitionInfo, lag: PartitionLag | None, *, due: int | None,
     }
 
 
-def totals(infos: Sequence[PartitionInfo]) -> Facts:
-    """Return the sums over the partitions of this worker that are known, with the age of the oldest number.
+def totals(infos: Sequence[PartitionInfo], *, whole: bool = False) -> Facts:
+    """Return the sums over the partitions that are known, of this worker or of all, with the age of the oldest number.
 
-    A sum of nothing is None: not known.
+    A sum of nothing is None: not known. Of the `whole` group, partitions of workers that have not answered are unknown.
     """
     here = [item for item in infos if item.state != ELSEWHERE]
     by_tier: Counter[str] = Counter()
@@ -68,7 +68,11 @@ def totals(infos: Sequence[PartitionInfo]) -> Facts:
         "next_due_ms": min((item.next_due_ms for item in here if item.next_due_ms is not None), default=None),
         "dead": known_sum(item.dead for item in here),
         "as_of_ms": min((item.as_of_ms for item in here if item.as_of_ms is not None), default=None),
-        "unknown_partitions": [item.partition for item in here if item.pending is None or item.dead is None],
+        "unknown_partitions": [
+            item.partition
+            for item in (infos if whole else here)
+            if item.state == ELSEWHERE or item.pending is None or item.dead is None
+        ],
         "in_flight": sum(item.in_flight for item in here),
         "circuits": Counter(item.circuit for item in here if item.circuit not in {None, CLOSED}),
         "workers": sorted(url for url in away if url is not None),

@@ -65,6 +65,7 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str]], ...]] = (
     ("/", (Answers.index, "index.html")),
     ("/health", (health, "")),
     ("/ready", (Answers.ready, "")),
+    ("/part", (Answers.part, "")),
     ("/metrics", (metrics, "")),
     ("/{main}", (slash, "")),
     ("/{main}/", (Answers.handler, "handler.html")),

@@ -1,0 +1,135 @@
+"""The numbers of the group's other workers: each is asked for its own partitions, and asks nobody further.
+
+A worker that does not answer in time leaves its last numbers with their age, or none: what is unknown is never zero.
+Addresses are those that the group's members have told one another; nothing of the reader's request is sent to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import TypeAdapter
+
+from retryapp.core.causes import CauseCount
+from retryapp.ports import PAGES_PREFIX, PartitionInfo
+from retryapp.web.figures import ELSEWHERE, web_url
+
+DEADLINE_S: Final = 0.8
+"""How long a page waits for all of them."""
+FRESH_MS: Final = 2_000
+"""An answer serves all pages for so long."""
+MAX_BYTES: Final = 1 << 20
+PART: Final = f"{PAGES_PREFIX}/part"
+
+_FAULTS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerPart:
+    """What one worker has of one handler."""
+
+    partitions: list[PartitionInfo] = field(default_factory=list)
+    causes: list[CauseCount] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPart:
+    """What one worker has, by main topic."""
+
+    handlers: dict[str, HandlerPart] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The last answer of a worker."""
+
+    part: WorkerPart
+    at_ms: int
+    """When it came, epoch milliseconds."""
+
+
+_PARTS: Final = TypeAdapter(WorkerPart)
+
+
+class Peers:
+    """Asks the other workers."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._answers: dict[str, Answer] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+
+    async def ask(self, infos: Sequence[PartitionInfo]) -> Mapping[str, Answer]:
+        """Return the last answers of the workers that have these partitions, by address."""
+        urls = {url for info in infos if info.state == ELSEWHERE and (url := web_url(info.owner_url)) is not None}
+        now_ms = self._now_ms()
+        for url in urls:
+            known = self._answers.get(url)
+            if url not in self._asking and (known is None or now_ms - known.at_ms >= FRESH_MS):
+                self._asking[url] = asyncio.create_task(self._ask(url), name=f"ask-{url}")
+        if waiting := [self._asking[url] for url in urls if url in self._asking]:
+            await asyncio.wait(waiting, timeout=DEADLINE_S)
+        for gone in self._answers.keys() - urls - self._asking.keys():
+            del self._answers[gone]
+        return {url: self._answers[url] for url in urls if url in self._answers}
+
+    async def _ask(self, url: str) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                if await _is_link_local(url):
+                    return
+                async with aiohttp.ClientSession() as session, session.get(url + PART, allow_redirects=False) as answer:
+                    if answer.status == 200:
+                        body = b""
+                        async for chunk in answer.content.iter_any():
+                            body += chunk
+                            if len(body) > MAX_BYTES:
+                                return
+                        self._answers[url] = Answer(_PARTS.validate_json(body), self._now_ms())
+        except _FAULTS:
+            pass  # its last answer is shown with its age, or that there is none
+        finally:
+            self._asking.pop(url, None)
+
+
+async def _is_link_local(url: str) -> bool:
+    """Tell whether an address leads to the machine's own services, as a cloud's metadata."""
+    parts = urlsplit(url)
+    found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 80)
+    return any(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local for *_, address in found)
+
+
+def merged(
+    main: str, infos: Sequence[PartitionInfo], answers: Mapping[str, Answer], now_ms: int
+) -> list[PartitionInfo]:
+    """Return the partitions with the numbers of their owners.
+
+    Those of a worker that has not answered lately have `as_of_ms`; one that its owner does not have stays elsewhere.
+    """
+    found = {
+        (url, info.partition): (info, answer)
+        for url, answer in answers.items()
+        for info in answer.part.handlers.get(main, HandlerPart()).partitions
+    }
+    everywhere = []
+    for info in infos:
+        known = found.get((web_url(info.owner_url) or "", info.partition)) if info.state == ELSEWHERE else None
+        if known is None:
+            everywhere.append(info)
+            continue
+        theirs, answer = known
+        old = now_ms - answer.at_ms > 2 * FRESH_MS
+        as_of_ms = min(theirs.as_of_ms or answer.at_ms, answer.at_ms) if old else theirs.as_of_ms
+        everywhere.append(replace(theirs, owner_url=info.owner_url, as_of_ms=as_of_ms))
+    return everywhere
+
+
+def causes_of(main: str, answers: Mapping[str, Answer]) -> list[CauseCount]:
+    """Return the causes that these workers have counted."""
+    return [count for each in answers.values() for count in each.part.handlers.get(main, HandlerPart()).causes]

@@ -1,0 +1,194 @@
+"""Pages of one worker show the whole group: the others are asked, briefly, and what is unknown is never zero."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from functional.web.house import BASE, MAIN, NOW_MS, FakeWorker, busy_worker, serving
+from samples import partition
+
+from retryapp.web import peers
+
+Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def facts(url: str, path: str = f"{BASE}/", **headers: str) -> Any:
+    """Return a page as JSON."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}{path}?format=json", headers=headers) as answer:
+        assert answer.status == 200
+        return json.loads(await answer.text())
+
+
+async def page(url: str, path: str = f"{BASE}/") -> str:
+    """Return a page."""
+    async with aiohttp.ClientSession() as session, session.get(url + path) as answer:
+        return await answer.text()
+
+
+def owner(peer: str) -> FakeWorker:
+    """Return a worker with the partition 0, beside one with the partitions 1 and 2."""
+    worker = busy_worker()
+    worker.parts[MAIN] = [
+        partition(0, pending=3, dead=1),
+        partition(1, state="elsewhere", owner_url=peer),
+        partition(2, state="elsewhere", owner_url=peer),
+    ]
+    worker.parts["flights"] = []
+    return worker
+
+
+def other() -> FakeWorker:
+    """Return the worker with the partitions 1 and 2."""
+    worker = busy_worker()
+    worker.parts[MAIN] = [
+        partition(0, state="elsewhere"),
+        partition(1, pending=40, dead=5, in_flight=2, paused="paused by ann"),
+        partition(2, state="opening", pending=None, dead=None),
+    ]
+    worker.parts["flights"] = []
+    return worker
+
+
+@asynccontextmanager
+async def answering(reply: Reply) -> AsyncIterator[tuple[str, list[web.Request]]]:
+    """Serve something that is no worker; yields its address and what it was asked."""
+    asked: list[web.Request] = []
+
+    async def note(request: web.Request) -> web.StreamResponse:
+        asked.append(request)
+        return await reply(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", note)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/"), asked
+
+
+async def test_numbers_are_those_of_all_workers() -> None:
+    """Of partitions, sums and causes; each number by the worker that has the partition."""
+    async with serving(other()) as peer, serving(owner(peer)) as url:
+        handler = await facts(url)
+        assert [(each["partition"], each["state"], each["pending"]) for each in handler["everywhere"]] == [
+            (0, "open", 3), (1, "open", 40), (2, "opening", None),
+        ]  # fmt: skip
+        group = handler["handler"]["group"]
+        assert (group["pending"], group["dead"], group["in_flight"], group["silent"]) == (43, 6, 2, [])
+        assert group["unknown_partitions"] == [2]
+        assert handler["handler"]["pending"] == 3, "this worker's own, for those who add workers up"
+        alone = busy_worker().causes(MAIN)
+        assert {each["cause_id"]: each["records"] for each in handler["causes"]} == {
+            each.cause_id: 2 * each.records for each in alone
+        }
+        text = await page(url)
+        assert "Paused by ann. Nothing is delivered on partition 1" in text
+        (listed, *_) = (await facts(url, "/retries/"))["handlers"]
+        assert listed["group"]["pending"] == 43
+        assert ">43</a>" in await page(url, "/retries/")
+
+
+async def test_a_worker_that_does_not_answer_leaves_its_last_numbers_with_their_age(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And before it has answered once they are unknown: never zero."""
+    monkeypatch.setattr(peers, "FRESH_MS", -1)  # each page asks, and what is known is old at once
+    monkeypatch.setattr("retryapp.web.answers.FRESH_MS", -1)
+    numbers = {"partitions": [{"partition": 1, "state": "open", "pending": 40, "dead": 5}], "causes": []}
+    answers = False
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"handlers": {MAIN: numbers}}) if answers else await hang(request)
+
+    async with answering(reply) as (peer, _), serving(owner(peer)) as url:
+        group = (await facts(url))["handler"]["group"]
+        assert (group["pending"], group["unknown_partitions"], group["silent"]) == (3, [1, 2], [peer])
+        assert f"No answer from {peer}" in await page(url)
+        answers = True
+        assert (await facts(url))["handler"]["group"]["pending"] == 43
+        answers = False
+        handler = await facts(url)
+        group = handler["handler"]["group"]
+        assert (group["pending"], group["unknown_partitions"], group["silent"]) == (43, [2], [peer])
+        assert [each["as_of_ms"] for each in handler["everywhere"]] == [None, NOW_MS, None]
+
+
+async def hang(_request: web.Request) -> web.StreamResponse:
+    """Never answer."""
+    await asyncio.sleep(60)
+    raise AssertionError
+
+
+async def flood(request: web.Request) -> web.StreamResponse:
+    """Answer with a gigabyte."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(1_024):
+        await response.write(b" " * (1 << 20))
+    return response
+
+
+async def elsewhere(_request: web.Request) -> web.StreamResponse:
+    """Send the asker to another address."""
+    raise web.HTTPFound("http://127.0.0.1:9/retries/part")
+
+
+async def garbage(_request: web.Request) -> web.StreamResponse:
+    """Answer with what is no part."""
+    return web.Response(text='{"handlers": {"shop.orders": {"partitions": [{"partition": "one"}]}}}')
+
+
+@pytest.mark.parametrize("reply", [hang, flood, elsewhere, garbage])
+async def test_a_bad_neighbour_costs_a_page_little(reply: Reply) -> None:
+    """The page says who did not answer; nothing of the reader's request went there."""
+    async with answering(reply) as (peer, asked), serving(owner(peer)) as url:
+        began_s = time.monotonic()
+        handler = await facts(url, Authorization="Bearer secret", Cookie="retryapp-operator=secret")
+        assert time.monotonic() - began_s < 3 * peers.DEADLINE_S
+        assert handler["handler"]["group"]["silent"] == [peer]
+        assert handler["handler"]["group"]["pending"] == 3
+        for request in asked:
+            assert request.path == peers.PART
+            assert not {"Authorization", "Cookie"} & set(request.headers)
+
+
+async def test_a_worker_is_asked_once_for_many_readers() -> None:
+    """At the same time, and for a while after."""
+
+    async def reply(_request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return web.json_response({"handlers": {}})
+
+    async with answering(reply) as (peer, asked), serving(owner(peer)) as url:
+        await asyncio.gather(*(facts(url) for _ in range(10)))
+        assert len(asked) == 1
+
+
+async def test_addresses_of_the_machine_itself_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a cloud's metadata; by name, too."""
+    loop = asyncio.get_running_loop()
+
+    async def found(*_args: Any, **_more: Any) -> Any:
+        return [(2, 1, 6, "", ("169.254.169.254", 80))]
+
+    monkeypatch.setattr(loop, "getaddrinfo", found)
+    assert await peers._is_link_local("http://metadata.example/")
+
+
+async def test_a_worker_that_is_asked_asks_nobody() -> None:
+    """Else two that name each other would never end."""
+
+    async def reply(_request: web.Request) -> web.StreamResponse:
+        return web.json_response({"handlers": {}})
+
+    async with answering(reply) as (peer, asked), serving(owner(peer)) as url:
+        part = await facts(url, peers.PART)
+        assert [each["partition"] for each in part["handlers"][MAIN]["partitions"]] == [0]
+        assert asked == []
