@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -55,6 +56,15 @@ def test_two_processes_share_the_work_and_one_signal_stops_both(stage: Stage) ->
     assert {visit.pid for visit in stage.service.of(topic)} == pids
     assert Counter(visit.facts["fail"] for visit in stage.service.of(topic)) == {0: 40, 1: 80, 2: 120}
     assert not stage.evidence(topic).repeated_handoffs()
+    for *_, url in found:  # each shows what the other has
+
+        def everywhere(url: str = url) -> bool:
+            page = json.loads(ask(f"{url}/retries/{topic}/?format=json")[1])
+            return [each["state"] for each in page["everywhere"]] == ["open"] * 4 and not page["handler"]["group"][
+                "silent"
+            ]
+
+        wait_for(everywhere, f"{url} shows the whole group", timeout_s=20)
     assert worker.stop() == 0
     assert all(f"[{pid}]" in worker.log for pid in pids), "log lines say whose they are"
     assert "Traceback" not in worker.log
