@@ -29,9 +29,9 @@ JOB_AGE_MS: Final = 24 * 3_600_000
 """How long the start of a job waits for a worker, by the broker's time; an older one is refused."""
 MOST_JOBS: Final = 8
 """Jobs that go on at once: what is remembered of them is written with every transaction."""
-MOST_ENDED: Final = 20
-"""Jobs that are remembered after their end."""
-MOST_PAUSES: Final = 10
+MOST_ENDED: Final = 5
+"""Jobs that are remembered after their end: each transaction writes them. Events have all."""
+MOST_PAUSES: Final = 5
 """Pauses that are remembered after their end: deadlines do not count them."""
 CANARY: Final = 10
 """Replays of a job whose outcomes are waited for before the others go."""
