@@ -7,7 +7,7 @@ Lengths of time are written with units (``30s``) and kept as milliseconds.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import platformdirs
 from pydantic import BeforeValidator, Field, ValidationError
@@ -52,6 +52,18 @@ class Settings(BaseSettings):
         "GRACE",
         25_000,
         "How long running handlers may continue after SIGTERM; then they are cancelled and their records given back.",
+    )
+    log_format: Literal["text", "json"] = _setting(
+        "LOG_FORMAT",
+        "text",
+        "Form of a worker's log: `text`, or `json`, one object a line. An app with `logging_config=` has its own.",
+    )
+    metrics_port: int | None = _setting(
+        "METRICS_PORT",
+        None,
+        "First port to try for a worker's metrics alone, `/metrics`; without it only the pages have them.",
+        ge=1,
+        le=65_535,
     )
     web_bind: str = _setting(
         "WEB_BIND",

@@ -59,7 +59,17 @@ class _Processes(click.ParamType):
     help="Port of the pages; with --processes the first one to try. [default: the first free one from "
     "RETRYAPP_WEB_PORT on]",
 )
-@click.option("--without-web", is_flag=True, help="Serve no pages and no metrics.")
+@click.option("--without-web", is_flag=True, help="Serve no pages, and no metrics but on --metrics-port.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65_535),
+    help="Port of the metrics alone; the first free one from it on. [default: RETRYAPP_METRICS_PORT, or none]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(("text", "json")),
+    help="Form of log lines. [default: RETRYAPP_LOG_FORMAT, or text]",
+)
 @click.option(
     "--processes",
     type=_Processes(),
@@ -77,12 +87,15 @@ def command(
     datadir: Path | None,
     port: int | None,
     without_web: bool,
+    metrics_port: int | None,
+    log_format: str | None,
     processes: int,
     parent: int | None,
 ) -> int:
     """Run a worker of an app: its handlers, its own agents and its pages. Start several for scale.
 
-    The same as 'faust -A MODULE[:APP] worker -l info', with the app checked first. SIGTERM and Ctrl-C stop it within
+    The same as 'faust -A MODULE[:APP] worker -l info', with the app checked first, and brief until it is ready: with
+    '--loglevel debug' it says everything. SIGTERM and Ctrl-C stop it within
     RETRYAPP_GRACE and a few seconds. It is not restarted: let systemd, compose or an orchestrator do that.
 
     With --processes each process has its own folder and port, and its log lines have its process id. One signal stops
@@ -104,6 +117,10 @@ def command(
     if datadir is not None:
         # read when the worker takes its place; the child's too
         os.environ["RETRYAPP_DATADIR"] = str(datadir.absolute())
+    if metrics_port is not None:
+        os.environ["RETRYAPP_METRICS_PORT"] = str(metrics_port)
+    if log_format is not None:
+        os.environ["RETRYAPP_LOG_FORMAT"] = log_format
     words = ["--loglevel", loglevel, *(["--without-web"] if without_web else [])]
     if processes > 1:
         if port is not None:
@@ -113,7 +130,8 @@ def command(
     if parent is not None:
         stop_with_parent(parent)
     _check(spec, port)
-    return _run(["-A", spec, "worker", *words, *(["--web-port", str(port)] if port is not None else [])])
+    brief = [] if loglevel == "debug" else ["--quiet"]  # no banner, and a ready line instead of Faust's many
+    return _run([*brief, "-A", spec, "worker", *words, *(["--web-port", str(port)] if port is not None else [])])
 
 
 def usable_cores(quota: Path = _QUOTA) -> int:

@@ -21,6 +21,7 @@ from aiokafka.errors import KafkaError
 from faust.sensors import Sensor
 from mode.utils.logging import get_logger
 from mode.utils.times import want_seconds
+from pythonjsonlogger.json import JsonFormatter
 from typing_extensions import override
 
 from retryapp.core.durations import format_duration_ms
@@ -243,10 +244,10 @@ class Runtime(Ownership):
             return
         await asyncio.to_thread(self.prepare)
         for handler in logging.getLogger().handlers:
-            if not isinstance(handler.formatter, FactsFormatter):
+            if not isinstance(handler.formatter, FactsFormatter | JsonFormatter):
                 handler.setFormatter(FactsFormatter(handler.formatter))
         repeats.install()
-        logger.info("Faust settings changed by retryapp: %s", self._changed)
+        logger.debug("Faust settings changed by retryapp: %s", self._changed)
         self._settings = self._client_settings()
         self._reader = TailReader(self._settings)
         self.placer = Placer(

@@ -17,14 +17,15 @@ import faust
 from aiokafka.errors import GroupAuthorizationFailedError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
-from mode.utils.logging import setup_logging
+from mode.utils.logging import level_number, setup_logging
 
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import AccessDeniedError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
 from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port
-from retryapp.settings import load_settings
+from retryapp.runtime.start import BriefStart, MetricsPort, announce, json_logging
+from retryapp.settings import Settings, load_settings
 
 FAUST_PORT = 6066
 _PYTHON_THRESHOLDS = (700, 10, 10)
@@ -40,15 +41,25 @@ class RetryWorker(Worker):
     """Faust's worker, for apps with a `Retries`."""
 
     place: WorkerPlace | None = None
+    _metrics_port: int | None = None
+    _brief: BriefStart | None = None
 
     def __init__(self, app: faust.App, *args: Any, **kwargs: Any) -> None:
         try:
+            settings = load_settings()
             with warnings.catch_warnings():  # nothing has used these settings for anything yet
                 warnings.simplefilter("ignore", AlreadyConfiguredWarning)
-                self.place = _settle(app)
+                self.place = _settle(app, settings)
+            if settings.metrics_port is not None:
+                self._metrics_port = free_port(app.conf.web_bind, settings.metrics_port + self.place.number - 1)
         except RetryAppError as exc:
             _leave(exc)
         super().__init__(app, *args, **kwargs)
+        if settings.log_format == "json" and self.logging_config is None:
+            self.logging_config = json_logging(level_number(self.loglevel))
+        runtime = runtime_of(app)
+        if runtime is not None and self._metrics_port is not None:
+            self.services = [*self.services, MetricsPort(runtime, app.conf.web_bind, self._metrics_port)]
 
     def execute_from_commandline(self) -> NoReturn:
         """Prepare topics, then run; a named error is one line and its exit code."""
@@ -60,6 +71,8 @@ class RetryWorker(Worker):
                 logging_config=self.logging_config,
                 loghandlers=self.loghandlers,
             )
+            if self.quiet:
+                self._brief = BriefStart()
             try:
                 runtime.prepare()
             except RetryAppError as exc:
@@ -90,6 +103,16 @@ class RetryWorker(Worker):
             gc.set_threshold(*_THRESHOLDS)
         gc.collect()
         gc.freeze()
+        runtime, conf = runtime_of(self.app), self.app.conf
+        if runtime is not None:
+            pages = f"{conf.canonical_url}/retries/" if conf.web_enabled else None
+            host = conf.web_bind if conf.web_bind == "127.0.0.1" else conf.web_host
+            metrics = f"http://{host}:{self._metrics_port}/metrics" if self._metrics_port else None
+            self.add_future(announce(runtime, pages, metrics, self._end_brief_start))
+
+    def _end_brief_start(self) -> None:
+        if self._brief is not None:
+            self._brief.end()
 
     def _setup_spinner_handler(self, logger: logging.Logger, level: int) -> None:
         self.spinner = None  # Faust's sets the root logger to DEBUG
@@ -126,8 +149,7 @@ def _end_named(kind: type[BaseException], error: BaseException, trace: Traceback
     _leave(error, user_line(error))
 
 
-def _settle(app: faust.App) -> WorkerPlace:
-    settings = load_settings()
+def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
     conf = app.conf
     base = Path(conf.datadir)
     if str(base) == f"{conf.name}-data":  # the user chose none
@@ -144,8 +166,10 @@ def _settle(app: faust.App) -> WorkerPlace:
             conf.web_host = "127.0.0.1"
         conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
         shown = f"pages {conf.canonical_url}/retries/"
-    # before logging is set up; in one write, so that lines of several processes stay whole
-    sys.stderr.write(f"retryapp: {conf.id} worker-{place.number}: data {place.path}, {shown}\n")
+    line = f"{conf.id} worker-{place.number}: data {place.path}, {shown}"
+    if settings.log_format == "text":
+        # before logging is set up; in one write, so that lines of several processes stay whole
+        sys.stderr.write(f"retryapp: {line}\n")
     return place
 
 

@@ -19,7 +19,7 @@ from retryapp.kafka import KafkaConnection, read_topic
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(120)]
 
-LANES = 4
+WORKERS = 2
 """One for each partition of the demo's main topic."""
 
 
@@ -46,7 +46,7 @@ def honcho(connection: KafkaConnection, project_root: Path, tmp_path: Path) -> I
     command = [sys.executable, "-m", "honcho", "start"]
     run = Worker("honcho", command, log_file=tmp_path / "honcho.log", cwd=tmp_path, env=env).start()
     try:
-        wait_for(lambda: run.ended() or run.log.count("retryapp.lane_opened") >= LANES, "all lanes", timeout_s=60)
+        wait_for(lambda: run.ended() or run.log.count("retryapp.ready") >= WORKERS, "both are ready", timeout_s=60)
         assert not run.ended(), run.log
         assert "Waiting for a broker" in run.log
         yield run

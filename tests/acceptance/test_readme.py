@@ -70,7 +70,7 @@ def test_your_own_program(reader: Reader) -> None:
     for line in reader.first[2:]:
         reader.run(line)
     (worker,) = reader.workers
-    wait_for(lambda: worker.log.count("retryapp.lane_opened") == 4, "the worker serves all partitions")
+    wait_for(lambda: "retryapp.ready: 4 partitions, 0 waiting" in worker.log, "the worker serves all partitions")
     assert "http://127.0.0.1:" in worker.log.splitlines()[0]
     first_order, second_order, pending, dead, stop_broker = reader.second
     reader.run(first_order)

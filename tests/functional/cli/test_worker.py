@@ -89,9 +89,10 @@ def test_what_cannot_work_is_refused_by_name(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["wk_good"], ["-A", "wk_good", "worker", "--loglevel", "info"]),
+        (["wk_good"], ["--quiet", "-A", "wk_good", "worker", "--loglevel", "info"]),
         (["-A", "wk_good:app", "-l", "WARN", "--without-web"],
-         ["-A", "wk_good:app", "worker", "--loglevel", "warn", "--without-web"]),
+         ["--quiet", "-A", "wk_good:app", "worker", "--loglevel", "warn", "--without-web"]),
+        (["wk_good", "-l", "debug"], ["-A", "wk_good", "worker", "--loglevel", "debug"]),
     ],
 )  # fmt: skip
 def test_faust_runs_the_worker(words: list[str], expected: list[str], handed_over: list[list[str]]) -> None:

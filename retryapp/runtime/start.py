@@ -1,0 +1,117 @@
+"""What a worker says when it starts, in which form, and its metrics on a port of their own.
+
+A brief start (`--quiet`, as `retryapp worker` runs Faust unless it logs at debug level) hides what Faust, its client
+and single lanes say until the worker is ready, for `BRIEF_S` at most; warnings are always shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import web
+from mode import Service
+from prometheus_client import CONTENT_TYPE_LATEST
+from typing_extensions import override
+
+from retryapp.engine.lane.lane import LaneState
+from retryapp.ports import Event
+from retryapp.runtime.app import Runtime
+from retryapp.runtime.observe.observers import EVENT_IDS, EVENT_LOGGER
+
+BRIEF_S: Final = 60.0
+_LOOK_S: Final = 0.2
+_LIBRARIES: Final = ("aiokafka", "faust", "mode")
+_ELSEWHERE: Final = "elsewhere"
+
+logger = logging.getLogger("retryapp")
+
+
+def json_logging(level: int) -> dict[str, Any]:
+    """Return a configuration of logging: one JSON object a line, on stderr; facts of our events are its fields."""
+    formatter = {
+        "()": "pythonjsonlogger.json.JsonFormatter",
+        "fmt": "%(levelname)s %(name)s %(process)d %(message)s",
+        "rename_fields": {"levelname": "level", "name": "logger"},
+        "timestamp": "time",
+    }
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"json": formatter},
+        "handlers": {"default": {"class": "logging.StreamHandler", "formatter": "json", "level": level}},
+        "root": {"level": level, "handlers": ["default"]},
+    }
+
+
+class BriefStart:
+    """Hides what is said between the start of a worker and its readiness, from when it is made until `end`."""
+
+    def __init__(self) -> None:
+        for name in _LIBRARIES:
+            logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(EVENT_LOGGER).addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether an event is shown; as a filter of `logging`."""
+        return record.msg != EVENT_IDS[Event.LANE_OPENED][0]
+
+    def end(self) -> None:
+        """Hide nothing any more."""
+        for name in _LIBRARIES:
+            logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger(EVENT_LOGGER).removeFilter(self)
+
+
+async def announce(runtime: Runtime, pages: str | None, metrics: str | None, on_end: Callable[[], None]) -> None:
+    """Wait until all lanes of a worker are open, and say so; `on_end` is called then, or after `BRIEF_S`."""
+    timer = asyncio.get_running_loop().call_later(BRIEF_S, on_end)
+    try:
+        while not _is_ready(runtime):  # noqa: ASYNC110 - what it consists of has no event
+            await asyncio.sleep(_LOOK_S)
+        infos = _here(runtime)
+        facts = {"partitions": len(infos), "waiting": sum(info.pending or 0 for info in infos)}
+        text = f"retryapp.ready: {facts['partitions']} partitions, {facts['waiting']} waiting"
+        text += "" if pages is None else f", pages at {pages}"
+        text += "" if metrics is None else f", metrics at {metrics}"
+        logger.info(text, extra=facts)
+    finally:
+        timer.cancel()
+        on_end()
+
+
+def _here(runtime: Runtime) -> list[Any]:
+    return [info for infos in runtime.gauges().values() for info in infos if info.state != _ELSEWHERE]
+
+
+def _is_ready(runtime: Runtime) -> bool:
+    settled = runtime.assigned and not runtime.app.rebalancing
+    return settled and all(info.state == LaneState.OPEN for info in _here(runtime))
+
+
+class MetricsPort(Service):
+    """Serves a worker's metrics on a port of their own: ``/metrics``, on the worker's event loop, as its pages do."""
+
+    def __init__(self, runtime: Runtime, host: str, port: int) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._host, self._port = host, port
+        self._runner: web.AppRunner | None = None
+
+    @override
+    async def on_start(self) -> None:
+        site = web.Application()
+        site.router.add_get("/metrics", self._metrics)
+        self._runner = web.AppRunner(site, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._port).start()
+
+    @override
+    async def on_stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._runtime.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
