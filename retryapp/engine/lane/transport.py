@@ -256,6 +256,11 @@ class LaneProtocol(ABC):
         keepers = dict(self._dead_keepers)  # pages ask in a thread
         return {topic: table for topic, keeper in keepers.items() if (table := keeper.table) is not None}
 
+    @property
+    def letters_here(self) -> bool:
+        """Whether the tables of dead letters have all that their topics have."""
+        return self._released.is_set() and all(keeper.known.is_set() for keeper in self._dead_keepers.values())
+
     async def letters_known(self) -> None:
         """Wait until the tables of dead letters have all that their topics have."""
         await self._released.wait()

@@ -151,10 +151,8 @@ class Commands:
 
     async def _step(self) -> None:
         """Have a job go on; commands that come meanwhile wait for this step, which sees what those before have left."""
-        with suppress(RefusedError):  # not all letters are known: it is tried again
-            await self._letters.letters_known()
-            await self._settle()
-            await self._jobs.step(self._submit_step)
+        await self._settle()
+        await self._jobs.step(self._submit_step)
 
     def _submit_step(self, turn: Turn, told: Part | None) -> None:
         """Submit a step of a job, with an event if it tells how the part is now."""

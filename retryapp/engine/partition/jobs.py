@@ -68,6 +68,9 @@ class Jobs:
         self._buckets: dict[str, LeakyBucket] = {}
         self._outcomes: dict[str, deque[bool]] = {}
         """By job: whether the last replays failed again."""
+        self._steps = 0
+        self._stepped: dict[str, int] = {}
+        """By job: the number of its last step."""
         self._ahead: dict[tuple[str, str], tuple[int, deque[Any]]] = {}
         """By job and topic: where the next reading begins, and the letters that were read and not looked at."""
 
@@ -120,6 +123,7 @@ class Jobs:
         self.steering.over(part, state)
         self._outcomes.pop(part.job, None)
         self._buckets.pop(part.job, None)
+        self._stepped.pop(part.job, None)
         for place in [place for place in self._ahead if place[0] == part.job]:
             del self._ahead[place]
 
@@ -146,8 +150,8 @@ class Jobs:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def may_step(self) -> bool:
-        """Tell whether a part may go on now."""
-        return any(self._room(part) > 0 for part in self.running)
+        """Tell whether a part may go on now: not before all letters are known."""
+        return self._transport.letters_here and any(self._room(part) > 0 for part in self.running)
 
     def wait_s(self) -> float | None:
         """Return after how long a part may be able to go on; None: none goes on."""
@@ -173,7 +177,7 @@ class Jobs:
         if probed < order.canary:
             most = order.canary - probed
         elif order.every_ms is not None:
-            most = max(1, min(most, int(UNDELIVERED_MS / order.every_ms)) - undelivered)
+            most = max(1, min(most, int(UNDELIVERED_MS / order.every_ms))) - undelivered
         else:
             most -= undelivered
         if order.every_ms is not None:
@@ -192,14 +196,16 @@ class Jobs:
         return self._context.clock.monotonic_s() * 1_000
 
     async def step(self, submit: Callable[[Turn, Part | None], None]) -> None:
-        """Take one step with each part that may go on; what is in the lane is in the tables.
+        """Take one step with one part, each in its turn; what is in the lane is in the tables.
 
         `submit` takes a turn, and the part if the turn is to tell its state.
         """
-        for part in self.running:
+        for part in sorted(self.running, key=lambda part: self._stepped.get(part.job, 0)):
             room = self._room(part)
             if room <= 0 or part.order is None:
                 continue
+            self._steps += 1
+            self._stepped[part.job] = self._steps
             if why := self._fails(part, part.order.canary):
                 part.state, part.paused = PartState.PAUSED, why
                 submit(Turn(), part)

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
-from retryapp.core.jobs import JobCommand, JobPart, JobVerb, LetterFilter, Part, read_steering
+from retryapp.core.jobs import (
+    HandlerCommand,
+    HandlerVerb,
+    JobCommand,
+    JobPart,
+    JobVerb,
+    LetterFilter,
+    Part,
+    read_steering,
+)
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
@@ -159,6 +168,7 @@ async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, du
         await orders.settle()
         assert dying.reached
     async with partition(service, transport=orders.transport) as orders:
+        await orders.advance(100)
         await orders.to_rest()
         assert sorted(map(int, set(service.again))) == list(range(500))
         assert len(marks(orders, MarkKind.REPLAYED)) == len(marks(orders, MarkKind.RECOVERED)) == 500
@@ -193,6 +203,39 @@ async def test_few_replays_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None
         await orders.to_rest()
         assert len(service.again) == 200
         assert most <= 20
+
+
+async def test_few_replays_of_a_paced_job_wait_while_nothing_is_delivered() -> None:
+    """Ten seconds of its rate; after it the rate goes on, and nothing is caught up."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 300)
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
+        await begin(orders, every_ms=1_000.0)
+        for _ in range(400):
+            await orders.advance(100)
+        assert orders.waiting["replay"] == 10
+        await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
+        for _ in range(50):
+            await orders.advance(100)
+        assert 14 <= len(service.again) <= 16
+
+
+async def test_jobs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that could go on all the time does not keep another from its letters."""
+    monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_AT_ONCE", 10)
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 200)
+        part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={DLQ: orders.records(DLQ)[-1].offset + 1})
+        for number, wanted in enumerate((LetterFilter(), LetterFilter(message="no 199"))):
+            told = part.model_copy(update={"filter": wanted})
+            command = JobCommand(id=f"s{number}", job=f"j{number}", verb=JobVerb.START, part=told).to_record(*CONTROL)
+            orders.transport.append(CONTROL, command.key, command.value)
+        await orders.settle()
+        while part_of(orders, "j0").state != "ended":
+            await orders.advance(50)
+        assert service.again.index(b"199") < 100
 
 
 async def test_the_others_wait_for_the_canary() -> None:
