@@ -103,8 +103,8 @@ class RetryWorker(Worker):
             gc.set_threshold(*_THRESHOLDS)
         gc.collect()
         gc.freeze()
-        runtime, conf = runtime_of(self.app), self.app.conf
-        if runtime is not None:
+        if (runtime := runtime_of(self.app)) is not None:
+            conf = self.app.conf
             pages = f"{conf.canonical_url}/retries/" if conf.web_enabled else None
             host = conf.web_bind if conf.web_bind == "127.0.0.1" else conf.web_host
             metrics = f"http://{host}:{self._metrics_port}/metrics" if self._metrics_port else None

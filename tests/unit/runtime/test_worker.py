@@ -6,6 +6,7 @@ import gc
 import runpy
 from pathlib import Path
 
+import faust
 import pytest
 from faust.worker import Worker
 
@@ -29,7 +30,9 @@ async def test_the_garbage_collector_is_spared_rounds_that_find_nothing(
     tracked, thresholds = len(gc.get_objects()), gc.get_threshold()
     try:
         gc.set_threshold(*before)
-        await RetryWorker.on_startup_finished(RetryWorker.__new__(RetryWorker))
+        worker = RetryWorker.__new__(RetryWorker)
+        worker.app = faust.App("plain")
+        await RetryWorker.on_startup_finished(worker)
         assert told == ["finished"]
         assert len(gc.get_objects()) < tracked / 10
         assert gc.get_threshold() == after
