@@ -110,8 +110,7 @@ async def preview(answers: Answers, question: Question) -> Facts:
         "filter": wanted.model_dump(exclude_none=True, exclude={"v"}),
         "preview": found.facts,
         "job": Order(verb, wanted).id,
-        "filter_text": wanted.model_dump_json(exclude_none=True),
-        "scope": found.scope.model_dump_json(),
+        "scope": found.scope.model_dump(mode="json"),
     }
 
 
