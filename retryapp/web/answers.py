@@ -60,7 +60,7 @@ class Answers:
         self.operators = operators
         self.clock = clock
         self._due = DueCounts(view)
-        self._peers = Peers(self.now_ms)
+        self.peers = Peers(self.now_ms)
 
     def now_ms(self) -> int:
         """Return the epoch time in milliseconds."""
@@ -104,7 +104,7 @@ class Answers:
 
     async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""
-        answers = await self._peers.ask(infos)
+        answers = await self.peers.ask(infos)
         now_ms = self.now_ms()
         ours = await asyncio.to_thread(self.view.causes, main)
         parts = {**jobs_of(main, answers), **self.view.job_parts(main)}
