@@ -35,11 +35,12 @@ class Action(Page):
 
     methods: ClassVar[tuple[str, ...]] = ("POST",)
     how: ClassVar[str] = "Send a form or JSON with POST"
+    most_bytes: ClassVar[int] = MAX_BODY_BYTES
 
     @override
     async def answer(self, request: web.Request, person: Person) -> web.StreamResponse:
         refuse_other_sites(request)
-        return await self.act(request, await _sent(request), person)
+        return await self.act(request, await _sent(request, self.most_bytes), person)
 
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
         """Do what was sent."""
@@ -102,13 +103,13 @@ class Login(Action):
         return response
 
 
-async def _sent(request: Any) -> Mapping[str, str]:
+async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:
     """Return the fields of a form, or of a JSON object; Faust reads bodies of any length."""
     body = b""
     async for chunk in request.content.iter_any():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise PageError(413, "too-large", f"more than {MAX_BODY_BYTES} bytes were sent", "Send less")
+        if len(body) > most_bytes:
+            raise PageError(413, "too-large", f"more than {most_bytes} bytes were sent", "Send less")
     try:
         if request.content_type == "application/json":
             found = json.loads(body)

@@ -74,11 +74,12 @@ class Page:
         facts = await self.ask(self.answers, question)
         if isinstance(facts, bytes):
             return web.Response(body=facts, headers={**safety_headers(), "Content-Type": METRICS_TYPE})
+        live_s = None
         if self.template:
             facts = {**facts, "broker_silence": self.answers.view.silence()}
-        return await self.show(
-            request, person, self.template, facts, as_json=question.as_json, refresh_s=question.refresh_s
-        )
+            live_s = facts.pop("live_s", None)
+        refresh_s = live_s if question.refresh_s is None else question.refresh_s
+        return await self.show(request, person, self.template, facts, as_json=question.as_json, refresh_s=refresh_s)
 
     async def show(
         self,
@@ -130,6 +131,7 @@ class Page:
             "query": query,
             "person": person,
             "operator": person.name if person.role >= Role.OPERATE else None,
+            "admin": person.role >= Role.ADMIN,
             "refresh_s": None,
             "broker_silence": None,
             "hidden": (),

@@ -36,6 +36,8 @@ class Question:
     """The handler's main topic, from the address."""
     place: tuple[str, str] = ("", "")
     """Partition and offset, from the address of one record."""
+    job: str = ""
+    """Id of a job, from the address."""
     query: Mapping[str, str] = field(default_factory=dict)
     """All parameters, as sent."""
     as_json: bool = False
@@ -54,7 +56,7 @@ class Question:
     letters: str | None = None
     """Name of the dead-letter topic of a rule; None: the usual one."""
     refresh_s: int | None = None
-    """Ask the browser to load the page again after this time."""
+    """Ask the browser to load the page again after this time; 0: never."""
     routed: bool = False
     """Another worker sent the request here: do not send it on again."""
     role: Role = Role.NONE
@@ -94,6 +96,7 @@ def question_of(
         path=path,
         main=match.get("main", ""),
         place=(match.get("partition", ""), match.get("offset", "")),
+        job=match.get("job", ""),
         query=query,
         as_json=given.get("format") == "json",
         limit=_number(given, "limit", 1, MAX_LIMIT) or DEFAULT_LIMIT,
@@ -104,7 +107,7 @@ def question_of(
         after=_row_key(given.get("after")),
         before=_offsets(given.get("before")),
         letters=given.get("letters"),
-        refresh_s=_number(given, "refresh", 1, MAX_REFRESH_S),
+        refresh_s=_number(given, "refresh", 0, MAX_REFRESH_S),
         routed="routed" in given,
         role=role,
     )

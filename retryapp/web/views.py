@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from aiohttp.typedefs import Handler
+from aiohttp.web import HTTPFound, Request, StreamResponse, middleware
+
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, Clock
 from retryapp.runtime.view import RuntimeView
@@ -15,6 +18,7 @@ from retryapp.web.access import NOBODY, Operators, Role
 from retryapp.web.actions import Action, CommandPage, Login
 from retryapp.web.answers import Answers
 from retryapp.web.errors import PageError, not_found
+from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview
 from retryapp.web.page import Ask, Page
 from retryapp.web.query import Question
 
@@ -73,6 +77,9 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/{main}/pending/{partition}/{offset}", (Answers.pending_record, "pending_record.html", Role.LOOK)),
     ("/{main}/dead", (Answers.dead, "dead.html", Role.LOOK)),
     ("/{main}/dead/{partition}/{offset}", (Answers.dead_letter, "dead_letter.html", Role.LOOK)),
+    ("/{main}/jobs", (jobs, "jobs.html", Role.LOOK)),
+    ("/{main}/jobs/new", (preview, "preview.html", Role.OPERATE)),
+    ("/{main}/jobs/{job}", (job, "job.html", Role.LOOK)),
     ("/{rest:.*}", (nothing, "", Role.NONE)),
 )
 """Addresses below ``PAGES_PREFIX``, in the order in which they are tried; the last one takes what is left.
@@ -84,8 +91,25 @@ that it needs. What only operators may see is left out of the answers of others 
 ACTIONS: Final[tuple[tuple[str, tuple[type[Action], Role]], ...]] = (
     ("/login", (Login, Role.NONE)),
     ("/{main}/command", (CommandPage, Role.OPERATE)),
+    ("/{main}/command/handler", (TellHandler, Role.ADMIN)),
+    ("/{main}/command/job", (StartJob, Role.OPERATE)),
+    ("/{main}/command/job/{job}", (TellJob, Role.OPERATE)),
 )
 """Addresses that are sent something. A handler of a topic ``login`` has its page at ``/login/``."""
+
+
+def lead_to_overview(server: Any) -> None:
+    """Send browsers from ``/`` to the overview, where Faust's own ``{"status": "OK"}`` is all that is there."""
+    if type(server.views.get("/")).__module__ != "faust.web.apps.production_index":
+        return  # a page of the user's
+
+    @middleware
+    async def lead(request: Request, handler: Handler) -> StreamResponse:
+        if request.path == "/" and "text/html" in request.headers.get("Accept", ""):
+            raise HTTPFound(f"{PAGES_PREFIX}/")
+        return await handler(request)
+
+    server.web_app.middlewares.append(lead)
 
 
 def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Operators = NOBODY) -> None:
@@ -118,5 +142,6 @@ def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Oper
             added = True
             for path, page in pages:
                 cast("Any", server).web_app.router.add_route("*", PAGES_PREFIX + path, page.handle)
+            lead_to_overview(server)
 
     app.on_webserver_init = on_webserver_init  # type: ignore[assignment,method-assign]  # a hook to be overridden

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -15,9 +16,11 @@ import faust
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker, dead_metadata, metadata, serving
+from functional.web.test_jobs import fit
 from samples import partition
 
 from retryapp.core.errors import InvalidSettingError
+from retryapp.lookup.jobs import Order, Preview
 from retryapp.testing import VirtualClock
 from retryapp.web import peers, register
 from retryapp.web.access import COOKIE, Operators, Role, parse_operators
@@ -40,7 +43,7 @@ def bearer(role: Role) -> dict[str, str]:
 
 def address_of(path: str) -> str:
     """Return an address that a route is for."""
-    some = path.replace("{main}", MAIN).replace("{rest:.*}", "x/y/z")
+    some = path.replace("{main}", MAIN).replace("{rest:.*}", "x/y/z").replace("{job}", "3f9ca81b02")
     some = some.replace("pending/{partition}/{offset}", "pending/0/10001")
     return f"/retries{some.replace('dead/{partition}/{offset}', 'dead/0/238')}"
 
@@ -74,7 +77,8 @@ def test_the_documents_name_the_role_of_each_address() -> None:
     """And leave no page out."""
     text = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `/retries(\S*)` \| (\w+) \|", text, re.MULTILINE)
-    documented = {re.sub(r"\?.*", "", path).replace("orders", "{main}"): role for path, role in rows}
+    plain = [(re.sub(r"\?.*", "", path).replace("3f9ca81b02", "{job}"), role) for path, role in rows]
+    documented = {path.replace("orders", "{main}"): role for path, role in plain}
     for path, needs in documented.items():
         assert Role[needs.upper()] == ADDRESSES[path], path
     pages = {path for path, (_, template, _) in ROUTES if template and "offset" not in path}
@@ -179,6 +183,45 @@ async def test_who_may_only_look_is_told_what_is_hidden(worker: FakeWorker) -> N
         _, page = await ask(url, path, {**HTML, **bearer(Role.OPERATE)})
         assert "4711" in page
         assert "Not shown" not in page
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_buttons_are_for_those_who_may(worker: FakeWorker, role: Role) -> None:
+    """Others see the same facts, as far as they may, and where to log in."""
+    fit(worker)
+    needs = {
+        f"{BASE}/pending/0/10001": Role.OPERATE,
+        f"{BASE}/dead/0/238": Role.OPERATE,
+        f"{BASE}/jobs/3f9ca81b02": Role.OPERATE,
+        f"{BASE}/jobs/new?verb=replay&all=1": Role.OPERATE,
+        f"{BASE}/": Role.ADMIN,
+    }
+    async with serving(worker, ACCESS) as url:
+        for path, least in needs.items():
+            _, body = await ask(url, path, {**HTML, **bearer(role)})
+            assert ('method="post"' in body) == (role >= least), path
+            assert ("/retries/login" in body) == (role is Role.NONE), path
+
+
+async def test_a_job_of_many_letters_needs_an_admin(worker: FakeWorker) -> None:
+    """It is counted again: what is sent may name fewer than it takes, or nobody had the time to count."""
+    topic = f"{GROUP}.{MAIN}.dlq"
+    scope = json.dumps({"letters": {"0": 1}, "upto": {"0": {topic: 3_000}}})
+    sent = {"verb": "replay", "job": "aa", "why": "x", "filter": '{"reason": "exhausted"}', "scope": scope}
+    async with serving(worker, ACCESS) as url:
+        for letters, complete, role, status in (
+            (1_000, True, Role.OPERATE, 200),
+            (1_001, True, Role.OPERATE, 403),
+            (5, False, Role.OPERATE, 403),
+            (1_001, False, Role.ADMIN, 200),
+        ):
+            worker.fits = Preview(fitting=Counter({0: letters}), complete=complete)
+            begun = len([each for each in worker.asked if isinstance(each[1], Order)])
+            got, body = await ask(url, f"{BASE}/command/job", bearer(role), "POST", json=sent)
+            assert got == status, body
+            assert len([each for each in worker.asked if isinstance(each[1], Order)]) == begun + (status == 200)
+            page = (await ask(url, f"{BASE}/jobs/new?verb=replay&all=1", {**HTML, **bearer(role)}))[1]
+            assert ('method="post"' in page) == (status == 200)
 
 
 async def test_who_may_only_look_cannot_probe(worker: FakeWorker) -> None:
