@@ -362,11 +362,12 @@ def due_anew(row: PendingRow, metadata: RetryMetadata, due_at_ms: int) -> Pendin
 
 def released(row: PendingRow, metadata: RetryMetadata, now_ms: int) -> PendingRow:
     """Return a row that an operator has held, as it waited before; ``max_elapsed`` does not count the hold."""
-    free = replace(row, hold=row.hold & ~OPERATOR)
+    free = replace(row.held_next(None), hold=row.hold & ~OPERATOR)
     if free.held:  # it waits for earlier records of its sequence, as before
         return replace(free, due_at_ms=MAX_EPOCH_MS, revision=row.revision + 1)
-    first_ms = clamped(metadata.first_failed_ms + max(0, now_ms - row.since_ms))
-    return due_anew(free, replace(metadata, first_failed_ms=first_ms), max(now_ms, metadata.due_at_ms or 0))
+    held_ms = max(0, now_ms - row.since_ms) if row.hold else 0
+    later = replace(metadata, first_failed_ms=clamped(metadata.first_failed_ms + held_ms))
+    return due_anew(free, later, max(now_ms, metadata.due_at_ms or 0))
 
 
 def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:

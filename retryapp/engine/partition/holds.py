@@ -118,13 +118,13 @@ class Holds:
         The deadline of its hold has passed; or it was to be held after a run, which a crash has ended.
         """
         identity, now_ms, until_ms = key[IDENTITY_AT:], self._context.clock.wall_ms(), row.hold_next_ms
-        if row.hold & OPERATOR:
+        if row.hold & OPERATOR or (until_ms is not None and until_ms <= now_ms):
             effect = self._released(row, metadata, identity)
             effect.text = f"nobody has released it within its time: {effect.text}"
             facts = {"handler": self._context.handler.main, "failure_id": metadata.failure_id}
             logger.warning("retryapp.hold_expired", extra={**facts, "attempt": metadata.attempt})
             return Verb.RELEASE, effect
-        if until_ms is None or until_ms <= now_ms:
+        if until_ms is None:
             return None
         text = f"its last run has left no outcome; no attempt begins for {format_duration_ms(until_ms - now_ms)}"
         return Verb.HOLD, self._moved(row.held_until(until_ms, now_ms), metadata, identity, text)

@@ -158,7 +158,7 @@ class PartitionEngine(RunOwner):
             calls: Any = {"settle": self._settle, "submit": partial(self.lane.submit, session)}
             self._sequences = sort(*place, start=lambda run: self._start(run), **calls)
         facts = self.context, self.partition, transport.pending, emit, self._sequences, loaded, commanded
-        self.scheduler = Scheduler(*facts, held=self._held)
+        self.scheduler = Scheduler(*facts, self._held)
         if commanded is not None:
             self.commands = Commands(
                 self.context,
