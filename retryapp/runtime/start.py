@@ -114,4 +114,4 @@ class MetricsPort(Service):
             await self._runner.cleanup()
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._runtime.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await self._runtime.scrape(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -11,8 +11,8 @@ obeys, or after a crash the next claim; if the handler is done with it, that cou
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -119,6 +119,11 @@ class Commands:
     def paused(self) -> Paused | None:
         """Since when the handler is paused, and why; None: it is not."""
         return self._jobs.steering.paused
+
+    @property
+    def jobs(self) -> Mapping[str, int]:
+        """Parts of jobs here that are not over, by state."""
+        return Counter(str(part.state) for part in self._jobs.steering.going_on)
 
     @property
     def room(self) -> bool:
