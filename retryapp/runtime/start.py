@@ -23,7 +23,8 @@ from retryapp.runtime.observe.observers import EVENT_IDS, EVENT_LOGGER
 
 BRIEF_S: Final = 60.0
 _LOOK_S: Final = 0.2
-_LIBRARIES: Final = ("aiokafka", "faust", "mode")
+_LIBRARIES: Final = ("aiokafka", "faust", "mode", "retryapp.runtime")  # the last one: services say that they start
+_TABLES: Final = "aiokafka.consumer.subscription_state"  # draws a table of topics, also of our own readers'
 _ELSEWHERE: Final = "elsewhere"
 
 logger = logging.getLogger("retryapp")
@@ -52,6 +53,7 @@ class BriefStart:
     def __init__(self) -> None:
         for name in _LIBRARIES:
             logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(_TABLES).setLevel(logging.WARNING)
         logging.getLogger(EVENT_LOGGER).addFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from retryapp.pipeline.metrics import PipelineMetrics
@@ -54,7 +54,7 @@ def ask(prometheus: Mapping[str, Path], text: bytes, tmp_path_factory: pytest.Te
     class Worker(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
             self.end_headers()
             self.wfile.write(text)
 
