@@ -11,8 +11,8 @@ obeys, or after a crash the next claim; if the handler is done with it, that cou
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -121,9 +121,9 @@ class Commands:
         return self._jobs.steering.paused
 
     @property
-    def jobs(self) -> Mapping[str, int]:
-        """Parts of jobs here that are not over, by state."""
-        return Counter(str(part.state) for part in self._jobs.steering.going_on)
+    def parts(self) -> Sequence[Part]:
+        """The parts of jobs that it remembers."""
+        return self._jobs.steering.parts
 
     @property
     def room(self) -> bool:
