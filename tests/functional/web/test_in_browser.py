@@ -13,8 +13,6 @@ from functional.web.test_pages import HTML_PAGES
 from harness.browser import LOOKS, open_browser
 from samples import partition
 
-from retryapp.web.access import Operators
-
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
 
@@ -28,7 +26,7 @@ class Served:
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
 
     async def _serve(self) -> None:
-        async with serving(self.worker, Operators(local=True)) as self.url:
+        async with serving(self.worker) as self.url:
             self._up.set()
             await self._over.wait()
 
