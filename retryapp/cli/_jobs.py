@@ -16,12 +16,22 @@ from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import Verb
-from retryapp.core.jobs import CANARY, JobCommand, JobPart, JobVerb, LetterFilter, Part, PartState, shared
+from retryapp.core.control import Refusal, Verb
+from retryapp.core.jobs import (
+    CANARY,
+    HandlerCommand,
+    JobCommand,
+    JobPart,
+    JobVerb,
+    LetterFilter,
+    Part,
+    PartState,
+    shared,
+)
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaConnection
+from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.kafka.commands import send_to_all
 from retryapp.lookup.jobs import Preview, parts_of, preview, summed
 
@@ -148,6 +158,8 @@ def watch(
                 if parts:
                     whole = summed(parts)
                     bar.update(task, completed=whole.done + whole.refused.total())
+                elif letters is None:
+                    return show_job(connection, topology, job, as_json=as_json)
                 time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             stderr_console.print(f"job {job} goes on: retryapp job show {job}, or job cancel {job}")
@@ -180,19 +192,28 @@ def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *
 
 
 def tell_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
-    """Pause, resume or cancel a job, on all partitions that have a part that goes on."""
-    connection, topology = only_handler(place)
-    parts = {number: part for number, part in parts_of(connection, topology).get(job, {}).items() if not part.over}
+    """Pause, resume or cancel a job, also where its begin waits for a worker."""
+    command = JobCommand(id=secrets.token_hex(8), job=job, verb=verb, by=by, why=why)
+    _, told = tell_all(place, command, wait_ms=wait_ms)
+    parts = [number for number, event in told.items() if event is None or event.refused != Refusal.NO_JOB]
     if not parts:
         emit({"job": job, "found": False}, f"no job {job} goes on", as_json=as_json)
         return ExitCode.FINDING
-    command = JobCommand(id=secrets.token_hex(8), job=job, verb=verb, by=by, why=why)
-    told = send_to_all(connection, topology, dict.fromkeys(parts, command), wait_s=wait_ms / 1000)
     return answers({"job": job, "verb": verb}, parts, told, as_json=as_json)
 
 
+def tell_all(
+    place: Place, command: JobCommand | HandlerCommand, *, wait_ms: int
+) -> tuple[HandlerTopology, dict[int, Commanded | None]]:
+    """Send a command to all partitions of the handler; return what each says, None where no worker answers."""
+    connection, topology = only_handler(place)
+    numbers = KafkaAdmin(connection).offsets(topology.control)
+    told = send_to_all(connection, topology, dict.fromkeys(numbers, command), wait_s=wait_ms / 1000)
+    return topology, {number: told.get(number) for number in numbers}
+
+
 def answers(
-    facts: Mapping[str, Any], partitions: Iterable[int], told: Mapping[int, Commanded], *, as_json: bool
+    facts: Mapping[str, Any], partitions: Iterable[int], told: Mapping[int, Commanded | None], *, as_json: bool
 ) -> ExitCode:
     """Print what partitions say of a command; return FINE if all have obeyed it."""
     rows = [_answer(number, told.get(number)) for number in partitions]

@@ -7,13 +7,11 @@ from typing import Any
 
 import click
 
-from retryapp.cli._jobs import answers, only_handler
+from retryapp.cli._jobs import answers, only_handler, tell_all
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.kafka import KafkaAdmin
-from retryapp.kafka.commands import send_to_all
 from retryapp.kafka.remembered import remembered
 from retryapp.lookup.instants import utc_text
 
@@ -77,8 +75,6 @@ def show(*, place: Place, as_json: bool) -> ExitCode:
 
 
 def _tell(verb: HandlerVerb, place: Place, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
-    connection, topology = only_handler(place)
-    told = HandlerCommand(id=secrets.token_hex(8), verb=verb, by=by, why=why)
-    numbers = KafkaAdmin(connection).offsets(topology.control)
-    outcomes = send_to_all(connection, topology, dict.fromkeys(numbers, told), wait_s=wait_ms / 1000)
-    return answers({"main": topology.main, "verb": verb}, numbers, outcomes, as_json=as_json)
+    command = HandlerCommand(id=secrets.token_hex(8), verb=verb, by=by, why=why)
+    topology, told = tell_all(place, command, wait_ms=wait_ms)
+    return answers({"main": topology.main, "verb": verb}, told, told, as_json=as_json)

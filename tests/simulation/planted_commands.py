@@ -23,11 +23,11 @@ def _unsaid(self: Notes, _batch: Any) -> str:
     return self.control
 
 
-async def _before(self: Commands, record: Any) -> None:
+async def _before(self: Commands, record: Any, command: Any) -> None:
     """A command counts as obeyed before its turn."""
     place = self._transport.place.main
     self._submit(Turn(source=place, next_offset=0, control=record.offset + 1))
-    await _obey(self, record)
+    await _obey(self, record, command)
 
 
 _obey = Commands._obey
@@ -94,7 +94,7 @@ def _step_ahead(self: Commands, turn: Turn, told: Any) -> None:
 _submit_step = Commands._submit_step
 
 
-def _endless(self: Jobs, part: Part, topic: str, _end: int) -> Any:
+def _endless(self: Jobs, part: Part, topic: Any, _end: int) -> Any:
     """A part goes on to letters that died after its begin."""
     return _next(self, part, topic, 1 << 60)
 
