@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import click
 
-from retryapp.cli._jobs import answers, only_handler, tell_all
+from retryapp.cli._jobs import answers, only_handler
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode, emit
-from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.jobs import HandlerVerb
 from retryapp.kafka.remembered import remembered
 from retryapp.lookup.instants import utc_text
+from retryapp.lookup.jobs import tell_handler
 
 
 @click.group(name="handler")
@@ -75,6 +75,6 @@ def show(*, place: Place, as_json: bool) -> ExitCode:
 
 
 def _tell(verb: HandlerVerb, place: Place, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
-    command = HandlerCommand(id=secrets.token_hex(8), verb=verb, by=by, why=why)
-    topology, told = tell_all(place, command, wait_ms=wait_ms)
-    return answers({"main": topology.main, "verb": verb}, told, told, as_json=as_json)
+    connection, topology = only_handler(place)
+    told = tell_handler(connection, topology, verb, by=by, why=why, wait_s=wait_ms / 1000)
+    return answers({"main": topology.main, "verb": verb}, told, as_json=as_json)

@@ -105,6 +105,8 @@ class JobPart(BaseModel):
     """Which turns of the rate are this partition's (`core.rates.SharedTurns`): first, after the last, of how many."""
     canary: _Count = 0
     force: bool = False
+    letters: _Count | None = None
+    """How many its preview has counted."""
 
     @model_validator(mode="after")
     def _has_share(self) -> JobPart:
@@ -124,7 +126,8 @@ def shared(whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mappin
     parts = {}
     for partition, some in fitting.items():
         canary = min(some, max(LEAST_CANARY, math.ceil(whole.canary * some / letters))) if whole.canary else 0
-        changed = {"canary": canary, "share": (first, first + some, letters), "upto": dict(upto[partition])}
+        share = first, first + some, letters
+        changed = {"canary": canary, "share": share, "upto": dict(upto[partition]), "letters": some}
         parts[partition], first = whole.model_copy(update=changed), first + some
     return parts
 

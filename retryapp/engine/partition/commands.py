@@ -126,6 +126,11 @@ class Commands:
         """Since when the handler is paused, and why; None: it is not."""
         return self._jobs.steering.paused
 
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The parts of jobs that it remembers."""
+        return self._jobs.steering.parts
+
     async def run(self) -> None:
         """Obey commands until the session is over."""
         while True:
