@@ -141,10 +141,10 @@ def _not_moved(_self: Sequences, _identity: bytes, _row: PendingRow) -> None:
 
 
 COMMANDS: Final = (
-    ("a held run waits for its time", ((Holds, "judged", _runs_on),), 2_000_037),
+    ("a held run waits for its time", ((Holds, "judged", _runs_on),), 2_000_183),
     ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_406),
     ("a hold ends in silence", ((Commands, "take_held", _in_silence),), 2_000_003),
-    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_097),
+    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_957),
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
     ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_025),
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_012),
