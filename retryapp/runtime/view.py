@@ -195,7 +195,9 @@ class RuntimeView:
         )
 
     def _stalled(self, main: str, placed: Placed) -> str | None:
-        refusal = placed.lane.refusal
+        refusal, commands = placed.lane.refusal, placed.engine.commands
+        if commands is not None and commands.paused is not None and commands.paused.record:
+            return commands.paused.text
         return self._runtime.served[main].handler.orphans.problem if refusal is None else str(refusal)
 
     def metrics_text(self) -> bytes:
@@ -243,7 +245,7 @@ class RuntimeView:
             stalled=self._stalled(main, placed) if is_open else None,
             circuit=None if pace.circuit is None else str(pace.circuit.state),
             paused=None if not pace.paused or commands is None or commands.paused is None else commands.paused.text,
-            circuit_since_ms=None if pace.circuit is None else self._runtime.clock.wall_ms() - pace.age_ms(),
+            circuit_since_ms=_circuit_since_ms(placed, self._runtime.clock.wall_ms()),
             circuit_cause="" if pace.circuit is None else pace.circuit.cause,
             holds_due=pace.holds_due if is_open else None,
             session=lane.session,
@@ -290,6 +292,13 @@ class RuntimeView:
 
     def _unreachable(self, problem: str) -> BrokerUnreachableError:
         return BrokerUnreachableError(self._runtime.connection.bootstrap, problem)
+
+
+def _circuit_since_ms(placed: Placed, now_ms: int) -> int | None:
+    pace, commands = placed.engine.context.pace, placed.engine.commands
+    if pace.forced and commands is not None and commands.forced is not None:
+        return commands.forced.since_ms  # its worker may have begun later
+    return None if pace.circuit is None else now_ms - pace.age_ms()
 
 
 def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:
