@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import click
 
-from retryapp.cli._jobs import answers, only_handler
+from retryapp.cli._levels import show_levels, tell_handler
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
-from retryapp.cli.console import ExitCode, emit
-from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.kafka import KafkaAdmin
-from retryapp.kafka.commands import send_to_all
-from retryapp.kafka.remembered import remembered
-from retryapp.lookup.instants import utc_text
+from retryapp.cli.console import ExitCode
+from retryapp.core.jobs import HandlerVerb
 
 
 @click.group(name="handler")
@@ -39,7 +34,7 @@ def pause(*, place: Place, **options: Any) -> ExitCode:
     Examples:
       retryapp handler pause -A billing --topic orders --why "ledger migrates"
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    return _tell(HandlerVerb.PAUSE, place, **options)
+    return tell_handler(HandlerVerb.PAUSE, place, **options)
 
 
 @command.command()
@@ -51,7 +46,7 @@ def resume(*, place: Place, **options: Any) -> ExitCode:
     Examples:
       retryapp handler resume -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    return _tell(HandlerVerb.RESUME, place, **options)
+    return tell_handler(HandlerVerb.RESUME, place, **options)
 
 
 @command.command()
@@ -67,18 +62,4 @@ def show(*, place: Place, as_json: bool) -> ExitCode:
     Examples:
       retryapp handler show -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    connection, topology = only_handler(place)
-    found = {number: each.paused for number, each in remembered(connection, topology).items()}
-    paused = {number: each for number, each in found.items() if each is not None}
-    lines = [f"partition {number} since {utc_text(each.since_ms)}: {each.text}" for number, each in paused.items()]
-    facts = {str(number): each.model_dump() for number, each in paused.items()}
-    emit({"main": topology.main, "paused": facts}, "\n".join(lines) or "not paused", as_json=as_json)
-    return ExitCode.FINDING if paused else ExitCode.FINE
-
-
-def _tell(verb: HandlerVerb, place: Place, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
-    connection, topology = only_handler(place)
-    told = HandlerCommand(id=secrets.token_hex(8), verb=verb, by=by, why=why)
-    numbers = KafkaAdmin(connection).offsets(topology.control)
-    outcomes = send_to_all(connection, topology, dict.fromkeys(numbers, told), wait_s=wait_ms / 1000)
-    return answers({"main": topology.main, "verb": verb}, numbers, outcomes, as_json=as_json)
+    return show_levels(place, "paused", none="not paused", as_json=as_json)

@@ -231,6 +231,7 @@ class RuntimeView:
             url = address if address and address != self.url() else None
             return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)
         lane, pace, commands = placed.lane, placed.engine.context.pace, placed.engine.commands
+        paused = commands.paused if commands is not None and pace.paused else None
         pending_behind, dead_behind = self._runtime.behind(main, number)
         is_open = lane.state is LaneState.OPEN
         seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
@@ -244,7 +245,8 @@ class RuntimeView:
             dead_behind=dead_behind if is_open else 0,
             stalled=self._stalled(main, placed) if is_open else None,
             circuit=None if pace.circuit is None else str(pace.circuit.state),
-            paused=None if not pace.paused or commands is None or commands.paused is None else commands.paused.text,
+            paused=None if paused is None else paused.text,
+            paused_since_ms=None if paused is None else paused.since_ms,
             circuit_since_ms=_circuit_since_ms(placed, self._runtime.clock.wall_ms()),
             circuit_cause="" if pace.circuit is None else pace.circuit.cause,
             holds_due=pace.holds_due if is_open else None,

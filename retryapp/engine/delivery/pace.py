@@ -257,7 +257,9 @@ class Pace:
 
     @property
     def holds_due(self) -> str | None:
-        """What holds due rows back now: `circuit` or `rate`; None: nothing."""
+        """What holds due rows back now: `pause`, `circuit` or `rate`; None: nothing."""
+        if self.paused:
+            return "pause"
         if self.circuit is not None and not self.circuit.closed:
             return "circuit"
         return "rate" if self.wait_s() else None

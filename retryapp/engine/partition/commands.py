@@ -210,7 +210,12 @@ class Commands:
         self._jobs.steering.paused = level
         self._context.pace.pause()
         effect = Effect(level.text, before="going", after=level.text)
-        facts: dict[str, Any] = {"verb": str(HandlerVerb.PAUSE), "failure_id": level.record, "by": level.by, "why": level.why}
+        facts: dict[str, Any] = {
+            "verb": str(HandlerVerb.PAUSE),
+            "failure_id": level.record,
+            "by": level.by,
+            "why": level.why,
+        }
         facts_seen = {"failure_id": level.record, "message": level.text}
         self._submit(
             Turn(
