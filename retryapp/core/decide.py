@@ -79,7 +79,7 @@ def decide(
     if failure.error_class is ErrorClass.SKIPPABLE:
         return SkipNow()
     if failure.error_class is ErrorClass.PAUSING:
-        return for_free(policy, wait_ms=0, now_ms=now_ms)
+        return for_free(policy, wait_ms=1, now_ms=now_ms)  # its due time is that of no earlier delivery
     rule, failures = failure.rule, attempt if failures is None else failures
     if failure.reason_if_dead is not None:
         return Dead(failure.reason_if_dead, None if rule is None else rule.dead_letters)
