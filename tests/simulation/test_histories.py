@@ -11,7 +11,7 @@ import pytest
 
 from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
-from simulation.plan import COMMANDED
+from simulation.plan import COMMANDED, LEVELS
 
 SEEDS = 3_000
 QUICK = 500
@@ -21,6 +21,10 @@ PARTS = [pytest.param(first, marks=[] if first < QUICK else [pytest.mark.extende
 COMMANDED_PARTS = [
     pytest.param(COMMANDED + first, marks=[] if first < PART else [pytest.mark.extended])
     for first in range(0, 1_500, PART)
+]
+LEVELLED_PARTS = [
+    pytest.param(LEVELS + first, count, marks=[pytest.mark.extended] if first else [])
+    for first, count in ((0, 50), (50, 250), (300, 250))
 ]
 
 
@@ -43,6 +47,14 @@ def test_every_command_is_obeyed_or_refused_once(first: int) -> None:
     """Whatever dies meanwhile; and every invariant holds with records that are cancelled, hurried and replayed."""
     part = run_seeds(range(first, first + PART))
     assert part.failed == []
+
+
+@pytest.mark.parametrize(("first", "count"), LEVELLED_PARTS)
+def test_outages_and_gates_hold_until_somebody_ends_them(first: int, count: int) -> None:
+    """Also over crashes and rebalances; no attempt is spent in them, and nothing is lost."""
+    part = run_seeds(range(first, first + count))
+    assert part.failed == []
+    assert min(part.reached["outage-open obeyed"], part.reached["a rule has paused a partition"]) > 0
 
 
 @pytest.mark.extended
