@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Literal
 
 from retryapp.cli._jobs import answers, only_handler
 from retryapp.cli._options import Place
 from retryapp.cli.console import ExitCode, emit
-from retryapp.core.jobs import HandlerCommand, HandlerVerb, Level
-from retryapp.kafka import KafkaAdmin
-from retryapp.kafka.commands import send_to_all
+from retryapp.core.jobs import HandlerVerb, Level
 from retryapp.kafka.remembered import remembered
+from retryapp.lookup import jobs
 from retryapp.lookup.instants import utc_text
 
 
 def tell_handler(verb: HandlerVerb, place: Place, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
     """Send a command about a handler to all partitions, and say what they answer."""
     connection, topology = only_handler(place)
-    told = HandlerCommand(id=secrets.token_hex(8), verb=verb, by=by, why=why)
-    numbers = KafkaAdmin(connection).offsets(topology.control)
-    outcomes = send_to_all(connection, topology, dict.fromkeys(numbers, told), wait_s=wait_ms / 1000)
-    return answers({"main": topology.main, "verb": verb}, numbers, outcomes, as_json=as_json)
+    told = jobs.tell_handler(connection, topology, verb, by=by, why=why, wait_s=wait_ms / 1000)
+    return answers({"main": topology.main, "verb": verb}, told, as_json=as_json)
 
 
 def show_levels(place: Place, name: Literal["paused", "forced"], *, none: str, as_json: bool) -> ExitCode:

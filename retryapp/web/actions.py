@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 class Action(Page):
     """A page that is sent something."""
 
+    most_bytes: ClassVar[int] = MAX_BODY_BYTES
+
     @override
     async def get(self, request: web.Request, **match: str) -> web.Response:
         """Refuse: it is sent a form, or JSON."""
@@ -47,7 +49,7 @@ class Action(Page):
         """Answer a POST request."""
         try:
             refuse_other_sites(request)
-            return await self.act(request, await _sent(request), match)
+            return await self.act(request, await _sent(request, self.most_bytes), match)
         except PageError as error:
             return self.refuse(request, error)
         except RetryAppError as error:  # no broker answers
@@ -132,13 +134,13 @@ def wants_json(request: web.Request) -> bool:
     return "text/html" not in request.headers.get("Accept", "")
 
 
-async def _sent(request: Any) -> Mapping[str, str]:
+async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:
     """Return the fields of a form, or of a JSON object; Faust reads bodies of any length."""
     body = b""
     async for chunk in request.content.iter_any():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise PageError(413, "too-large", f"more than {MAX_BODY_BYTES} bytes were sent", "Send less")
+        if len(body) > most_bytes:
+            raise PageError(413, "too-large", f"more than {most_bytes} bytes were sent", "Send less")
     try:
         if request.content_type == "application/json":
             found = json.loads(body)

@@ -58,11 +58,14 @@ class Page(web.View):
         """Write the answer in a thread: a long list takes some 50 ms, in which records would wait."""
         if isinstance(facts, bytes):
             return self.bytes(facts, headers={**safety_headers(), "Content-Type": METRICS_TYPE})
+        live_s = None
         if self.template:
             facts = {**facts, "broker_silence": self.answers.view.silence()}
+            live_s = facts.pop("live_s", None)
         if question.as_json or not self.template:
             return self.respond(await asyncio.to_thread(to_json, facts), JSON)
-        shown = {**self._frame(request), **facts, "refresh_s": question.refresh_s}
+        refresh_s = live_s if question.refresh_s is None else question.refresh_s
+        shown = {**self._frame(request), **facts, "refresh_s": refresh_s}
         return self.respond(await asyncio.to_thread(to_html, self.template, shown), HTML)
 
     async def show(self, request: web.Request, template: str, facts: Facts, *, as_json: bool) -> web.Response:

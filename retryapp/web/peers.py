@@ -17,6 +17,7 @@ import aiohttp
 from pydantic import TypeAdapter
 
 from retryapp.core.causes import CauseCount
+from retryapp.core.jobs import Part
 from retryapp.ports import PAGES_PREFIX, PartitionInfo
 from retryapp.web.figures import ELSEWHERE, web_url
 
@@ -36,6 +37,8 @@ class HandlerPart:
 
     partitions: list[PartitionInfo] = field(default_factory=list)
     causes: list[CauseCount] = field(default_factory=list)
+    jobs: dict[int, list[Part]] = field(default_factory=dict)
+    """Parts of jobs by partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +136,15 @@ def merged(
 def causes_of(main: str, answers: Mapping[str, Answer]) -> list[CauseCount]:
     """Return the causes that these workers have counted."""
     return [count for each in answers.values() for count in each.part.handlers.get(main, HandlerPart()).causes]
+
+
+def jobs_of(main: str, answers: Mapping[str, Answer]) -> dict[int, list[Part]]:
+    """Return the parts of jobs of these workers, by partition."""
+    both = [each.part.handlers.get(main, HandlerPart()).jobs for each in answers.values()]
+    return {number: parts for jobs in both for number, parts in jobs.items()}
+
+
+def silent_of(infos: Sequence[PartitionInfo], answers: Mapping[str, Answer], now_ms: int) -> list[str]:
+    """Return the addresses of workers that have some of these partitions, and have not answered lately."""
+    asked = {url for item in infos if item.state == ELSEWHERE and (url := web_url(item.owner_url)) is not None}
+    return sorted(url for url in asked if url not in answers or now_ms - answers[url].at_ms > 2 * FRESH_MS)

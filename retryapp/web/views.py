@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from aiohttp.typedefs import Handler
+from aiohttp.web import HTTPFound, Request, StreamResponse, middleware
 from faust import web
 
 from retryapp.lookup.records import Facts
@@ -17,6 +19,7 @@ from retryapp.web.access import NOBODY, Operators
 from retryapp.web.actions import Action, CommandPage, Login
 from retryapp.web.answers import Answers
 from retryapp.web.errors import PageError, not_found
+from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview
 from retryapp.web.page import Ask, Page
 from retryapp.web.query import Question
 
@@ -75,6 +78,9 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str]], ...]] = (
     ("/{main}/pending/{partition}/{offset}", (Answers.pending_record, "pending_record.html")),
     ("/{main}/dead", (Answers.dead, "dead.html")),
     ("/{main}/dead/{partition}/{offset}", (Answers.dead_letter, "dead_letter.html")),
+    ("/{main}/jobs", (jobs, "jobs.html")),
+    ("/{main}/jobs/new", (preview, "preview.html")),
+    ("/{main}/jobs/{job}", (job, "job.html")),
     ("/{rest:.*}", (nothing, "")),
 )
 """Addresses below ``PAGES_PREFIX``, in the order in which they are tried; the last one takes what is left.
@@ -82,8 +88,28 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str]], ...]] = (
 Each with what to ask and the template that shows it; without one the answer is JSON (or the metrics' text)."""
 
 
-ACTIONS: Final[tuple[tuple[str, type[Action]], ...]] = (("/login", Login), ("/{main}/command", CommandPage))
+ACTIONS: Final[tuple[tuple[str, type[Action]], ...]] = (
+    ("/login", Login),
+    ("/{main}/command", CommandPage),
+    ("/{main}/command/handler", TellHandler),
+    ("/{main}/command/job", StartJob),
+    ("/{main}/command/job/{job}", TellJob),
+)
 """Addresses that are sent something. A handler of a topic ``login`` has its page at ``/login/``."""
+
+
+def lead_to_overview(server: Any) -> None:
+    """Send browsers from ``/`` to the overview, where Faust's own ``{"status": "OK"}`` is all that is there."""
+    if type(server.views.get("/")).__module__ != "faust.web.apps.production_index":
+        return  # a page of the user's
+
+    @middleware
+    async def lead(request: Request, handler: Handler) -> StreamResponse:
+        if request.path == "/" and "text/html" in request.headers.get("Accept", ""):
+            raise HTTPFound(f"{PAGES_PREFIX}/")
+        return await handler(request)
+
+    server.web_app.middlewares.append(lead)
 
 
 def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Operators = NOBODY) -> None:
@@ -118,5 +144,6 @@ def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Oper
         if not added:  # a worker calls this twice
             added = True
             blueprint.register(app)
+            lead_to_overview(server)
 
     app.on_webserver_init = on_webserver_init  # type: ignore[assignment,method-assign]  # a hook to be overridden

@@ -134,6 +134,11 @@ class Commands:
         return self._jobs.steering.forced
 
     @property
+    def parts(self) -> Sequence[Part]:
+        """The parts of jobs that it remembers."""
+        return self._jobs.steering.parts
+
+    @property
     def room(self) -> bool:
         """Whether more may come."""
         return len(self._queue) < MOST_WAITING

@@ -179,6 +179,7 @@ async def test_it_says_nothing_about_an_outage_and_is_not_tried_in_place() -> No
         await orders.send(b"one", b"two", b"three", b"four")
         assert calls.begun == [b"one"]
         for _ in range(4):
+            await orders.advance(1_000)
             await go_on(orders)
         circuit = orders.engine.context.pace.circuit
         assert circuit is not None
