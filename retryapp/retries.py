@@ -298,17 +298,19 @@ class Retries:
         by: str = "",
         why: str = "",
         at: datetime | None = None,
+        hold_for: Duration | None = None,
         force: bool = False,
         wait: Duration = "30s",
     ) -> Commanded | None:
         """Steer a record that waits or is dead: send a command to the worker that has it, and wait for its answer.
 
         Args:
-            verb: `retry-now`, `reschedule`, `cancel`, `replay`, `discard` or `restore`.
+            verb: `retry-now`, `reschedule`, `hold`, `release`, `cancel`, `replay`, `discard` or `restore`.
             failure_id: of the record, as `Delivery.failure_id`.
             by: who asks, for the audit.
             why: the reason, for the audit.
             at: of `reschedule`: when, with a time zone.
+            hold_for: of `hold`: how long, if nobody releases it; None: `7d`.
             force: of `replay`: also a record that ended its workers, or may be superseded.
             wait: how long to wait for the answer.
 
@@ -326,7 +328,8 @@ class Retries:
         try:
             group, origin = parse_failure_id(failure_id)
             due_at_ms = None if at is None else round(at.timestamp() * 1000)
-            facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "force": force}
+            hold_ms = None if hold_for is None else parse_duration_ms(hold_for)
+            facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms, "force": force}
             command = Command(id=secrets.token_hex(8), verb=Verb(verb), failure_id=failure_id, **facts)
         except (DamagedMetadataError, ValueError) as error:
             raise InvalidSettingError("command", f"{verb} {failure_id}", str(error)) from error

@@ -76,6 +76,8 @@ class PartitionInfo:
     paused: str | None = None
     """Who has paused the handler, or which rule its partition, and why; None: nobody."""
     paused_since_ms: int | None = None
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    """Parts of jobs here that are not over, by state."""
     holds_due: str | None = None
     """What holds due records back although the lane is open: `pause`, `circuit` or `rate`; None: nothing."""
     session: int = 0

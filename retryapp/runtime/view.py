@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -70,6 +71,7 @@ class RuntimeView:
         """Last known numbers of each partition that this worker has, or had until a rebalance began."""
         runtime.observer = CombinedObserver(runtime.observer, self._lanes)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
+        runtime.causes, runtime.scrape = self.causes, self.metrics_text
 
     def url(self) -> str:
         """Return the address under which this worker has its pages, without our prefix."""
@@ -242,9 +244,19 @@ class RuntimeView:
             return commands.paused.text
         return self._runtime.served[main].handler.orphans.problem if refusal is None else str(refusal)
 
-    def metrics_text(self) -> bytes:
-        """Return the metrics in the Prometheus text format."""
+    async def metrics_text(self) -> bytes:
+        """Return the metrics in the Prometheus text format, with the lag of the main topics if a broker answers."""
+        mains = list(self._runtime.served)
+        lags = zip(mains, await asyncio.gather(*map(self._lag, mains)), strict=True)
+        self._runtime.lags = {main: lag for main, lag in lags if lag is not None}
         return self._runtime.metrics.text()
+
+    async def _lag(self, main: str) -> int | None:
+        try:
+            lags = await self.lags(main)
+        except BrokerUnreachableError:
+            return None
+        return sum(lag.main for lag in lags) if lags else None
 
     def _max_attempts(self, main: str) -> int | None:
         return self._runtime.served[main].handler.policy.max_attempts
@@ -290,6 +302,7 @@ class RuntimeView:
             paused=None if paused is None else paused.text,
             paused_since_ms=None if paused is None else paused.since_ms,
             circuit_since_ms=_circuit_since_ms(placed, self._runtime.clock.wall_ms()),
+            jobs={} if commands is None else Counter(str(part.state) for part in commands.parts if not part.over),
             circuit_cause="" if pace.circuit is None else pace.circuit.cause,
             holds_due=pace.holds_due if is_open else None,
             session=lane.session,

@@ -18,6 +18,7 @@ from aiokafka.errors import GroupAuthorizationFailedError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 from mode.utils.logging import level_number, setup_logging
+from pythonjsonlogger.json import JsonFormatter
 
 from retryapp.core.errors import RetryAppError
 from retryapp.kafka import AccessDeniedError
@@ -175,5 +176,9 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
 
 def _leave(error: RetryAppError, where: str = "") -> NoReturn:
     logging.getLogger("retryapp").debug("Worker cannot start", exc_info=error)
-    sys.stderr.write(f"retryapp: {error} ({where})\n" if where else f"retryapp: {error}\n")
+    line = f"{error} ({where})" if where else str(error)
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
+        logging.getLogger("retryapp").critical(line, extra={"exit_code": int(error.exit_code)})
+    else:
+        sys.stderr.write(f"retryapp: {line}\n")
     raise SystemExit(error.exit_code)

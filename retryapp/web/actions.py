@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from typing_extensions import override
 
 from retryapp.core.control import Command, Verb
-from retryapp.core.errors import DamagedMetadataError, RetryAppError
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import DamagedMetadataError, InvalidDurationError, RetryAppError
 from retryapp.core.record import parse_failure_id
 from retryapp.lookup.instants import parse_instant
 from retryapp.lookup.records import Facts
@@ -28,7 +29,7 @@ MAX_BODY_BYTES: Final = 16_384
 MOST_AT_ONCE: Final = 4
 """Commands of one worker's pages that wait for an answer."""
 WAIT_S: Final = 10.0
-_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "force")
+_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force")
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +163,8 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
         facts: dict[str, Any] = {name: given[name] for name in ("state", "why") if name in given}
         if "at" in given:
             facts["due_at_ms"] = parse_instant(given["at"], now_ms)
+        if "for" in given:
+            facts["hold_ms"] = parse_duration_ms(given["for"])
         force = given.get("force", "false") in ("true", "on", "1")
         name, verb = given.get("failure_id", ""), Verb(given.get("verb", ""))
         origin = parse_failure_id(name)[1]
@@ -169,7 +172,7 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise PageError(400, "bad-command", str(first["msg"]), f"Send {', '.join(_FIELDS)}") from error
-    except (ValueError, DamagedMetadataError) as error:
+    except (ValueError, DamagedMetadataError, InvalidDurationError) as error:
         raise PageError(400, "bad-command", str(error), f"Send {', '.join(_FIELDS)}") from error
     if origin.topic != main:
         raise PageError(400, "bad-command", f"{name} is not of {main}", "Send it to the address of its handler")

@@ -55,7 +55,7 @@ async def health(_answers: Answers, _question: Question) -> Facts:
 
 async def metrics(answers: Answers, _question: Question) -> bytes:
     """Return the metrics in the Prometheus text format."""
-    return answers.view.metrics_text()
+    return await answers.view.metrics_text()
 
 
 async def nothing(_answers: Answers, question: Question) -> Facts:

@@ -70,7 +70,9 @@ CROWD: Final = 16
 """So many records of a crowd are in flight."""
 COMMANDED: Final = 1_000_000
 """From this seed on histories have commands, but where that is no use."""
-LEVELS: Final = 2_000_000
+HELD: Final = 2_000_000
+"""From this seed on they hold and release records, too."""
+LEVELS: Final = 3_000_000
 """From this seed on somebody also forces circuits open, and rules pause partitions."""
 GATED: Final = ("Q", "FQ", "FFQ")
 """Q pauses its partition, twice, and is fine after that."""

@@ -2,7 +2,8 @@
 
 Each control record has one `command` event in the end, whatever dies meanwhile. One that is obeyed changes what its
 record comes to: a cancelled one is dead, unless the run that went on was fine; a replayed one begins anew, once for
-each letter; one that is hurried may be early by its policy. A part of a job ends, has looked at each letter once, and
+each letter; one that is hurried may be early by its policy; one that is held does not begin before its release, by a
+command or at its deadline, is told. A part of a job ends, has looked at each letter once, and
 has left as many marks as it says.
 """
 
@@ -19,7 +20,7 @@ from retryapp.core.control import Command, MarkKind, Verb, mark_of
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobCommand, JobPart, JobVerb, LetterFilter
 from retryapp.core.record import Origin as Place
-from retryapp.core.record import failure_id
+from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.ports import TopicPartition
 from simulation.broker import Broker
@@ -34,6 +35,7 @@ _VERBS: Final = (
 _LEVELS: Final = ("outage-open", "outage-close", "outage-close", "handler-resume")
 _ENDS: Final = {"handler-resume": "handler-pause", "outage-close": "outage-open"}
 """What takes back what."""
+_HOLDS: Final = ("hold",) * 6 + ("release",) * 2
 
 
 class Steering:
@@ -46,6 +48,7 @@ class Steering:
         stories: dict[Origin, Story],
         random: Random,
         *,
+        holds: bool,
         calm: bool,
         levels: bool = False,
     ) -> None:
@@ -53,6 +56,7 @@ class Steering:
         self._broker = broker
         self._stories = stories
         self._random = random
+        self._verbs = _VERBS + _HOLDS if holds else _VERBS
         self._calm = calm
         """Nobody dies or is cut off."""
         self._levels = levels
@@ -79,7 +83,7 @@ class Steering:
         random, self._count = self._random, self._count + 1
         failed = [origin for origin, story in self._stories.items() if story.copies or story.fates]
         origin = random.choice(failed if failed and random.random() < 0.8 else list(self._stories))
-        verb, name = random.choice(_VERBS), f"c{self._count}"
+        verb, name = random.choice(self._verbs), f"c{self._count}"
         if self._levels and random.random() < 0.4:
             verb = random.choice(_LEVELS)
         if verb.startswith("job"):
@@ -96,6 +100,8 @@ class Steering:
         due_at_ms = int(now_ms + random.uniform(-500, 3_000)) if verb == "reschedule" else None
         record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
         facts: dict[str, Any] = {"due_at_ms": due_at_ms, "force": random.random() < 0.5}
+        if verb == "hold":
+            facts["hold_ms"] = random.choice((1, 500, 3_000, 12_000))
         command = Command(id=name, verb=Verb(verb), failure_id=record, **facts)
         story = self._stories[origin]
         story.hurried = story.hurried or verb in ("retry-now", "reschedule")
@@ -157,6 +163,8 @@ class Steering:
             self.reached[f"a part of a job is {told['after']}"] += 1
             if told["after"] == "ended":
                 self._judge_part(*place, told["text"])
+        if told["verb"] in ("hold", "release") and told["refused"] is None:
+            self._hold(told["verb"], told["failure_id"], now_ms, loudly=not name)
         if not name:
             self._gated(told, now_ms)
             return
@@ -191,6 +199,12 @@ class Steering:
         told = "handler-pause obeyed", "outage-open obeyed", "a rule has paused a partition"
         return any(self.reached[each] for each in told)
 
+    def _hold(self, verb: str, name: str, now_ms: float, *, loudly: bool) -> None:
+        place = parse_failure_id(name)[1]
+        story = self._stories[place.partition, place.offset]
+        story.held_ms = inf if verb == "release" else min(story.held_ms, now_ms)
+        self.reached[f"{verb} by its deadline or a crash"] += loudly
+
     def _judge_part(self, job: str, number: int, text: str) -> None:
         done, looked = int(text.split()[0]), int(text.split("; ")[-1].split()[0])
         letters = marks = 0
@@ -210,6 +224,8 @@ class Steering:
         """
         if opening.fenced_ms > story.cancelled_ms or (self._calm and story.cancelled_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
+        if opening.fenced_ms > story.held_ms or (self._calm and story.held_ms < inf):
+            raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it is held")
         for verb, shut in self.shut_ms.items():
             since_ms = shut[origin[0]]
             if opening.fenced_ms > since_ms or (self._calm and since_ms < inf):
@@ -250,4 +266,4 @@ def begin_again(story: Story, replays: int) -> None:
     fresh = Story(story.record, story.script)
     for name in ("calls", "begun", "fates", "settled_ms", "seen", "spent", "overdue", "free"):
         setattr(story, name, getattr(fresh, name))
-    story.replays, story.stopped, story.cancelled_ms = replays, True, inf
+    story.replays, story.stopped, story.cancelled_ms, story.held_ms = replays, True, inf, inf

@@ -236,7 +236,7 @@ class FakeWorker(RuntimeView):
         return self.is_ready and self.silent is None
 
     @override
-    def metrics_text(self) -> bytes:
+    async def metrics_text(self) -> bytes:
         return b"# HELP retryapp_succeeded_total x\nretryapp_succeeded_total 1.0\n"
 
     # --- filling it ---
