@@ -190,7 +190,7 @@ COMMANDS: Final = (
     ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_110),
     ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_012),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_009),
-    ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_002),
-    ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_010),
-    ("a gate is lost at a rebalance", ((Commands, "_close_gate", _in_memory),), 3_000_021),
+    ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_111),
+    ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_001),
+    ("a gate is lost at a rebalance", ((Commands, "_close_gate", _in_memory),), 3_000_003),
 )
