@@ -105,8 +105,15 @@ class Retries:
                 "make it right after faust.App(...), before the first topic, agent or look at app.conf",
             )
         self.app = app
+        settings = load_settings()
+        operators = parse_operators(
+            settings.web_operators,
+            proxies=settings.web_proxies,
+            hosts=settings.web_hosts,
+            peer_secret=settings.peer_secret.get_secret_value(),
+        )
         options = RuntimeOptions(
-            grace_ms=load_settings().grace_ms if grace is None else parse_duration_ms(grace),
+            grace_ms=settings.grace_ms if grace is None else parse_duration_ms(grace),
             drain_ms=parse_duration_ms(drain),
             start_timeout_ms=parse_duration_ms(start_timeout),
             plan=PlanOptions(
@@ -116,13 +123,13 @@ class Retries:
                 dlq_retention_ms=None if dlq_retention is None else parse_duration_ms(dlq_retention),
             ),
             admin_options=admin_options or {},
+            pages_guarded=operators.guarded,
         )
         self._runtime = Runtime(app, options)
         self._destinations = Destinations(self._runtime.topics, self._runtime.clock, self._owned_topics)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
-        operators = parse_operators(load_settings().web_operators)
         web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock, operators=operators)
 
     def handler(

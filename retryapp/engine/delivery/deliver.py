@@ -11,6 +11,7 @@ import logging
 from dataclasses import replace
 from typing import Any, Final
 
+from retryapp.core.causes import cause_name
 from retryapp.core.classify import Failure, classify, trace_of
 from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, SkipNow, decide, for_free
 from retryapp.core.errors import (
@@ -364,7 +365,8 @@ def _decision(run: Run, failure: Failure, failed_ms: int) -> Decision:
 
 
 def _level(delivery: Delivery, failure: Failure, now_ms: int) -> Level:
-    rule, why = "" if failure.rule is None else failure.rule.name, f"{failure.error_type}: {failure.message}"
+    rule = "" if failure.rule is None else failure.rule.name
+    why = cause_name(failure.error_type, None, failure.message)  # no values of records: everybody sees it
     facts: Any = {"by": cut_text(f"rule {rule}", MAX_LEVEL_BYTES), "why": cut_text(why, MAX_LEVEL_BYTES)}
     return Level(since_ms=now_ms, record=delivery.failure_id, **facts)
 

@@ -41,7 +41,7 @@ class Calls:
         if value in self.gates:
             await self.gates[value].wait()
         if self.closed:
-            raise LedgerClosedError("since noon")
+            raise LedgerClosedError("since noon, order 4711")
 
 
 class Lists(Calls):
@@ -51,7 +51,7 @@ class Lists(Calls):
         """Note the call."""
         self.begun += values
         if self.closed:
-            raise LedgerClosedError("since noon")
+            raise LedgerClosedError("since noon, order 4711")
 
 
 async def go_on(orders: MemoryPartition) -> dict[str, Any]:
@@ -90,7 +90,7 @@ async def test_the_gate_says_which_record_and_why_loudly() -> None:
         await orders.send(b"one")
         (event,) = told(orders)
         name = qualified_name(LedgerClosedError)
-        text = f"paused by rule pausing={name}: {name}: since noon"
+        text = f"paused by rule pausing={name}: {name}: since noon, order <number>"
         assert (event["verb"], event["text"], event["after"]) == ("handler-pause", text, text)
         assert event["failure_id"] == "app/orders@kq8G0bTz/0/0"
         (seen,) = [each for each in orders.observer.seen if each.event is Event.PAUSED]
