@@ -62,8 +62,6 @@ class Refusal(StrEnum):
     WAITING = "waiting"
     """A dead letter whose record waits already."""
     RUNNING = "running"
-    TOO_LATE = "too-late"
-    """The attempt that ran has ended otherwise."""
     HELD = "held"
     """Earlier records of its sequence wait."""
     NOT_HELD = "not-held"
@@ -89,6 +87,8 @@ class Refusal(StrEnum):
     """It is over, or unknown."""
     TOO_MANY = "too-many"
     """So many jobs go on that no other begins."""
+    NO_CIRCUIT = "no-circuit"
+    """The handler has no circuit that could be forced open."""
     NOT_READY = "not-ready"
     """The dead letters of the partition are still being read."""
 

@@ -155,7 +155,8 @@ async def _is_link_local(url: str) -> bool:
     """Tell whether an address leads to the machine's own services, as a cloud's metadata."""
     parts = urlsplit(url)
     found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 80)
-    return any(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local for *_, address in found)
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    return any((getattr(each, "ipv4_mapped", None) or each).is_link_local for each in addresses)
 
 
 def merged(
