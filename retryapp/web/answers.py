@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.classify import DeadReason
+from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import Part
 from retryapp.core.record import failure_id, parse_failure_id
@@ -36,6 +38,8 @@ from retryapp.web.query import Question
 
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
+_NEAR: Final = 100
+"""Offsets in which the next newer dead letter is looked for."""
 LIVE_S: Final = 5
 """Overview and handler are loaded again after this time."""
 
@@ -275,7 +279,11 @@ class Answers:
             )
         topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
         record = await self._content(topic, entries[0])
-        return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record}
+        page = partial(self.view.dead_page, info.main, partition=partition, letters=letters)
+        near = [entry.row.offset for entry in page(before=offset + _NEAR, limit=_NEAR) if entry.row.offset > offset]
+        older = [entry.row.offset for entry in page(before=offset, limit=1)]
+        beside = {"newer": min(near, default=None), "older": older[0] if older else None}
+        return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record, **beside}
 
     async def _content(self, topic: str, entry: DeadEntry) -> Facts:
         """Return a letter with its headers, key and value, or why these cannot be shown.
@@ -306,10 +314,10 @@ class Answers:
         return {**content, "key": payload_of(record.key), "value": payload_of(value)}
 
     def find(self, question: Question) -> str:
-        """Return the path of the page of a failure id: waiting or dead.
+        """Return the path of the page of a failure id: waiting, dead, or what has become of it.
 
         Raises:
-            PageError: 400 when it is no failure id of this handler; 404 when it neither waits nor is dead here.
+            PageError: 400 when it is no failure id of this handler.
         """
         info = self.get_handler_or_404(question.main)
         wanted = question.query.get("id", "").strip()
@@ -326,13 +334,9 @@ class Answers:
         if waiting is not None and pending_summary(waiting)["failure_id"] in {same, None}:
             return f"{base}/pending/{origin.partition}/{origin.offset}"
         dead = self.view.dead_find(info.main, origin.partition, same)
-        if dead is not None:
+        if dead is not None and is_open(dead.row.mark):
             return f"{base}/dead/{dead.partition}/{dead.row.offset}" + (f"?letters={dead.letters}" * bool(dead.letters))
-        raise not_found(
-            "not-failed",
-            f"{same} neither waits nor is dead here",
-            "It may have succeeded, be in delivery, or be older than the dead-letter topic's retention",
-        )
+        return f"{base}/journey?id={quote(same, safe='')}"
 
     async def ready(self, question: Question) -> Facts:
         """Return ``{"ok": true}`` when a broker answers and every lane here is open and moves, or refuse with 503."""
