@@ -84,7 +84,8 @@ class Refusal(StrEnum):
     TOO_MANY = "too-many"
     """So many jobs go on that no other begins."""
     NOT_READY = "not-ready"
-    """The dead letters of the partition are still being read."""
+    """The dead letters of the partition are still being read; or the main topic cannot be, where a record waits by
+    reference."""
 
 
 class Command(BaseModel):

@@ -19,9 +19,10 @@ Row, version 2, big-endian::
 A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive.
 No row is empty, so ``b""`` is never valid and a tombstone is never a row. State and hold are 0 in a row that waits for
 its time, and 1 in one that waits for earlier records of its sequence: it was never delivered, attempt and delivery are
-0, and its time is the last possible one. Others are a newer version's: this one cannot judge them. `flags`, `revision`
-and `more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are
-kept.
+0, and its time is the last possible one. State 2 and hold 0: it waits for its time without value and foreign headers,
+and `more` says what the main topic must have in its place (`Reference`). Others are a newer version's: this one cannot
+judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these) are for facts that a
+reader may ignore, and are kept.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ _LENGTHS: Final = struct.Struct(">iiII")
 _LENGTHS_AT: Final = _FIXED.size - _LENGTHS.size
 _DUE_ROW: Final = bytes((ROW_VERSION, 0, 0))
 _HELD_ROW: Final = bytes((ROW_VERSION, 1, 1))
+_REFERENCE_ROW: Final = bytes((ROW_VERSION, 2, 0))
+_KNOWN: Final = frozenset({_DUE_ROW, _HELD_ROW, _REFERENCE_ROW})
+_REFERENCE_TAG: Final = 1
+_TAG: Final = struct.Struct(">BH")
+_REFERENCE: Final = struct.Struct(">qIIQ")
 _PAIR: Final = struct.Struct(">Ii")
 
 
@@ -88,6 +94,19 @@ class RowKey:
     """Hash of the main topic and its id."""
     partition: int
     origin_offset: int
+
+
+@value_type
+class Reference:
+    """What the main topic has of a record, at its partition and offset."""
+
+    timestamp_ms: int
+    size: int
+    """Of key, value and headers (`held_bytes`)."""
+    checksum: int
+    """CRC-32 over them."""
+    safe_until_ms: int
+    """Until then the main topic keeps it, also if nobody works for a while: later a copy waits."""
 
 
 @value_type
@@ -112,6 +131,8 @@ class PendingRow:
     more: bytes = b""
     held: bool = False
     """It waits for earlier records of its sequence, and was never delivered."""
+    reference: Reference | None = None
+    """Value and foreign headers are on the main topic; None: they are here."""
 
 
 @lru_cache(maxsize=256)  # a partition has records of one main topic, unless that was made again
@@ -180,13 +201,17 @@ def encode_row(row: PendingRow) -> bytes:
         lengths += (len(raw), -1 if value is None else len(value))
         parts += (raw, value or b"")
     numbers = row.due_at_ms, row.since_ms, row.attempt, row.delivery, row.revision
-    counts = _length(row.key), _length(row.value), len(row.headers), len(row.more)
+    state, more = int(row.held), row.more
     try:
-        fixed = _FIXED.pack(ROW_VERSION, row.held, row.held, row.flags, *numbers, *counts)
+        if (told := row.reference) is not None:
+            facts = _REFERENCE.pack(told.timestamp_ms, told.size, told.checksum, told.safe_until_ms)
+            state, more = _REFERENCE_ROW[1], _TAG.pack(_REFERENCE_TAG, len(facts)) + facts + more
+        counts = _length(row.key), _length(row.value), len(row.headers), len(more)
+        fixed = _FIXED.pack(ROW_VERSION, state, row.held, row.flags, *numbers, *counts)
         table = struct.pack(">" + "Ii" * len(row.headers), *lengths)
     except struct.error as error:
         raise DamagedRowError("row", f"a number does not fit: {error}") from error
-    return b"".join((fixed, table, row.key or b"", row.value or b"", *parts, row.more))
+    return b"".join((fixed, table, row.key or b"", row.value or b"", *parts, more))
 
 
 def row_header(raw: bytes, name: bytes) -> bytes | None:
@@ -203,7 +228,7 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
         first += key_length
     if value_length > 0:
         first += value_length
-    known = raw[: len(_DUE_ROW)] in (_DUE_ROW, _HELD_ROW)
+    known = raw[: len(_DUE_ROW)] in _KNOWN
     if not known or key_length < -1 or value_length < -1 or first + total + more != len(raw):
         _lengths(raw)  # says what is wrong
     for start, length in spans:
@@ -239,6 +264,11 @@ def is_held(raw: bytes) -> bool:
     return raw[: len(_HELD_ROW)] == _HELD_ROW
 
 
+def is_reference(raw: bytes) -> bool:
+    """Tell whether a row has no payload, without decoding it."""
+    return raw[: len(_REFERENCE_ROW)] == _REFERENCE_ROW
+
+
 def decode_row(raw: bytes) -> PendingRow:
     """Decode a row.
 
@@ -256,8 +286,19 @@ def decode_row(raw: bytes) -> PendingRow:
     names = [name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]  # none is: u32
     headers = tuple(zip(names, parts[1::2], strict=True))
     _, _, _, flags, due_at_ms, since_ms, attempt, delivery, revision, *_ = _FIXED.unpack_from(raw)
-    held = raw[1] == 1
-    return PendingRow(key, value, headers, due_at_ms, since_ms, attempt, delivery, flags, revision, more, held)
+    numbers = due_at_ms, since_ms, attempt, delivery, flags, revision
+    reference = None
+    if is_reference(raw):
+        reference, more = _split(more)
+    return PendingRow(key, value, headers, *numbers, more, raw[1] == 1, reference)
+
+
+def _split(more: bytes) -> tuple[Reference, bytes]:
+    """Return the reference, which comes first, and the other facts."""
+    start, end = _TAG.size, _TAG.size + _REFERENCE.size
+    if more[:start] != _TAG.pack(_REFERENCE_TAG, _REFERENCE.size) or len(more) < end:
+        raise DamagedRowError("row", "it has no payload, and does not say where that is")
+    return Reference(*_REFERENCE.unpack(more[start:end])), more[end:]
 
 
 def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
@@ -276,6 +317,6 @@ def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
     nulls = lengths.count(-1)
     if min(lengths) < -1 or sum(lengths) + nulls + more != len(raw) - at:
         raise DamagedRowError("row", f"its {len(lengths)} parts do not add up to {len(raw) - at} bytes")
-    if (state, hold) not in ((0, 0), (1, 1)):
+    if raw[: len(_DUE_ROW)] not in _KNOWN:
         raise NewerRowError(f"{version} with state {state} and hold {hold}", ROW_VERSION)
     return lengths, at, raw[len(raw) - more :] if more else b""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -25,7 +25,13 @@ from retryapp.core.control import (
     Verb,
     row_state,
 )
-from retryapp.core.errors import DamagedCommandError, DamagedMetadataError, DamagedRowError, NewerRowError
+from retryapp.core.errors import (
+    DamagedCommandError,
+    DamagedMetadataError,
+    DamagedRowError,
+    NewerRowError,
+    RecordError,
+)
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing, cancelled, due_anew, restore
 from retryapp.core.jobs import (
@@ -72,6 +78,7 @@ class Commands:
         submit: Callable[[Turn], None],
         busy: Callable[[], bool],
         taken_in: Callable[[int], bool],
+        read: Callable[[PendingRow, bytes], Awaitable[PendingRow]],
     ) -> None:
         """Begin where the lane has obeyed all before.
 
@@ -83,6 +90,7 @@ class Commands:
             submit: takes a turn of this session.
             busy: whether the lane has turns that are not in the tables.
             taken_in: whether the record at an offset is a first delivery without an outcome.
+            read: returns a row, and its identity, that waits by reference as a copy (`engine.partition.recall`).
         """
         self.next_offset = transport.control_next
         """Where the next reading of the control topic begins."""
@@ -94,6 +102,7 @@ class Commands:
         self._sequences = sequences
         self._submit = submit
         self._busy = busy
+        self._read = read
         self.over: set[bytes] = set()
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._queue: deque[Any] = deque()
@@ -323,6 +332,9 @@ class Commands:
         runs = key in self._scheduler.claimed
         if runs and key in self.over:
             raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
+        if (told := row.reference) is not None and not runs:
+            later = (command.due_at_ms or 0) > told.safe_until_ms  # than the main topic keeps it
+            row = await self._whole(row, key, value) if later or command.verb is Verb.CANCEL else row
         if command.verb is Verb.CANCEL:
             effect = self._cancel_later(row, metadata, key) if runs else self._cancel(row, metadata, identity)
         else:
@@ -333,6 +345,18 @@ class Commands:
             self.over.add(key)
             effect.claim = key
         return effect
+
+    async def _whole(self, row: PendingRow, key: bytes, value: bytes) -> PendingRow:
+        """Return a row that waits by reference as a copy."""
+        try:
+            row = await self._read(row, key[IDENTITY_AT:])
+        except RecordError as error:
+            raise RefusedError(Refusal.DAMAGED, str(error)) from error
+        except Exception as error:
+            raise RefusedError(Refusal.NOT_READY, f"the main topic cannot be read now: {error!r}") from error
+        if key in self._scheduler.claimed or self._table.get(key) != value:
+            raise RefusedError(Refusal.RUNNING, "its time has come while it was read: send it again")
+        return row
 
     @property
     def _table(self) -> PendingTable:
