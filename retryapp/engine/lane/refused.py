@@ -2,7 +2,7 @@
 
 Turns of due rows are not ordered, and a held one keeps its claim. Nor are those that settle records beyond the offset.
 But no offset may pass a record whose turn is held: turns that would move it so far wait, and so do
-commands behind a held one. In an ordered handler, all do.
+commands behind a held one, and turns about the row that it changes. In an ordered handler, all do.
 """
 
 from __future__ import annotations
@@ -43,11 +43,17 @@ class RefusedTurns:
         """Whether one of a command is held."""
         return any(turn.commanded for turn in self._turns)
 
+    @property
+    def _commanded_rows(self) -> set[bytes]:
+        return {row.identity for turn in (*self._turns, *self._later) if turn.commanded for row in turn.rows}
+
     def keep(self, turn: Turn) -> bool:
         """Take a turn that must wait for a held one; tell whether it must."""
         passes = self.floor is None or turn.moves_to <= self.floor
         if turn.commanded or turn.hurried:  # else a crash would forget the held command, or it is done twice
             passes = passes and not self.commanded
+        elif self._turns and turn.rows:  # else the command would bring back a row that is gone
+            passes = passes and self._commanded_rows.isdisjoint(row.identity for row in turn.rows)
         if turn.refusal or (passes and not (self._ordered and self._turns)):
             return False
         self._later.append(turn)

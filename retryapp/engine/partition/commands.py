@@ -188,7 +188,7 @@ class Commands:
             raise DamagedMetadataError("retry-version", None, "a row that was just made has none")
         now_ms = self._context.clock.wall_ms()
         # of the same delivery, which has just ended: its copy says that it would wait, and never becomes visible
-        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery)
+        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery, no_payload=False)
         end, dead = ended(self._context, run.shown, last)
         failed = tuple(seen for seen in outcome.observations if seen.event == "failed")
         return run.settle(publishes=(end,), observations=(*failed, dead))
@@ -334,7 +334,8 @@ class Commands:
             raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
         if (told := row.reference) is not None and not runs:
             later = (command.due_at_ms or 0) > told.safe_until_ms  # than the main topic keeps it
-            row = await self._whole(row, key, value) if later or command.verb is Verb.CANCEL else row
+            if later or command.verb is Verb.CANCEL:
+                row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
         if command.verb is Verb.CANCEL:
             effect = self._cancel_later(row, metadata, key) if runs else self._cancel(row, metadata, identity)
         else:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from retryapp.core.errors import InvalidSettingError
+from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Damage, Record
@@ -181,6 +182,9 @@ async def test_a_command_that_has_it_wait_too_long_makes_a_copy(verb: str, due_m
         due_at_ms = None if due_ms is None else orders.clock.wall_ms() + due_ms
         outcome = await orders.command(verb, 0, due_at_ms=due_at_ms)
         (row,) = rows(orders)
+    metadata = decode_metadata(row.headers)
+    assert metadata is not None
+    assert metadata.no_payload is reference
     assert (outcome["refused"], row.reference is not None, row.value == LARGE) == (None, reference, not reference)
 
 
@@ -191,6 +195,8 @@ async def test_a_cancelled_record_is_whole_or_the_command_is_refused() -> None:
         change(orders, 1, None)
         outcomes = [await orders.command("cancel", offset) for offset in (0, 1)]
         letters = orders.records("app.orders.dlq")
+        told = [(metadata.reason, metadata.no_payload) for metadata in orders.dead_letters]
+    assert told == [("cancelled", False)]
     assert [outcome["refused"] for outcome in outcomes] == [None, "damaged"]
     assert [letter.value for letter in letters] == [b"there"]
 
