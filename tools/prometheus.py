@@ -1,8 +1,8 @@
-"""Fetch promtool, which tests the alert rules: ``python tools/prometheus.py``, for the Makefile.
+"""Fetch Prometheus, which tests alert rules and dashboard: ``python tools/prometheus.py``, for the Makefile.
 
-1. If ``promtool`` is on ``PATH`` or was fetched before, exit without output.
-2. On Debian (``apt-get``, ``dpkg-deb``) fetch the package of Prometheus, checked by its signatures, and keep promtool
-   in the cache folder. Nothing is installed, no service starts, no right is needed.
+1. If its programs are on ``PATH`` or were fetched before, exit without output.
+2. On Debian (``apt-get``, ``dpkg-deb``) fetch the package of Prometheus, checked by its signatures, and keep the
+   programs in the cache folder. Nothing is installed, no service starts, no right is needed.
 3. Elsewhere print what is missing. The tests that need it are then skipped.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from retryapp.settings import load_settings
 
-PROGRAM = "promtool"
+PROGRAMS = ("prometheus", "promtool")
 PACKAGE = "prometheus"
 LONGEST_S = 120
 """Timeout of each step: a machine without network must not delay its tests."""
@@ -28,20 +28,23 @@ DOWNLOAD_MB = 20
 
 
 def folder() -> Path:
-    """Where the program is kept."""
+    """Where the programs are kept."""
     return load_settings().cache_dir / "prometheus"
 
 
 def find() -> dict[str, Path] | None:
-    """Return the program by its name, or None when it is missing."""
-    cached, on_path = folder() / PROGRAM, shutil.which(PROGRAM)
-    if cached.is_file():
-        return {PROGRAM: cached}
-    return {PROGRAM: Path(on_path)} if on_path else None
+    """Return the programs by name, or None when one is missing."""
+    found: dict[str, Path] = {}
+    for name in PROGRAMS:
+        cached, on_path = folder() / name, shutil.which(name)
+        if not cached.is_file() and on_path is None:
+            return None
+        found[name] = cached if on_path is None or cached.is_file() else Path(on_path)
+    return found
 
 
 def main() -> int:
-    """Run the three steps; a missing program is reported and is no error.
+    """Run the three steps; programs that cannot be had are reported, which is no error.
 
     Returns:
         0.
@@ -50,9 +53,12 @@ def main() -> int:
         return 0
     apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg-deb")
     if apt is None or dpkg is None:
-        _report("install Prometheus, so that promtool is on PATH")
+        _report("install Prometheus, so that its programs are on PATH")
         return 0
-    print(f"retryapp: fetching promtool (at most {DOWNLOAD_MB} MB, Debian's package), for the alert rules", flush=True)
+    print(
+        f"retryapp: fetching Prometheus (at most {DOWNLOAD_MB} MB, Debian's package), for alerts and dashboard",
+        flush=True,
+    )
     try:
         with tempfile.TemporaryDirectory(prefix="retryapp-prometheus-") as place:
             _unpack(dpkg, _download(apt, Path(place)))
@@ -62,7 +68,7 @@ def main() -> int:
 
 
 def _report(problem: str) -> None:
-    print(f"retryapp: the tests of the alert rules need promtool: {problem}", file=sys.stderr)
+    print(f"retryapp: the tests of alerts and dashboard need Prometheus: {problem}", file=sys.stderr)
 
 
 def _download(apt: str, place: Path) -> Path:
@@ -86,17 +92,18 @@ def _fetch(apt: list[str], place: Path) -> Path:
 
 
 def _unpack(dpkg: str, package: Path) -> None:
-    """Put the program into the cache, whole or not at all."""
+    """Put the programs into the cache, each whole or not at all."""
     done = subprocess.run([dpkg, "--fsys-tarfile", str(package)], check=True, capture_output=True)
     folder().mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as files:
-        content = files.extractfile(f"./usr/bin/{PROGRAM}")
-        if content is None:
-            raise LookupError(PROGRAM)
-        with tempfile.NamedTemporaryFile(dir=folder(), delete=False) as partial:
-            shutil.copyfileobj(content, partial)
-    Path(partial.name).chmod(0o755)
-    Path(partial.name).replace(folder() / PROGRAM)
+        for name in PROGRAMS:
+            content = files.extractfile(f"./usr/bin/{name}")
+            if content is None:
+                raise LookupError(name)
+            with tempfile.NamedTemporaryFile(dir=folder(), delete=False) as partial:
+                shutil.copyfileobj(content, partial)
+            Path(partial.name).chmod(0o755)
+            Path(partial.name).replace(folder() / name)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Final
 
@@ -17,13 +16,22 @@ from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Verb
-from retryapp.core.jobs import CANARY, JobCommand, JobPart, JobVerb, LetterFilter, Part, PartState, shared
-from retryapp.core.lifecycle import Commanded
-from retryapp.core.rates import parse_rate
+from retryapp.core.jobs import JobVerb, LetterFilter, Part, PartState
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
-from retryapp.kafka.commands import send_to_all
-from retryapp.lookup.jobs import Preview, parts_of, preview, summed
+from retryapp.lookup.jobs import (
+    Order,
+    Preview,
+    Told,
+    begin,
+    job_facts,
+    outcomes,
+    part_facts,
+    parts_of,
+    preview,
+    summed,
+    tell_job,
+)
 
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "from_ms", "until_ms")
 _LOOK_S: Final = 1.0
@@ -98,36 +106,33 @@ def begin_job(
 ) -> ExitCode:
     """Do something to all letters that fit a filter, as a job of the workers."""
     connection, topology = only_handler(place)
-    every_ms = None if rate is None else parse_rate(rate).share_ms(1)
+    order = Order(verb, wanted, rate=rate, force=force, by=by, why=why)
     with Progress(*_columns(), console=stderr_console, transient=True) as bar:
         task = bar.add_task("dead letters read", total=None)
-        found = preview(
-            connection, topology, verb, wanted, tell=lambda looked, of: bar.update(task, completed=looked, total=of)
-        )
-    facts = _preview_facts(found)
+
+        def go_on(looked: int, of: int) -> bool:
+            bar.update(task, completed=looked, total=of)
+            return True
+
+        found = preview(connection, topology, verb, wanted, go_on=go_on)
     if only_preview or not found.letters:
-        emit({"verb": verb, "preview": facts}, _preview_text(verb, found), as_json=as_json)
+        emit({"verb": verb, "preview": found.facts}, _preview_text(verb, found), as_json=as_json)
         return ExitCode.FINE if found.letters else ExitCode.FINDING
     if not yes:
         click.echo(_preview_text(verb, found), err=True)
         click.confirm(f"{verb} {found.letters} letters{f' at {rate}' if rate else ''}?", abort=True, err=True)
-    job = secrets.token_hex(5)
-    probes = CANARY if verb is Verb.REPLAY else 0
-    whole = JobPart(verb=verb, filter=wanted, upto={}, every_ms=every_ms, canary=probes, force=force)
-    parts = shared(whole, found.fitting, found.upto)
-    words = {"job": job, "verb": JobVerb.START, "by": by, "why": why}
-    commands = {number: JobCommand(id=job, part=part, **words) for number, part in parts.items()}  # type: ignore[arg-type]
-    told = send_to_all(connection, topology, commands, wait_s=wait_ms / 1000)
-    refused = [event.text for event in told.values() if event.refused]
-    queued = len(commands) - len(told)
+    said = outcomes(begin(connection, topology, order, found.scope, wait_s=wait_ms / 1000))
+    refused = [each["text"] for each in said if each["outcome"] == "refused"]
+    queued = sum(each["outcome"] == "queued" for each in said)
     if refused or queued or detach:
-        text = f"job {job} has begun on {len(told) - len(refused)} of {len(commands)} partitions"
+        begun = len(said) - len(refused) - queued
+        text = f"job {order.id} has begun on {begun} of {len(said)} partitions"
         text += f", {queued} wait for a worker" if queued else ""
         text += "".join(f"\nrefused: {each}" for each in dict.fromkeys(refused))
-        emit({"job": job, "preview": facts, "begun": len(told) - len(refused), "queued": queued, "refused": refused},
-             f"{text}\nwatch it: retryapp job show {job}", as_json=as_json)  # fmt: skip
+        emit({"job": order.id, "preview": found.facts, "begun": begun, "queued": queued, "refused": refused},
+             f"{text}\nwatch it: retryapp job show {order.id}", as_json=as_json)  # fmt: skip
         return ExitCode.FINDING if refused or queued else ExitCode.FINE
-    return watch(connection, topology, job, found.letters, as_json=as_json)
+    return watch(connection, topology, order.id, found.letters, as_json=as_json)
 
 
 def _columns() -> tuple[Any, ...]:
@@ -153,7 +158,7 @@ def watch(
             stderr_console.print(f"job {job} goes on: retryapp job show {job}, or job cancel {job}")
             raise
     whole = summed(parts)
-    emit({"job": job, **_part_facts(whole)}, _job_text(job, parts), as_json=as_json)
+    emit(job_facts(job, parts), _job_text(job, parts), as_json=as_json)
     return ExitCode.FINE if whole.state is PartState.ENDED and not whole.refused else ExitCode.FINDING
 
 
@@ -164,7 +169,7 @@ def show_jobs(connection: KafkaConnection, topology: HandlerTopology, *, as_json
     rows = [[job, each.verb, str(each.state), str(each.done), str(each.refused.total()), each.by, each.why]
             for job, each in wholes.items()]  # fmt: skip
     text = table(["job", "", "state", "done", "refused", "by", "why"], rows) if rows else "no jobs"
-    emit({"jobs": [{"job": job, **_part_facts(each)} for job, each in wholes.items()]}, text, as_json=as_json)
+    emit({"jobs": [job_facts(job, parts) for job, parts in jobs.items()]}, text, as_json=as_json)
     return ExitCode.FINE
 
 
@@ -174,50 +179,27 @@ def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *
     if parts is None:
         emit({"job": job, "found": False}, f"no partition knows a job {job}", as_json=as_json)
         return ExitCode.FINDING
-    facts = {str(number): _part_facts(part) for number, part in parts.items()}
-    emit({"job": job, **_part_facts(summed(parts)), "partitions": facts}, _job_text(job, parts), as_json=as_json)
+    facts = {str(number): part_facts(part) for number, part in parts.items()}
+    emit({**job_facts(job, parts), "partitions": facts}, _job_text(job, parts), as_json=as_json)
     return ExitCode.FINE
 
 
-def tell_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
+def steer_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
     """Pause, resume or cancel a job, on all partitions that have a part that goes on."""
     connection, topology = only_handler(place)
-    parts = {number: part for number, part in parts_of(connection, topology).get(job, {}).items() if not part.over}
-    if not parts:
+    told = tell_job(connection, topology, job, verb, by=by, why=why, wait_s=wait_ms / 1000)
+    if not told:
         emit({"job": job, "found": False}, f"no job {job} goes on", as_json=as_json)
         return ExitCode.FINDING
-    command = JobCommand(id=secrets.token_hex(8), job=job, verb=verb, by=by, why=why)
-    told = send_to_all(connection, topology, dict.fromkeys(parts, command), wait_s=wait_ms / 1000)
-    return answers({"job": job, "verb": verb}, parts, told, as_json=as_json)
+    return answers({"job": job, "verb": verb}, told, as_json=as_json)
 
 
-def answers(
-    facts: Mapping[str, Any], partitions: Iterable[int], told: Mapping[int, Commanded], *, as_json: bool
-) -> ExitCode:
+def answers(facts: Mapping[str, Any], told: Told, *, as_json: bool) -> ExitCode:
     """Print what partitions say of a command; return FINE if all have obeyed it."""
-    rows = [_answer(number, told.get(number)) for number in partitions]
-    outcomes = [dict(zip(("partition", "outcome", "text"), row, strict=True)) for row in rows]
-    emit({**facts, "partitions": outcomes}, table(["partition", "outcome", ""], rows), as_json=as_json)
-    return ExitCode.FINE if all(row[1] == "done" for row in rows) else ExitCode.FINDING
-
-
-def _answer(number: int, event: Commanded | None) -> list[str]:
-    if event is None:
-        return [str(number), "queued", "no worker has this partition now"]
-    return [str(number), "done" if event.refused is None else "refused", event.text]
-
-
-def _part_facts(part: Part) -> dict[str, Any]:
-    return {
-        "verb": part.verb,
-        "state": part.state,
-        "done": part.done,
-        "refused": dict(part.refused),
-        "looked": part.looked,
-        "paused": part.paused or None,
-        "by": part.by,
-        "why": part.why,
-    }
+    said = outcomes(told)
+    rows = [[str(each["partition"]), each["outcome"], each["text"]] for each in said]
+    emit({**facts, "partitions": said}, table(["partition", "outcome", ""], rows), as_json=as_json)
+    return ExitCode.FINE if all(each["outcome"] == "done" for each in said) else ExitCode.FINDING
 
 
 def _job_text(job: str, parts: Mapping[int, Part]) -> str:
@@ -227,15 +209,6 @@ def _job_text(job: str, parts: Mapping[int, Part]) -> str:
     if whole.state is PartState.PAUSED:
         lines.append(f"go on: retryapp job resume {job}; end it: retryapp job cancel {job}")
     return "\n".join(lines)
-
-
-def _preview_facts(found: Preview) -> dict[str, Any]:
-    causes = [
-        {"cause_id": cause, "cause": found.names[cause], "letters": count}
-        for cause, count in found.causes.most_common()
-    ]
-    return {"letters": found.letters, "refused": dict(found.done), "causes": causes, "samples": found.samples,
-            "looked": found.looked}  # fmt: skip
 
 
 def _preview_text(verb: Verb, found: Preview) -> str:

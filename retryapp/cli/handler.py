@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import click
@@ -11,11 +10,10 @@ from retryapp.cli._jobs import answers, only_handler
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode, emit
-from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.kafka import KafkaAdmin
-from retryapp.kafka.commands import send_to_all
+from retryapp.core.jobs import HandlerVerb
 from retryapp.kafka.remembered import remembered
 from retryapp.lookup.instants import utc_text
+from retryapp.lookup.jobs import tell_handler
 
 
 @click.group(name="handler")
@@ -78,7 +76,5 @@ def show(*, place: Place, as_json: bool) -> ExitCode:
 
 def _tell(verb: HandlerVerb, place: Place, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
     connection, topology = only_handler(place)
-    told = HandlerCommand(id=secrets.token_hex(8), verb=verb, by=by, why=why)
-    numbers = KafkaAdmin(connection).offsets(topology.control)
-    outcomes = send_to_all(connection, topology, dict.fromkeys(numbers, told), wait_s=wait_ms / 1000)
-    return answers({"main": topology.main, "verb": verb}, numbers, outcomes, as_json=as_json)
+    told = tell_handler(connection, topology, verb, by=by, why=why, wait_s=wait_ms / 1000)
+    return answers({"main": topology.main, "verb": verb}, told, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from retryapp.cli._jobs import only_handler, show_job, show_jobs, tell_job, watch
+from retryapp.cli._jobs import only_handler, show_job, show_jobs, steer_job, watch
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode
@@ -66,7 +66,7 @@ def pause(*, job: str, place: Place, **options: Any) -> ExitCode:
     Examples:
       retryapp job pause -A billing 3f9ca81b02 --why "the service is slow"
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    return tell_job(place, job, JobVerb.PAUSE, **options)
+    return steer_job(place, job, JobVerb.PAUSE, **options)
 
 
 @command.command()
@@ -79,7 +79,7 @@ def resume(*, job: str, place: Place, **options: Any) -> ExitCode:
     Examples:
       retryapp job resume -A billing 3f9ca81b02
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    return tell_job(place, job, JobVerb.RESUME, **options)
+    return steer_job(place, job, JobVerb.RESUME, **options)
 
 
 @command.command()
@@ -92,4 +92,4 @@ def cancel(*, job: str, place: Place, **options: Any) -> ExitCode:
     Examples:
       retryapp job cancel -A billing 3f9ca81b02
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    return tell_job(place, job, JobVerb.CANCEL, **options)
+    return steer_job(place, job, JobVerb.CANCEL, **options)

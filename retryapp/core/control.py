@@ -16,6 +16,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from retryapp.core.durations import MAX_DURATION_MS
 from retryapp.core.headers import RETRY_MARK
 from retryapp.core.hops import Outgoing
 from retryapp.core.metadata import MAX_EPOCH_MS
@@ -24,6 +25,8 @@ from retryapp.core.record import Headers
 COMMAND_AGE_MS: Final = 15 * 60_000
 """How long a command waits for a worker, by the broker's time; an older one is refused."""
 MAX_COMMAND_BYTES: Final = 16_384
+HOLD_MS: Final = 7 * 86_400_000
+"""How long a record is held, unless somebody releases it or says otherwise."""
 JOB_ID: Final = r"^[0-9A-Za-z._:-]{1,64}$"
 """Shape of the ids of commands and jobs."""
 MAX_WORDS: Final = 500
@@ -36,6 +39,8 @@ class Verb(StrEnum):
     RETRY_NOW = "retry-now"
     RESCHEDULE = "reschedule"
     CANCEL = "cancel"
+    HOLD = "hold"
+    RELEASE = "release"
     REPLAY = "replay"
     DISCARD = "discard"
     RESTORE = "restore"
@@ -61,6 +66,7 @@ class Refusal(StrEnum):
     """The attempt that ran has ended otherwise."""
     HELD = "held"
     """Earlier records of its sequence wait."""
+    NOT_HELD = "not-held"
     CHANGED = "changed"
     """Its state is not the one that the command names."""
     DAMAGED = "damaged"
@@ -104,6 +110,8 @@ class Command(BaseModel):
     """State that the record must have (`row_state`, or the letter's offset); None: any."""
     due_at_ms: Annotated[int, Field(ge=0, le=MAX_EPOCH_MS)] | None = None
     """Of `reschedule`."""
+    hold_ms: Annotated[int, Field(ge=1, le=MAX_DURATION_MS)] | None = None
+    """Of `hold`: how long, if nobody releases it; None: `HOLD_MS`."""
     force: bool = False
     """Of `replay`: also a record that ended its workers, or one that may be superseded."""
 
@@ -111,6 +119,8 @@ class Command(BaseModel):
     def _has_time(self) -> Command:
         if (self.due_at_ms is None) == (self.verb is Verb.RESCHEDULE):
             raise ValueError("due_at_ms belongs to reschedule, and to it alone")
+        if self.hold_ms is not None and self.verb is not Verb.HOLD:
+            raise ValueError("hold_ms belongs to hold alone")
         return self
 
     def to_record(self, topic: str, partition: int) -> Outgoing:

@@ -93,6 +93,8 @@ class JobPart(BaseModel):
     """Time between two, on average: the partition's share of the job's rate. None: as fast as they are done."""
     canary: _Count = 0
     force: bool = False
+    letters: _Count | None = None
+    """How many its preview has counted."""
 
 
 def shared(whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mapping[str, int]]) -> dict[int, JobPart]:
@@ -106,7 +108,7 @@ def shared(whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mappin
     for partition, some in fitting.items():
         canary = min(some, max(LEAST_CANARY, math.ceil(whole.canary * some / letters))) if whole.canary else 0
         every_ms = None if whole.every_ms is None else whole.every_ms * letters / some
-        changed = {"canary": canary, "every_ms": every_ms, "upto": dict(upto[partition])}
+        changed = {"canary": canary, "every_ms": every_ms, "upto": dict(upto[partition]), "letters": some}
         parts[partition] = whole.model_copy(update=changed)
     return parts
 

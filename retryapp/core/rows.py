@@ -18,17 +18,20 @@ Row, version 2, big-endian::
 
 A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive.
 No row is empty, so ``b""`` is never valid and a tombstone is never a row. State and hold are 0 in a row that waits for
-its time, and 1 in one that waits for earlier records of its sequence: it was never delivered, attempt and delivery are
-0, and its time is the last possible one. State 2 and hold 0: it waits for its time without value and foreign headers,
-and `more` says what the main topic must have in its place (`Reference`). Others are a newer version's: this one cannot
-judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these) are for facts that a
-reader may ignore, and are kept.
+its time. State is 1 in one that is held, and `hold` says by what, in bits: 1 by earlier records of its sequence (it was
+never delivered, attempt and delivery are 0), 2 by an operator. The time of a held row is the deadline of an operator's
+hold, without one the last possible time. State is 2 more in a row without value and foreign headers: `more` says what
+the main topic has in their place. Others are a newer version's: this one cannot judge them. `flags`, `revision` and
+`more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are kept.
+Tag 1: a hold that begins when the record's run has failed; its deadline, u64. Tag 2: time i64, size u32, checksum u32
+and the time until which that is safe u64 of a `Reference`.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -55,6 +58,10 @@ ALONE: Final = 1
 """Flag: the handler takes lists, and the record runs alone next."""
 CANCELLED: Final = 2
 """Flag: somebody has cancelled its retries while it ran; it is not run again."""
+SEQUENCE: Final = 1
+"""Hold: earlier records of its sequence come first, and it was never delivered."""
+OPERATOR: Final = 2
+"""Hold: an operator's, until a deadline; header ``retry-due-ms`` has the due time that it had."""
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
 
@@ -74,14 +81,16 @@ _DUE_AT: Final = 4
 _LAST_DUE: Final = _DUE.pack(MAX_EPOCH_MS)
 _LENGTHS: Final = struct.Struct(">iiII")
 _LENGTHS_AT: Final = _FIXED.size - _LENGTHS.size
-_DUE_ROW: Final = bytes((ROW_VERSION, 0, 0))
 _HELD_ROW: Final = bytes((ROW_VERSION, 1, 1))
-_REFERENCE_ROW: Final = bytes((ROW_VERSION, 2, 0))
-_KNOWN: Final = frozenset({_DUE_ROW, _HELD_ROW, _REFERENCE_ROW})
-_REFERENCE_TAG: Final = 1
-_TAG: Final = struct.Struct(">BH")
-_REFERENCE: Final = struct.Struct(">qIIQ")
 _PAIR: Final = struct.Struct(">Ii")
+_MORE: Final = struct.Struct(">BH")
+_HOLD_NEXT: Final = 1
+_REFERENCE_TAG: Final = 2
+_REFERENCE: Final = struct.Struct(">qIIQ")
+_REFERRED: Final = 2
+"""Added to the state of a row without payload."""
+_HOLDS: Final = range(1), range(1, 4)
+"""By state."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -129,10 +138,45 @@ class PendingRow:
     flags: int = 0
     revision: int = 0
     more: bytes = b""
-    held: bool = False
-    """It waits for earlier records of its sequence, and was never delivered."""
+    hold: int = 0
+    """What holds it, in bits; 0: nothing, it waits for its time."""
     reference: Reference | None = None
     """Value and foreign headers are on the main topic; None: they are here."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits for earlier records of its sequence, and was never delivered."""
+        return bool(self.hold & SEQUENCE)
+
+    @property
+    def held_by(self) -> str | None:
+        """What holds it, in a word; None: it waits for its time."""
+        return "operator" if self.hold & OPERATOR else "sequence" if self.hold else None
+
+    @property
+    def hold_next_ms(self) -> int | None:
+        """Deadline of a hold that begins when its run has failed; None: there is none."""
+        return next((int.from_bytes(content, "big") for tag, content in _facts(self.more) if tag == _HOLD_NEXT), None)
+
+    def held_next(self, until_ms: int | None) -> PendingRow:
+        """Return the row with a hold that begins when its run has failed, or without one."""
+        facts = [fact for fact in _facts(self.more) if fact[0] != _HOLD_NEXT]
+        if until_ms is not None:
+            facts.append((_HOLD_NEXT, _DUE.pack(until_ms)))
+        more = b"".join(_MORE.pack(tag, len(content)) + content for tag, content in facts)
+        return replace(self, more=more, revision=self.revision + 1)
+
+    def held_until(self, until_ms: int, now_ms: int) -> PendingRow:
+        """Return the row as an operator holds it."""
+        return replace(self.held_next(None), hold=self.hold | OPERATOR, due_at_ms=until_ms, since_ms=now_ms)
+
+
+def _facts(more: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _MORE.size <= len(more):
+        tag, length = _MORE.unpack_from(more, at)
+        at += _MORE.size + length
+        yield tag, more[at - length : at]
 
 
 @lru_cache(maxsize=256)  # a partition has records of one main topic, unless that was made again
@@ -201,13 +245,13 @@ def encode_row(row: PendingRow) -> bytes:
         lengths += (len(raw), -1 if value is None else len(value))
         parts += (raw, value or b"")
     numbers = row.due_at_ms, row.since_ms, row.attempt, row.delivery, row.revision
-    state, more = int(row.held), row.more
+    state, more = int(row.hold > 0), row.more
     try:
         if (told := row.reference) is not None:
             facts = _REFERENCE.pack(told.timestamp_ms, told.size, told.checksum, told.safe_until_ms)
-            state, more = _REFERENCE_ROW[1], _TAG.pack(_REFERENCE_TAG, len(facts)) + facts + more
+            state, more = state + _REFERRED, _MORE.pack(_REFERENCE_TAG, len(facts)) + facts + more
         counts = _length(row.key), _length(row.value), len(row.headers), len(more)
-        fixed = _FIXED.pack(ROW_VERSION, state, row.held, row.flags, *numbers, *counts)
+        fixed = _FIXED.pack(ROW_VERSION, state, row.hold, row.flags, *numbers, *counts)
         table = struct.pack(">" + "Ii" * len(row.headers), *lengths)
     except struct.error as error:
         raise DamagedRowError("row", f"a number does not fit: {error}") from error
@@ -228,7 +272,7 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
         first += key_length
     if value_length > 0:
         first += value_length
-    known = raw[: len(_DUE_ROW)] in _KNOWN
+    known = raw[0] == ROW_VERSION and _is_known(raw[1], raw[2])
     if not known or key_length < -1 or value_length < -1 or first + total + more != len(raw):
         _lengths(raw)  # says what is wrong
     for start, length in spans:
@@ -259,14 +303,18 @@ def _spans(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]
     return at, tuple(spans)
 
 
+def _is_known(state: int, hold: int) -> bool:
+    return state < 2 * _REFERRED and hold in _HOLDS[state % _REFERRED]
+
+
 def is_held(raw: bytes) -> bool:
-    """Tell whether a row waits for earlier records of its sequence, without decoding it."""
+    """Tell whether a row waits for earlier records of its sequence and for nothing else, without decoding it."""
     return raw[: len(_HELD_ROW)] == _HELD_ROW
 
 
 def is_reference(raw: bytes) -> bool:
     """Tell whether a row has no payload, without decoding it."""
-    return raw[: len(_REFERENCE_ROW)] == _REFERENCE_ROW
+    return raw[0] == ROW_VERSION and raw[1] >= _REFERRED
 
 
 def decode_row(raw: bytes) -> PendingRow:
@@ -290,13 +338,13 @@ def decode_row(raw: bytes) -> PendingRow:
     reference = None
     if is_reference(raw):
         reference, more = _split(more)
-    return PendingRow(key, value, headers, *numbers, more, raw[1] == 1, reference)
+    return PendingRow(key, value, headers, *numbers, more, raw[2], reference)
 
 
 def _split(more: bytes) -> tuple[Reference, bytes]:
     """Return the reference, which comes first, and the other facts."""
-    start, end = _TAG.size, _TAG.size + _REFERENCE.size
-    if more[:start] != _TAG.pack(_REFERENCE_TAG, _REFERENCE.size) or len(more) < end:
+    start, end = _MORE.size, _MORE.size + _REFERENCE.size
+    if more[:start] != _MORE.pack(_REFERENCE_TAG, _REFERENCE.size) or len(more) < end:
         raise DamagedRowError("row", "it has no payload, and does not say where that is")
     return Reference(*_REFERENCE.unpack(more[start:end])), more[end:]
 
@@ -317,6 +365,6 @@ def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
     nulls = lengths.count(-1)
     if min(lengths) < -1 or sum(lengths) + nulls + more != len(raw) - at:
         raise DamagedRowError("row", f"its {len(lengths)} parts do not add up to {len(raw) - at} bytes")
-    if raw[: len(_DUE_ROW)] not in _KNOWN:
+    if not _is_known(state, hold):
         raise NewerRowError(f"{version} with state {state} and hold {hold}", ROW_VERSION)
     return lengths, at, raw[len(raw) - more :] if more else b""

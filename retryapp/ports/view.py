@@ -75,6 +75,8 @@ class PartitionInfo:
     """Why it opened last."""
     paused: str | None = None
     """Who has paused the handler, and why; None: nobody."""
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    """Parts of jobs here that are not over, by state."""
     holds_due: str | None = None
     """What holds due records back although the lane is open: `circuit` or `rate`; None: nothing."""
     session: int = 0

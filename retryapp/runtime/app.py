@@ -13,7 +13,7 @@ import math
 import os
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 import faust
@@ -24,6 +24,7 @@ from mode.utils.times import want_seconds
 from pythonjsonlogger.json import JsonFormatter
 from typing_extensions import override
 
+from retryapp.core.causes import CauseCount
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, RetryAppError
 from retryapp.core.lane_errors import LaneError
@@ -111,12 +112,21 @@ class Runtime(Ownership):
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
         self.gauges: Callable[[], Mapping[str, Any]] = dict
-        """Partitions by main topic; the view sets it."""
+        """Partitions by main topic; the view sets it, and the two below."""
+        self.causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
+        """What the dead letters here died of, by main topic."""
+        self.scrape: Callable[[], Awaitable[bytes]]
+        """Returns the metrics as text."""
+        self.lags: Mapping[str, int] = {}
+        """Lag of the partitions here at this scrape, by main topic; without those that are not known."""
         self.topics = KafkaDestinations(lambda: self.connection)
         self.metrics = MetricsObserver(
             Sources(
                 partitions=lambda: self.gauges(),
                 orphans=self.orphans,
+                durations=lambda: {main: served.handler.durations for main, served in self.served.items()},
+                causes=lambda main: self.causes(main),
+                lags=lambda: self.lags,
                 skew=self.clock.skew,
                 rebalancing_s=self.rebalancing_s,
                 silent_s=self.contact.silent_s,

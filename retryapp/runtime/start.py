@@ -23,7 +23,8 @@ from retryapp.runtime.observe.observers import EVENT_IDS, EVENT_LOGGER
 
 BRIEF_S: Final = 60.0
 _LOOK_S: Final = 0.2
-_LIBRARIES: Final = ("aiokafka", "faust", "mode")
+_LIBRARIES: Final = ("aiokafka", "faust", "mode", "retryapp.runtime")  # the last one: services say that they start
+_TABLES: Final = "aiokafka.consumer.subscription_state"  # draws a table of topics, also of our own readers'
 _ELSEWHERE: Final = "elsewhere"
 
 logger = logging.getLogger("retryapp")
@@ -52,6 +53,7 @@ class BriefStart:
     def __init__(self) -> None:
         for name in _LIBRARIES:
             logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(_TABLES).setLevel(logging.WARNING)
         logging.getLogger(EVENT_LOGGER).addFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -114,4 +116,4 @@ class MetricsPort(Service):
             await self._runner.cleanup()
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._runtime.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await self._runtime.scrape(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -8,26 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Any, Final, Unpack, cast
 
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
 
 from retryapp.core.causes import CauseCount, summed
-from retryapp.core.control import Command
+from retryapp.core.control import Command, Verb
 from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin, Record
 from retryapp.core.rows import identity_of
-from retryapp.core.topology import GROW
+from retryapp.core.topology import GROW, HandlerTopology
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
-from retryapp.kafka import read_record
+from retryapp.kafka import KafkaConnection, read_record
 from retryapp.kafka.commands import send_commands
+from retryapp.lookup.jobs import (
+    Order,
+    Preview,
+    Scope,
+    Told,
+    Words,
+    begin,
+    parts_of,
+    preview,
+    tell_handler,
+    tell_job,
+)
 from retryapp.ports import (
     DeadEntry,
     HandlerInfo,
@@ -57,6 +71,7 @@ class RuntimeView:
         """Last known numbers of each partition that this worker has, or had until a rebalance began."""
         runtime.observer = CombinedObserver(runtime.observer, self._lanes)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
+        runtime.causes, runtime.scrape = self.causes, self.metrics_text
 
     def url(self) -> str:
         """Return the address under which this worker has its pages, without our prefix."""
@@ -163,8 +178,37 @@ class RuntimeView:
 
     def command(self, main: str, command: Command, *, wait_s: float) -> Commanded | None:
         """Send a command and wait for its outcome; None: no worker has answered. Blocks: call it in a thread."""
-        topology = self._runtime.served[main].handler.topology
-        return send_commands(self._runtime.connection, topology, [command], wait_s=wait_s).get(command.id)
+        return send_commands(*self._steered(main), [command], wait_s=wait_s).get(command.id)
+
+    def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
+        """Return the parts of jobs that the partitions here remember."""
+        numbers = range(self._runtime.served[main].partitions)
+        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
+        known = {number: each.engine.commands for number, each in placed.items()}
+        return {number: list(each.parts) for number, each in known.items() if each is not None}
+
+    def jobs(self, main: str) -> Mapping[str, Mapping[int, Part]]:
+        """Return the parts of jobs that all partitions remember, by job, from the changelog. Blocks."""
+        return parts_of(*self._steered(main))
+
+    def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[int, int], bool]) -> Preview:
+        """Count what a job would take. Blocks."""
+        return preview(*self._steered(main), verb, wanted, go_on=go_on)
+
+    def begin_job(self, main: str, order: Order, scope: Scope, *, wait_s: float) -> Told:
+        """Begin a job, and wait for what the partitions say. Blocks."""
+        return begin(*self._steered(main), order, scope, wait_s=wait_s)
+
+    def tell_job(self, main: str, job: str, verb: JobVerb, **more: Unpack[Words]) -> Told:
+        """Pause, resume or cancel a job. Blocks."""
+        return tell_job(*self._steered(main), job, verb, **more)
+
+    def tell_handler(self, main: str, verb: HandlerVerb, **more: Unpack[Words]) -> Told:
+        """Pause or resume a handler. Blocks."""
+        return tell_handler(*self._steered(main), verb, **more)
+
+    def _steered(self, main: str) -> tuple[KafkaConnection, HandlerTopology]:
+        return self._runtime.connection, self._runtime.served[main].handler.topology
 
     def causes(self, main: str) -> Sequence[CauseCount]:
         """Return the causes of the dead letters that lie there, of the partitions here, the most frequent first."""
@@ -198,9 +242,19 @@ class RuntimeView:
         refusal = placed.lane.refusal
         return self._runtime.served[main].handler.orphans.problem if refusal is None else str(refusal)
 
-    def metrics_text(self) -> bytes:
-        """Return the metrics in the Prometheus text format."""
+    async def metrics_text(self) -> bytes:
+        """Return the metrics in the Prometheus text format, with the lag of the main topics if a broker answers."""
+        mains = list(self._runtime.served)
+        lags = zip(mains, await asyncio.gather(*map(self._lag, mains)), strict=True)
+        self._runtime.lags = {main: lag for main, lag in lags if lag is not None}
         return self._runtime.metrics.text()
+
+    async def _lag(self, main: str) -> int | None:
+        try:
+            lags = await self.lags(main)
+        except BrokerUnreachableError:
+            return None
+        return sum(lag.main for lag in lags) if lags else None
 
     def _max_attempts(self, main: str) -> int | None:
         return self._runtime.served[main].handler.policy.max_attempts
@@ -243,6 +297,7 @@ class RuntimeView:
             stalled=self._stalled(main, placed) if is_open else None,
             circuit=None if pace.circuit is None else str(pace.circuit.state),
             paused=None if not pace.paused or commands is None or commands.paused is None else commands.paused.text,
+            jobs={} if commands is None else Counter(str(part.state) for part in commands.parts if not part.over),
             circuit_since_ms=None if pace.circuit is None else self._runtime.clock.wall_ms() - pace.age_ms(),
             circuit_cause="" if pace.circuit is None else pace.circuit.cause,
             holds_due=pace.holds_due if is_open else None,

@@ -227,7 +227,7 @@ class MemoryPartition:
         """Send a command about the record at an offset, or with a failure id, as `retryapp` does; return its outcome.
 
         Args:
-            verb: `retry-now`, `reschedule`, `cancel`, `replay`, `discard` or `restore`.
+            verb: `retry-now`, `reschedule`, `hold`, `release`, `cancel`, `replay`, `discard` or `restore`.
             record: its offset on the main topic, or its failure id.
             more: further fields of `core.control.Command`.
 

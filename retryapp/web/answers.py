@@ -11,23 +11,25 @@ import asyncio
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
+from retryapp.core.jobs import Part
 from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import Facts, dead_detail, dead_summary, original_value, pending_detail, pending_summary
 from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag
 from retryapp.runtime.view import RuntimeView
-from retryapp.web.access import NOBODY, Operators
+from retryapp.web.access import NOBODY, Operators, Person, Role
+from retryapp.web.attention import needs_action
 from retryapp.web.due import DueCounts
-from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready
+from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
-from retryapp.web.peers import FRESH_MS, Peers, causes_of, merged
+from retryapp.web.peers import PART, SIGNATURE, Peers, causes_of, jobs_of, merged, silent_of
 from retryapp.web.query import Question, Stream, offsets_text
 
 SCAN_ROWS: Final = 2_000
@@ -35,6 +37,19 @@ SCAN_ROWS: Final = 2_000
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
 _CHUNK_ROWS: Final = 50
+LIVE_S: Final = 5
+"""Overview and handler are loaded again after this time."""
+
+
+class Group(NamedTuple):
+    """What all workers have of a handler, as far as they answer."""
+
+    partitions: list[PartitionInfo]
+    silent: list[str]
+    """Addresses of workers that do not answer."""
+    causes: list[CauseCount]
+    parts: list[tuple[int, Part]]
+    """Parts of jobs with their partitions."""
 
 
 class Answers:
@@ -45,63 +60,88 @@ class Answers:
         self.operators = operators
         self.clock = clock
         self._due = DueCounts(view)
-        self._peers = Peers(self.now_ms)
+        self._peers = Peers(self.now_ms, operators.peer_secret)
 
     def now_ms(self) -> int:
         """Return the epoch time in milliseconds."""
         return self.clock.wall_ms()
 
+    def person(self, request: Any) -> Person:
+        """Return who asks."""
+        url = self.view.url()
+        if request.path == PART and self._peers.has_signed(request.headers.get(SIGNATURE, ""), url):
+            return Person("a worker", Role.OPERATE)
+        return self.operators.person(request, url)
+
     async def index(self, _question: Question) -> Facts:
-        """Return the handlers with their totals on this worker."""
+        """Return the handlers with their totals, and what needs somebody to act."""
         infos = list(self.view.handlers())
-        handlers = []
+        handlers, todo = [], list[Facts]()
         for info in infos:
             here = self.view.partitions(info.main)
-            group, silent, _ = await self._everywhere(info.main, here)
-            handlers.append({**asdict(info), **totals(here), "group": {**totals(group, whole=True), "silent": silent}})
-            await asyncio.sleep(0)
+            group = await self._everywhere(info.main, here)
+            whole = {**totals(group.partitions, whole=True), "silent": group.silent}
+            handlers.append({**asdict(info), **totals(here), "group": whole})
+            todo += needs_action(info.main, group.partitions, group.causes, group.parts, self.now_ms())
         return {
             "silent": sorted({url for handler in handlers for url in handler["group"]["silent"]}),
             "group": infos[0].group if infos else None,
             "url": self.view.url(),
             "ready": self.view.ready(),
+            "todo": sorted(todo, key=lambda each: -each["weight"]),
             "handlers": handlers,
             "workers": sorted({url for handler in handlers for url in handler["workers"]}),
+            "live_s": LIVE_S,
         }
 
     async def handler(self, question: Question) -> Facts:
         """Return one handler: topics, policy, partitions, and what becomes due within a day."""
         info = self.get_handler_or_404(question.main)
         infos = self.view.partitions(info.main)
-        group, silent, causes = await self._everywhere(info.main, infos)
-        ours = await asyncio.to_thread(self.view.causes, info.main)
+        group = await self._everywhere(info.main, infos)
+        whole = {**totals(group.partitions, whole=True), "silent": group.silent}
         return {
-            "handler": {**asdict(info), **totals(infos), "group": {**totals(group, whole=True), "silent": silent}},
+            "handler": {**asdict(info), **totals(infos), "group": whole},
             "partitions": [partition_facts(item) for item in infos],
-            "everywhere": [partition_facts(item) for item in group],
-            "causes": [asdict(cause) for cause in summed([*ours, *causes])],
+            "everywhere": [partition_facts(item) for item in group.partitions],
+            "causes": [asdict(cause) for cause in group.causes],
             "due": await self._due.of(info.main, infos, self.now_ms()),
+            "live_s": LIVE_S,
         }
 
-    async def _everywhere(
-        self, main: str, infos: Sequence[PartitionInfo]
-    ) -> tuple[list[PartitionInfo], list[str], list[CauseCount]]:
-        """Return the partitions of all workers, the addresses of those that do not answer, and others' causes."""
+    async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
+        """Return what all workers have of a handler."""
         answers = await self._peers.ask(infos)
         now_ms = self.now_ms()
-        asked = {web_url(item.owner_url) for item in infos if item.state == ELSEWHERE}
-        fresh = {url for url, answer in answers.items() if now_ms - answer.at_ms <= 2 * FRESH_MS}
-        silent = sorted(url for url in asked if url is not None and url not in fresh)
-        return merged(main, infos, answers, now_ms), silent, causes_of(main, answers)
+        ours = await asyncio.to_thread(self.view.causes, main)
+        parts = {**jobs_of(main, answers), **self.view.job_parts(main)}
+        return Group(
+            merged(main, infos, answers, now_ms),
+            silent_of(infos, answers, now_ms),
+            summed([*ours, *causes_of(main, answers)]),
+            [(number, part) for number, some in sorted(parts.items()) for part in some],
+        )
+
+    async def parts(self, main: str) -> tuple[Sequence[tuple[int, Part]], list[str]]:
+        """Return the parts of jobs of all workers with their partitions, and who does not answer."""
+        group = await self._everywhere(main, self.view.partitions(main))
+        return group.parts, group.silent
 
     async def part(self, _question: Question) -> Facts:
         """Return what this worker has, for the pages of the others: it asks nobody."""
-        parts: Facts = {}
+        handlers: Facts = {}
         for info in self.view.handlers():
             here = [asdict(item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
             causes = await asyncio.to_thread(self.view.causes, info.main)
-            parts[info.main] = {"partitions": here, "causes": [asdict(cause) for cause in causes]}
-        return {"handlers": parts}
+            handlers[info.main] = {
+                "partitions": here,
+                "causes": [asdict(cause) for cause in causes],
+                "jobs": {
+                    number: [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
+                    for number, parts in self.view.job_parts(info.main).items()
+                },
+            }
+        return {"handlers": handlers}
 
     async def partitions(self, question: Question) -> Facts:
         """Return each partition with owner, lane, and how far it lags, leaving out what is not yet due."""
@@ -293,10 +333,12 @@ class Answers:
             "It may have succeeded, be in delivery, or be older than the dead-letter topic's retention",
         )
 
-    async def ready(self, _question: Question) -> Facts:
+    async def ready(self, question: Question) -> Facts:
         """Return ``{"ok": true}`` when a broker answers and every lane here is open and moves, or refuse with 503."""
         if self.view.ready():
             return {"ok": True}
+        if question.role < Role.LOOK:
+            raise PageError(503, "not-ready", "this worker is not ready", "Whoever has the role look is told why", SOON)
         silence = self.view.silence()
         lanes: list[tuple[HandlerInfo, PartitionInfo]] = []
         for info in self.view.handlers():

@@ -1,24 +1,30 @@
 """The numbers of the group's other workers: each is asked for its own partitions, and asks nobody further.
 
 A worker that does not answer in time leaves its last numbers with their age, or none: what is unknown is never zero.
-Addresses are those that the group's members have told one another; nothing of the reader's request is sent to them.
+Addresses are those that the group's members have told one another; nothing of the reader's request is sent to them. A
+question is signed with the group's secret, if there is one, and that of another worker needs no role then. Its time is
+checked and no nonce kept: who overhears a question has overheard the answer, and may read it again for a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ipaddress
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import TypeAdapter
 
 from retryapp.core.causes import CauseCount
+from retryapp.core.jobs import Part
 from retryapp.ports import PAGES_PREFIX, PartitionInfo
 from retryapp.web.figures import ELSEWHERE, web_url
+from retryapp.web.query import is_number
 
 DEADLINE_S: Final = 0.8
 """How long a page waits for all of them."""
@@ -26,6 +32,12 @@ FRESH_MS: Final = 2_000
 """An answer serves all pages for so long."""
 MAX_BYTES: Final = 1 << 20
 PART: Final = f"{PAGES_PREFIX}/part"
+SIGNATURE: Final = "X-Retryapp-Peer"
+"""Header of a question: when it was asked, epoch milliseconds, and the HMAC of that and the address, as ``ms:hex``."""
+SIGNED_MS: Final = 60_000
+"""How far clocks may differ."""
+
+logger = logging.getLogger(__name__)
 
 _FAULTS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
@@ -36,6 +48,8 @@ class HandlerPart:
 
     partitions: list[PartitionInfo] = field(default_factory=list)
     causes: list[CauseCount] = field(default_factory=list)
+    jobs: dict[int, list[Part]] = field(default_factory=dict)
+    """Parts of jobs by partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +74,10 @@ _PARTS: Final = TypeAdapter(WorkerPart)
 class Peers:
     """Asks the other workers."""
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
+    def __init__(self, now_ms: Callable[[], int], secret: str = "") -> None:
         self._now_ms = now_ms
+        self._secret = secret.encode()
+        self._refused: set[str] = set()
         self._answers: dict[str, Answer] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
@@ -84,7 +100,12 @@ class Peers:
             async with asyncio.timeout(DEADLINE_S):
                 if await _is_link_local(url):
                     return
-                async with aiohttp.ClientSession() as session, session.get(url + PART, allow_redirects=False) as answer:
+                signed = {SIGNATURE: self._signature(url, self._now_ms())} if self._secret else {}
+                asked: Any = {"allow_redirects": False, "headers": signed}
+                async with aiohttp.ClientSession() as session, session.get(url + PART, **asked) as answer:
+                    if answer.status in (401, 403) and url not in self._refused:
+                        self._refused.add(url)
+                        logger.warning("retryapp.peer_refused: RETRYAPP_PEER_SECRET of %s is another, or none", url)
                     if answer.status == 200:
                         body = b""
                         async for chunk in answer.content.iter_any():
@@ -96,6 +117,17 @@ class Peers:
             pass  # its last answer is shown with its age, or that there is none
         finally:
             self._asking.pop(url, None)
+
+    def has_signed(self, signature: str, url: str) -> bool:
+        """Tell whether another worker of the group asks this one, which has the address `url`."""
+        at = signature.partition(":")[0]
+        if not self._secret or not is_number(at) or abs(self._now_ms() - int(at)) > SIGNED_MS:
+            return False
+        expected = self._signature(url.rstrip("/"), int(at))
+        return hmac.compare_digest(signature.encode("utf-8", "replace"), expected.encode())
+
+    def _signature(self, url: str, at_ms: int) -> str:
+        return f"{at_ms}:{hmac.digest(self._secret, f'{at_ms} {url}{PART}'.encode(), 'sha256').hex()}"
 
 
 async def _is_link_local(url: str) -> bool:
@@ -133,3 +165,15 @@ def merged(
 def causes_of(main: str, answers: Mapping[str, Answer]) -> list[CauseCount]:
     """Return the causes that these workers have counted."""
     return [count for each in answers.values() for count in each.part.handlers.get(main, HandlerPart()).causes]
+
+
+def jobs_of(main: str, answers: Mapping[str, Answer]) -> dict[int, list[Part]]:
+    """Return the parts of jobs of these workers, by partition."""
+    both = [each.part.handlers.get(main, HandlerPart()).jobs for each in answers.values()]
+    return {number: parts for jobs in both for number, parts in jobs.items()}
+
+
+def silent_of(infos: Sequence[PartitionInfo], answers: Mapping[str, Answer], now_ms: int) -> list[str]:
+    """Return the addresses of workers that have some of these partitions, and have not answered lately."""
+    asked = {url for item in infos if item.state == ELSEWHERE and (url := web_url(item.owner_url)) is not None}
+    return sorted(url for url in asked if url not in answers or now_ms - answers[url].at_ms > 2 * FRESH_MS)

@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.web.access import Role
 from retryapp.web.errors import bad_parameter, not_found
 
 DEFAULT_LIMIT: Final = 50
@@ -35,6 +36,8 @@ class Question:
     """The handler's main topic, from the address."""
     place: tuple[str, str] = ("", "")
     """Partition and offset, from the address of one record."""
+    job: str = ""
+    """Id of a job, from the address."""
     query: Mapping[str, str] = field(default_factory=dict)
     """All parameters, as sent."""
     as_json: bool = False
@@ -53,9 +56,11 @@ class Question:
     letters: str | None = None
     """Name of the dead-letter topic of a rule; None: the usual one."""
     refresh_s: int | None = None
-    """Ask the browser to load the page again after this time."""
+    """Ask the browser to load the page again after this time; 0: never."""
     routed: bool = False
     """Another worker sent the request here: do not send it on again."""
+    role: Role = Role.NONE
+    """Of who asks."""
 
     def address(self, path: str | None = None, **changes: str) -> str:
         """Return the address of this question with other parameters, or with another path."""
@@ -75,7 +80,9 @@ class Question:
         return int(self.place[0]), int(self.place[1])
 
 
-def question_of(query: Mapping[str, str], match: Mapping[str, str] | None = None, path: str = "") -> Question:
+def question_of(
+    query: Mapping[str, str], match: Mapping[str, str] | None = None, path: str = "", role: Role = Role.NONE
+) -> Question:
     """Check the parameters of a request; empty ones (of a form) count as absent.
 
     Raises:
@@ -89,6 +96,7 @@ def question_of(query: Mapping[str, str], match: Mapping[str, str] | None = None
         path=path,
         main=match.get("main", ""),
         place=(match.get("partition", ""), match.get("offset", "")),
+        job=match.get("job", ""),
         query=query,
         as_json=given.get("format") == "json",
         limit=_number(given, "limit", 1, MAX_LIMIT) or DEFAULT_LIMIT,
@@ -99,8 +107,9 @@ def question_of(query: Mapping[str, str], match: Mapping[str, str] | None = None
         after=_row_key(given.get("after")),
         before=_offsets(given.get("before")),
         letters=given.get("letters"),
-        refresh_s=_number(given, "refresh", 1, MAX_REFRESH_S),
+        refresh_s=_number(given, "refresh", 0, MAX_REFRESH_S),
         routed="routed" in given,
+        role=role,
     )
 
 

@@ -1,10 +1,11 @@
-"""Facts as HTML or JSON, and the headers that keep a page what it is: not framed, without scripts."""
+"""Facts as HTML or JSON, and the headers that keep a page what it is: not framed, with no script but our own."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
@@ -14,12 +15,14 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from retryapp.core.durations import format_duration_ms
+from retryapp.core.durations import parse_duration_ms
+from retryapp.core.errors import InvalidDurationError
 from retryapp.lookup.instants import iso_text, length_text, relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
 
 HTML: Final = "text/html"
 JSON: Final = "application/json"
+_LENGTH: Final = re.compile(r"\b(\d+(?:\.\d+)?)(ms|[smhd])\b")
 
 
 def to_json(facts: Mapping[str, Any]) -> str:
@@ -51,34 +54,62 @@ def environment() -> Environment:
     env.filters.update(
         clean=lambda value: printable(str(value)),
         count=lambda value: "-" if value is None else f"{value:,}",
-        duration=format_duration_ms,
         iso=iso_text,
         part=lambda value: quote(str(value), safe=""),
         query=lambda items: urlencode({name: value for name, value in items.items() if value is not None}),
-        relative=relative_text,
-        span=lambda value: length_text(value) if value else "0 s",
+        delay=_delay,
+        due=lambda value, now_ms: spaced(due_text(value, now_ms)),
+        relative=lambda value, now_ms: spaced(relative_text(value, now_ms)),
+        span=lambda value: spaced(length_text(value)) if value else "0 s",
         amount=lambda value: "unknown" if value["count"] is None else f"{value['count']:,}" + "+" * value["more"],
         utc=utc_text,
     )
-    env.globals["style"] = Markup(_style(env))  # noqa: S704 - our own file, no facts in it
+    for name, file in (("style", "style.css"), ("live", "live.js")):
+        env.globals[name] = Markup(_source(env, file))  # noqa: S704 - our own files, no facts in them
     return env
 
 
-def _style(env: Environment) -> str:
+def spaced(text: str) -> str:
+    """Write lengths as people do.
+
+    >>> spaced("4m 12s ago"), spaced("in 2.3s")
+    ('4 min 12 s ago', 'in 2.3 s')
+    """
+    return _LENGTH.sub(lambda found: f"{found[1]} {'min' if found[2] == 'm' else found[2]}", text)
+
+
+def due_text(due_at_ms: int | None, now_ms: int) -> str:
+    """Return when something is due; a dash for never."""
+    if due_at_ms is None or due_at_ms >= now_ms:
+        return relative_text(due_at_ms, now_ms)
+    return f"overdue {length_text(now_ms - due_at_ms)}"
+
+
+def _delay(tier: str) -> str:
+    try:
+        return spaced(length_text(round(parse_duration_ms(tier))))
+    except InvalidDurationError:
+        return tier
+
+
+def _source(env: Environment, file: str) -> str:
     loader = env.loader
     if loader is None:
         raise LookupError("the templates have no loader")
-    return loader.get_source(env, "style.css")[0]
+    return loader.get_source(env, file)[0]
+
+
+def _digest(name: str) -> str:
+    digest = hashlib.sha256(str(environment().globals[name]).encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 @cache
 def safety_headers() -> Mapping[str, str]:
-    """Return the headers of every answer: our own style and nothing else may be loaded or run."""
-    digest = hashlib.sha256(str(environment().globals["style"]).encode("utf-8")).digest()
-    style = f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+    """Return the headers of every answer: our own style and script, and nothing else may be loaded or run."""
     return {
-        "Content-Security-Policy": f"default-src 'none'; style-src {style}; form-action 'self'; base-uri 'none'; "
-        "frame-ancestors 'none'",
+        "Content-Security-Policy": f"default-src 'none'; style-src {_digest('style')}; script-src {_digest('live')}; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "X-Frame-Options": "DENY",
         "Referrer-Policy": "same-origin",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from retryapp.core.jobs import Part, Steering
+from retryapp.core.rows import PendingRow
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.notes import Notes
@@ -12,6 +13,7 @@ from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import jobs
 from retryapp.engine.partition.commands import Commands
+from retryapp.engine.partition.holds import Holds
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
@@ -119,7 +121,30 @@ def _unpaused(_self: Pace, **_state: Any) -> None:
     """An opening forgets that the handler is paused."""
 
 
+def _runs_on(_self: Holds, _run: Run, outcome: Outcome) -> Outcome:
+    """A record that was held while it ran waits for its time."""
+    return outcome
+
+
+def _unwritten(self: PendingRow, _until_ms: int | None) -> PendingRow:
+    """After a crash nobody knows that a record was to be held after its run."""
+    return self
+
+
+def _in_silence(_self: Commands, _key: bytes, _row: PendingRow) -> bool:
+    """At its deadline a record runs without a word."""
+    return False
+
+
+def _not_moved(_self: Sequences, _identity: bytes, _row: PendingRow) -> None:
+    """A sequence does not know that its head is held."""
+
+
 COMMANDS: Final = (
+    ("a held run waits for its time", ((Holds, "judged", _runs_on),), 2_000_037),
+    ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_406),
+    ("a hold ends in silence", ((Commands, "take_held", _in_silence),), 2_000_003),
+    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_097),
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
     ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_006),
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_012),

@@ -67,16 +67,20 @@ class Referring:
         Raises:
             Violation: it is not so.
         """
-        is_reference = row[1] == 2
+        is_reference = row[1] >= 2
         self.references += is_reference
         self.copies += not is_reference
         if not is_reference:
             return
-        at = row.rfind(struct.pack(">BH", 1, _REFERENCE.size - 3))
+        at = row.rfind(struct.pack(">BH", 2, _REFERENCE.size - 3))
         _, _, time_ms, _, _, safe_ms = _REFERENCE.unpack_from(row, at)
         due_ms = int.from_bytes(row[_DUE_AT : _DUE_AT + 8], "big")
         latest_ms = story.record.timestamp_ms + KEPT_MS // 2
-        if time_ms != story.record.timestamp_ms or (not story.hurried and due_ms > latest_ms) or safe_ms > latest_ms:
+        if (
+            time_ms != story.record.timestamp_ms
+            or (not story.hurried and not row[2] and due_ms > latest_ms)
+            or safe_ms > latest_ms
+        ):
             raise Violation(f"I21 {origin[0]}/{origin[1]}: waits by reference until {due_ms}, is safe to {latest_ms}")
         if (story.record.value or b"") in row:
             raise Violation(f"I21 {origin[0]}/{origin[1]}: waits by reference, and its value is in the row")

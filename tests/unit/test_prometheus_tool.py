@@ -23,12 +23,13 @@ def tool(load_tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mod
 
 
 def package() -> bytes:
-    """Return what `dpkg-deb --fsys-tarfile` prints of a package with the program."""
+    """Return what `dpkg-deb --fsys-tarfile` prints of a package with the programs."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as files:
-        entry = tarfile.TarInfo("./usr/bin/promtool")
-        entry.size = len(b"program")
-        files.addfile(entry, io.BytesIO(b"program"))
+        for name in ("promtool", "prometheus"):
+            entry = tarfile.TarInfo(f"./usr/bin/{name}")
+            entry.size = len(b"program")
+            files.addfile(entry, io.BytesIO(b"program"))
     return made.getvalue()
 
 
@@ -50,11 +51,12 @@ def on_debian(tool: ModuleType, monkeypatch: pytest.MonkeyPatch, *, fails: int =
     return started
 
 
-def test_a_program_on_the_path_is_used(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is fetched."""
-    assert tool.find() is None
+def test_programs_on_the_path_are_used(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is fetched; one of two is not enough."""
     monkeypatch.setattr(tool.shutil, "which", lambda name: f"/opt/{name}" if name == "promtool" else None)
-    assert tool.find() == {"promtool": Path("/opt/promtool")}
+    assert tool.find() is None
+    monkeypatch.setattr(tool.shutil, "which", lambda name: f"/opt/{name}")
+    assert tool.find() == {"promtool": Path("/opt/promtool"), "prometheus": Path("/opt/prometheus")}
     assert tool.main() == 0
 
 
@@ -62,7 +64,7 @@ def test_a_machine_without_debians_tools(tool: ModuleType, capsys: pytest.Captur
     """The other tests run all the same."""
     assert tool.main() == 0
     told = capsys.readouterr()
-    assert (told.out, "is on PATH" in told.err) == ("", True)
+    assert (told.out, "are on PATH" in told.err) == ("", True)
 
 
 @pytest.mark.parametrize("fails", [0, 1], ids=["with the machine's lists", "with lists of its own"])
@@ -73,8 +75,8 @@ def test_the_package_is_unpacked_into_the_cache(
     started = on_debian(tool, monkeypatch, fails=fails)
     assert tool.main() == 0
     assert f"at most {tool.DOWNLOAD_MB} MB" in capsys.readouterr().out
-    program = tool.find()["promtool"]
-    assert (program.read_text(), program.stat().st_mode & 0o777) == ("program", 0o755)
+    for program in tool.find().values():
+        assert (program.read_text(), program.stat().st_mode & 0o777) == ("program", 0o755)
     assert sum(words[-1] == "update" for words in started) == fails
     count = len(started)
     assert tool.main() == 0

@@ -244,7 +244,7 @@ class BatchPool(DeliveryPool):
 
     async def _try(self, batch: BatchRun, part: _Part) -> BaseException | None:
         """Call the function once; return what it raised. What cannot be decoded is no part of the call."""
-        handler, values, runs = batch.context.handler, [], list[Run]()
+        handler, clock, values, runs = batch.context.handler, batch.context.clock, [], list[Run]()
         for run in part.runs:
             try:
                 values.append(handler.decode(run.shown.value))
@@ -258,6 +258,7 @@ class BatchPool(DeliveryPool):
         if not runs:
             return None
         deliveries = [open_delivery(run) for run in runs] if handler.wants_delivery else []
+        began_s = clock.monotonic_s()
         try:
             await call(handler, values, deliveries or None)
         except NoThreadError:
@@ -268,6 +269,7 @@ class BatchPool(DeliveryPool):
                     run.outbox.drop()
             return exc
         finally:
+            handler.durations.note(clock.monotonic_s() - began_s)
             for run in runs:
                 if run.outbox is not None:
                     run.outbox.close()

@@ -102,6 +102,7 @@ def ended(context: DeliveryContext, record: Record, metadata: RetryMetadata) -> 
         reason=metadata.reason,
         error_type=metadata.error_type,
         message=metadata.error_message,
+        fingerprint=metadata.fingerprint,
     )
     return end, dead
 

@@ -263,6 +263,7 @@ class DeliveryPool:
             if error is None or handler.policy.hot is None or not await self._tries_again(run, error):
                 break
             run.try_again()
+        handler.durations.note(context.clock.monotonic_s() - run.started_s)
         try:
             await self._over(run)
             return HandlerTimeoutError(handler) if run.overdue else error

@@ -6,10 +6,11 @@ import asyncio
 import functools
 import inspect
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -111,6 +112,28 @@ class Delivery(Publishing):
         return None if self.due_at_ms is None else self.started_ms - self.due_at_ms
 
 
+DURATION_BOUNDS_S: Final = (
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+)  # fmt: skip
+"""Upper bounds of the buckets of `Durations`, in seconds."""
+
+
+class Durations:
+    """How long a worker's deliveries were in the handler."""
+
+    __slots__ = ("counts", "total_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(DURATION_BOUNDS_S) + 1)
+        """By bucket; the last one has no bound."""
+        self.total_s = 0.0
+
+    def note(self, duration_s: float) -> None:
+        """Count a delivery, with its hot retries, or one call with a list of records."""
+        self.counts[bisect_left(DURATION_BOUNDS_S, duration_s)] += 1
+        self.total_s += duration_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
     """A user's function for one main topic, with one policy."""
@@ -154,6 +177,7 @@ class Handler:
     """Those of the policy's rules that have raised: each is logged once."""
     circuits: dict[int, Circuit] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By partition: what this worker knows, also of those that it has not now."""
+    durations: Durations = field(default_factory=Durations, init=False, repr=False, compare=False)
     orphans: Orphans = field(init=False, repr=False, compare=False)
     threads: Threads = field(init=False, repr=False, compare=False)
 

@@ -33,7 +33,7 @@ from retryapp.core.errors import (
     RecordError,
 )
 from retryapp.core.headers import decode_metadata
-from retryapp.core.hops import Outgoing, cancelled, due_anew, restore
+from retryapp.core.hops import Outgoing, cancelled, restore
 from retryapp.core.jobs import (
     AnyCommand,
     HandlerCommand,
@@ -48,11 +48,12 @@ from retryapp.core.jobs import (
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
-from retryapp.core.rows import CANCELLED, IDENTITY_AT, PendingRow, decode_row, encode_row, identity_of
+from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, PendingRow, decode_row, encode_row, identity_of
 from retryapp.engine.delivery.damage import ended
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.partition.holds import Holds
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
 from retryapp.engine.partition.scheduler import Scheduler
@@ -112,6 +113,7 @@ class Commands:
         place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.caught_up.set}
         self._letters = LetterCommands(context, transport, sequences, **place)
         self._jobs = Jobs(context, transport, self._letters)
+        self._holds = Holds(context, sequences)
         remembered = self._jobs.steering
         context.pace.remember(paused=remembered.paused is not None, pauses=remembered.pauses)
         self._cancelled: set[bytes] = set()
@@ -128,6 +130,11 @@ class Commands:
     def paused(self) -> Paused | None:
         """Since when the handler is paused, and why; None: it is not."""
         return self._jobs.steering.paused
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The parts of jobs that it remembers."""
+        return self._jobs.steering.parts
 
     @property
     def room(self) -> bool:
@@ -178,7 +185,7 @@ class Commands:
         """Return the outcome that counts: one that was cancelled is not tried again."""
         self._jobs.note(run, outcome)
         if run.place not in self._cancelled:
-            return outcome
+            return self._holds.judged(run, outcome)
         self._cancelled.discard(run.place)
         again = [] if isinstance(outcome, int) else [row for row in outcome.rows if row.value is not None]
         if not again or not isinstance(outcome, Turn) or again[0].identity != run.place:
@@ -332,19 +339,15 @@ class Commands:
         runs = key in self._scheduler.claimed
         if runs and key in self.over:
             raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
-        if (told := row.reference) is not None and not runs:
-            later = (command.due_at_ms or 0) > told.safe_until_ms  # than the main topic keeps it
-            if later or command.verb is Verb.CANCEL:
-                row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
+        if row.reference is not None and command.verb is Verb.CANCEL and not runs:
+            row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
         if command.verb is Verb.CANCEL:
             effect = self._cancel_later(row, metadata, key) if runs else self._cancel(row, metadata, identity)
         else:
-            effect = self._reschedule(command, row, metadata, identity, runs=runs)
+            effect = self._holds.obey(command, row, metadata, identity, self._scheduler.claimed.get(key))
         effect.before = before
         if not runs:
-            self._scheduler.take(key, identity, len(value))
-            self.over.add(key)
-            effect.claim = key
+            effect.claim = self._take(key, len(value))
         return effect
 
     async def _whole(self, row: PendingRow, key: bytes, value: bytes) -> PendingRow:
@@ -359,33 +362,33 @@ class Commands:
             raise RefusedError(Refusal.RUNNING, "its time has come while it was read: send it again")
         return row
 
+    def _take(self, key: bytes, size: int) -> bytes:
+        """Claim a row that a command changes; return its key."""
+        self._scheduler.take(key, key[IDENTITY_AT:], size)
+        self.over.add(key)
+        return key
+
+    def take_held(self, key: bytes, row: PendingRow) -> bool:
+        """Take a row that would be delivered now, if a hold of it ends or begins instead; tell whether it has."""
+        if not row.hold & OPERATOR and not row.more:
+            return False
+        try:
+            metadata = decode_metadata(row.headers)
+        except DamagedMetadataError:
+            return False  # its delivery says what is wrong
+        if metadata is None or (due := self._holds.due(key, row, metadata)) is None:
+            return False
+        verb, effect = due
+        event = self._event(effect, command="", verb=str(verb), failure_id=metadata.failure_id)
+        self._submit(Turn(rows=effect.rows, claim=self._take(key, len(row.value or b"")), publishes=(event,)))
+        return True
+
     @property
     def _table(self) -> PendingTable:
         table = self._transport.pending
         if table is None:
             raise RuntimeError("the lane has no pending table")
         return table
-
-    def _reschedule(
-        self, command: Command, row: PendingRow, metadata: RetryMetadata, identity: bytes, *, runs: bool
-    ) -> Effect:
-        if runs:
-            text = f"attempt {metadata.attempt + 1} runs now: send it again once that has ended"
-            raise RefusedError(Refusal.RUNNING, text)
-        if row.held:
-            raise RefusedError(Refusal.HELD, "it runs after the earlier records of its key, whatever its time")
-        now_ms = self._context.clock.wall_ms()
-        due_at_ms = now_ms if command.due_at_ms is None else max(now_ms, command.due_at_ms)
-        later = due_anew(row, metadata, due_at_ms)
-        if self._sequences is not None:
-            self._sequences.moved(identity)
-        circuit = self._context.pace.circuit
-        gate = "" if circuit is None or circuit.closed else "; an outage is on, which holds it back"
-        return Effect(
-            f"due in {max(0, due_at_ms - now_ms)} ms{gate}",
-            after=row_state(metadata.replays, metadata.attempt, due_at_ms),
-            rows=(Row(identity, encode_row(later), metadata.tier or "?"),),
-        )
 
     def _cancel(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
         shown = self._shown(row, metadata)

@@ -4,8 +4,8 @@ They are claimed like others, and so count as in flight with their sizes. What w
 bounded number of bytes at once: neighbours come in one request. A fault of the broker costs no attempt: the rows stay
 claimed, and are read a little later.
 
-A row that waits on after its time (a rate, a pause, an outage, workers that were away) becomes a copy, before the main
-topic may lose the record.
+A row that waits on (a hold, a rate, a pause, an outage, workers that were away) becomes a copy, before the main topic
+may lose the record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from retryapp.core.errors import RecordError
 from retryapp.core.headers import RETRY_TIER
 from retryapp.core.record import Record
 from retryapp.core.rows import (
-    CANCELLED,
     IDENTITY_AT,
     PendingRow,
     Reference,
@@ -37,6 +36,7 @@ from retryapp.engine.delivery.reference import whole
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.scheduler import Scheduler
+from retryapp.engine.partition.sequences import Sequences
 from retryapp.ports import PendingTable, Row, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
@@ -60,10 +60,10 @@ class Recall:
         reader: TopicReader,
         main: TopicPartition,
         pending: PendingTable | None,
+        sequences: Sequences | None,
         *,
         deliver: Callable[[Rows], None],
         submit: Callable[[Turn], None],
-        moved: Callable[[bytes], None],
     ) -> None:
         """Begin.
 
@@ -72,9 +72,9 @@ class Recall:
             reader: of the lane.
             main: where the records are.
             pending: the table.
+            sequences: of an ordered handler.
             deliver: takes rows whose records are whole.
             submit: takes a turn of this session.
-            moved: told of a row, by its identity, that is written anew.
         """
         self.scheduler: Scheduler
         self._context = context
@@ -83,7 +83,7 @@ class Recall:
         self._pending = pending
         self._deliver = deliver
         self._submit = submit
-        self._moved = moved
+        self._sequences = sequences
         self._queue: Rows = []
         self._wake = asyncio.Event()
         self._troubled = False
@@ -100,7 +100,8 @@ class Recall:
     async def run(self) -> None:
         """Read until the session is over."""
         loop, kept_ms = asyncio.get_running_loop(), self._context.kept_ms
-        look_s, looked_s = None if kept_ms is None else kept_ms / LOOKS / 1000, -float("inf")
+        looks = kept_ms is not None and self._context.handler.by_reference
+        look_s, looked_s = (kept_ms or 0) / LOOKS / 1000 if looks else None, -float("inf")
         while True:
             if look_s is not None and loop.time() - looked_s >= look_s:
                 await self._keep()
@@ -176,19 +177,15 @@ class Recall:
         after: bytes | None = None
         while self._pending is not None and (rows := self._pending.page(after, _PAGE)):
             for key, value in rows:
-                now_ms = self._context.clock.wall_ms()
-                if parse_row_key(key).due_at_ms > now_ms:
-                    return  # a row that is due later than it is safe is a copy
-                if is_reference(value) and self._is_unsafe(value, now_ms):
+                if is_reference(value) and self._is_unsafe(value):
                     await self._copy(key, value)
             after = rows[-1][0]
             await asyncio.sleep(0)
 
-    @staticmethod
-    def _is_unsafe(value: bytes, now_ms: int) -> bool:
+    def _is_unsafe(self, value: bytes) -> bool:
         with suppress(RecordError):  # whoever claims it says so
             told = decode_row(value).reference
-            return told is not None and told.safe_until_ms < now_ms
+            return told is not None and told.safe_until_ms < self._context.clock.wall_ms()
         return False
 
     async def _copy(self, key: bytes, value: bytes) -> None:
@@ -197,14 +194,15 @@ class Recall:
         identity = key[IDENTITY_AT:]
         self.scheduler.take(key, identity, len(value))
         claim = self.scheduler.claimed[key]
+        row = None
         try:
             row = await self.read_row(decode_row(value), identity)
         except Exception as exc:  # noqa: BLE001 - lost, or a fault of the broker: its claim will see
             logger.debug("Row %s stays a reference: %r", identity.hex(), exc)
+        if row is None or claim.cancelled or claim.on_hold is not None:  # a command has written it meanwhile
             self.scheduler.give_back(replace(claim, due_at_ms=parse_row_key(key).due_at_ms))
             return
-        if claim.cancelled:
-            row = replace(row, flags=row.flags | CANCELLED)
-        self._moved(identity)
+        if self._sequences is not None:
+            self._sequences.moved(identity, row)
         tier = (row_header(value, RETRY_TIER.encode()) or b"?").decode("ascii", "replace")
         self._submit(Turn(rows=(Row(identity, encode_row(row), tier),), claim=key))

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: events are counted, gauges are read from ``Sources`` at each scrape, on the caller's thread.
 
 Two apps in one process do not clash: each observer has its own registry. The series of a handler begin at 0 with its
-declaration: Prometheus sees no increase in a counter that begins at 1. Labels that a program can widen, types of errors
+declaration: Prometheus sees no increase in a counter that begins at 1. Labels that a program can widen, causes
 and topics that handlers publish to, are bounded by ``MAX_LABELS``; later ones count as ``OTHER``.
 """
 
@@ -11,17 +11,21 @@ from collections import Counter as Totals
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from retryapp.core.causes import OTHER_CAUSE, CauseCount, cause_id
 from retryapp.core.circuit import CircuitState
 from retryapp.core.classify import DeadReason
+from retryapp.core.jobs import PartState
 from retryapp.core.rules import ErrorClass
 from retryapp.core.skew import BrokerSkew
+from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Durations
 from retryapp.ports import Event, Observation, Observer, PartitionInfo
 
 LATENESS_BUCKETS_S: Final = (
@@ -35,7 +39,8 @@ RETRY_AGE_BUCKETS_S: Final = (
 """Upper bounds of ``retryapp_retry_age_seconds``, in seconds; the age limit in docs/alerts.yml must be one of them."""
 
 REBALANCE_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-MAX_LABELS: Final = 100  # types of errors, or topics, that one handler's series name
+MAX_LABELS: Final = 100  # causes, or topics, that one handler's series name
+TOP_CAUSES: Final = 20  # causes of dead letters that one handler's gauges name
 OTHER: Final = "(other)"  # label of those beyond ``MAX_LABELS``
 
 _SECONDS: Final = 1_000  # milliseconds in one
@@ -71,6 +76,14 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("handler",),
     ),
     "dead_letters": ("Dead letters in the tables here; absent while no partition's number is known.", ("handler",)),
+    "dead_letters_by_cause": (
+        f"The same by cause, the {TOP_CAUSES} most frequent ones of a worker; all others are '{OTHER}'.",
+        ("handler", "cause"),
+    ),
+    "main_lag_offsets": (
+        "Offsets of the main topic that are not committed, of the partitions here; absent while no broker answers.",
+        ("handler",),
+    ),
     "in_flight_records": ("Records in handlers right now.", ("handler",)),
     "release_lag_seconds": (
         "Age of the oldest record in flight here: the committed offset waits for it.",
@@ -87,6 +100,11 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("handler",),
     ),
     "circuits": ("Partitions here whose circuit is in a state.", ("handler", "state")),
+    "paused_partitions": ("Partitions here whose handler somebody has paused.", ("handler",)),
+    "job_parts": (
+        "Partitions here that have a part of a job to do, by its state; each job counts.",
+        ("handler", "state"),
+    ),
     "orphaned_runs": (
         "Runs of the handler that were given up and still go on; at a limit no new one begins.",
         ("handler",),
@@ -106,6 +124,9 @@ class Sources:
     partitions: Callable[[], Mapping[str, Sequence[PartitionInfo]]]
     orphans: Callable[[], Mapping[str, int]] = dict
     """Runs that go on although they were given up (``engine.handler.orphans``)."""
+    durations: Callable[[], Mapping[str, Durations]] = dict
+    causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
+    lags: Callable[[], Mapping[str, int]] = dict
     skew: BrokerSkew = field(default_factory=BrokerSkew)
     rebalancing_s: Callable[[], float] = float
     silent_s: Callable[[], float] = float
@@ -130,7 +151,8 @@ class MetricsObserver(Observer):
         self._dead = counter("dead", "Records sent to the dead-letter topic, by reason.", "reason")
         text = "Records that ended without a dead letter, dropped or dead letters themselves, by reason."
         self._discarded = counter("discarded", text, "reason")
-        self._kinds = counter("dead_kinds", "The same by kind: reason and type of the error.", "reason", "error")
+        text = f"The same by reason and cause, the first {MAX_LABELS} causes since the start; error is a cause's type."
+        self._causes = counter("dead_causes", text, "reason", "cause", "error")
         self._published = counter(
             "published", "Records that handlers published with record.publish, by destination.", "topic"
         )
@@ -190,8 +212,10 @@ class MetricsObserver(Observer):
             case Event.DEAD:
                 reason = observation.reason or "unknown"
                 self._child(self._dead, handler, reason).inc(count)
-                error = self._bounded(self._kinds, handler, observation.error_type or "unknown")
-                self._child(self._kinds, handler, reason, error).inc(count)
+                error = observation.error_type or "unknown"
+                named = cause_id(error, observation.fingerprint or "", observation.message or "")
+                cause = self._bounded(self._causes, handler, named)
+                self._child(self._causes, handler, reason, cause, OTHER if cause == OTHER else error).inc(count)
             case Event.DISCARDED | Event.LETTER_FAILED:
                 self.ended[handler] += count
                 self._child(self._discarded, handler, observation.reason or "unknown").inc(count)
@@ -222,6 +246,9 @@ class MetricsObserver(Observer):
         return generate_latest(self._registry)
 
 
+_HANDLER_SECONDS: Final = "Time of deliveries in the handler, hot retries included; of lists, time of the calls."
+
+
 class Gauges(Collector):
     """What a worker has right now, read at each scrape."""
 
@@ -243,16 +270,20 @@ class Gauges(Collector):
             families[name].add_metric(labels, value)
 
         self._add_handlers(add)
+        times = HistogramMetricFamily("retryapp_handler_seconds", _HANDLER_SECONDS, labels=("handler",))
+        for handler, durations in self._sources.durations().items():
+            counts = zip((*DURATION_BOUNDS_S, "+Inf"), accumulate(durations.counts), strict=True)
+            times.add_metric((handler,), [(str(bound), count) for bound, count in counts], durations.total_s)
         skew = self._sources.skew
         add("clock_trusted", skew.trusted)
         add("clock_correction_seconds", skew.correction_ms / _SECONDS)
         add("clock_error_seconds", skew.error_ms / _SECONDS)
         add("broker_silent_seconds", self._sources.silent_s())
         add("rebalancing_seconds", self._sources.rebalancing_s())
-        return families.values()
+        return (times, *families.values())
 
     def _add_handlers(self, add: Callable[..., None]) -> None:
-        orphans = self._sources.orphans()
+        orphans, lags = self._sources.orphans(), self._sources.lags()
         for handler, infos in self._sources.partitions().items():
             here = [info for info in infos if info.state != "elsewhere"]
             now = [info for info in here if info.as_of_ms is None]
@@ -264,6 +295,13 @@ class Gauges(Collector):
                 add("pending_records", count, handler, tier)
             if dead := [info.dead for info in now if info.dead is not None]:
                 add("dead_letters", sum(dead), handler)
+                causes = [each for each in self._sources.causes(handler) if each.cause_id != OTHER_CAUSE][:TOP_CAUSES]
+                for cause in causes:
+                    add("dead_letters_by_cause", cause.records, handler, cause.cause_id)
+                rest = max(0, sum(dead) - sum(cause.records for cause in causes))
+                add("dead_letters_by_cause", rest, handler, OTHER)
+            if handler in lags:
+                add("main_lag_offsets", lags[handler], handler)
             add("unknown_partitions", len(here) - min(len(known), len(dead)), handler)
             dues = [info.next_due_ms for info in known if info.next_due_ms is not None]
             if dues:
@@ -281,4 +319,7 @@ class Gauges(Collector):
             if circuits := [info.circuit for info in here if info.circuit is not None]:
                 for state in CircuitState:
                     add("circuits", circuits.count(state), handler, state.value)
+            add("paused_partitions", sum(info.paused is not None for info in here), handler)
+            for going in (PartState.RUNNING, PartState.PAUSED):
+                add("job_parts", sum(info.jobs.get(going, 0) for info in here), handler, going.value)
             add("orphaned_runs", orphans.get(handler, 0), handler)

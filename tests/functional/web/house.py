@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,20 +15,22 @@ from samples import WAITING, partition
 from typing_extensions import override
 
 from retryapp.core.causes import CauseCount, summed
-from retryapp.core.control import Command
+from retryapp.core.control import Command, Verb
 from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.foreign import shield
 from retryapp.core.headers import encode_metadata
+from retryapp.core.jobs import HandlerVerb, JobPart, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
+from retryapp.lookup.jobs import Order, Preview, Scope, Told
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
 from retryapp.web import register
-from retryapp.web.access import NOBODY, Operators
+from retryapp.web.access import Operators, Role
 
 NOW_MS = 1_760_000_000_000
 GROUP = "billing"
@@ -89,6 +92,12 @@ class FakeWorker(RuntimeView):
     broken: bool = False
     address: str = "http://127.0.0.1:6066"
     behind: list[PartitionLag] = field(default_factory=list)
+    remembered: dict[str, dict[int, list[Part]]] = field(default_factory=dict)
+    """What the partitions here remember of jobs."""
+    fits: Preview = field(default_factory=Preview)
+    """What any preview counts."""
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    """What was asked about many records."""
 
     @override
     def url(self) -> str:
@@ -172,6 +181,41 @@ class FakeWorker(RuntimeView):
         return Commanded(**facts, **asked, refused=self.answer or None, text="a sentence")
 
     @override
+    def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
+        return self.remembered.get(main, {})
+
+    @override
+    def jobs(self, main: str) -> Mapping[str, Mapping[int, Part]]:
+        return {}
+
+    @override
+    def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[int, int], bool]) -> Preview:
+        self.asked.append((main, verb, wanted))
+        return self.fits
+
+    @override
+    def begin_job(self, main: str, order: Order, scope: Scope, *, wait_s: float) -> Told:
+        self.asked.append((main, order, scope))
+        return {number: self._told(number, "job-start") for number in scope.letters}
+
+    @override
+    def tell_job(self, main: str, job: str, verb: JobVerb, **more: Any) -> Told:
+        self.asked.append((main, job, verb, more))
+        return {number: self._told(number, verb) for number in self.remembered.get(main, {})}
+
+    @override
+    def tell_handler(self, main: str, verb: HandlerVerb, **more: Any) -> Told:
+        self.asked.append((main, verb, more))
+        return {number: self._told(number, verb) for number in range(2)}
+
+    def _told(self, partition: int, verb: str) -> Commanded | None:
+        if self.answer is None:
+            return None
+        facts: Any = {"group": GROUP, "handler": "h", "main": MAIN, "partition": partition, "at_ms": NOW_MS}
+        asked = {"command": "c", "verb": verb, "failure_id": "", "text": "a sentence"}
+        return Commanded(**facts, **asked, refused=self.answer or None)
+
+    @override
     def causes(self, main: str) -> Sequence[CauseCount]:
         rows = [row for rows in self.letters.values() for row in rows if main == MAIN and row.cause_id is not None]
         facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS, "sample": "x"}
@@ -192,7 +236,7 @@ class FakeWorker(RuntimeView):
         return self.is_ready and self.silent is None
 
     @override
-    def metrics_text(self) -> bytes:
+    async def metrics_text(self) -> bytes:
         return b"# HELP retryapp_succeeded_total x\nretryapp_succeeded_total 1.0\n"
 
     # --- filling it ---
@@ -265,6 +309,17 @@ TRACEPARENT: Headers = (
 )
 
 
+def job_parts() -> dict[int, list[Part]]:
+    """Return what two partitions remember: a job that goes on, and one that has paused itself."""
+    order = JobPart(verb=Verb.REPLAY, filter=LetterFilter(cause="c1-0011223344"), upto={}, letters=350)
+    facts: Any = {"verb": "replay", "by": "ann", "order": order}
+    going = [Part(job="3f9ca81b02", why="ledger is back", done=number, looked=700, **facts) for number in (210, 95)]
+    going[1].refused = Counter({"recovered": 4})
+    again = "60 of the last 100 failed again"
+    stopped = Part(job="77aa00bb11", why="second try", state=PartState.PAUSED, paused=again, done=100, **facts)
+    return {0: [stopped, going[0]], 1: [going[1]]}
+
+
 def busy_worker(peer: str = "http://127.0.0.1:6067") -> FakeWorker:
     """Return a worker in mid-life: three partitions open, one elsewhere, one opening; every kind of value."""
     worker = FakeWorker(infos=[handler(partitions=6), handler("flights", function="flights.enrich", partitions=2)])
@@ -293,6 +348,7 @@ def busy_worker(peer: str = "http://127.0.0.1:6067") -> FakeWorker:
         PartitionLag(partition=1, committed=None, main=0),
     ]
     worker.parts["flights"] = [partition(0), partition(1)]
+    worker.remembered[MAIN] = job_parts()
     for number in range(60):
         late = metadata(10_000 + number, due_at_ms=NOW_MS + 1_200 + number * 4_000)
         worker.wait(late, key=b"customer-%d" % number, value=ORDER, headers=TRACEPARENT)
@@ -341,8 +397,11 @@ class Site:
             return response.status, response.headers, await response.text()
 
 
+ADMIN = Operators(local=Role.ADMIN)
+
+
 @asynccontextmanager
-async def serving(worker: FakeWorker, operators: Operators = NOBODY) -> AsyncIterator[str]:
+async def serving(worker: FakeWorker, operators: Operators = ADMIN) -> AsyncIterator[str]:
     """Serve a worker's pages from a real Faust app; yields its address."""
     app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
     register(app, worker, clock=VirtualClock(NOW_MS), operators=operators)

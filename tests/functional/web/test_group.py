@@ -100,7 +100,6 @@ async def test_a_worker_that_does_not_answer_leaves_its_last_numbers_with_their_
 ) -> None:
     """And before it has answered once they are unknown: never zero."""
     monkeypatch.setattr(peers, "FRESH_MS", -1)  # each page asks, and what is known is old at once
-    monkeypatch.setattr("retryapp.web.answers.FRESH_MS", -1)
     numbers = {"partitions": [{"partition": 1, "state": "open", "pending": 40, "dead": 5}], "causes": []}
     answers = False
 

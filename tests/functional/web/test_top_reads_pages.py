@@ -24,8 +24,11 @@ retryapp_lateness_seconds_bucket{{handler="shop.orders",le="+Inf"}} {late}
 
 def count(worker: FakeWorker, deliveries: float, failures: float, late: float) -> None:
     """Set a worker's counters."""
-    text = METRICS.format(deliveries=deliveries, failures=failures, late=late).encode()
-    worker.metrics_text = lambda: text
+
+    async def text() -> bytes:
+        return METRICS.format(deliveries=deliveries, failures=failures, late=late).encode()
+
+    worker.metrics_text = text
 
 
 async def test_figures_and_lanes_are_those_of_the_pages(site: Site, worker: FakeWorker) -> None:

@@ -47,6 +47,7 @@ async def test_only_what_is_marked_has_failed() -> None:
     async with MemoryPartition(handler, "1s", batch=BATCH) as orders:
         await orders.send(b"a", b"fail b", b"c", b"fail d")
         assert (out(orders), orders.waiting) == ([b"a", b"c"], {"1s": 2})
+        assert sum(orders.handler.durations.counts) == 1  # calls, not records
         assert failed(orders) == {b"fail b": (1, 1), b"fail d": (1, 1)}
         await orders.to_rest()
         assert handler.calls == [[b"a", b"fail b", b"c", b"fail d"], [b"fail b", b"fail d"]]

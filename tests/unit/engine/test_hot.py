@@ -14,7 +14,7 @@ from retryapp.core.classify import non_retryable
 from retryapp.core.errors import LatePublishError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject, RetryLater, Skip
-from retryapp.engine.handler.handler import Delivery
+from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Delivery
 from retryapp.testing import MemoryDestinations, MemoryPartition, Step
 
 HOT = RetryPolicy("1h", hot="50ms*2", timeout="5s")
@@ -146,6 +146,23 @@ async def test_all_tries_have_the_time_of_one_delivery() -> None:
         await orders.send(b"a")
         await orders.advance(400)
         assert (len(begun), orders.waiting) == (3, {"1h": 1})
+
+
+async def test_the_time_in_the_handler_is_that_of_the_delivery_with_its_tries() -> None:
+    """Also of one that fails, and of one that is cancelled because it takes too long."""
+
+    async def slow(value: bytes) -> None:
+        await asyncio.sleep(int(value) / 1000)
+        if value == b"400":
+            raise BankDownError
+
+    async with MemoryPartition(slow, RetryPolicy("1h", hot="300ms", timeout="2s")) as orders:
+        await orders.send(b"400", b"200", b"9000")
+        for _ in range(40):
+            await orders.advance(100)
+        counts = zip((*DURATION_BOUNDS_S, None), orders.handler.durations.counts, strict=True)
+        assert {bound: count for bound, count in counts if count} == {0.25: 1, 2.5: 2}
+        assert orders.handler.durations.total_s == pytest.approx(0.4 + 0.3 + 0.4 + 0.2 + 2.0)
 
 
 async def test_a_wait_ends_with_its_session_at_once_and_has_no_outcome() -> None:

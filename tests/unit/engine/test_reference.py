@@ -149,43 +149,57 @@ async def test_what_would_wait_longer_than_the_topic_keeps_it_waits_as_a_copy() 
     assert [(row.reference, row.value) for row in (late, again)] == [(None, b"late")] * 2
 
 
-async def test_a_row_that_waits_on_becomes_a_copy_before_the_topic_may_lose_it() -> None:
-    """Here in a pause; after which it comes as ever, whatever the topic still has."""
+@pytest.mark.parametrize("way", ["pause", "hold", "reschedule"])
+async def test_a_row_that_waits_on_becomes_a_copy_before_the_topic_may_lose_it(way: str) -> None:
+    """After which it comes as ever, whatever the topic still has."""
     script = Script("fail")
     async with MemoryPartition(script, "1h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
         await orders.send(LARGE)
-        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
+        if way == "pause":
+            await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
+        elif way == "hold":
+            await orders.command("hold", 0, hold_ms=2 * DAY_MS)
+        else:
+            await orders.command("reschedule", 0, due_at_ms=orders.clock.wall_ms() + 2 * DAY_MS)
         await orders.advance(12 * 3_600_000)
         early = rows(orders)
         await orders.advance(15 * 3_600_000)
         late = rows(orders)
         change(orders, 0, None)
-        await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME, by="me"))
+        if way == "pause":
+            await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME, by="me"))
         await orders.to_rest()
-    assert [row.reference is None for row in early + late] == [False, True]
+    metadata = [decode_metadata(row.headers) for row in early + late]
+    assert [(row.reference is None, each and each.no_payload) for row, each in zip(early + late, metadata, strict=True)] == [
+        (False, True), (True, False)
+    ]  # fmt: skip
+    assert [row.hold for row in early + late] == [2 * (way == "hold")] * 2
     assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"]
 
 
-@pytest.mark.parametrize(
-    ("verb", "due_ms", "reference"),
-    [("retry-now", None, True), ("reschedule", 3_600_000, True), ("reschedule", DAY_MS * 2, False)],
-)
-async def test_a_command_that_has_it_wait_too_long_makes_a_copy(verb: str, due_ms: int | None, reference: bool) -> None:
-    """And none if it does not."""
-    async with MemoryPartition(Script("fail"), "2h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
+async def test_a_hold_that_begins_after_a_run_keeps_the_reference() -> None:
+    """And the release ends it."""
+    gate = asyncio.Event()
+    seen: list[bytes] = []
+
+    async def handle(value: bytes, delivery: Any) -> None:
+        seen.append(value)
+        if delivery.attempt == 2:
+            await gate.wait()
+        if delivery.attempt < 3:
+            raise ValueError
+
+    async with MemoryPartition(handle, "1s*3", by_reference=True) as orders:
         await orders.send(LARGE)
-        orders.transport.pause("records")
-        pausing = HandlerCommand(id="p", verb=HandlerVerb.PAUSE)
-        await orders.obey(pausing)
-        if not reference:
-            orders.transport._faults.clear()
-        due_at_ms = None if due_ms is None else orders.clock.wall_ms() + due_ms
-        outcome = await orders.command(verb, 0, due_at_ms=due_at_ms)
+        await orders.advance(1_000)
+        await orders.command("hold", 0)
+        gate.set()
+        await orders.advance(60_000)
         (row,) = rows(orders)
-    metadata = decode_metadata(row.headers)
-    assert metadata is not None
-    assert metadata.no_payload is reference
-    assert (outcome["refused"], row.reference is not None, row.value == LARGE) == (None, reference, not reference)
+        await orders.command("release", 0)
+        await orders.to_rest()
+    assert (row.hold, row.reference is None) == (2, False)
+    assert seen == [LARGE] * 3
 
 
 async def test_a_cancelled_record_is_whole_or_the_command_is_refused() -> None:

@@ -8,11 +8,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from samples import partition
 
+from retryapp.core.causes import CauseCount, cause_id
 from retryapp.core.classify import DeadReason
+from retryapp.engine.handler.handler import Durations
 from retryapp.ports import Event, Observation
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.observe.metrics import MAX_LABELS, OTHER, MetricsObserver, Sources
+from retryapp.runtime.observe.metrics import MAX_LABELS, OTHER, TOP_CAUSES, MetricsObserver, Sources
 from retryapp.runtime.view import RuntimeView
+
+TIMED_OUT = cause_id("httpx.ReadTimeout", "f", "7 s")
+"""The same in the tables of dead letters and on the pages."""
 
 
 def samples(metrics: MetricsObserver) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -36,7 +41,7 @@ def test_events_are_counted_by_their_labels() -> None:
         (Event.SKIPPED, {"count": 40}),
         (Event.SKIPPED, {"attempt": 2}),
         (Event.SKIPPED, {"attempt": 1}),
-        (Event.DEAD, {"reason": "exhausted", "error_type": "httpx.ReadTimeout"}),
+        (Event.DEAD, {"reason": "exhausted", "error_type": "httpx.ReadTimeout", "fingerprint": "f", "message": "7 s"}),
         (Event.DEAD, {"reason": "exhausted"}),
         (Event.DISCARDED, {"reason": "exhausted"}),
         (Event.LETTER_FAILED, {"reason": "exhausted", "count": 2}),
@@ -57,8 +62,8 @@ def test_events_are_counted_by_their_labels() -> None:
         ("retryapp_skipped_total", ("orders",)): 42,
         ("retryapp_dead_total", ("orders", "exhausted")): 2,
         ("retryapp_discarded_total", ("orders", "exhausted")): 3,
-        ("retryapp_dead_kinds_total", ("orders", "httpx.ReadTimeout", "exhausted")): 1,
-        ("retryapp_dead_kinds_total", ("orders", "unknown", "exhausted")): 1,
+        ("retryapp_dead_causes_total", ("orders", TIMED_OUT, "httpx.ReadTimeout", "exhausted")): 1,
+        ("retryapp_dead_causes_total", ("orders", cause_id("unknown", "", ""), "unknown", "exhausted")): 1,
         ("retryapp_retry_age_seconds_count", ("orders",)): 2,
         ("retryapp_retry_age_seconds_bucket", ("orders", "86400.0")): 1,
         ("retryapp_retry_age_seconds_bucket", ("orders", "259200.0")): 2,
@@ -205,6 +210,59 @@ def test_a_program_cannot_make_series_without_bound() -> None:
     assert found["retryapp_published_total", ("orders", OTHER)] == 7
     assert found["retryapp_published_total", ("orders", "customer-0")] == 2
     assert found["retryapp_published_total", ("returns", "receipts")] == 1
+
+
+def test_dead_letters_are_shown_by_cause_within_a_bound() -> None:
+    """The most frequent ones by id; the others, and those without one, together: the sum is that of all."""
+
+    def count(number: int | str, records: int) -> CauseCount:
+        facts = {"attempts": 1, "first_ms": 1, "last_ms": 1, "sample": "x"}
+        return CauseCount(cause_id=str(number), name="E", records=records, **facts)  # type: ignore[arg-type]
+
+    causes = [count("other", 500), *(count(number, 100 - number) for number in range(TOP_CAUSES + 7))]
+    infos = [partition(0, dead=sum(each.records for each in causes))]
+    metrics = MetricsObserver(Sources(partitions=lambda: {"orders": infos}, causes=lambda _main: causes))
+
+    def shown() -> dict[str, float]:
+        name = "retryapp_dead_letters_by_cause"
+        return {labels[1]: value for (metric, labels), value in samples(metrics).items() if metric == name}
+
+    assert len(shown()) == TOP_CAUSES + 1
+    assert shown()["0"] == 100
+    assert sum(shown().values()) == infos[0].dead
+    infos[0] = partition(0, dead=None)
+    assert shown() == {}
+
+
+def test_time_in_the_handler_is_a_histogram() -> None:
+    """Each call is in the buckets of its length and of all longer ones."""
+    durations = Durations()
+    metrics = MetricsObserver(Sources(partitions=dict, durations=lambda: {"orders": durations}))
+    for duration_s in (0.0001, 0.005, 0.3, 1_000.0):
+        durations.note(duration_s)
+    got = samples(metrics)
+    for bound, count in {"0.001": 1, "0.005": 2, "0.25": 2, "0.5": 3, "300.0": 3, "+Inf": 4}.items():
+        assert got["retryapp_handler_seconds_bucket", ("orders", bound)] == count
+    assert got["retryapp_handler_seconds_count", ("orders",)] == 4
+    assert got["retryapp_handler_seconds_sum", ("orders",)] == pytest.approx(1_000.3051)
+
+
+def test_pauses_jobs_and_lag_are_gauges() -> None:
+    """Of the partitions here; a lag that is not known is absent, and no job is 0."""
+    infos = {
+        "orders": [
+            partition(0, paused="paused by ann", jobs={"running": 2}),
+            partition(1, jobs={"running": 1, "paused": 1}),
+        ],
+        "idle": [partition(0)],
+    }
+    got = samples(MetricsObserver(Sources(partitions=lambda: infos, lags=lambda: {"orders": 7})))
+    assert got["retryapp_paused_partitions", ("orders",)] == 1
+    assert got["retryapp_job_parts", ("orders", "running")] == 3
+    assert got["retryapp_job_parts", ("orders", "paused")] == 1
+    assert got["retryapp_job_parts", ("idle", "running")] == 0
+    assert got["retryapp_main_lag_offsets", ("orders",)] == 7
+    assert ("retryapp_main_lag_offsets", ("idle",)) not in got
 
 
 async def test_a_rebalance_counts_once_and_is_seen_while_it_goes_on(runtime: Runtime) -> None:

@@ -75,7 +75,7 @@ def orders(runtime: Runtime) -> Any:
             context=SimpleNamespace(pace=Pace()),
         ),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
-        transport=SimpleNamespace(pending=pending, dead={"dlq": SimpleNamespace(count=lambda: 3)}),
+        transport=SimpleNamespace(pending=pending, dead={"dlq": SimpleNamespace(count=lambda: 3, causes=list)}),
     )
     runtime.placed["orders", 0] = placed
     return placed
@@ -146,23 +146,24 @@ async def test_a_worker_with_an_open_lane_that_does_not_move_is_not_ready(runtim
     """A topic refuses a hand-off, or all that its handler may run hangs; the page and a metric have it too."""
     view = RuntimeView(runtime)
 
-    def told() -> tuple[bool, str | None, bool]:
+    async def told() -> tuple[bool, str | None, bool]:
         info, _ = view.partitions("orders")
-        return view.ready(), info.stalled, b'retryapp_lanes_stalled{handler="orders"} 1.0' in view.metrics_text()
+        text = await view.metrics_text()
+        return view.ready(), info.stalled, b'retryapp_lanes_stalled{handler="orders"} 1.0' in text
 
-    assert told() == (True, None, False)
+    assert await told() == (True, None, False)
     orders.lane.refusal = HandOffRefusedError("app.orders.dlq", "MessageSizeTooLargeError", 900, 800)
-    assert told() == (False, str(orders.lane.refusal), True)
+    assert await told() == (False, str(orders.lane.refusal), True)
     assert "takes 900 bytes uncompressed, the topic at most 800 (max.message.bytes)" in str(orders.lane.refusal)
     orders.lane.refusal = None
     orphans = runtime.served["orders"].handler.orphans
     ends = [asyncio.get_running_loop().create_future() for _ in range(orphans.limit)]
     for end in ends:
         orphans.adopt(end, "app/orders/0/7")
-    assert told() == (False, orphans.problem, True)
+    assert await told() == (False, orphans.problem, True)
     ends[0].set_result(None)
     await asyncio.sleep(0)
-    assert told() == (True, None, False)
+    assert await told() == (True, None, False)
 
 
 def test_a_handler_without_dead_letters_shows_what_ended(runtime: Runtime) -> None:

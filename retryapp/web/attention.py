@@ -1,0 +1,66 @@
+"""What needs somebody to act, on the overview: the worst first, each with the page where it can be put right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+from urllib.parse import quote
+
+from retryapp.core.causes import CauseCount
+from retryapp.core.jobs import Part, PartState
+from retryapp.lookup.jobs import by_job, summed
+from retryapp.lookup.records import Facts, known_sum
+from retryapp.ports import PAGES_PREFIX, PartitionInfo
+from retryapp.web.figures import CLOSED, ELSEWHERE, OPEN
+
+LATE_MS: Final = 60_000
+"""A record that is due for longer is late."""
+_STALLED, _PAUSED, _CIRCUIT, _JOB, _LATE, _DEAD, _NEWS = range(7, 0, -1)
+
+
+def needs_action(
+    main: str,
+    infos: Sequence[PartitionInfo],
+    causes: Sequence[CauseCount],
+    parts: Sequence[tuple[int, Part]],
+    now_ms: int,
+) -> list[Facts]:
+    """Return what is wrong with a handler: `weight`, `main`, a sentence, and the page where it can be seen."""
+    base = f"{PAGES_PREFIX}/{quote(main, safe='')}"
+    found = [*_of_partitions(infos, now_ms), *_of_jobs(parts)]
+    if dead := known_sum(item.dead for item in infos):
+        most = f", most of them: {causes[0].name}" if causes else ""
+        found.append((_DEAD, f"{dead:,} dead{most}", "dead"))
+    return [{"weight": weight, "main": main, "text": text, "path": f"{base}/{page}"} for weight, text, page in found]
+
+
+def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tuple[int, str, str]]:
+    closed = [item for item in infos if item.state not in (OPEN, ELSEWHERE) or item.stalled]
+    if closed:
+        why = next((item.stalled or item.last_error for item in closed if item.stalled or item.last_error), "")
+        yield _STALLED, f"nothing goes on at {_named(closed)}" + (f": {why}" if why else ""), ""
+    if unowned := [item for item in infos if item.state == ELSEWHERE and item.owner_url is None]:
+        yield _STALLED, f"no worker is known for {_named(unowned)}", ""
+    if paused := [item for item in infos if item.paused]:
+        yield _PAUSED, f"{paused[0].paused} ({_named(paused)})", ""
+    if away := [item for item in infos if item.circuit not in (None, CLOSED)]:
+        yield _CIRCUIT, f"circuit {away[0].circuit} at {_named(away)}: {away[0].circuit_cause}", ""
+    dues = [item.next_due_ms for item in infos if item.next_due_ms is not None]
+    if dues and now_ms - min(dues) > LATE_MS:
+        yield _LATE, f"the oldest waiting record is overdue for {(now_ms - min(dues)) // 1_000:,} s", "pending"
+
+
+def _of_jobs(parts: Sequence[tuple[int, Part]]) -> Iterator[tuple[int, str, str]]:
+    for job, mine in by_job(parts).items():
+        whole = summed(mine)
+        if whole.state is PartState.PAUSED or whole.paused:
+            yield _JOB, f"{whole.verb} job is paused: {whole.paused}", f"jobs/{quote(job, safe='')}"
+        elif whole.state is PartState.RUNNING:
+            yield _NEWS, f"{whole.verb} job goes on: {whole.done:,} done", f"jobs/{quote(job, safe='')}"
+
+
+def _named(infos: Sequence[PartitionInfo]) -> str:
+    """Name partitions, some of many."""
+    some = ", ".join(str(item.partition) for item in infos[:8])
+    more = f" and {len(infos) - 8} more" if len(infos) > 8 else ""
+    return f"partition{'s' if len(infos) > 1 else ''} {some}{more}"

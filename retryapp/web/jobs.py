@@ -1,0 +1,252 @@
+"""Jobs on the pages: what one would do, its start, how far it is; and what pauses, resumes and cancels it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
+from urllib.parse import quote
+
+from aiohttp import web
+from pydantic import ValidationError
+from typing_extensions import override
+
+from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Verb
+from retryapp.core.errors import InvalidSettingError
+from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part, PartState
+from retryapp.core.rates import parse_rate
+from retryapp.lookup.instants import parse_instant
+from retryapp.lookup.jobs import Order, Preview, Scope, Told, by_job, job_facts, outcomes, part_facts
+from retryapp.lookup.records import Facts
+from retryapp.ports import PAGES_PREFIX, HandlerInfo
+from retryapp.runtime.view import RuntimeView
+from retryapp.web.access import MOST_LETTERS, Person, Role
+from retryapp.web.actions import WAIT_S, Action
+from retryapp.web.answers import Answers
+from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
+from retryapp.web.page import is_browser
+from retryapp.web.query import Question
+
+PREVIEW_S: Final = 8.0
+"""How long a page counts letters; a job takes those that were not counted as well."""
+MOST_AT_ONCE: Final = 2
+"""Previews of one worker's pages, and commands about jobs, each."""
+LIVE_S: Final = 2
+"""Pages of jobs that go on are loaded again after this time."""
+_FILTER: Final = ("reason", "error_type", "cause", "message", "key")
+_TIMES: Final = {"since": "from_ms", "until": "until_ms"}
+
+
+class Turns:
+    """Lets a few through at a time, and refuses the others."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    async def take(self, call: Callable[[], Any]) -> Any:
+        """Call in a thread.
+
+        Raises:
+            PageError: 503, others go on.
+        """
+        if self._taken >= MOST_AT_ONCE:
+            raise PageError(503, "busy", f"{self._taken} others wait for the same", "Ask again soon", SOON)
+        self._taken += 1
+        try:
+            return await asyncio.to_thread(call)
+        finally:
+            self._taken -= 1
+
+
+_previews: Final = Turns()
+
+
+async def jobs(answers: Answers, question: Question) -> Facts:
+    """Return the jobs that go on and the last ones that are over, the newest first."""
+    info = answers.get_handler_or_404(question.main)
+    parts, silent = await answers.parts(info.main)
+    found = [job_facts(job, each) for job, each in by_job(parts).items()]
+    going_on = any(each["state"] == PartState.RUNNING for each in found)
+    facts: Facts = {
+        "main": info.main,
+        "jobs": found[::-1],
+        "silent": silent,
+        "verbs": [Verb.REPLAY, Verb.DISCARD, Verb.RESTORE],
+    }
+    return {**facts, "live_s": LIVE_S if going_on else None}
+
+
+async def job(answers: Answers, question: Question) -> Facts:
+    """Return how far a job is, by partition."""
+    info = answers.get_handler_or_404(question.main)
+    parts, silent = await answers.parts(info.main)
+    mine: Mapping[int, Part] | None = by_job(parts).get(question.job)
+    if mine is None:  # it has begun just now, or is not of this handler
+        mine = (await asyncio.to_thread(answers.view.jobs, info.main)).get(question.job)
+    if mine is None:
+        hint = "A handler remembers those that go on and the last 5 that are over; the events topic has all"
+        raise not_found("no-such-job", f"no partition of {info.main} knows a job {question.job}", hint)
+    whole = job_facts(question.job, mine)
+    return {
+        "main": info.main,
+        "job": whole,
+        "partitions": [{"partition": number, **part_facts(part)} for number, part in sorted(mine.items())],
+        "silent": silent,
+        "live_s": LIVE_S if whole["state"] == PartState.RUNNING else None,
+    }
+
+
+async def preview(answers: Answers, question: Question) -> Facts:
+    """Return what a job would do: how many letters, of which causes, some of them; and where it would end."""
+    info = answers.get_handler_or_404(question.main)
+    verb, wanted = _wanted(question, answers.now_ms())
+    found = await _previews.take(lambda: _count(answers.view, info.main, verb, wanted))
+    return {
+        "main": info.main,
+        "verb": verb,
+        "order": info.order,
+        "filter": wanted.model_dump(exclude_none=True, exclude={"v"}),
+        "preview": found.facts,
+        "job": Order(verb, wanted).id,
+        "scope": found.scope.model_dump(mode="json"),
+        "may": question.role >= _role_for(found),
+    }
+
+
+def _count(view: RuntimeView, main: str, verb: Verb, wanted: LetterFilter) -> Preview:
+    until_s = time.monotonic() + PREVIEW_S
+    return view.preview(main, verb, wanted, lambda _looked, _of: time.monotonic() < until_s)
+
+
+def _role_for(found: Preview) -> Role:
+    return Role.OPERATE if found.complete and found.letters <= MOST_LETTERS else Role.ADMIN
+
+
+def _wanted(question: Question, now_ms: int) -> tuple[Verb, LetterFilter]:
+    given = {name: value for name, value in question.query.items() if value}
+    verb = given.get("verb", "")
+    if verb not in OF_LETTERS:
+        raise bad_parameter("verb", verb, ", ".join(sorted(OF_LETTERS)))
+    fields: dict[str, Any] = {name: given[name] for name in _FILTER if name in given}
+    for name, field in _TIMES.items():
+        if name in given:
+            try:
+                fields[field] = parse_instant(given[name], now_ms, back=True)
+            except ValueError as error:
+                raise bad_parameter(name, given[name], str(error)) from error
+    if not fields and "all" not in given:
+        raise bad_parameter("all", "", "all=1, or one of " + ", ".join((*_FILTER, *_TIMES)))
+    try:
+        return Verb(verb), LetterFilter(**fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise bad_parameter(str(first["loc"][0]), "...", str(first["msg"])) from error
+
+
+class _JobAction(Action):
+    """Something that an operator does to many records, with a reason."""
+
+    turns: ClassVar[Turns] = Turns()
+
+    @override
+    async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
+        match = request.match_info
+        info = self.answers.get_handler_or_404(match["main"])
+        why = sent.get("why", "").strip()
+        if not why or len(why) > MAX_WORDS:
+            raise bad_sent("why", f"1 to {MAX_WORDS} characters: the reason, for the audit")
+        call, place = self.order(info, sent, match, {"by": person.name, "why": why, "wait_s": WAIT_S}, person)
+        told: Told = await self.turns.take(call)
+        said = outcomes(told)
+        done = bool(said) and all(each["outcome"] == "done" for each in said)
+        place = f"{PAGES_PREFIX}/{quote(info.main, safe='')}/{place}"
+        facts: Facts = {"main": info.main, "verb": sent.get("verb"), "done": done, "see": place, "partitions": said}
+        if done and is_browser(request):
+            return self.respond("", "text/html", 303, {"Location": place})
+        return await self.show(request, person, "told.html", facts, as_json=not is_browser(request))
+
+    def order(
+        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
+    ) -> tuple[Callable[[], Told], str]:
+        """Return what does it, and the address that shows what became of it."""
+        raise NotImplementedError
+
+
+class StartJob(_JobAction):
+    """Begins a job as its preview has shown it."""
+
+    most_bytes = 256 * 1_024
+
+    @override
+    def order(
+        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
+    ) -> tuple[Callable[[], Told], str]:
+        try:
+            verb, wanted = Verb(sent.get("verb", "")), LetterFilter.model_validate_json(sent.get("filter", ""))
+            scope = Scope.model_validate_json(sent.get("scope", ""))
+        except (ValidationError, ValueError) as error:
+            raise bad_sent("filter, scope or verb", "what the preview gave") from error
+        name, rate = sent.get("job", ""), sent.get("rate", "").strip() or None
+        if verb not in OF_LETTERS or not re.fullmatch(JOB_ID, name):
+            raise bad_sent("verb or job", "what the preview gave")
+        topics = {topic for role, topic in info.topics.items() if role.partition(" ")[0] == "dlq"}
+        _check(scope, info.partitions, topics)
+        try:
+            _ = rate and parse_rate(rate)
+        except InvalidSettingError as error:
+            raise bad_sent("rate", "a whole number for each second, minute or hour: 100/s, 600/m") from error
+        force = sent.get("force", "") in ("on", "true", "1")
+        order = Order(verb, wanted, id=name, rate=rate, force=force, by=words["by"], why=words["why"])
+
+        def begin() -> Told:
+            if person.role < Role.ADMIN:  # what was sent may say less than it takes
+                found = _count(self.answers.view, info.main, verb, wanted)
+                person.require(_role_for(found))
+            return self.answers.view.begin_job(info.main, order, scope, wait_s=words["wait_s"])
+
+        return begin, f"jobs/{name}"
+
+
+def _check(scope: Scope, partitions: int, topics: set[str]) -> None:
+    known = all(0 <= number < partitions for number in (*scope.letters, *scope.upto))
+    named = all(set(upto) <= topics and min(upto.values(), default=0) >= 0 for upto in scope.upto.values())
+    whole = set(scope.letters) <= set(scope.upto) and all(number > 0 for number in scope.letters.values())
+    if not (scope.letters and known and named and whole):
+        raise bad_sent("scope", "what the preview gave")
+
+
+class TellJob(_JobAction):
+    """Pauses, resumes or cancels a job."""
+
+    @override
+    def order(
+        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
+    ) -> tuple[Callable[[], Told], str]:
+        verb, name = _verb(sent, "pause", "resume", "cancel"), match["job"]
+        job_verb = JobVerb(f"job-{verb}")
+        return lambda: self.answers.view.tell_job(info.main, name, job_verb, **words), f"jobs/{quote(name, safe='')}"
+
+
+class TellHandler(_JobAction):
+    """Pauses or resumes a handler."""
+
+    @override
+    def order(
+        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
+    ) -> tuple[Callable[[], Told], str]:
+        verb = HandlerVerb(f"handler-{_verb(sent, 'pause', 'resume')}")
+        return lambda: self.answers.view.tell_handler(info.main, verb, **words), ""
+
+
+def _verb(sent: Mapping[str, str], *verbs: str) -> str:
+    verb = sent.get("verb", "")
+    if verb not in verbs:
+        raise bad_sent("verb", ", ".join(verbs))
+    return verb
+
+
+def bad_sent(name: str, expected: str) -> PageError:
+    """Return 400 for a field that cannot be used."""
+    return PageError(400, "bad-command", f"{name} cannot be used", f"Expected {expected}")

@@ -1,0 +1,42 @@
+"""What tests of alerts and dashboard share."""
+
+from __future__ import annotations
+
+import pytest
+from samples import partition
+
+from retryapp.core.causes import CauseCount
+from retryapp.engine.handler.handler import Durations
+from retryapp.ports import Event, Observation
+from retryapp.runtime.observe.metrics import MetricsObserver, Sources
+
+
+@pytest.fixture(scope="module")
+def worker_metrics() -> MetricsObserver:
+    """The metrics of a worker with one handler, which shows every series that there is."""
+    info = partition(
+        0,
+        pending=1,
+        pending_by_tier={"5m": 1},
+        next_due_ms=1,
+        looked_ms=1,
+        dead=1,
+        circuit="open",
+        jobs={"running": 1},
+    )
+    cause = CauseCount(cause_id="c1-3f9ca81b02", name="E", records=1, attempts=1, first_ms=1, last_ms=1, sample="x")
+    metrics = MetricsObserver(
+        Sources(
+            partitions=lambda: {"orders": [info]},
+            durations=lambda: {"orders": Durations()},
+            causes=lambda _main: [cause],
+            lags=lambda: {"orders": 1},
+        )
+    )
+    metrics.begin("orders", ["5m"])
+    for event, facts in (
+        (Event.DEAD, {"reason": "exhausted", "error_type": "E"}),
+        (Event.PUBLISHED, {"topic": "receipts"}),
+    ):
+        metrics.observe(Observation(event=event, handler="orders", **facts))
+    return metrics

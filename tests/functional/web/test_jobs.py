@@ -1,0 +1,196 @@
+"""Jobs through the pages: previewed, begun as they were shown, watched, paused, resumed and cancelled."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from functional.web.house import ADMIN, BASE, GROUP, MAIN, NOW_MS, FakeWorker, Site, job_parts, serving
+from functional.web.test_actions import pages
+from samples import partition
+from typing_extensions import override
+
+from retryapp.core.control import Verb
+from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter
+from retryapp.lookup.jobs import Order, Scope
+from retryapp.web.jobs import StartJob
+
+HTML = {"Accept": "text/html"}
+
+
+class Form(HTMLParser):
+    """The fields of a page's form that is sent to an address."""
+
+    def __init__(self, html: str, action: str) -> None:
+        super().__init__()
+        self.action, self.inside, self.fields = action, False, dict[str, str]()
+        self.feed(html)
+
+    @override
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        facts = dict(attrs)
+        if tag == "form":
+            self.inside = facts.get("action") == self.action
+        elif tag == "input" and self.inside and facts.get("type") == "hidden":
+            self.fields[facts["name"] or ""] = facts["value"] or ""
+
+
+def fit(worker: FakeWorker) -> None:
+    """Let any preview find 700 letters of one cause on two partitions."""
+    found = worker.fits
+    found.fitting.update({0: 500, 1: 200})
+    found.upto.update({0: {f"{GROUP}.{MAIN}.dlq": 900}, 1: {f"{GROUP}.{MAIN}.dlq": 301}})
+    found.causes["c1-0011223344"], found.names["c1-0011223344"] = 700, "ServiceError: <number> from the ledger"
+    found.samples.append(f"{GROUP}/{MAIN}@kq8G0bTz/0/17")
+    found.done["recovered"] = 5
+    found.looked = found.whole = 2_000
+
+
+async def test_what_was_previewed_is_what_begins(worker: FakeWorker) -> None:
+    """The filter, the numbers by partition and the end that was set; the form is sent as the page has it."""
+    fit(worker)
+    async with pages(worker, ADMIN) as site:
+        body = await site.get(f"{BASE}/jobs/new?verb=replay&cause=c1-0011223344&since=2h")
+        assert worker.asked[0] == (MAIN, Verb.REPLAY, LetterFilter(cause="c1-0011223344", from_ms=NOW_MS - 7_200_000))
+        for shown in ("Replay 700 dead letters?", "from the ledger", f"{GROUP}/{MAIN}@kq8G0bTz/0/17", "recovered"):
+            assert shown in body
+        form = Form(body, f"{BASE}/command/job").fields
+        sent = {**form, "why": "ledger is back", "rate": "100/s"}
+        status, _, headers = await site.post(sent, {**HTML, "Origin": site.url}, f"{BASE}/command/job")
+        assert (status, headers["Location"]) == (303, f"{BASE}/jobs/{form['job']}")
+        main, order, scope = worker.asked[1]
+        wanted = worker.asked[0][2]
+        assert main == MAIN
+        assert order == Order(Verb.REPLAY, wanted, id=form["job"], rate="100/s", by="local", why="ledger is back")
+        assert scope == Scope(letters={0: 500, 1: 200}, upto=worker.fits.upto)
+        worker.answer = "job-known"
+        status, body, _ = await site.post(sent, HTML, f"{BASE}/command/job")
+        assert (status, "refused" in body) == (200, True), "sent again, it is refused as known"
+
+
+async def test_a_preview_that_had_no_time_says_so(worker: FakeWorker) -> None:
+    """Shares go by what each partition keeps; the job takes the rest too."""
+    fit(worker)
+    worker.fits.complete, worker.fits.whole = False, 10_000
+    worker.fits.kept.update({0: 6_000, 1: 4_000, 2: 0})
+    async with pages(worker, ADMIN) as site:
+        body = await site.get(f"{BASE}/jobs/new?verb=discard&all=1")
+        assert "Discard at least 700 dead letters?" in body
+        assert "2,000 of 10,000 were looked at" in body
+        assert Scope.model_validate_json(Form(body, f"{BASE}/command/job").fields["scope"]).letters == {
+            0: 6_000,
+            1: 4_000,
+        }
+
+
+async def test_a_job_page_shows_how_far_it_is_and_steers_it(worker: FakeWorker) -> None:
+    """It loads itself again while the job goes on; what it sends needs a reason."""
+    async with pages(worker, ADMIN) as site:
+        path = f"{BASE}/jobs/3f9ca81b02"
+        body = await site.get(path)
+        assert 'data-live="2"' in body
+        for shown in ("305 of 700", "210 <span", "ledger is back", "recovered", 'value="pause"'):
+            assert shown in body, shown
+        assert 'value="resume"' in await site.get(f"{BASE}/jobs/77aa00bb11")
+        assert "60 of the last 100 failed again" in await site.get(f"{BASE}/jobs/77aa00bb11")
+        for verb in ("pause", "resume", "cancel"):
+            sent = {"verb": verb, "why": "lunch"}
+            status, _, headers = await site.post(sent, HTML, f"{BASE}/command/job/3f9ca81b02")
+            assert (status, headers["Location"]) == (303, path)
+            main, job, told, more = worker.asked[-1]
+            assert (main, job, told) == (MAIN, "3f9ca81b02", JobVerb(f"job-{verb}"))
+            assert (more["by"], more["why"]) == ("local", "lunch")
+        listed = await site.get(f"{BASE}/jobs")
+        assert listed.index("3f9ca81b02") < listed.index("77aa00bb11"), "the newest first"
+
+
+async def test_a_handler_is_paused_and_resumed_on_its_page(worker: FakeWorker) -> None:
+    """The button is the other one then; a partition that nobody has is named."""
+    async with pages(worker, ADMIN) as site:
+        assert 'value="pause"' in await site.get("/retries/flights/")
+        sent = {"verb": "pause", "why": "migration"}
+        status, _, headers = await site.post(sent, HTML, "/retries/flights/command/handler")
+        assert (status, headers["Location"]) == (303, "/retries/flights/")
+        assert worker.asked[-1][:2] == ("flights", HandlerVerb.PAUSE)
+        worker.parts["flights"] = [partition(0, paused="paused by ann"), partition(1)]
+        assert 'value="resume"' in await site.get("/retries/flights/")
+        worker.answer = None
+        status, body, _ = await site.post(sent, {}, "/retries/flights/command/handler")
+        assert json.loads(body)["partitions"][1]["outcome"] == "queued"
+
+
+async def test_jobs_of_other_workers_are_shown(worker: FakeWorker) -> None:
+    """Each worker says what its partitions remember."""
+    other = FakeWorker(infos=worker.infos, parts={MAIN: [], "flights": []}, remembered={MAIN: job_parts()})
+    worker.remembered.clear()
+    async with serving(other) as peer:
+        worker.parts[MAIN] = [
+            partition(0, state="elsewhere", owner_url=peer),
+            partition(1, state="elsewhere", owner_url=peer),
+        ]
+        async with pages(worker, ADMIN) as site:
+            assert "305 of 700" in await site.get(f"{BASE}/jobs/3f9ca81b02")
+
+
+BAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "no reason": ("job", {"why": " "}),
+    "a rate that is none": ("job", {"rate": "fast"}),
+    "a partition that is not there": ("job", {"scope": '{"letters": {"99": 1}, "upto": {"99": {}}}'}),
+    "another topic": ("job", {"scope": '{"letters": {"0": 1}, "upto": {"0": {"passwords": 9}}}'}),
+    "no letters": ("job", {"scope": '{"letters": {}, "upto": {}}'}),
+    "a filter of a newer version": ("job", {"filter": '{"v": 1, "colour": "red"}'}),
+    "a verb of records that wait": ("job", {"verb": "cancel"}),
+    "an id with a slash": ("job", {"job": "../x"}),
+    "an unknown verb": ("job/3f9ca81b02", {"verb": "fly"}),
+    "another unknown verb": ("handler", {"verb": "cancel"}),
+    "much": ("job", {"scope": "x" * StartJob.most_bytes}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_what_is_no_order_begins_nothing(worker: FakeWorker, name: str) -> None:
+    """With a word and a sentence."""
+    where, wrong = BAD[name]
+    scope = json.dumps({"letters": {"0": 1}, "upto": {"0": {f"{GROUP}.{MAIN}.dlq": 3}}})
+    good = {"verb": "replay", "job": "aa", "why": "x", "filter": "{}", "scope": scope}
+    async with pages(worker, ADMIN) as site:
+        status, body, _ = await site.post({**good, **wrong}, path=f"{BASE}/command/{where}")
+        assert status in (400, 413), body
+        assert worker.asked == []
+
+
+@pytest.mark.parametrize(
+    "asked", ["verb=replay", "verb=cancel&all=1", "verb=replay&since=soon", f"verb=replay&key={'x' * 401}"]
+)
+async def test_a_preview_of_nothing_is_refused(site: Site, asked: str) -> None:
+    """Nobody replays everything by a missing word."""
+    status, _, body = await site.get(f"{BASE}/jobs/new?{asked}")
+    assert (status, json.loads(body)["error"]["code"]) == (400, "bad-parameter")
+    assert (await site.get(f"{BASE}/jobs/unknown"))[0] == 404
+
+
+async def test_browsers_are_led_to_the_overview(site: Site) -> None:
+    """From the root of the port; programs get what Faust answers there."""
+    status, headers, _ = await site.get("/", accept="text/html")
+    assert (status, headers["Location"]) == (302, "/retries/")
+    assert (await site.get("/"))[0] == 200
+
+
+async def test_the_overview_says_first_what_needs_action(site: Site, worker: FakeWorker) -> None:
+    """The worst first; nothing where all is well."""
+    worker.parts["flights"] = [partition(0, paused="paused by ann", next_due_ms=NOW_MS - 100_000), partition(1)]
+    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
+    assert [each["text"].partition(":")[0] for each in todo] == [
+        "nothing goes on at partition 4",
+        "no worker is known for partition 3",
+        "paused by ann (partition 0)",
+        "replay job is paused",
+        "the oldest waiting record is overdue for 100 s",
+        "135 dead, most of them",
+        "replay job goes on",
+    ]
+    worker.infos = worker.infos[1:]
+    worker.parts["flights"] = [partition(0), partition(1)]
+    assert "Nothing. This worker is ready" in (await site.get("/retries/"))[2]
