@@ -63,10 +63,13 @@ SERVES: Final[dict[str, tuple[Callable[[str, str], bool], str]]] = {
 
 def kept_ms(config: Mapping[str, str]) -> int | None:
     """Return how long a topic with this configuration keeps every record at least; None: no limit of time."""
+    return min((kept for kept in _bounds(config).values() if kept != UNLIMITED), default=None)
+
+
+def _bounds(config: Mapping[str, str]) -> dict[str, int]:
     policies = {part.strip() for part in config.get("cleanup.policy", "delete").split(",")}
     settings = {"delete": "retention.ms", "compact": "min.compaction.lag.ms"}
-    bounds = [int(config.get(setting, UNLIMITED)) for policy, setting in settings.items() if policy in policies]
-    return min((bound for bound in bounds if bound != UNLIMITED), default=None)
+    return {setting: int(config.get(setting, UNLIMITED)) for each, setting in settings.items() if each in policies}
 
 
 def keeps(state: TopicState, waits_ms: int) -> Iterator[Problem]:
@@ -75,13 +78,11 @@ def keeps(state: TopicState, waits_ms: int) -> Iterator[Problem]:
     if (size := state.config.get("retention.bytes", str(UNLIMITED))) != str(UNLIMITED):
         problem = f"{why}: no time says when a bound of size deletes them"
         yield Problem("retention.bytes", size, str(UNLIMITED), problem, f"Take it away, with retention.ms, or {_COPY}")
-    kept, least = kept_ms(state.config), 2 * waits_ms
-    if kept is not None and kept < least:
-        compacted = "compact" in state.config.get("cleanup.policy", "")
-        setting = "min.compaction.lag.ms" if compacted else "retention.ms"
-        have = state.config.get(setting, "(unknown)")
-        problem = f"{why} at the end of all waits; as much time again is for workers that are away"
-        yield Problem(setting, have, f"{least} or more", problem, f"Raise it, shorten the policy, or {_COPY}")
+    for setting, kept in _bounds(state.config).items():
+        if kept != UNLIMITED and kept < 2 * waits_ms:
+            problem = f"{why} at the end of all waits; as much time again is for workers that are away"
+            wanted = f"{2 * waits_ms} or more"
+            yield Problem(setting, str(kept), wanted, problem, f"Raise it, shorten the policy, or {_COPY}")
 
 
 def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_replication: bool) -> Iterator[Problem]:
