@@ -62,8 +62,6 @@ class Refusal(StrEnum):
     WAITING = "waiting"
     """A dead letter whose record waits already."""
     RUNNING = "running"
-    TOO_LATE = "too-late"
-    """The attempt that ran has ended otherwise."""
     HELD = "held"
     """Earlier records of its sequence wait."""
     NOT_HELD = "not-held"

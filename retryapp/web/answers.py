@@ -60,7 +60,7 @@ class Answers:
         self.operators = operators
         self.clock = clock
         self._due = DueCounts(view)
-        self._peers = Peers(self.now_ms, operators.peer_secret)
+        self.peers = Peers(self.now_ms, operators.peer_secret)
 
     def now_ms(self) -> int:
         """Return the epoch time in milliseconds."""
@@ -69,7 +69,7 @@ class Answers:
     def person(self, request: Any) -> Person:
         """Return who asks."""
         url = self.view.url()
-        if request.path == PART and self._peers.has_signed(request.headers.get(SIGNATURE, ""), url):
+        if request.path == PART and self.peers.has_signed(request.headers.get(SIGNATURE, ""), url):
             return Person("a worker", Role.OPERATE)
         return self.operators.person(request, url)
 
@@ -111,7 +111,7 @@ class Answers:
 
     async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""
-        answers = await self._peers.ask(infos)
+        answers = await self.peers.ask(infos)
         now_ms = self.now_ms()
         ours = await asyncio.to_thread(self.view.causes, main)
         parts = {**jobs_of(main, answers), **self.view.job_parts(main)}

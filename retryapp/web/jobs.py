@@ -94,7 +94,7 @@ async def job(answers: Answers, question: Question) -> Facts:
         "job": whole,
         "partitions": [{"partition": number, **part_facts(part)} for number, part in sorted(mine.items())],
         "silent": silent,
-        "live_s": LIVE_S if whole["state"] == PartState.RUNNING else None,
+        "live_s": LIVE_S if whole["state"] == PartState.RUNNING or silent else None,
     }
 
 
@@ -159,6 +159,7 @@ class _JobAction(Action):
             raise bad_sent("why", f"1 to {MAX_WORDS} characters: the reason, for the audit")
         call, place = self.order(info, sent, match, {"by": person.name, "why": why, "wait_s": WAIT_S}, person)
         told: Told = await self.turns.take(call)
+        self.answers.peers.ask_anew()
         said = outcomes(told)
         done = bool(said) and all(each["outcome"] == "done" for each in said)
         place = f"{PAGES_PREFIX}/{quote(info.main, safe='')}/{place}"

@@ -66,6 +66,8 @@ class Answer:
     part: WorkerPart
     at_ms: int
     """When it came, epoch milliseconds."""
+    fresh: bool = True
+    """Whether it may serve another page."""
 
 
 _PARTS: Final = TypeAdapter(WorkerPart)
@@ -87,13 +89,17 @@ class Peers:
         now_ms = self._now_ms()
         for url in urls:
             known = self._answers.get(url)
-            if url not in self._asking and (known is None or now_ms - known.at_ms >= FRESH_MS):
+            if url not in self._asking and (known is None or not known.fresh or now_ms - known.at_ms >= FRESH_MS):
                 self._asking[url] = asyncio.create_task(self._ask(url), name=f"ask-{url}")
         if waiting := [self._asking[url] for url in urls if url in self._asking]:
             await asyncio.wait(waiting, timeout=DEADLINE_S)
         for gone in self._answers.keys() - urls - self._asking.keys():
             del self._answers[gone]
         return {url: self._answers[url] for url in urls if url in self._answers}
+
+    def ask_anew(self) -> None:
+        """Let the next page ask all of them: something was changed."""
+        self._answers = {url: replace(answer, fresh=False) for url, answer in self._answers.items()}
 
     async def _ask(self, url: str) -> None:
         try:
@@ -134,7 +140,8 @@ async def _is_link_local(url: str) -> bool:
     """Tell whether an address leads to the machine's own services, as a cloud's metadata."""
     parts = urlsplit(url)
     found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 80)
-    return any(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local for *_, address in found)
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    return any((getattr(each, "ipv4_mapped", None) or each).is_link_local for each in addresses)
 
 
 def merged(

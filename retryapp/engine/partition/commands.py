@@ -11,6 +11,7 @@ obeys, or after a crash the next claim; if the handler is done with it, that cou
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -45,25 +46,31 @@ from retryapp.core.jobs import (
     Paused,
     decode_command,
 )
+from retryapp.core.lane_errors import PositionGoneError
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
 from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, PendingRow, decode_row, encode_row, identity_of
+from retryapp.core.text import cut_text
 from retryapp.engine.delivery.damage import ended
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
 from retryapp.engine.partition.holds import Holds
 from retryapp.engine.partition.jobs import Jobs
-from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
+from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, check_place
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.ports import PendingTable, Row
+
+logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 1_000
 """Commands in memory; the others wait on their topic."""
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
+MAX_TEXT_BYTES: Final = 1_000
+"""Of what an event says: a refusal may quote its command."""
 
 
 class Commands:
@@ -93,8 +100,8 @@ class Commands:
             taken_in: whether the record at an offset is a first delivery without an outcome.
             read: returns a row, and its identity, that waits by reference as a copy (`engine.partition.recall`).
         """
-        self.next_offset = transport.control_next
-        """Where the next reading of the control topic begins."""
+        self._next_offset, self._end = transport.control_next, transport.control_end
+        """Where the next reading of the control topic begins, and where the topic ends."""
         self.caught_up = asyncio.Event()
         """Set once the commands are obeyed that were there when the lane opened."""
         self._context = context
@@ -119,12 +126,11 @@ class Commands:
         self._cancelled: set[bytes] = set()
         """Identities of records that run, and are not tried again."""
 
-    def take(self, records: Sequence[Any], next_offset: int) -> bool:
-        """Take records of the control topic; tell whether no more fit now."""
-        self._queue.extend(records)
-        self.next_offset = max(self.next_offset, next_offset)
-        self._wake.set()
-        return len(self._queue) >= MOST_WAITING
+    def come(self, end: int) -> None:
+        """Note that the control topic ends there."""
+        if end != self._end:
+            self._end = end
+            self._wake.set()
 
     @property
     def paused(self) -> Paused | None:
@@ -136,30 +142,50 @@ class Commands:
         """The parts of jobs that it remembers."""
         return self._jobs.steering.parts
 
-    @property
-    def room(self) -> bool:
-        """Whether more may come."""
-        return len(self._queue) < MOST_WAITING
-
     async def run(self) -> None:
         """Obey commands until the session is over."""
-        transport = self._transport
-        if transport.place.control is not None and self.next_offset < transport.control_end:
-            await transport.reader.read(transport.place.control, self.next_offset, self.take)
         while True:
+            if not self._queue and self._end != self._next_offset:
+                await self._read()
             if not self._queue:
                 self.caught_up.set()
                 await self._awaken()
-            await self._settle()
-            for _ in range(min(MOST_AT_ONCE, len(self._queue))):
-                await self._obey(self._queue.popleft())
-            if not self._queue and self._jobs.may_step():
+            some = [self._queue.popleft() for _ in range(min(MOST_AT_ONCE, len(self._queue)))]
+            commands = [self._decode(record) for record in some]
+            if not all(isinstance(command, RefusedError) for command in commands):
+                await self._settle()
+            for record, command in zip(some, commands, strict=True):
+                await self._obey(record, command)
+            if not self._queue and self._end == self._next_offset and self._jobs.may_step():
                 await self._step()
             await asyncio.sleep(0)
 
+    async def _read(self) -> None:
+        """Read commands, as many as there is room for."""
+        control = self._transport.place.control
+        if control is None:
+            return
+        try:
+            end = await self._transport.reader.read(control, self._next_offset, self._receive)
+        except Exception as fault:
+            if not self.caught_up.is_set():
+                raise  # rows wait for what came before
+            logger.warning("Commands on %s[%d] could not be read: %r", *control, fault)
+            self._end = self._next_offset  # until `come` says more
+            return
+        if end < self._next_offset:
+            raise PositionGoneError(*control, self._next_offset)
+        if len(self._queue) < MOST_WAITING:
+            self._next_offset = self._end = end
+
+    def _receive(self, records: Sequence[Any], next_offset: int) -> bool:
+        self._queue.extend(records)
+        self._next_offset = next_offset
+        return len(self._queue) >= MOST_WAITING
+
     async def _awaken(self) -> None:
         """Wait for commands, or until a part of a job may go on."""
-        while not self._queue and not self._jobs.may_step():
+        while self._end == self._next_offset and not self._jobs.may_step():
             self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._jobs.wait_s()):
@@ -184,8 +210,9 @@ class Commands:
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         """Return the outcome that counts: one that was cancelled is not tried again."""
         self._jobs.note(run, outcome)
+        outcome = self._holds.judged(run, outcome)
         if run.place not in self._cancelled:
-            return self._holds.judged(run, outcome)
+            return outcome
         self._cancelled.discard(run.place)
         again = [] if isinstance(outcome, int) else [row for row in outcome.rows if row.value is not None]
         if not again or not isinstance(outcome, Turn) or again[0].identity != run.place:
@@ -202,22 +229,32 @@ class Commands:
 
     # -- one command --------------------------------------------------------------------------------------------
 
-    async def _obey(self, record: Any) -> None:
-        """Submit the turn of a command."""
-        command: AnyCommand | None = None
-        effect, refusal = Effect(""), None
+    def _decode(self, record: Any) -> AnyCommand | RefusedError:
+        """Return the command that a record is, or why it is none for this partition."""
         try:
             command = decode_command(record.value)
+            if isinstance(command, Command):
+                check_place(self._context, self._transport, *parse_failure_id(command.failure_id))
+        except (DamagedCommandError, DamagedMetadataError) as error:
+            return RefusedError(Refusal.MALFORMED, str(error))
+        except RefusedError as error:
+            return error
+        return command
+
+    async def _obey(self, record: Any, command: AnyCommand | RefusedError) -> None:
+        """Submit the turn of a command."""
+        effect, refusal = Effect(""), None
+        try:
+            if isinstance(command, RefusedError):
+                raise command
             effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record))
-        except DamagedCommandError as error:
-            effect, refusal = Effect(str(error)), Refusal.MALFORMED
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
         steered = isinstance(command, JobCommand | HandlerCommand)
-        facts = {} if command is None else command.model_dump(include={"verb", "failure_id", "by", "why", "job"})
-        event = self._event(
-            effect, refusal, command="" if command is None else command.id, offset=record.offset, **facts
-        )
+        facts: dict[str, Any] = {"command": ""}
+        if not isinstance(command, RefusedError):
+            facts = {"command": command.id, **command.model_dump(include={"verb", "failure_id", "by", "why", "job"})}
+        event = self._event(effect, refusal, offset=record.offset, **facts)
         self._submit(
             Turn(
                 source=self._transport.place.main,
@@ -242,7 +279,7 @@ class Commands:
             return self._of_handler(command)
         if isinstance(command, JobCommand):
             return self._jobs.obey(command, age_ms)
-        origin = self._origin(command)
+        origin = parse_failure_id(command.failure_id)[1]
         if age_ms > COMMAND_AGE_MS:
             text = f"no worker had its partition for {age_ms // 60_000} minutes after it was sent: send it again"
             raise RefusedError(Refusal.EXPIRED, text)
@@ -272,24 +309,13 @@ class Commands:
             main=handler.main,
             partition=partition,
             refused=None if refusal is None else str(refusal),
-            text=effect.text,
+            text=cut_text(effect.text, MAX_TEXT_BYTES),
             before=effect.before,
             after=effect.after,
             at_ms=self._context.clock.wall_ms(),
             **{"verb": "", "failure_id": "", **facts},
         )
         return to_event(event, topology=handler.topology, partition=partition)
-
-    def _origin(self, command: Command) -> Origin:
-        main, handler = self._transport.place.main, self._context.handler
-        try:
-            group, origin = parse_failure_id(command.failure_id)
-        except DamagedMetadataError as error:
-            raise RefusedError(Refusal.MALFORMED, str(error)) from error
-        if (group, origin.topic, origin.partition) != (handler.group, *main):
-            text = f"it belongs on the control topic and partition of {group}/{origin.topic}[{origin.partition}]"
-            raise RefusedError(Refusal.MISPLACED, text)
-        return origin
 
     async def _settle(self) -> None:
         """Wait until the turns that are in the lane are in the tables."""

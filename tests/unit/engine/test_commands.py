@@ -10,7 +10,6 @@ import pytest
 from retryapp import Batch, Reject, RetryPolicy
 from retryapp.core.control import COMMAND_AGE_MS, OF_LETTERS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
 from retryapp.core.headers import decode_metadata
-from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.record import idempotency_key
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.commands import Commands
@@ -376,27 +375,3 @@ async def test_a_replayed_record_that_took_too_long_runs_alone() -> None:
             orders.transport.append(CONTROL, sent.key, sent.value)
         await orders.advance(100)
         assert sizes == [1, 1]
-
-
-async def test_a_refused_command_about_a_record_that_runs_brings_no_row_back() -> None:
-    """The outcome of the run waits for it: behind it the row would be gone, and the command would write it again."""
-    running = asyncio.Event()
-
-    async def handle(_value: bytes, delivery: Any) -> None:
-        if delivery.attempt == 1:
-            raise ValueError("down")
-        await running.wait()
-
-    async with MemoryPartition(handle, "1s*3") as orders:
-        await orders.send(b"one")
-        await orders.advance(1_000)
-        refusal = HandOffRefusedError("app.orders.events", "refused")
-        orders.transport.fail("produce", refusal)
-        command = Command(id="c", verb=Verb.CANCEL, failure_id=FIRST)
-        orders.transport.append(CONTROL, None, command.to_record(*CONTROL).value)
-        await orders.settle()
-        running.set()
-        await orders.settle()
-        for _ in range(5):
-            await orders.advance(2_000)
-        assert (orders.waiting, orders.dead_letters) == ({}, [])
