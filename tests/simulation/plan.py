@@ -66,7 +66,7 @@ NEWEST: Final = 0x1A7E
 """Draws where newer records of a key replace older ones; drawn apart, too."""
 ENDLESS: Final = 0xE7E3
 """Draws whose policy has a delay without end; drawn apart, too."""
-REFERRED: Final = 0x4F0E
+REFERRED: Final = 0x4F39
 """Draws where records wait by reference; drawn apart, too."""
 LOSSES: Final = ("settled records deleted", "another record in its place", "batch damaged")
 """What happens then to records of the main topic that have an outcome."""

@@ -110,7 +110,7 @@ class Commands:
         self._sequences = sequences
         self._submit = submit
         self._busy = busy
-        self._read = read
+        self._reread = read
         self.over: set[bytes] = set()
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._queue: deque[Any] = deque()
@@ -379,7 +379,7 @@ class Commands:
     async def _whole(self, row: PendingRow, key: bytes, value: bytes) -> PendingRow:
         """Return a row that waits by reference as a copy."""
         try:
-            row = await self._read(row, key[IDENTITY_AT:])
+            row = await self._reread(row, key[IDENTITY_AT:])
         except RecordError as error:
             raise RefusedError(Refusal.DAMAGED, str(error)) from error
         except Exception as error:
