@@ -28,6 +28,7 @@ from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
 from retryapp.core.lifecycle import Commanded
+from retryapp.core.masking import UNMASKED, parse_mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
 from retryapp.core.record import parse_failure_id
@@ -125,12 +126,14 @@ class Retries:
             admin_options=admin_options or {},
             pages_guarded=operators.guarded,
         )
+        self._mask = parse_mask(settings.mask)
         self._runtime = Runtime(app, options)
         self._destinations = Destinations(self._runtime.topics, self._runtime.clock, self._owned_topics)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
-        web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock, operators=operators)
+        view = RuntimeView(self._runtime)
+        web.register(app, view, clock=self._runtime.clock, operators=operators, mask=self._mask)
 
     def handler(
         self,
@@ -150,6 +153,7 @@ class Retries:
         max_concurrent: int | None = None,
         circuit: CircuitBreaker | None = None,
         dead_letters: Literal["topic", "drop"] = "topic",
+        payload: Literal["copy", "reference"] = "copy",
     ) -> Callable[[F], F]:
         """Declare the handler of a main topic.
 
@@ -181,6 +185,9 @@ class Retries:
                 few records probe, and the rest waits. Not with `order="partition"`.
             dead_letters: `topic` (default), or `drop`: there is no dead-letter topic, and what would be dead is
                 discarded, with a `discarded` event that says why.
+            payload: `copy` (default), or `reference`: what waits is only where the record is, with its size, time and
+                checksum; when due it is read from the main topic again. A start checks that the topic keeps records
+                for twice the policy's waits. Not with `order="latest"` or a schedule without end.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -195,6 +202,8 @@ class Retries:
         """
         if dead_letters not in {"topic", "drop"}:
             raise InvalidSettingError("dead_letters", dead_letters, "one of topic, drop")
+        if payload not in {"copy", "reference"}:
+            raise InvalidSettingError("payload", payload, "one of copy, reference")
         if max_in_flight < concurrency:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
         if max_crashes < 1:
@@ -228,6 +237,7 @@ class Retries:
             deduplicate=rule,
             order=kept,
             batch=batch,
+            by_reference=payload == "reference",
         )
 
     def dead_letters(
@@ -285,10 +295,16 @@ class Retries:
                 delays_ms=chosen.delays_ms,
                 dead_letters=chosen.dead_letters,
                 seen_window_ms=None if rule is None else rule.window_ms,
+                reference_ms=chosen.longest_ms if settings.get("by_reference") else None,
                 **{**names, "publishes": tuple(dict.fromkeys(publishes))},
             )
             handler = Handler(
-                function=function, topology=topology, policy=chosen, destinations=self._destinations, **settings
+                function=function,
+                topology=topology,
+                policy=chosen,
+                destinations=self._destinations,
+                mask=None if self._mask == UNMASKED else self._mask,
+                **settings,
             )
             others = [known for known in self.topologies if known.main != main]
             check_names([*others, topology])
