@@ -55,8 +55,14 @@ def journey(
                 break
             events = topic == topology.events
             steps += _told(record, topology, origin) if events else _failed(record, topology, origin)
-    steps.sort(key=lambda step: step["at_ms"])
-    return Journey(steps, looked, complete)
+    return Journey(_in_order(steps), looked, complete)
+
+
+def _in_order(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort by time; a replay's copy on the retry topic, which says again how its letter failed, is left out."""
+    dead = {(step["at_ms"], step["duration_ms"]) for step in steps if step["kind"] == "dead"}
+    told = [step for step in steps if step["kind"] != "failed" or (step["at_ms"], step["duration_ms"]) not in dead]
+    return sorted(told, key=lambda step: step["at_ms"])
 
 
 def _failed(record: Record, topology: HandlerTopology, origin: Origin) -> Iterator[dict[str, Any]]:

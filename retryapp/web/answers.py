@@ -329,9 +329,12 @@ class Answers:
             raise bad_parameter("id", wanted, "a failure id: group/topic@id/partition/offset") from error
         if (group, origin.topic) != (info.group, info.main):
             raise bad_parameter("id", wanted, f"a failure id of {info.group}/{info.main}")
-        self.get_open_partition_or_404(origin.partition, question)
         same = failure_id(group, origin)
         base = f"{PAGES_PREFIX}/{quote(info.main, safe='')}"
+        item = self.view.partition(info.main, origin.partition)
+        if item is not None and item.state == ELSEWHERE and question.query.get("here"):
+            return f"{base}/journey?id={quote(same, safe='')}"  # browsers send no form on to another worker
+        self.get_open_partition_or_404(origin.partition, question)
         waiting = self.view.pending_find(info.main, origin.partition, origin.offset)
         if waiting is not None and pending_summary(waiting)["failure_id"] in {same, None}:
             return f"{base}/pending/{origin.partition}/{origin.offset}"

@@ -14,6 +14,7 @@ from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
 from retryapp.web.answers import READ_TIMEOUT_S, Answers
 from retryapp.web.errors import bad_parameter, not_found
+from retryapp.web.figures import ELSEWHERE, web_url
 from retryapp.web.jobs import Turns
 from retryapp.web.query import Question
 
@@ -47,6 +48,8 @@ async def journey(answers: Answers, question: Question) -> Facts:
     last: Facts = next((step for step in reversed(found.steps) if "attempt" in step), {})
     waits = last.get("kind") == "failed" and last.get("due_at_ms") is not None
     name = failure_id(group, origin)
+    item = answers.view.partition(info.main, origin.partition)
+    owner = "" if item is None or item.state != ELSEWHERE else web_url(item.owner_url) or ""
     return {
         "main": info.main,
         "failure_id": name,
@@ -57,7 +60,7 @@ async def journey(answers: Answers, question: Question) -> Facts:
         "complete": found.complete,
         "planned": planned(info.policy, last) if waits and found.steps[-1]["kind"] != "cancel" else [],
         "max_attempts": RetryPolicy.parse(info.policy).max_attempts,
-        "find": f"{PAGES_PREFIX}/{quote(info.main, safe='')}/find?id={quote(name, safe='')}",
+        "find": f"{owner}{PAGES_PREFIX}/{quote(info.main, safe='')}/find?id={quote(name, safe='')}",
     }
 
 

@@ -277,6 +277,10 @@ async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> Non
         status,
         headers["Location"],
     ) == (303, f"{BASE}/journey?id={quote(name, safe='')}")
+    elsewhere = "billing/shop.orders@kq8G0bTz/2/77"
+    _, headers, _ = await site.get(f"{BASE}/find?here=1&id={elsewhere}")
+    assert headers["Location"] == f"{BASE}/journey?id={quote(elsewhere, safe='')}", "a form is not sent to others"
+    assert (await facts(site, f"{BASE}/journey?id={elsewhere}"))["find"].startswith("http://127.0.0.1:6067/retries/")
     page = await facts(site, f"{BASE}/journey?id={name}")
     assert page["idempotency_key"] == idempotency_key(name)
     assert [step["kind"] for step in page["steps"]] == ["failed", "dead", "replay", "replayed", "failed"]
