@@ -10,6 +10,7 @@ from retryapp.core.causes import cause_id
 from retryapp.core.control import mark_of
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError
 from retryapp.core.headers import RETRY_ORIGIN, decode_metadata
+from retryapp.core.hops import REPLAY
 from retryapp.core.lifecycle import Commanded, RecordEvent, Succeeded, decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, failure_id
@@ -55,14 +56,8 @@ def journey(
                 break
             events = topic == topology.events
             steps += _told(record, topology, origin) if events else _failed(record, topology, origin)
-    return Journey(_in_order(steps), looked, complete)
-
-
-def _in_order(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort by time; a replay's copy on the retry topic, which says again how its letter failed, is left out."""
-    dead = {(step["at_ms"], step["duration_ms"]) for step in steps if step["kind"] == "dead"}
-    told = [step for step in steps if step["kind"] != "failed" or (step["at_ms"], step["duration_ms"]) not in dead]
-    return sorted(told, key=lambda step: step["at_ms"])
+    steps.sort(key=lambda step: step["at_ms"])
+    return Journey(steps, looked, complete)
 
 
 def _failed(record: Record, topology: HandlerTopology, origin: Origin) -> Iterator[dict[str, Any]]:
@@ -76,7 +71,7 @@ def _failed(record: Record, topology: HandlerTopology, origin: Origin) -> Iterat
         return
     with suppress(DamagedMetadataError):
         read = decode_metadata(record.headers)
-        if read is not None and read.group == topology.group:
+        if read is not None and read.group == topology.group and read.tier != REPLAY:  # its letter's mark says it
             yield _attempt(read) if read.delivery else {"kind": "waits", "at_ms": record.timestamp_ms}
 
 
