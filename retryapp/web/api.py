@@ -151,7 +151,9 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/pending/{partition}/{offset}": (
         _model("PendingRecord", "One waiting record.", _Page, main=str, policy=dict[str, str],
-               record=_model("PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text)),
+               record=_model(
+                   "PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text, unread=_Text
+               )),
         {},
     ),
     "/{main}/dead": (
