@@ -27,6 +27,7 @@ from retryapp.core.control import Command, Verb
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
+from retryapp.core.jobs import HANDLER_VERBS
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
@@ -36,6 +37,7 @@ from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.kafka.commands import send_commands
+from retryapp.lookup.jobs import Words, tell_handler
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
@@ -346,6 +348,34 @@ class Retries:
         wait_s = parse_duration_ms(wait) / 1000
         sent = partial(send_commands, self.connection, found[0], [command], wait_s=wait_s)
         return (await asyncio.to_thread(sent)).get(command.id)
+
+    async def command_handler(
+        self, verb: str, topic: str, *, by: str = "", why: str = "", wait: Duration = "30s"
+    ) -> Mapping[int, Commanded | None]:
+        """Steer a handler on all partitions: send a command to the workers that have them, and wait for their answers.
+
+        Args:
+            verb: `pause`, `resume`, `outage-open` or `outage-close`.
+            topic: its main topic.
+            by: who asks, for the audit.
+            why: the reason, for the audit.
+            wait: how long to wait for the answers.
+
+        Returns:
+            What came of it by partition, as of `command`. None: it waits for a worker, without a limit.
+
+        Raises:
+            InvalidSettingError: there is no such verb.
+            LookupError: the topic has no handler of this app.
+            BrokerUnreachableError: no broker answered.
+        """
+        if verb not in HANDLER_VERBS:
+            raise InvalidSettingError("command_handler", verb, "one of " + ", ".join(HANDLER_VERBS))
+        found = next((known for known in self.topologies if known.main == topic), None)
+        if found is None:
+            raise LookupError(f"{topic} has no handler of this app")
+        words: Words = {"by": by, "why": why, "wait_s": parse_duration_ms(wait) / 1000}
+        return await asyncio.to_thread(tell_handler, self.connection, found, HANDLER_VERBS[verb], **words)
 
     @property
     def handlers(self) -> tuple[Handler, ...]:

@@ -340,16 +340,17 @@ class Commands:
 
     def _of_circuit(self, command: HandlerCommand, offset: int) -> Effect:
         steering, pace = self._jobs.steering, self._context.pace
-        if pace.circuit is None:
+        if pace.circuit is None and (command.verb is HandlerVerb.OPEN or steering.forced is None):
             raise RefusedError(Refusal.NO_CIRCUIT, "this handler has no circuit: pause it instead")
-        before = pace.circuit.state if steering.forced is None else steering.forced.text
+        now = CircuitState.CLOSED if pace.circuit is None else pace.circuit.state
+        before = now if steering.forced is None else steering.forced.text
         steering.obey(command, self._context.clock.wall_ms(), offset)
         pace.pauses = steering.pauses
         if steering.forced is not None:
             pace.force(steering.forced.text)
             return Effect("nothing begins, and no attempt is spent", before=before, after=steering.forced.text)
-        shut = pace.circuit.state in (CircuitState.FORCED_OPEN, CircuitState.OPEN)
-        after = CircuitState.HALF_OPEN if shut else pace.circuit.state
+        shut = now in (CircuitState.FORCED_OPEN, CircuitState.OPEN)
+        after = CircuitState.HALF_OPEN if shut else now
         return Effect("a few records try" if shut else f"it is {after}", before=before, after=after)
 
     def _event(self, effect: Effect, refusal: Refusal | None = None, **facts: Any) -> Outgoing:
