@@ -180,9 +180,12 @@ class Pace:
     def holds(self, run: Paced) -> bool:
         """Tell whether a run may not begin yet: it is submitted again when it may."""
         circuit = self.circuit
-        if run.on_end is not None or run in self._admitted:
+        if run.on_end is not None or (run in self._admitted and not self.paused):
             return False
         if self.paused:
+            if circuit is not None and run in self._admitted:  # and no runner was free for it
+                self._admitted.discard(run)
+                circuit.leave(run.record.offset)
             self._held.append(run)
             return True
         if circuit is None or (circuit.closed and not self._held):
