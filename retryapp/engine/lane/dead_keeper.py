@@ -59,7 +59,7 @@ class DeadLetterKeeper:
             found = [Record(*self._dlq, offset, now_ms, out.key, out.value, out.headers) for offset, out in sent]
             marked = _take(self.table, found, sent[-1][0] + 1 if self.known.is_set() else None)
             if not self.known.is_set():
-                self._marked |= marked
+                self._marked.update(marked)
         except Exception as exc:  # noqa: BLE001 - whatever it is: the lane must go on
             self._drop(exc)
             self.task.cancel()
@@ -110,24 +110,24 @@ class DeadLetterKeeper:
 
 def _take(
     table: DeadLetterTable, records: Sequence[Any], next_offset: int | None, but: Collection[int] = ()
-) -> set[int]:
+) -> Collection[int]:
     """Write records of a dead-letter topic: letters, and marks of letters before them, `but` some; return which."""
-    letters, marks = [], []
+    letters = list[DeadRow]()
+    marks: dict[int, tuple[str, str | None]] = {}
     for record in records:
         headers = tuple(record.headers)
         if is_mark(headers):
-            marks.append(mark_of(headers, record.value))
+            told = mark_of(headers, record.value)
+            if told is not None and told.letter not in but:
+                marks[told.letter] = told.mark, told.command
         else:
             died_ms = record.timestamp_ms if isinstance(record, Record) else record.timestamp
             letters.append(DeadRow(record.offset, headers, record.key, died_ms))
-    table.write(letters, None)
-    marked = set[int]()
-    for told in marks:
-        if told is not None and told.letter not in but:
-            table.mark(told.letter, told.mark, told.command)
-            marked.add(told.letter)
-    table.write((), next_offset)  # last: a table that has read past a mark has it
-    return marked
+    if letters or not marks:
+        table.write(letters, None if marks else next_offset)
+    if marks:
+        table.mark(marks, next_offset)  # last: a table that has read past a mark has it
+    return marks
 
 
 def dead_rows(topics: Collection[str], batch: LaneBatch, receipt: LaneReceipt) -> dict[str, list[tuple[int, Outgoing]]]:
