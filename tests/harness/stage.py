@@ -49,9 +49,12 @@ class HandlerSpec:
     deduplicate: str = ""
     """Where event ids are; duplicates are handled if empty."""
     order: str = "none"
+    payload: str = "copy"
     rate_limit: str = ""
     circuit: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its `CircuitBreaker`; none where empty."""
+    pauses: bool = False
+    """Where the service refuses, a rule pauses the partition."""
 
 
 @dataclass(slots=True)
