@@ -23,7 +23,7 @@ import faust
 from retryapp import web
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import Command, Edit, Verb
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
@@ -299,6 +299,7 @@ class Retries:
         why: str = "",
         at: datetime | None = None,
         force: bool = False,
+        edit: Edit | None = None,
         wait: Duration = "30s",
     ) -> Commanded | None:
         """Steer a record that waits or is dead: send a command to the worker that has it, and wait for its answer.
@@ -310,6 +311,7 @@ class Retries:
             why: the reason, for the audit.
             at: of `reschedule`: when, with a time zone.
             force: of `replay`: also a record that ended its workers, or may be superseded.
+            edit: of `replay`: what it changes, as `Edit.of("keep", value=b"…")`; the letter stays as it was.
             wait: how long to wait for the answer.
 
         Returns:
@@ -326,7 +328,7 @@ class Retries:
         try:
             group, origin = parse_failure_id(failure_id)
             due_at_ms = None if at is None else round(at.timestamp() * 1000)
-            facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "force": force}
+            facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "force": force, "edit": edit}
             command = Command(id=secrets.token_hex(8), verb=Verb(verb), failure_id=failure_id, **facts)
         except (DamagedMetadataError, ValueError) as error:
             raise InvalidSettingError("command", f"{verb} {failure_id}", str(error)) from error

@@ -14,7 +14,7 @@ from faust import web
 from pydantic import ValidationError
 from typing_extensions import override
 
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, Verb
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.record import parse_failure_id
 from retryapp.lookup.instants import parse_instant
@@ -28,7 +28,8 @@ MAX_BODY_BYTES: Final = 16_384
 MOST_AT_ONCE: Final = 4
 """Commands of one worker's pages that wait for an answer."""
 WAIT_S: Final = 10.0
-_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "force")
+_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "force", "edit", "value", "idempotency")
+"""The last two are those of a form in place of `edit`."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class CommandPage(Action):
     """Sends a command, waits for the worker that obeys or refuses it, and says which."""
 
     waiting: ClassVar[int] = 0
+    most_bytes: ClassVar[int] = MAX_COMMAND_BYTES
 
     @override
     async def act(self, request: web.Request, sent: Mapping[str, str], match: Mapping[str, str]) -> web.Response:
@@ -162,6 +164,11 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
         facts: dict[str, Any] = {name: given[name] for name in ("state", "why") if name in given}
         if "at" in given:
             facts["due_at_ms"] = parse_instant(given["at"], now_ms)
+        if "edit" in given:
+            facts["edit"] = Edit.model_validate_json(given["edit"])
+        elif "value" in given or "idempotency" in given:
+            value = given.get("value", "").replace("\r\n", "\n").encode()  # browsers send lines so
+            facts["edit"] = Edit.of(given.get("idempotency", ""), value=value)
         force = given.get("force", "false") in ("true", "on", "1")
         name, verb = given.get("failure_id", ""), Verb(given.get("verb", ""))
         origin = parse_failure_id(name)[1]

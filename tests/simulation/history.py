@@ -298,6 +298,7 @@ class History:
                 self.broker,
                 first.oracle.stories,
                 self.random,
+                keys=self.plan.order == "none",
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
         for at_s in self.plan.commands:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
+from retryapp.core.control import Edit
+from retryapp.core.hops import after_failure
 from retryapp.core.jobs import Part, Steering
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Record
+from retryapp.engine.delivery import deliver
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.notes import Notes
@@ -119,6 +125,16 @@ def _unpaused(_self: Pace, **_state: Any) -> None:
     """An opening forgets that the handler is paused."""
 
 
+def _unedited(_self: Edit, letter: Record) -> Record:
+    """An edited replay has the record as it was."""
+    return letter
+
+
+def _key_forgotten(*args: Any, **facts: Any) -> RetryMetadata:
+    """A record that fails again has its first idempotency key."""
+    return replace(after_failure(*args, **facts), edited=None)
+
+
 COMMANDS: Final = (
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
     ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_006),
@@ -134,5 +150,7 @@ COMMANDS: Final = (
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_012),
     ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_110),
     ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_012),
+    ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
+    ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_008),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_009),
 )

@@ -104,6 +104,8 @@ class Story:
     free: int = 0
     """Deliveries that spent no attempt."""
     replays: int = 0
+    renewed: int = 0
+    """How often an edit has asked for a new idempotency key."""
     hurried: bool = False
     """Somebody has asked for another due time."""
     cancelling: bool = False

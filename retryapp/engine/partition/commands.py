@@ -55,6 +55,8 @@ from retryapp.ports import PendingTable, Row
 
 MOST_WAITING: Final = 1_000
 """Commands in memory; the others wait on their topic."""
+MOST_WAITING_BYTES: Final = 4 << 20
+"""The same in bytes: an edited value is in its command."""
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
 
@@ -97,6 +99,7 @@ class Commands:
         self.over: set[bytes] = set()
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._queue: deque[Any] = deque()
+        self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
@@ -111,9 +114,10 @@ class Commands:
     def take(self, records: Sequence[Any], next_offset: int) -> bool:
         """Take records of the control topic; tell whether no more fit now."""
         self._queue.extend(records)
+        self._queued_bytes += sum(len(record.value or b"") for record in records)
         self.next_offset = max(self.next_offset, next_offset)
         self._wake.set()
-        return len(self._queue) >= MOST_WAITING
+        return not self.room
 
     @property
     def paused(self) -> Paused | None:
@@ -128,7 +132,7 @@ class Commands:
     @property
     def room(self) -> bool:
         """Whether more may come."""
-        return len(self._queue) < MOST_WAITING
+        return len(self._queue) < MOST_WAITING and self._queued_bytes < MOST_WAITING_BYTES
 
     async def run(self) -> None:
         """Obey commands until the session is over."""
@@ -141,7 +145,9 @@ class Commands:
                 await self._awaken()
             await self._settle()
             for _ in range(min(MOST_AT_ONCE, len(self._queue))):
-                await self._obey(self._queue.popleft())
+                record = self._queue.popleft()
+                self._queued_bytes -= len(record.value or b"")
+                await self._obey(record)
             if not self._queue and self._jobs.may_step():
                 await self._step()
             await asyncio.sleep(0)
@@ -264,6 +270,8 @@ class Commands:
             text=effect.text,
             before=effect.before,
             after=effect.after,
+            edited=effect.edited,
+            original=effect.original,
             at_ms=self._context.clock.wall_ms(),
             **{"verb": "", "failure_id": "", **facts},
         )
