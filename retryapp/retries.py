@@ -105,8 +105,15 @@ class Retries:
                 "make it right after faust.App(...), before the first topic, agent or look at app.conf",
             )
         self.app = app
+        settings = load_settings()
+        operators = parse_operators(
+            settings.web_operators,
+            proxies=settings.web_proxies,
+            hosts=settings.web_hosts,
+            peer_secret=settings.peer_secret.get_secret_value(),
+        )
         options = RuntimeOptions(
-            grace_ms=load_settings().grace_ms if grace is None else parse_duration_ms(grace),
+            grace_ms=settings.grace_ms if grace is None else parse_duration_ms(grace),
             drain_ms=parse_duration_ms(drain),
             start_timeout_ms=parse_duration_ms(start_timeout),
             plan=PlanOptions(
@@ -116,13 +123,13 @@ class Retries:
                 dlq_retention_ms=None if dlq_retention is None else parse_duration_ms(dlq_retention),
             ),
             admin_options=admin_options or {},
+            pages_guarded=operators.guarded,
         )
         self._runtime = Runtime(app, options)
         self._destinations = Destinations(self._runtime.topics, self._runtime.clock, self._owned_topics)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
-        operators = parse_operators(load_settings().web_operators)
         web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock, operators=operators)
 
     def handler(
@@ -298,6 +305,7 @@ class Retries:
         by: str = "",
         why: str = "",
         at: datetime | None = None,
+        hold_for: Duration | None = None,
         force: bool = False,
         edit: Edit | None = None,
         wait: Duration = "30s",
@@ -305,11 +313,12 @@ class Retries:
         """Steer a record that waits or is dead: send a command to the worker that has it, and wait for its answer.
 
         Args:
-            verb: `retry-now`, `reschedule`, `cancel`, `replay`, `discard` or `restore`.
+            verb: `retry-now`, `reschedule`, `hold`, `release`, `cancel`, `replay`, `discard` or `restore`.
             failure_id: of the record, as `Delivery.failure_id`.
             by: who asks, for the audit.
             why: the reason, for the audit.
             at: of `reschedule`: when, with a time zone.
+            hold_for: of `hold`: how long, if nobody releases it; None: `7d`.
             force: of `replay`: also a record that ended its workers, or may be superseded.
             edit: of `replay`: what it changes, as `Edit.of("keep", value=b"…")`; the letter stays as it was.
             wait: how long to wait for the answer.
@@ -328,7 +337,9 @@ class Retries:
         try:
             group, origin = parse_failure_id(failure_id)
             due_at_ms = None if at is None else round(at.timestamp() * 1000)
-            facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "force": force, "edit": edit}
+            hold_ms = None if hold_for is None else parse_duration_ms(hold_for)
+            facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms, "force": force}
+            facts["edit"] = edit
             command = Command(id=secrets.token_hex(8), verb=Verb(verb), failure_id=failure_id, **facts)
         except (DamagedMetadataError, ValueError) as error:
             raise InvalidSettingError("command", f"{verb} {failure_id}", str(error)) from error

@@ -101,6 +101,8 @@ def _notes(ledger: Ledger) -> list[str]:
     whole, lines = ledger.total, []
     if whole.recovered:
         lines.append(f"{whole.recovered:,} of the done records had failed before")
+    if whole.on_hold:
+        lines.append(f"{whole.on_hold:,} of the records that wait are on hold: not tried before somebody releases them")
     if whole.expired_offsets:
         lines.append(
             f"unknown (expired): the first {whole.expired_offsets:,} offsets of {ledger.main} are no longer kept; "

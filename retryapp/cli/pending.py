@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from retryapp.cli._options import Place, When, json_option, list_options, place_options, raw_option
+from retryapp.cli._options import Length, Place, When, json_option, list_options, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
@@ -22,6 +22,7 @@ COLUMNS: Final = {
     "failed attempts": "attempts",
     "due": "due_at_ms",
     "held back by": "held_back_by",
+    "held until": "held_until_ms",
     "tier": "tier",
     "cause": "cause_id",
     "last error": "error",
@@ -30,7 +31,7 @@ COLUMNS: Final = {
 
 @click.group(name="pending")
 def command() -> None:
-    """Look at records that wait for their next attempt; try them now, later, or not again.
+    """Look at records that wait for their next attempt; try them now or later, hold them, or give them up.
 
     `list` and `show` read the topics, so they work with all workers down. The others ask the workers. Times are UTC.
     """
@@ -131,6 +132,40 @@ def reschedule(*, failure_ids: tuple[str, ...], place: Place, **options: Any) ->
       retryapp pending reschedule -A billing billing/orders@kq8G0bTz/3/1042 --at 2h
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return steer(Verb.RESCHEDULE, failure_ids, place, **options)
+
+
+@command.command()
+@steer_options
+@click.option(
+    "--for",
+    "hold_ms",
+    type=Length(),
+    default="7d",
+    show_default=True,
+    help="How long, if nobody releases them: then they are released, with a warning in the worker's log.",
+)
+def hold(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
+    """Begin no attempt before somebody releases them.
+
+    A record that runs now is held if its run fails. With order="key" later records of its key wait behind it.
+
+    \b
+    Examples:
+      retryapp pending hold -A billing billing/orders@kq8G0bTz/3/1042 --for 2d --why "ask the customer"
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return steer(Verb.HOLD, failure_ids, place, **options)
+
+
+@command.command()
+@steer_options
+def release(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
+    """Let held records go on: each is due when it was due before, or now if that has passed.
+
+    \b
+    Examples:
+      retryapp pending release -A billing billing/orders@kq8G0bTz/3/1042
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return steer(Verb.RELEASE, failure_ids, place, **options)
 
 
 @command.command()

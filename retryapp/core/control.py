@@ -20,6 +20,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from retryapp.core.durations import MAX_DURATION_MS
 from retryapp.core.foreign import shield, split_headers, unshield
 from retryapp.core.headers import RETRY_MARK
 from retryapp.core.hops import Outgoing
@@ -30,6 +31,8 @@ COMMAND_AGE_MS: Final = 15 * 60_000
 """How long a command waits for a worker, by the broker's time; an older one is refused."""
 MAX_COMMAND_BYTES: Final = 262_144
 """An edited value is in its command."""
+HOLD_MS: Final = 7 * 86_400_000
+"""How long a record is held, unless somebody releases it or says otherwise."""
 JOB_ID: Final = r"^[0-9A-Za-z._:-]{1,64}$"
 """Shape of the ids of commands and jobs."""
 MAX_WORDS: Final = 500
@@ -42,6 +45,8 @@ class Verb(StrEnum):
     RETRY_NOW = "retry-now"
     RESCHEDULE = "reschedule"
     CANCEL = "cancel"
+    HOLD = "hold"
+    RELEASE = "release"
     REPLAY = "replay"
     DISCARD = "discard"
     RESTORE = "restore"
@@ -63,10 +68,9 @@ class Refusal(StrEnum):
     WAITING = "waiting"
     """A dead letter whose record waits already."""
     RUNNING = "running"
-    TOO_LATE = "too-late"
-    """The attempt that ran has ended otherwise."""
     HELD = "held"
     """Earlier records of its sequence wait."""
+    NOT_HELD = "not-held"
     CHANGED = "changed"
     """Its state is not the one that the command names."""
     DAMAGED = "damaged"
@@ -194,6 +198,8 @@ class Command(BaseModel):
     """State that the record must have (`row_state`, or the letter's offset); None: any."""
     due_at_ms: Annotated[int, Field(ge=0, le=MAX_EPOCH_MS)] | None = None
     """Of `reschedule`."""
+    hold_ms: Annotated[int, Field(ge=1, le=MAX_DURATION_MS)] | None = None
+    """Of `hold`: how long, if nobody releases it; None: `HOLD_MS`."""
     force: bool = False
     """Of `replay`: also a record that ended its workers, or one that may be superseded."""
     edit: Edit | None = None
@@ -212,6 +218,8 @@ class Command(BaseModel):
     def _has_time(self) -> Command:
         if (self.due_at_ms is None) == (self.verb is Verb.RESCHEDULE):
             raise ValueError("due_at_ms belongs to reschedule, and to it alone")
+        if self.hold_ms is not None and self.verb is not Verb.HOLD:
+            raise ValueError("hold_ms belongs to hold alone")
         return self
 
     def to_record(self, topic: str, partition: int) -> Outgoing:

@@ -41,7 +41,14 @@ from retryapp.core.metadata import (
     clamped,
 )
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import IDENTITY_BYTES, ROW_HEADER_OVERHEAD_BYTES, ROW_OVERHEAD_BYTES, PendingRow
+from retryapp.core.rows import (
+    IDENTITY_BYTES,
+    OPERATOR,
+    ROW_HEADER_OVERHEAD_BYTES,
+    ROW_OVERHEAD_BYTES,
+    SEQUENCE,
+    PendingRow,
+)
 from retryapp.core.rules import Rule
 from retryapp.core.text import cut_text
 from retryapp.core.topology import HandlerTopology
@@ -203,7 +210,7 @@ def to_held_row(
     )
     value, marked = _marked(record, metadata)
     headers = shield(arriving(record).headers) + encode_metadata(marked)
-    return PendingRow(record.key, value, headers, due_at_ms=MAX_EPOCH_MS, since_ms=metadata.last_failed_ms, held=True)
+    return PendingRow(record.key, value, headers, MAX_EPOCH_MS, metadata.last_failed_ms, hold=SEQUENCE)
 
 
 def to_dead_letter(
@@ -348,9 +355,20 @@ def cancelled(metadata: RetryMetadata, message: str, now_ms: int) -> RetryMetada
 
 
 def due_anew(row: PendingRow, metadata: RetryMetadata, due_at_ms: int) -> PendingRow:
-    """Return a row that is due at another time."""
+    """Return a row that is due at another time; one that is held is so once it is released."""
     headers = split_headers(row.headers)[0] + encode_metadata(replace(metadata, due_at_ms=due_at_ms))
-    return replace(row, headers=headers, due_at_ms=due_at_ms, revision=row.revision + 1)
+    until_ms = row.due_at_ms if row.hold else due_at_ms
+    return replace(row, headers=headers, due_at_ms=until_ms, revision=row.revision + 1)
+
+
+def released(row: PendingRow, metadata: RetryMetadata, now_ms: int) -> PendingRow:
+    """Return a row that an operator has held, as it waited before; ``max_elapsed`` does not count the hold."""
+    free = replace(row.held_next(None), hold=row.hold & ~OPERATOR)
+    if free.held:  # it waits for earlier records of its sequence, as before
+        return replace(free, due_at_ms=MAX_EPOCH_MS, revision=row.revision + 1)
+    held_ms = max(0, now_ms - row.since_ms) if row.hold else 0
+    later = replace(metadata, first_failed_ms=clamped(metadata.first_failed_ms + held_ms))
+    return due_anew(free, later, max(now_ms, metadata.due_at_ms or 0))
 
 
 def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:

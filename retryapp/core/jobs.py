@@ -17,7 +17,17 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from retryapp.core.causes import cause_id
 from retryapp.core.control import JOB_ID, MAX_COMMAND_BYTES, MAX_WORDS, OF_LETTERS, Command, Verb
@@ -89,12 +99,21 @@ class JobPart(BaseModel):
     filter: LetterFilter
     upto: Mapping[str, _Count]
     """By dead-letter topic: the offset before which letters are taken."""
-    every_ms: Annotated[float, Field(gt=0)] | None = None
-    """Time between two, on average: the partition's share of the job's rate. None: as fast as they are done."""
+    every_ms: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None
+    """Time between two letters of the whole job. None: as fast as they are done."""
+    share: tuple[_Count, _Count, _Count] = (0, 1, 1)
+    """Which turns of the rate are this partition's (`core.rates.SharedTurns`): first, after the last, of how many."""
     canary: _Count = 0
     force: bool = False
     letters: _Count | None = None
     """How many its preview has counted."""
+
+    @model_validator(mode="after")
+    def _has_share(self) -> JobPart:
+        first, after, of = self.share
+        if not first < after <= of:
+            raise ValueError("share: first < after <= of")
+        return self
 
 
 def shared(whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mapping[str, int]]) -> dict[int, JobPart]:
@@ -103,13 +122,13 @@ def shared(whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mappin
     The rate and the canary of `whole` are shared in proportion to the letters. So a part that stalls slows the job and
     makes no other faster.
     """
-    letters = sum(fitting.values())
+    letters, first = sum(fitting.values()), 0
     parts = {}
     for partition, some in fitting.items():
         canary = min(some, max(LEAST_CANARY, math.ceil(whole.canary * some / letters))) if whole.canary else 0
-        every_ms = None if whole.every_ms is None else whole.every_ms * letters / some
-        changed = {"canary": canary, "every_ms": every_ms, "upto": dict(upto[partition]), "letters": some}
-        parts[partition] = whole.model_copy(update=changed)
+        share = first, first + some, letters
+        changed = {"canary": canary, "share": share, "upto": dict(upto[partition]), "letters": some}
+        parts[partition], first = whole.model_copy(update=changed), first + some
     return parts
 
 

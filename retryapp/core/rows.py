@@ -18,16 +18,18 @@ Row, version 2, big-endian::
 
 A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive.
 No row is empty, so ``b""`` is never valid and a tombstone is never a row. State and hold are 0 in a row that waits for
-its time, and 1 in one that waits for earlier records of its sequence: it was never delivered, attempt and delivery are
-0, and its time is the last possible one. Others are a newer version's: this one cannot judge them. `flags`, `revision`
-and `more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are
-kept.
+its time. State is 1 in one that is held, and `hold` says by what, in bits: 1 by earlier records of its sequence (it was
+never delivered, attempt and delivery are 0), 2 by an operator. The time of a held row is the deadline of an operator's
+hold, without one the last possible time. Others are a newer version's: this one cannot judge them. `flags`, `revision`
+and `more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are kept.
+Tag 1: a hold that begins when the record's run has failed; its deadline, u64.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -54,6 +56,10 @@ ALONE: Final = 1
 """Flag: the handler takes lists, and the record runs alone next."""
 CANCELLED: Final = 2
 """Flag: somebody has cancelled its retries while it ran; it is not run again."""
+SEQUENCE: Final = 1
+"""Hold: earlier records of its sequence come first, and it was never delivered."""
+OPERATOR: Final = 2
+"""Hold: an operator's, until a deadline; header ``retry-due-ms`` has the due time that it had."""
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
 
@@ -76,6 +82,9 @@ _LENGTHS_AT: Final = _FIXED.size - _LENGTHS.size
 _DUE_ROW: Final = bytes((ROW_VERSION, 0, 0))
 _HELD_ROW: Final = bytes((ROW_VERSION, 1, 1))
 _PAIR: Final = struct.Struct(">Ii")
+_MORE: Final = struct.Struct(">BH")
+_HOLD_NEXT: Final = 1
+_HOLDS: Final = range(1, 4)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -110,8 +119,43 @@ class PendingRow:
     flags: int = 0
     revision: int = 0
     more: bytes = b""
-    held: bool = False
-    """It waits for earlier records of its sequence, and was never delivered."""
+    hold: int = 0
+    """What holds it, in bits; 0: nothing, it waits for its time."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits for earlier records of its sequence, and was never delivered."""
+        return bool(self.hold & SEQUENCE)
+
+    @property
+    def held_by(self) -> str | None:
+        """What holds it, in a word; None: it waits for its time."""
+        return "operator" if self.hold & OPERATOR else "sequence" if self.hold else None
+
+    @property
+    def hold_next_ms(self) -> int | None:
+        """Deadline of a hold that begins when its run has failed; None: there is none."""
+        return next((int.from_bytes(content, "big") for tag, content in _facts(self.more) if tag == _HOLD_NEXT), None)
+
+    def held_next(self, until_ms: int | None) -> PendingRow:
+        """Return the row with a hold that begins when its run has failed, or without one."""
+        facts = [fact for fact in _facts(self.more) if fact[0] != _HOLD_NEXT]
+        if until_ms is not None:
+            facts.append((_HOLD_NEXT, _DUE.pack(until_ms)))
+        more = b"".join(_MORE.pack(tag, len(content)) + content for tag, content in facts)
+        return replace(self, more=more, revision=self.revision + 1)
+
+    def held_until(self, until_ms: int, now_ms: int) -> PendingRow:
+        """Return the row as an operator holds it."""
+        return replace(self.held_next(None), hold=self.hold | OPERATOR, due_at_ms=until_ms, since_ms=now_ms)
+
+
+def _facts(more: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _MORE.size <= len(more):
+        tag, length = _MORE.unpack_from(more, at)
+        at += _MORE.size + length
+        yield tag, more[at - length : at]
 
 
 @lru_cache(maxsize=256)  # a partition has records of one main topic, unless that was made again
@@ -182,7 +226,7 @@ def encode_row(row: PendingRow) -> bytes:
     numbers = row.due_at_ms, row.since_ms, row.attempt, row.delivery, row.revision
     counts = _length(row.key), _length(row.value), len(row.headers), len(row.more)
     try:
-        fixed = _FIXED.pack(ROW_VERSION, row.held, row.held, row.flags, *numbers, *counts)
+        fixed = _FIXED.pack(ROW_VERSION, row.hold > 0, row.hold, row.flags, *numbers, *counts)
         table = struct.pack(">" + "Ii" * len(row.headers), *lengths)
     except struct.error as error:
         raise DamagedRowError("row", f"a number does not fit: {error}") from error
@@ -235,7 +279,7 @@ def _spans(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]
 
 
 def is_held(raw: bytes) -> bool:
-    """Tell whether a row waits for earlier records of its sequence, without decoding it."""
+    """Tell whether a row waits for earlier records of its sequence and for nothing else, without decoding it."""
     return raw[: len(_HELD_ROW)] == _HELD_ROW
 
 
@@ -256,8 +300,7 @@ def decode_row(raw: bytes) -> PendingRow:
     names = [name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]  # none is: u32
     headers = tuple(zip(names, parts[1::2], strict=True))
     _, _, _, flags, due_at_ms, since_ms, attempt, delivery, revision, *_ = _FIXED.unpack_from(raw)
-    held = raw[1] == 1
-    return PendingRow(key, value, headers, due_at_ms, since_ms, attempt, delivery, flags, revision, more, held)
+    return PendingRow(key, value, headers, due_at_ms, since_ms, attempt, delivery, flags, revision, more, raw[2])
 
 
 def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
@@ -276,6 +319,6 @@ def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
     nulls = lengths.count(-1)
     if min(lengths) < -1 or sum(lengths) + nulls + more != len(raw) - at:
         raise DamagedRowError("row", f"its {len(lengths)} parts do not add up to {len(raw) - at} bytes")
-    if (state, hold) not in ((0, 0), (1, 1)):
+    if (state, hold) != (0, 0) and not (state == 1 and hold in _HOLDS):
         raise NewerRowError(f"{version} with state {state} and hold {hold}", ROW_VERSION)
     return lengths, at, raw[len(raw) - more :] if more else b""

@@ -64,6 +64,8 @@ class Balance:
     lost: int = 0
     recovered: int = 0
     """Of those done: after a failure."""
+    on_hold: int = 0
+    """Of those pending or held: not tried before somebody releases them."""
     expired_offsets: int = 0
     """Offsets at the beginning that the main topic no longer keeps and that have no trace."""
     unread_offsets: int = 0
@@ -96,6 +98,8 @@ class PartitionCount:
         self._ranges: list[_Range] = []
         self._damaged: list[tuple[int, int]] = []
         self._damage = "dead"
+        self._on_hold: set[int] = set()
+        """Offsets whose rows are not tried before somebody releases them."""
         self._fates: dict[int, Fate] = {}
         self._offsets: list[int] = []
         self._skipped: list[int] = []
@@ -112,6 +116,8 @@ class PartitionCount:
         elif told.topic_id == self._topic_id:
             if told.offset >= self._start:
                 self._traces[told.offset] = self._traces.get(told.offset, b"") + pack(told.trace)
+                if told.on_hold:
+                    self._on_hold.add(told.offset)
                 if told.last_offset > told.offset:
                     self._damaged.append((told.offset, told.last_offset))
                     self._damage = "discarded" if told.trace.station is Station.DISCARDED else "dead"
@@ -155,6 +161,7 @@ class PartitionCount:
                 self._problem(fault, text, offset=offset, topic_id=topic_id, station=station, where=where)
             if isinstance(key, int):
                 self._fates[key] = journey.fate
+                self.balance.on_hold += key in self._on_hold and journey.fate in (Fate.PENDING, Fate.HELD)
                 was_held = traces[0].station is Station.HELD  # workers have counted it as that
                 if journey.fate is Fate.SKIPPED and journey.last.delivery <= 1 and not was_held:
                     self._skipped.append(key)

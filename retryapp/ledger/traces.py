@@ -34,7 +34,7 @@ from retryapp.core.headers import (
 from retryapp.core.lifecycle import Discarded, Held, Progress, Skipped, Succeeded, Superseded, decode_event
 from retryapp.core.metadata import MAX_COUNT
 from retryapp.core.record import Headers, Origin, Record, parse_failure_id
-from retryapp.core.rows import decode_row, identity_of, origin_offset
+from retryapp.core.rows import PendingRow, decode_row, identity_of, origin_offset
 from retryapp.core.salvage import readable
 
 _PACKED: Final = struct.Struct("<IBBIIqq")
@@ -141,6 +141,8 @@ class Told:
     """Its offset there."""
     last_offset: int = -1
     """Of a dead letter for a damaged batch: the last offset of that."""
+    on_hold: bool = False
+    """A row that is not tried before somebody releases it."""
     nobody: str | None = None
     """Why it belongs to no record of this handler."""
 
@@ -174,11 +176,12 @@ def told_by_row(record: Record, topic_id: str, topics: Topics) -> Told:
     """
     key = record.key or b""
     try:
-        headers = decode_row(record.value or b"").headers
+        row = decode_row(record.value or b"")
     except DamagedRowError:
-        headers = ()
+        row = PendingRow(None, None, ())
     place = topics.changelog, record.offset, record.timestamp_ms
-    told = _told(headers, record.partition, Station.ROW, place, topics)
+    told = _told(row.headers, record.partition, Station.ROW, place, topics)
+    told = replace(told, on_hold=row.held_by not in (None, "sequence"))
 
     def is_of(topic_id: str, offset: int) -> bool:
         return key == identity_of(Origin(topics.main, topic_id, record.partition, offset))

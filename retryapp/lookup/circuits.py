@@ -1,4 +1,4 @@
-"""What holds records back that are due: a circuit that is not closed, or a rate."""
+"""What holds records back: somebody, or, of those that are due, a circuit that is not closed, or a rate."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ LOOK_BACK_MS: Final = 3_600_000
 
 
 def mark_held_back(record: Facts, holding: Mapping[int, str | None], now_ms: int) -> None:
-    """Add `held_back_by` to a waiting record: what holds due records of its partition back, if it is due."""
-    record["held_back_by"] = holding.get(record["partition"]) if _is_due(record, now_ms) else None
+    """Add `held_back_by` to a waiting record: who holds it, or what holds due records of its partition back."""
+    due = holding.get(record["partition"]) if _is_due(record, now_ms) else None
+    record["held_back_by"] = due if record["held_by"] in (None, "sequence") else record["held_by"]
 
 
 def mark_circuits(

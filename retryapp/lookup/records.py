@@ -24,7 +24,7 @@ from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Discarded, Handled, Skipped, decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id, short_topic_id
-from retryapp.core.rows import PendingRow, decode_row, is_held, parse_row_key, row_due_ms, row_key
+from retryapp.core.rows import SEQUENCE, PendingRow, decode_row, is_held, parse_row_key, row_due_ms, row_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic, with_dead_letters
 from retryapp.lookup.payloads import header_text, payload_of
@@ -76,7 +76,9 @@ def pending_detail(entry: PendingEntry) -> Facts:
 def _state(row: PendingRow) -> str | None:
     """Return what a command may name so that it is refused if the record has changed; None: it cannot."""
     metadata, _ = _metadata(row.headers)
-    return None if metadata is None or row.held else row_state(metadata.replays, metadata.attempt, row.due_at_ms)
+    if metadata is None or row.hold == SEQUENCE:
+        return None
+    return row_state(metadata.replays, metadata.attempt, row.due_at_ms)
 
 
 def pending_value(entry: PendingEntry) -> bytes:
@@ -127,12 +129,14 @@ def original_value(headers: Headers, value: bytes | None) -> bytes | None:
 def _row(entry: PendingEntry) -> tuple[PendingRow, Facts, str | None]:
     """Return the row, what its key contains, and what is wrong with it: a damaged row is its bytes as a value."""
     key = parse_row_key(entry.key)
-    due_at_ms = None if is_held(entry.value) else key.due_at_ms
-    facts = {"partition": key.partition, "origin_offset": key.origin_offset, "due_at_ms": due_at_ms}
+    facts = {"partition": key.partition, "origin_offset": key.origin_offset}
     try:
-        return decode_row(entry.value), facts, None
+        row, damaged = decode_row(entry.value), None
     except DamagedRowError as error:
-        return PendingRow(None, entry.value, ()), facts, str(error)
+        row, damaged = PendingRow(None, entry.value, ()), str(error)
+    due_at_ms = None if row.hold else key.due_at_ms
+    until_ms = key.due_at_ms if row.hold and not is_held(entry.value) else None
+    return row, {**facts, "due_at_ms": due_at_ms, "held_by": row.held_by, "held_until_ms": until_ms}, damaged
 
 
 def _metadata(headers: Headers) -> tuple[RetryMetadata | None, str | None]:

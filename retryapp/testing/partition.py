@@ -42,7 +42,6 @@ from retryapp.engine.handler.publish import Destinations
 from retryapp.engine.lane.lane import Lane, LaneLimits
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition.commands import MOST_WAITING
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
@@ -224,7 +223,7 @@ class MemoryPartition:
         """Send a command about the record at an offset, or with a failure id, as `retryapp` does; return its outcome.
 
         Args:
-            verb: `retry-now`, `reschedule`, `cancel`, `replay`, `discard` or `restore`.
+            verb: `retry-now`, `reschedule`, `hold`, `release`, `cancel`, `replay`, `discard` or `restore`.
             record: its offset on the main topic, or its failure id.
             more: further fields of `core.control.Command`.
 
@@ -329,11 +328,9 @@ class MemoryPartition:
     def _feed(self) -> None:
         for tp in self.engine.sources:
             self._pump(tp)
-        commands = self.engine.commands
-        if commands is not None and self._site.control is not None and commands.caught_up.is_set() and commands.room:
-            records, position = self.transport.broker.read(self._site.control, commands.next_offset, MOST_WAITING)
-            if records:
-                commands.take(records, position)
+        commands, control = self.engine.commands, self._site.control
+        if commands is not None and control is not None:
+            commands.come(self.transport.broker.bounds([control])[control][1])
 
     def _pump(self, tp: TopicPartition) -> None:
         room = self.engine.room(tp) if self.transport.released is not None else 0

@@ -11,7 +11,7 @@ import asyncio
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from retryapp.core.causes import CauseCount, summed
@@ -24,12 +24,12 @@ from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import Facts, dead_detail, dead_summary, original_value, pending_detail, pending_summary
 from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag
 from retryapp.runtime.view import RuntimeView
-from retryapp.web.access import NOBODY, Operators
+from retryapp.web.access import NOBODY, Operators, Person, Role
 from retryapp.web.attention import needs_action
 from retryapp.web.due import DueCounts
-from retryapp.web.errors import bad_parameter, elsewhere, not_found, not_open, not_ready
+from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
-from retryapp.web.peers import Peers, causes_of, jobs_of, merged, silent_of
+from retryapp.web.peers import PART, SIGNATURE, Peers, causes_of, jobs_of, merged, silent_of
 from retryapp.web.query import Question, Stream, offsets_text
 
 SCAN_ROWS: Final = 2_000
@@ -60,11 +60,18 @@ class Answers:
         self.operators = operators
         self.clock = clock
         self._due = DueCounts(view)
-        self._peers = Peers(self.now_ms)
+        self.peers = Peers(self.now_ms, operators.peer_secret)
 
     def now_ms(self) -> int:
         """Return the epoch time in milliseconds."""
         return self.clock.wall_ms()
+
+    def person(self, request: Any) -> Person:
+        """Return who asks."""
+        url = self.view.url()
+        if request.path == PART and self.peers.has_signed(request.headers.get(SIGNATURE, ""), url):
+            return Person("a worker", Role.OPERATE)
+        return self.operators.person(request, url)
 
     async def index(self, _question: Question) -> Facts:
         """Return the handlers with their totals, and what needs somebody to act."""
@@ -104,7 +111,7 @@ class Answers:
 
     async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""
-        answers = await self._peers.ask(infos)
+        answers = await self.peers.ask(infos)
         now_ms = self.now_ms()
         ours = await asyncio.to_thread(self.view.causes, main)
         parts = {**jobs_of(main, answers), **self.view.job_parts(main)}
@@ -326,10 +333,12 @@ class Answers:
             "It may have succeeded, be in delivery, or be older than the dead-letter topic's retention",
         )
 
-    async def ready(self, _question: Question) -> Facts:
+    async def ready(self, question: Question) -> Facts:
         """Return ``{"ok": true}`` when a broker answers and every lane here is open and moves, or refuse with 503."""
         if self.view.ready():
             return {"ok": True}
+        if question.role < Role.LOOK:
+            raise PageError(503, "not-ready", "this worker is not ready", "Whoever has the role look is told why", SOON)
         silence = self.view.silence()
         lanes: list[tuple[HandlerInfo, PartitionInfo]] = []
         for info in self.view.handlers():

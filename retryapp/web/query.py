@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.web.access import Role
 from retryapp.web.errors import bad_parameter, not_found
 
 DEFAULT_LIMIT: Final = 50
@@ -58,6 +59,8 @@ class Question:
     """Ask the browser to load the page again after this time; 0: never."""
     routed: bool = False
     """Another worker sent the request here: do not send it on again."""
+    role: Role = Role.NONE
+    """Of who asks."""
 
     def address(self, path: str | None = None, **changes: str) -> str:
         """Return the address of this question with other parameters, or with another path."""
@@ -77,7 +80,9 @@ class Question:
         return int(self.place[0]), int(self.place[1])
 
 
-def question_of(query: Mapping[str, str], match: Mapping[str, str] | None = None, path: str = "") -> Question:
+def question_of(
+    query: Mapping[str, str], match: Mapping[str, str] | None = None, path: str = "", role: Role = Role.NONE
+) -> Question:
     """Check the parameters of a request; empty ones (of a form) count as absent.
 
     Raises:
@@ -104,6 +109,7 @@ def question_of(query: Mapping[str, str], match: Mapping[str, str] | None = None
         letters=given.get("letters"),
         refresh_s=_number(given, "refresh", 0, MAX_REFRESH_S),
         routed="routed" in given,
+        role=role,
     )
 
 

@@ -66,34 +66,42 @@ def test_letters_are_replayed_once_over_a_kill(stage: Stage) -> None:
 
 
 def test_what_waits_is_steered(stage: Stage) -> None:
-    """Now, later, never; queued while no worker runs; refused with a reason; edited, and tried as what it is now."""
+    """Now, later, never, held over a kill, edited; queued while no worker runs; refused with a reason."""
     topic = stage.main_topic()
     stage.program(HandlerSpec(topic=topic, policy="1h*3"))
     stage.service.rule = lambda visit: Answer(503 if visit.attempt == 1 and not visit.replays else 200)
-    stage.produce(topic, [{"id": n} for n in range(4)])
+    stage.produce(topic, [{"id": n} for n in range(5)])
     worker = stage.worker(env={"RETRYAPP_WEB_OPERATORS": "local"})
     topology = HandlerTopology(stage.group, topic)
     evidence = Evidence(stage.connection, topology)
-    wait_for(lambda: evidence.waiting() == 4, "all wait", timeout_s=60)
+    wait_for(lambda: evidence.waiting() == 5, "all wait", timeout_s=60)
     names = {visit.facts["id"]: visit.failure_id for visit in stage.service.visits}
     place = ("--broker", stage.bootstrap)
     assert retryapp(stage, "pending", "retry-now", *place, names[0])[0] == 0
     assert retryapp(stage, "pending", "reschedule", *place, names[1], "--at", "1s")[0] == 0
+    asked = {"verb": "hold", "failure_id": names[4], "for": "2d"}
+    assert worker.post(f"/retries/{topic}/command", asked)[1]["outcome"] == "done"
+    assert retryapp(stage, "pending", "retry-now", *place, names[4])[0] == 0
     asked = {"verb": "cancel", "failure_id": names[2], "why": "withdrawn"}
     status, said = worker.post(f"/retries/{topic}/command", asked)
     assert (status, said["outcome"], said["refused"]) == (200, "done", None)
     assert worker.post(f"/retries/{topic}/command", {**asked, "verb": "retry-now"})[1]["refused"] == "not-waiting"
     code, said = retryapp(stage, "pending", "cancel", *place, names[2])
     assert (code, said["outcomes"][0]["refused"]) == (1, "not-waiting")
-    wait_for(lambda: evidence.waiting() == 1, "two are done", timeout_s=60)
+    wait_for(lambda: evidence.waiting() == 2, "two are done", timeout_s=60)
     worker.kill()
     code, said = retryapp(stage, "pending", "cancel", *place, names[3], "--wait", "1s")
     assert (code, said["outcomes"][0]["outcome"]) == (1, "queued")
     worker = stage.worker("second")
-    wait_for(lambda: evidence.waiting() == 0, "what was queued is obeyed", timeout_s=60)
+    wait_for(lambda: evidence.waiting() == 1, "what was queued is obeyed", timeout_s=60)
+    (held,) = retryapp(stage, "pending", "list", "-A", "app")[1]["records"]
+    assert (held["failure_id"], held["held_by"], held["held_back_by"]) == (names[4], "operator", "operator")
     total = balance(stage, topology)
-    assert (total.received, total.done, total.dead) == (4, 2, 2)
-    assert Counter(visit.facts["id"] for visit in stage.service.visits) == {0: 2, 1: 2, 2: 1, 3: 1}
+    assert (total.received, total.done, total.dead, total.pending, total.on_hold) == (5, 2, 2, 1, 1)
+    assert Counter(visit.facts["id"] for visit in stage.service.visits) == {0: 2, 1: 2, 2: 1, 3: 1, 4: 1}
+    assert retryapp(stage, "pending", "release", *place, names[4])[0] == 0
+    wait_for(lambda: evidence.waiting() == 0, "what was held goes on", timeout_s=60)
+    assert balance(stage, topology).done == 3
     letters = retryapp(stage, "dead", "list", "-A", "app")[1]["records"]
     assert {letter["failure_id"]: letter["reason"] for letter in letters} == {
         names[2]: "cancelled",
@@ -108,7 +116,7 @@ def test_what_waits_is_steered(stage: Stage) -> None:
     assert stage.service.visits[-1].idempotency_key == f"{idempotency_key(names[3])}-e1"
     wait_for(lambda: evidence.waiting() == 0, "it is done")
     total = balance(stage, topology)
-    assert (total.received, total.done, total.dead, total.discarded) == (4, 3, 0, 1)
+    assert (total.received, total.done, total.dead, total.discarded) == (5, 4, 0, 1)
     lost = Command(id="x", verb=Verb.CANCEL, failure_id=names[0])
     assert send_commands(stage.connection, topology, [lost])["x"].refused == "not-waiting"
     assert worker.stop() == 0

@@ -67,8 +67,9 @@ class Stage:
     handlers: dict[str, HandlerSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Keep pages away from the default port, which somebody's worker on this machine may have."""
+        """Show all on the pages, away from the default port, which somebody's worker on this machine may have."""
         self.env.setdefault("RETRYAPP_WEB_PORT", str(min(free_ports(1)[0], 65_000)))
+        self.env.setdefault("RETRYAPP_WEB_OPERATORS", "local:admin")
 
     @property
     def connection(self) -> KafkaConnection:

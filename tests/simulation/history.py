@@ -26,7 +26,7 @@ from simulation.judge import Judge
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
-from simulation.plan import FEED_S, Fault, Plan
+from simulation.plan import FEED_S, HELD, Fault, Plan
 from simulation.steering import Steering
 from simulation.story import Result, Violation
 from simulation.worker import SimWorker
@@ -299,6 +299,7 @@ class History:
                 first.oracle.stories,
                 self.random,
                 keys=self.plan.order == "none",
+                holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
         for at_s in self.plan.commands:

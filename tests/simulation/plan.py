@@ -70,6 +70,8 @@ CROWD: Final = 16
 """So many records of a crowd are in flight."""
 COMMANDED: Final = 1_000_000
 """From this seed on histories have commands, but where that is no use."""
+HELD: Final = 2_000_000
+"""From this seed on they hold and release records, too."""
 STOPPED: Final = "broker stopped"
 """Rarer than the others, and drawn apart."""
 REFUSED: Final = "refused"

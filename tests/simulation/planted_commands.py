@@ -10,6 +10,7 @@ from retryapp.core.hops import after_failure
 from retryapp.core.jobs import Part, Steering
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
+from retryapp.core.rows import PendingRow
 from retryapp.engine.delivery import deliver
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.run import Outcome, Run
@@ -18,6 +19,7 @@ from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import jobs
 from retryapp.engine.partition.commands import Commands
+from retryapp.engine.partition.holds import Holds
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
@@ -29,11 +31,11 @@ def _unsaid(self: Notes, _batch: Any) -> str:
     return self.control
 
 
-async def _before(self: Commands, record: Any) -> None:
+async def _before(self: Commands, record: Any, command: Any) -> None:
     """A command counts as obeyed before its turn."""
     place = self._transport.place.main
     self._submit(Turn(source=place, next_offset=0, control=record.offset + 1))
-    await _obey(self, record)
+    await _obey(self, record, command)
 
 
 _obey = Commands._obey
@@ -100,7 +102,7 @@ def _step_ahead(self: Commands, turn: Turn, told: Any) -> None:
 _submit_step = Commands._submit_step
 
 
-def _endless(self: Jobs, part: Part, topic: str, _end: int) -> Any:
+def _endless(self: Jobs, part: Part, topic: Any, _end: int) -> Any:
     """A part goes on to letters that died after its begin."""
     return _next(self, part, topic, 1 << 60)
 
@@ -135,22 +137,45 @@ def _key_forgotten(*args: Any, **facts: Any) -> RetryMetadata:
     return replace(after_failure(*args, **facts), edited=None)
 
 
+def _runs_on(_self: Holds, _run: Run, outcome: Outcome) -> Outcome:
+    """A record that was held while it ran waits for its time."""
+    return outcome
+
+
+def _unwritten(self: PendingRow, _until_ms: int | None) -> PendingRow:
+    """After a crash nobody knows that a record was to be held after its run."""
+    return self
+
+
+def _in_silence(_self: Commands, _key: bytes, _row: PendingRow) -> bool:
+    """At its deadline a record runs without a word."""
+    return False
+
+
+def _not_moved(_self: Sequences, _identity: bytes, _row: PendingRow) -> None:
+    """A sequence does not know that its head is held."""
+
+
 COMMANDS: Final = (
+    ("a held run waits for its time", ((Holds, "judged", _runs_on),), 2_000_183),
+    ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_406),
+    ("a hold ends in silence", ((Commands, "take_held", _in_silence),), 2_000_003),
+    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_957),
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
-    ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_006),
+    ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_025),
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_012),
-    ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_004),
-    ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_178),
+    ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_002),
+    ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_128),
     ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_047),
-    ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_008),
-    ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_107),
+    ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_014),
+    ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_041),
     ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_131),
     ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_005),
-    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_001_083),
+    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_128),
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_012),
-    ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_110),
-    ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_012),
+    ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
+    ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_062),
     ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
     ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_008),
-    ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_009),
+    ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_017),
 )

@@ -2,7 +2,8 @@
 
 Each control record has one `command` event in the end, whatever dies meanwhile. One that is obeyed changes what its
 record comes to: a cancelled one is dead, unless the run that went on was fine; a replayed one begins anew, once for
-each letter; one that is hurried may be early by its policy. A part of a job ends, has looked at each letter once, and
+each letter; one that is hurried may be early by its policy; one that is held does not begin before its release, by a
+command or at its deadline, is told. A part of a job ends, has looked at each letter once, and
 has left as many marks as it says.
 """
 
@@ -20,7 +21,7 @@ from retryapp.core.control import Command, Edit, MarkKind, Verb, mark_of
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobCommand, JobPart, JobVerb, LetterFilter
 from retryapp.core.record import Origin as Place
-from retryapp.core.record import failure_id
+from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.ports import TopicPartition
 from simulation.broker import Broker
@@ -32,6 +33,7 @@ _VERBS: Final = (
     "restore", "", "job", "job", "job", "job-pause", "job-resume", "job-resume", "job-cancel",
     "handler-pause", "handler-resume",
 )  # fmt: skip
+_HOLDS: Final = ("hold",) * 6 + ("release",) * 2
 
 
 class Steering:
@@ -45,6 +47,7 @@ class Steering:
         random: Random,
         *,
         keys: bool,
+        holds: bool,
         calm: bool,
     ) -> None:
         self._topology = topology
@@ -55,6 +58,7 @@ class Steering:
         """A key may be edited."""
         self._edits: dict[str, Edit] = {}
         """By command."""
+        self._verbs = _VERBS + _HOLDS if holds else _VERBS
         self._calm = calm
         """Nobody dies or is cut off."""
         self._count = 0
@@ -79,7 +83,7 @@ class Steering:
         random, self._count = self._random, self._count + 1
         failed = [origin for origin, story in self._stories.items() if story.copies or story.fates]
         origin = random.choice(failed if failed and random.random() < 0.8 else list(self._stories))
-        verb, name = random.choice(_VERBS), f"c{self._count}"
+        verb, name = random.choice(self._verbs), f"c{self._count}"
         if verb.startswith("job"):
             self._send_job(verb, name)
             return
@@ -96,6 +100,8 @@ class Steering:
         facts: dict[str, Any] = {"due_at_ms": due_at_ms, "force": random.random() < 0.5}
         if verb == "replay" and (edit := self._edit(name, now_ms)) is not None:
             self._edits[name] = facts["edit"] = edit
+        if verb == "hold":
+            facts["hold_ms"] = random.choice((1, 500, 3_000, 12_000))
         command = Command(id=name, verb=Verb(verb), failure_id=record, **facts)
         story = self._stories[origin]
         story.hurried = story.hurried or verb in ("retry-now", "reschedule")
@@ -188,6 +194,8 @@ class Steering:
             self.reached[f"a part of a job is {told['after']}"] += 1
             if told["after"] == "ended":
                 self._judge_part(*place, told["text"])
+        if told["verb"] in ("hold", "release") and told["refused"] is None:
+            self._hold(told["verb"], told["failure_id"], now_ms, loudly=not name)
         if not name:
             return
         if told["verb"].startswith(("job", "handler")):
@@ -204,6 +212,12 @@ class Steering:
         if verb == "cancel" and told["refused"] is None:
             self._stories[origin].stopped = True
             self._stories[origin].cancelled_ms = now_ms
+
+    def _hold(self, verb: str, name: str, now_ms: float, *, loudly: bool) -> None:
+        place = parse_failure_id(name)[1]
+        story = self._stories[place.partition, place.offset]
+        story.held_ms = inf if verb == "release" else min(story.held_ms, now_ms)
+        self.reached[f"{verb} by its deadline or a crash"] += loudly
 
     def _judge_part(self, job: str, number: int, text: str) -> None:
         done, looked = int(text.split()[0]), int(text.split("; ")[-1].split()[0])
@@ -224,6 +238,8 @@ class Steering:
         """
         if opening.fenced_ms > story.cancelled_ms or (self._calm and story.cancelled_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
+        if opening.fenced_ms > story.held_ms or (self._calm and story.held_ms < inf):
+            raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it is held")
         paused_ms = self.paused_ms[origin[0]]
         if opening.fenced_ms > paused_ms or (self._calm and paused_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and its handler is paused")
@@ -263,4 +279,4 @@ def begin_again(story: Story, replays: int) -> None:
     fresh = Story(story.record, story.script)
     for name in ("calls", "begun", "fates", "settled_ms", "seen", "spent", "overdue", "free"):
         setattr(story, name, getattr(fresh, name))
-    story.replays, story.stopped, story.cancelled_ms = replays, True, inf
+    story.replays, story.stopped, story.cancelled_ms, story.held_ms = replays, True, inf, inf

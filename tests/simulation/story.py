@@ -112,6 +112,8 @@ class Story:
     """Somebody has asked that it is not tried again."""
     cancelled_ms: float = inf
     """When it was visible that this is obeyed."""
+    held_ms: float = inf
+    """When it was visible that it is held."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
 

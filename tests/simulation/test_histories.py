@@ -11,16 +11,18 @@ import pytest
 
 from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
-from simulation.plan import COMMANDED
+from simulation.plan import COMMANDED, HELD
 
 SEEDS = 3_000
 QUICK = 500
 """So many run in `make test`, the rest in `make test-all`."""
 PART = 250
 PARTS = [pytest.param(first, marks=[] if first < QUICK else [pytest.mark.extended]) for first in range(0, SEEDS, PART)]
+FEW = 125
 COMMANDED_PARTS = [
-    pytest.param(COMMANDED + first, marks=[] if first < PART else [pytest.mark.extended])
-    for first in range(0, 1_500, PART)
+    pytest.param(begin + first, marks=[] if first < FEW else [pytest.mark.extended])
+    for begin in (COMMANDED, HELD)
+    for first in range(0, 1_500, FEW)
 ]
 
 
@@ -40,8 +42,8 @@ def test_every_invariant_holds(first: int, summary: Summary) -> None:
 
 @pytest.mark.parametrize("first", COMMANDED_PARTS)
 def test_every_command_is_obeyed_or_refused_once(first: int) -> None:
-    """Whatever dies meanwhile; and every invariant holds with records that are cancelled, hurried and replayed."""
-    part = run_seeds(range(first, first + PART))
+    """Whatever dies meanwhile; and every invariant holds with records that are cancelled, held, and replayed."""
+    part = run_seeds(range(first, first + FEW))
     assert part.failed == []
 
 

@@ -147,6 +147,8 @@ def unpack(run: Run) -> Turn | None:
             run.shown = restore(record, run.metadata)
             if claim is not None and claim.cancelled:
                 return bury_cancelled(run, run.metadata)
+            if claim is not None and claim.on_hold is not None:
+                return run.settle(rows=(claim.on_hold,))
         except NewerFormatError as exc:
             raise NewerRecordError(record.coordinates, exc.finding) from exc
         except DamagedMetadataError as exc:

@@ -54,6 +54,8 @@ class Claim:
     """No other record is in its call, where the handler takes several."""
     cancelled: bool = False
     """It is not run: its retries were cancelled during its last run, or before this one has begun."""
+    on_hold: Row | None = None
+    """The row as it waits on: somebody has held it before its run has begun."""
     damage: RecordError | None = None
     """Why the row cannot be read; its bytes are the record's value."""
 

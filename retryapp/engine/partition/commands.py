@@ -11,6 +11,7 @@ obeys, or after a crash the next claim; if the handler is done with it, that cou
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +28,7 @@ from retryapp.core.control import (
 )
 from retryapp.core.errors import DamagedCommandError, DamagedMetadataError, DamagedRowError, NewerRowError
 from retryapp.core.headers import decode_metadata
-from retryapp.core.hops import Outgoing, cancelled, due_anew, restore
+from retryapp.core.hops import Outgoing, cancelled, restore
 from retryapp.core.jobs import (
     AnyCommand,
     HandlerCommand,
@@ -39,19 +40,24 @@ from retryapp.core.jobs import (
     Paused,
     decode_command,
 )
+from retryapp.core.lane_errors import PositionGoneError
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
-from retryapp.core.rows import CANCELLED, IDENTITY_AT, PendingRow, decode_row, encode_row, identity_of
+from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, PendingRow, decode_row, encode_row, identity_of
+from retryapp.core.text import cut_text
 from retryapp.engine.delivery.damage import ended
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.partition.holds import Holds
 from retryapp.engine.partition.jobs import Jobs
-from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
+from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, check_place
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.ports import PendingTable, Row
+
+logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 1_000
 """Commands in memory; the others wait on their topic."""
@@ -59,6 +65,8 @@ MOST_WAITING_BYTES: Final = 4 << 20
 """The same in bytes: an edited value is in its command."""
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
+MAX_TEXT_BYTES: Final = 1_000
+"""Of what an event says: a refusal may quote its command."""
 
 
 class Commands:
@@ -86,8 +94,8 @@ class Commands:
             busy: whether the lane has turns that are not in the tables.
             taken_in: whether the record at an offset is a first delivery without an outcome.
         """
-        self.next_offset = transport.control_next
-        """Where the next reading of the control topic begins."""
+        self._next_offset, self._end = transport.control_next, transport.control_end
+        """Where the next reading of the control topic begins, and where the topic ends."""
         self.caught_up = asyncio.Event()
         """Set once the commands are obeyed that were there when the lane opened."""
         self._context = context
@@ -99,25 +107,23 @@ class Commands:
         self.over: set[bytes] = set()
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._queue: deque[Any] = deque()
-        self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
         place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.caught_up.set}
         self._letters = LetterCommands(context, transport, sequences, **place)
         self._jobs = Jobs(context, transport, self._letters)
+        self._holds = Holds(context, sequences)
         remembered = self._jobs.steering
         context.pace.remember(paused=remembered.paused is not None, pauses=remembered.pauses)
         self._cancelled: set[bytes] = set()
         """Identities of records that run, and are not tried again."""
 
-    def take(self, records: Sequence[Any], next_offset: int) -> bool:
-        """Take records of the control topic; tell whether no more fit now."""
-        self._queue.extend(records)
-        self._queued_bytes += sum(len(record.value or b"") for record in records)
-        self.next_offset = max(self.next_offset, next_offset)
-        self._wake.set()
-        return not self.room
+    def come(self, end: int) -> None:
+        """Note that the control topic ends there."""
+        if end != self._end:
+            self._end = end
+            self._wake.set()
 
     @property
     def paused(self) -> Paused | None:
@@ -129,32 +135,55 @@ class Commands:
         """The parts of jobs that it remembers."""
         return self._jobs.steering.parts
 
-    @property
-    def room(self) -> bool:
-        """Whether more may come."""
-        return len(self._queue) < MOST_WAITING and self._queued_bytes < MOST_WAITING_BYTES
-
     async def run(self) -> None:
         """Obey commands until the session is over."""
-        transport = self._transport
-        if transport.place.control is not None and self.next_offset < transport.control_end:
-            await transport.reader.read(transport.place.control, self.next_offset, self.take)
         while True:
+            if not self._queue and self._end != self._next_offset:
+                await self._read()
             if not self._queue:
                 self.caught_up.set()
                 await self._awaken()
-            await self._settle()
-            for _ in range(min(MOST_AT_ONCE, len(self._queue))):
-                record = self._queue.popleft()
-                self._queued_bytes -= len(record.value or b"")
-                await self._obey(record)
-            if not self._queue and self._jobs.may_step():
+            some = [self._queue.popleft() for _ in range(min(MOST_AT_ONCE, len(self._queue)))]
+            commands = [self._decode(record) for record in some]
+            if not all(isinstance(command, RefusedError) for command in commands):
+                await self._settle()
+            for record, command in zip(some, commands, strict=True):
+                await self._obey(record, command)
+            if not self._queue and self._end == self._next_offset and self._jobs.may_step():
                 await self._step()
             await asyncio.sleep(0)
 
+    async def _read(self) -> None:
+        """Read commands, as many as there is room for."""
+        control = self._transport.place.control
+        if control is None:
+            return
+        try:
+            end = await self._transport.reader.read(control, self._next_offset, self._receive)
+        except Exception as fault:
+            if not self.caught_up.is_set():
+                raise  # rows wait for what came before
+            logger.warning("Commands on %s[%d] could not be read: %r", *control, fault)
+            self._end = self._next_offset  # until `come` says more
+            return
+        if end < self._next_offset:
+            raise PositionGoneError(*control, self._next_offset)
+        if not self._full:
+            self._next_offset = self._end = end
+
+    def _receive(self, records: Sequence[Any], next_offset: int) -> bool:
+        self._queue.extend(records)
+        self._next_offset = next_offset
+        return self._full
+
+    @property
+    def _full(self) -> bool:
+        held = sum(len(record.value or b"") for record in self._queue)
+        return len(self._queue) >= MOST_WAITING or held >= MOST_WAITING_BYTES
+
     async def _awaken(self) -> None:
         """Wait for commands, or until a part of a job may go on."""
-        while not self._queue and not self._jobs.may_step():
+        while self._end == self._next_offset and not self._jobs.may_step():
             self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._jobs.wait_s()):
@@ -179,6 +208,7 @@ class Commands:
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         """Return the outcome that counts: one that was cancelled is not tried again."""
         self._jobs.note(run, outcome)
+        outcome = self._holds.judged(run, outcome)
         if run.place not in self._cancelled:
             return outcome
         self._cancelled.discard(run.place)
@@ -197,22 +227,32 @@ class Commands:
 
     # -- one command --------------------------------------------------------------------------------------------
 
-    async def _obey(self, record: Any) -> None:
-        """Submit the turn of a command."""
-        command: AnyCommand | None = None
-        effect, refusal = Effect(""), None
+    def _decode(self, record: Any) -> AnyCommand | RefusedError:
+        """Return the command that a record is, or why it is none for this partition."""
         try:
             command = decode_command(record.value)
+            if isinstance(command, Command):
+                check_place(self._context, self._transport, *parse_failure_id(command.failure_id))
+        except (DamagedCommandError, DamagedMetadataError) as error:
+            return RefusedError(Refusal.MALFORMED, str(error))
+        except RefusedError as error:
+            return error
+        return command
+
+    async def _obey(self, record: Any, command: AnyCommand | RefusedError) -> None:
+        """Submit the turn of a command."""
+        effect, refusal = Effect(""), None
+        try:
+            if isinstance(command, RefusedError):
+                raise command
             effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record))
-        except DamagedCommandError as error:
-            effect, refusal = Effect(str(error)), Refusal.MALFORMED
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
         steered = isinstance(command, JobCommand | HandlerCommand)
-        facts = {} if command is None else command.model_dump(include={"verb", "failure_id", "by", "why", "job"})
-        event = self._event(
-            effect, refusal, command="" if command is None else command.id, offset=record.offset, **facts
-        )
+        facts: dict[str, Any] = {"command": ""}
+        if not isinstance(command, RefusedError):
+            facts = {"command": command.id, **command.model_dump(include={"verb", "failure_id", "by", "why", "job"})}
+        event = self._event(effect, refusal, offset=record.offset, **facts)
         self._submit(
             Turn(
                 source=self._transport.place.main,
@@ -237,7 +277,7 @@ class Commands:
             return self._of_handler(command)
         if isinstance(command, JobCommand):
             return self._jobs.obey(command, age_ms)
-        origin = self._origin(command)
+        origin = parse_failure_id(command.failure_id)[1]
         if age_ms > COMMAND_AGE_MS:
             text = f"no worker had its partition for {age_ms // 60_000} minutes after it was sent: send it again"
             raise RefusedError(Refusal.EXPIRED, text)
@@ -267,7 +307,7 @@ class Commands:
             main=handler.main,
             partition=partition,
             refused=None if refusal is None else str(refusal),
-            text=effect.text,
+            text=cut_text(effect.text, MAX_TEXT_BYTES),
             before=effect.before,
             after=effect.after,
             edited=effect.edited,
@@ -276,17 +316,6 @@ class Commands:
             **{"verb": "", "failure_id": "", **facts},
         )
         return to_event(event, topology=handler.topology, partition=partition)
-
-    def _origin(self, command: Command) -> Origin:
-        main, handler = self._transport.place.main, self._context.handler
-        try:
-            group, origin = parse_failure_id(command.failure_id)
-        except DamagedMetadataError as error:
-            raise RefusedError(Refusal.MALFORMED, str(error)) from error
-        if (group, origin.topic, origin.partition) != (handler.group, *main):
-            text = f"it belongs on the control topic and partition of {group}/{origin.topic}[{origin.partition}]"
-            raise RefusedError(Refusal.MISPLACED, text)
-        return origin
 
     async def _settle(self) -> None:
         """Wait until the turns that are in the lane are in the tables."""
@@ -339,13 +368,32 @@ class Commands:
         if command.verb is Verb.CANCEL:
             effect = self._cancel_later(row, metadata, key) if runs else self._cancel(row, metadata, identity)
         else:
-            effect = self._reschedule(command, row, metadata, identity, runs=runs)
+            effect = self._holds.obey(command, row, metadata, identity, self._scheduler.claimed.get(key))
         effect.before = before
         if not runs:
-            self._scheduler.take(key, identity, len(value))
-            self.over.add(key)
-            effect.claim = key
+            effect.claim = self._take(key, len(value))
         return effect
+
+    def _take(self, key: bytes, size: int) -> bytes:
+        """Claim a row that a command changes; return its key."""
+        self._scheduler.take(key, key[IDENTITY_AT:], size)
+        self.over.add(key)
+        return key
+
+    def take_held(self, key: bytes, row: PendingRow) -> bool:
+        """Take a row that would be delivered now, if a hold of it ends or begins instead; tell whether it has."""
+        if not row.hold & OPERATOR and not row.more:
+            return False
+        try:
+            metadata = decode_metadata(row.headers)
+        except DamagedMetadataError:
+            return False  # its delivery says what is wrong
+        if metadata is None or (due := self._holds.due(key, row, metadata)) is None:
+            return False
+        verb, effect = due
+        event = self._event(effect, command="", verb=str(verb), failure_id=metadata.failure_id)
+        self._submit(Turn(rows=effect.rows, claim=self._take(key, len(row.value or b"")), publishes=(event,)))
+        return True
 
     @property
     def _table(self) -> PendingTable:
@@ -353,27 +401,6 @@ class Commands:
         if table is None:
             raise RuntimeError("the lane has no pending table")
         return table
-
-    def _reschedule(
-        self, command: Command, row: PendingRow, metadata: RetryMetadata, identity: bytes, *, runs: bool
-    ) -> Effect:
-        if runs:
-            text = f"attempt {metadata.attempt + 1} runs now: send it again once that has ended"
-            raise RefusedError(Refusal.RUNNING, text)
-        if row.held:
-            raise RefusedError(Refusal.HELD, "it runs after the earlier records of its key, whatever its time")
-        now_ms = self._context.clock.wall_ms()
-        due_at_ms = now_ms if command.due_at_ms is None else max(now_ms, command.due_at_ms)
-        later = due_anew(row, metadata, due_at_ms)
-        if self._sequences is not None:
-            self._sequences.moved(identity)
-        circuit = self._context.pace.circuit
-        gate = "" if circuit is None or circuit.closed else "; an outage is on, which holds it back"
-        return Effect(
-            f"due in {max(0, due_at_ms - now_ms)} ms{gate}",
-            after=row_state(metadata.replays, metadata.attempt, due_at_ms),
-            rows=(Row(identity, encode_row(later), metadata.tier or "?"),),
-        )
 
     def _cancel(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
         shown = self._shown(row, metadata)

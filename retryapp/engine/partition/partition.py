@@ -19,7 +19,7 @@ from retryapp.core.control import is_mark
 from retryapp.core.lane_errors import LaneClosedError, MembershipLapsedError
 from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
-from retryapp.core.rows import row_due_ms
+from retryapp.core.rows import PendingRow, row_due_ms
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunOwner
 from retryapp.engine.handler.handler import Order
@@ -157,9 +157,8 @@ class PartitionEngine(RunOwner):
             sort = Latest if self.context.handler.order is Order.LATEST else Sequences
             calls: Any = {"settle": self._settle, "submit": partial(self.lane.submit, session)}
             self._sequences = sort(*place, start=lambda run: self._start(run), **calls)
-        self.scheduler = Scheduler(
-            self.context, self.partition, transport.pending, emit, self._sequences, loaded, commanded
-        )
+        facts = self.context, self.partition, transport.pending, emit, self._sequences, loaded, commanded
+        self.scheduler = Scheduler(*facts, self._held)
         if commanded is not None:
             self.commands = Commands(
                 self.context,
@@ -335,6 +334,9 @@ class PartitionEngine(RunOwner):
     async def _commanded(self) -> None:
         if self.commands is not None:
             await self.commands.caught_up.wait()
+
+    def _held(self, key: bytes, row: PendingRow) -> bool:
+        return self.commands is not None and self.commands.take_held(key, row)
 
     def _freed(self) -> None:
         self.scheduler.freed()

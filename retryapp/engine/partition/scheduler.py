@@ -44,6 +44,7 @@ class Scheduler:
         sequences: Sequences | None = None,
         on_loaded: Callable[[], None] | None = None,
         commanded: Callable[[], Awaitable[object]] | None = None,
+        held: Callable[[bytes, PendingRow], bool] = lambda _key, _row: False,
     ) -> None:
         self.claimed: dict[bytes, Claim] = {}
         self.claimed_bytes = 0
@@ -64,6 +65,8 @@ class Scheduler:
         self._on_loaded = on_loaded
         self._commanded = commanded
         """Waits until the commands are obeyed that came while no worker had the partition."""
+        self._held = held
+        """Takes a row whose hold begins or ends before it runs; tells whether it has."""
         self.loaded = sequences is None
         """Which sequences have rows is known; nothing is taken in before."""
         if sequences is not None:
@@ -206,6 +209,8 @@ class Scheduler:
             raise NewerRecordError(f"{where} in the pending table", exc.finding) from exc
         except DamagedRowError as exc:
             damage = exc
+        if damage is None and self._held(key, row):
+            return None
         due_at_ms = 0 if row.held else place.due_at_ms
         if self._sequences is not None and damage is None and not self._sequences.claim(key, row):
             return None

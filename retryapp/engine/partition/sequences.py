@@ -30,6 +30,7 @@ from retryapp.core.record import Origin, Record, failure_id
 from retryapp.core.rows import (
     IDENTITY_AT,
     OFFSET_AT,
+    SEQUENCE,
     PendingRow,
     decode_row,
     encode_row,
@@ -394,9 +395,17 @@ class Sequences:
             line.rows.remove(identity)
             self.advance(name)
 
-    def moved(self, identity: bytes) -> None:
-        """Note that a row gets another time, and so another key."""
+    def moved(self, identity: bytes, row: PendingRow) -> None:
+        """Note that a row gets another time or hold, and so another key: it may run once that is in the table."""
         self.aside.pop(identity, None)
+        name = self.name(row.key)
+        line = None if name is None else self._lines.get(name)
+        if name is None or line is None:
+            return
+        self._unwritten[identity] = name
+        if line.rows and line.rows[0] == identity:
+            line.failed = row.hold != SEQUENCE
+            self._ready.pop(name, None)
 
     def may_come_back(self, _key: bytes | None) -> bool:
         """Tell whether a record of this key may be tried again that was dead."""

@@ -30,7 +30,7 @@ from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, 
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
 from retryapp.web import register
-from retryapp.web.access import NOBODY, Operators
+from retryapp.web.access import Operators, Role
 
 NOW_MS = 1_760_000_000_000
 GROUP = "billing"
@@ -397,8 +397,11 @@ class Site:
             return response.status, response.headers, await response.text()
 
 
+ADMIN = Operators(local=Role.ADMIN)
+
+
 @asynccontextmanager
-async def serving(worker: FakeWorker, operators: Operators = NOBODY) -> AsyncIterator[str]:
+async def serving(worker: FakeWorker, operators: Operators = ADMIN) -> AsyncIterator[str]:
     """Serve a worker's pages from a real Faust app; yields its address."""
     app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
     register(app, worker, clock=VirtualClock(NOW_MS), operators=operators)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -14,12 +15,13 @@ from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, serving
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Edit, Verb
 from retryapp.core.errors import InvalidSettingError
-from retryapp.web.access import COOKIE, Operators, parse_operators
+from retryapp.core.rows import IDENTITY_AT, decode_row, encode_row, parse_row_key, row_key
+from retryapp.web.access import COOKIE, Operators, Role, parse_operators
 from retryapp.web.views import ROUTES
 
 TOKEN = "a-secret-of-ann"  # noqa: S105
 ANN = parse_operators(f"ann:{hashlib.sha256(TOKEN.encode()).hexdigest()}")
-LOCAL = Operators(local=True)
+LOCAL = Operators(local=Role.OPERATE)
 NAME = f"{GROUP}/{MAIN}@kq8G0bTz/0/10001"
 REPLAY = {"verb": "replay", "failure_id": NAME, "why": "mended"}
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -69,6 +71,22 @@ async def test_a_command_is_sent_and_its_outcome_told(worker: FakeWorker) -> Non
         assert json.loads((await site.post(REPLAY, BEARER))[1])["outcome"] == "queued"
         await site.post({"verb": "reschedule", "failure_id": NAME, "at": "10m"}, BEARER)
         assert worker.commands[-1].due_at_ms == NOW_MS + 600_000
+        await site.post({"verb": "hold", "failure_id": NAME, "for": "2d"}, BEARER)
+        assert worker.commands[-1].hold_ms == 2 * 86_400_000
+
+
+async def test_a_held_record_says_so_and_has_a_button_to_release_it(worker: FakeWorker) -> None:
+    """In the list and on its page, with the deadline in place of a due time."""
+    entry = worker.waiting[0]
+    place, row = parse_row_key(entry.key), decode_row(entry.value).held_until(NOW_MS + 1, NOW_MS)
+    key, value = row_key(row.due_at_ms, entry.key[IDENTITY_AT:]), encode_row(row)
+    worker.waiting[0] = replace(entry, key=key, value=value)
+    async with pages(worker, LOCAL) as site:
+        page = await site.get(f"{BASE}/pending/{place.partition}/{place.origin_offset}")
+        assert ("released at the latest" in page, 'value="release"' in page) == (True, True)
+        assert "held back by the operator" in await site.get(f"{BASE}/pending?partition={place.partition}")
+        other = parse_row_key(worker.waiting[1].key)
+        assert 'value="release"' not in await site.get(f"{BASE}/pending/{other.partition}/{other.origin_offset}")
 
 
 async def test_a_replay_may_edit_its_record(worker: FakeWorker) -> None:
@@ -168,6 +186,7 @@ async def test_a_browser_logs_in(worker: FakeWorker) -> None:
 
 BAD: dict[str, tuple[Any, str]] = {
     "no verb": ({"failure_id": NAME}, "bad-command"),
+    "a length that is none": ({"verb": "hold", "failure_id": NAME, "for": "long"}, "bad-command"),
     "an unknown verb": ({"verb": "fly", "failure_id": NAME}, "bad-command"),
     "no failure id": ({"verb": "replay"}, "bad-command"),
     "another handler's": ({"verb": "replay", "failure_id": f"{GROUP}/flights@kq8G0bTz/0/1"}, "bad-command"),

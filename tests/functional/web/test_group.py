@@ -170,12 +170,13 @@ async def test_a_worker_is_asked_once_for_many_readers() -> None:
         assert len(asked) == 1
 
 
-async def test_addresses_of_the_machine_itself_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of a cloud's metadata; by name, too."""
+@pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1%2", "::ffff:169.254.169.254"])
+async def test_addresses_of_the_machine_itself_are_not_asked(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """As those of a cloud's metadata; by name, too, and however they are written."""
     loop = asyncio.get_running_loop()
 
     async def found(*_args: Any, **_more: Any) -> Any:
-        return [(2, 1, 6, "", ("169.254.169.254", 80))]
+        return [(2, 1, 6, "", (address, 80))]
 
     monkeypatch.setattr(loop, "getaddrinfo", found)
     assert await peers._is_link_local("http://metadata.example/")

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 from functional.web.house import BASE, EVIL, NOW_MS, FakeWorker, Site, dead_metadata
+from html5lib import HTMLParser as HTMLParser5
 from samples import partition
 
 HTML_PAGES = [
@@ -46,28 +47,19 @@ async def facts(site: Site, path: str, expected: int = 200) -> Any:
 
 
 class Outline(HTMLParser):
-    """Collects tags, links and text; refuses tags that are closed out of order."""
+    """Collects tags, links and text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[str] = []
-        self.open: list[str] = []
         self.links: list[str] = []
         self.text = ""
         self.feed(html)
-        assert not self.open, self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note a tag and its link."""
         self.tags.append(tag)
         self.links += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
-        if tag not in {"meta", "input", "br", "li", "option"}:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        """Close the tag that is open."""
-        if tag not in {"li", "option"}:
-            assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
         """Collect text."""
@@ -96,6 +88,7 @@ async def test_every_page_is_whole_html_with_a_title_safe_headers_and_links_that
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"
+    HTMLParser5(strict=True).parse(body)
     page = Outline(body)
     assert page.tags.count("h1") == body.partition("<body")[0].count("<title>") == 1
     assert page.tags.count("script") == ('<body data-live="' in body), "our own, which loads a page again"
@@ -104,7 +97,9 @@ async def test_every_page_is_whole_html_with_a_title_safe_headers_and_links_that
     assert all(link.startswith(("/retries/", "?", "#", "http://127.0.0.1:6067/")) for link in page.links), page.links
     assert await facts(site, path), "the same as JSON"
     for link in {
-        link for link in page.links if link.startswith(("/", "?")) and not link.endswith(("/find", "/jobs/new"))
+        link
+        for link in page.links
+        if link.startswith(("/", "?")) and not link.endswith(("/find", "/jobs/new")) and "/command" not in link
     }:
         target = link if link.startswith("/") else path.partition("?")[0] + link
         assert (await site.get(target))[0] == 200, target
@@ -220,7 +215,7 @@ async def test_a_paused_handler_says_so(site: Site, worker: FakeWorker) -> None:
     """First of all, with who did it and why."""
     worker.parts["flights"] = [partition(0, paused="paused by ann: <migration>"), partition(1)]
     text = Outline((await site.get("/retries/flights/"))[2]).text
-    assert "Paused by ann: <migration>. Nothing is delivered on partition 0; go on: retryapp handler resume." in text
+    assert "Paused by ann: <migration>. Nothing is delivered on partition 0." in text
     assert "Paused" not in Outline((await site.get(f"{BASE}/"))[2]).text
 
 

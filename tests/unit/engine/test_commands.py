@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retryapp import Batch, Reject, RetryPolicy
-from retryapp.core.control import COMMAND_AGE_MS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
+from retryapp.core.control import COMMAND_AGE_MS, OF_LETTERS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
 from retryapp.core.headers import decode_metadata
 from retryapp.core.record import idempotency_key
 from retryapp.engine.handler.handler import Order
@@ -204,8 +204,10 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
     more = {"due_at_ms": 1 << 41} if verb is Verb.RESCHEDULE else {}
     async with MemoryPartition(calls, "1h 1h") as orders:
         await orders.send(b"one")
-        if verb not in (Verb.RETRY_NOW, Verb.RESCHEDULE, Verb.CANCEL):
+        if verb in OF_LETTERS:
             await orders.command("cancel", 0)
+        if verb is Verb.RELEASE:
+            await orders.command("hold", 0)
         if verb is Verb.RESTORE:
             await orders.command("discard", 0)
         dying = orders.transport.pause(Step.COMMIT, durable=durable)

@@ -1,0 +1,222 @@
+"""Holds: no attempt begins before somebody releases the record, or the deadline has passed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from retryapp import RetryPolicy
+from retryapp.core.control import HOLD_MS
+from retryapp.core.rows import OPERATOR, SEQUENCE, decode_row
+from retryapp.engine.handler.handler import Order
+from retryapp.testing import MemoryPartition
+
+DAY_MS = 86_400_000
+
+
+class Calls:
+    """Fails at first attempts, and for as long as it is told to; waits where it is told to."""
+
+    def __init__(self, *, failing: bool = False) -> None:
+        self.failing = failing
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.seen: list[tuple[bytes, int]] = []
+
+    async def __call__(self, value: bytes, delivery: Any) -> None:
+        """Note the call."""
+        self.seen.append((value, delivery.attempt))
+        await self.gate.wait()
+        if self.failing or delivery.attempt == 1:
+            raise ValueError("down")
+
+
+def holds(partition: MemoryPartition) -> list[int]:
+    """Return what holds each row."""
+    table = partition.transport.pending
+    return [] if table is None else [decode_row(value).hold for _, value in table.page(None, 100)]
+
+
+def told(partition: MemoryPartition) -> list[tuple[str, str]]:
+    """Return verb and sender of each command event."""
+    events = [json.loads(event.value or b"") for event in partition.records("app.orders.events")]
+    return [(event["verb"], event["command"]) for event in events if event["kind"] == "command"]
+
+
+async def test_a_held_record_waits_until_it_is_released_and_then_for_its_own_time() -> None:
+    """Over a restart; without a second hold a release is refused."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one", b"two")
+        assert (await orders.command("release", 0))["refused"] == "not-held"
+        assert (await orders.command("hold", 0, by="ann"))["refused"] is None
+        assert holds(orders) == [0, OPERATOR]
+    async with MemoryPartition(calls, "1h*3", transport=orders.transport) as orders:
+        await orders.command("release", 0)
+        await orders.advance(3_599_999)
+        assert calls.seen == [(b"one", 1), (b"two", 1)]
+        await orders.command("hold", 0)
+        await orders.advance(DAY_MS)
+        assert calls.seen[2:] == [(b"two", 2)]
+        assert (await orders.command("release", 0))["refused"] is None
+        assert calls.seen[3:] == [(b"one", 2)]
+        assert not orders.waiting
+
+
+async def test_a_hold_that_nobody_ends_is_released_loudly_at_its_deadline(caplog: pytest.LogCaptureFixture) -> None:
+    """With an event and a warning; the first of two deadlines does not count."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one")
+        await orders.command("hold", 0, hold_ms=60_000)
+        await orders.command("hold", 0)
+        with caplog.at_level(logging.WARNING, "retryapp.events"):
+            await orders.advance(HOLD_MS - 1)
+            assert (len(calls.seen), caplog.messages) == (1, [])
+            await orders.advance(1)
+        assert calls.seen == [(b"one", 1), (b"one", 2)]
+        assert caplog.messages == ["retryapp.hold_expired"]
+        assert [verb for verb, sender in told(orders) if not sender] == ["release"]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_record_that_runs_is_held_after_its_run(crash: bool) -> None:
+    """Its handler is never interrupted; after a crash its next attempt does not begin. A release takes that back."""
+    calls = Calls(failing=True)
+    async with MemoryPartition(calls, "1s*9") as orders:
+        await orders.send(b"one")
+        calls.gate.clear()
+        await orders.advance(1_000)
+        assert (await orders.command("hold", 0))["after"] == "holding"
+        assert (await orders.command("release", 0))["after"] == "running"
+        assert (await orders.command("release", 0))["refused"] == "not-held"
+        assert (await orders.command("hold", 0))["after"] == "holding"
+        if not crash:
+            calls.gate.set()
+            await orders.settle()
+    calls.gate.set()
+    async with MemoryPartition(calls, "1s*9", transport=orders.transport) as orders:
+        await orders.advance(DAY_MS)
+        assert (calls.seen, holds(orders)) == ([(b"one", 1), (b"one", 2)], [OPERATOR])
+        calls.failing = False
+        await orders.command("release", 0)
+        assert calls.seen[2:] == [(b"one", 2 if crash else 3)]
+        assert not orders.waiting
+
+
+async def test_success_goes_before_a_hold() -> None:
+    """As before a cancellation."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s*9") as orders:
+        await orders.send(b"one")
+        calls.gate.clear()
+        await orders.advance(1_000)
+        await orders.command("hold", 0)
+        calls.gate.set()
+        await orders.settle()
+        assert not orders.waiting
+
+
+async def test_a_record_that_is_claimed_and_has_not_begun_does_not_begin() -> None:
+    """It waits for a runner when the command comes."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s*3", concurrency=1) as orders:
+        await orders.send(b"one", b"two")
+        calls.gate.clear()
+        await orders.advance(1_000)
+        assert calls.seen[2:] == [(b"one", 2)]
+        await orders.command("hold", 1)
+        calls.gate.set()
+        await orders.advance(DAY_MS)
+        assert (calls.seen[3:], holds(orders)) == ([], [OPERATOR])
+
+
+async def test_retry_now_and_cancel_of_a_held_record() -> None:
+    """The one sets the time for after the release, and says so; the other ends it."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one", b"two")
+        for offset in (0, 1):
+            await orders.command("hold", offset)
+        assert "held until" in (await orders.command("retry-now", 0))["text"]
+        assert (await orders.command("cancel", 1))["after"] == "dead"
+        assert len(calls.seen) == 2
+        await orders.command("release", 0)
+        assert calls.seen[2:] == [(b"one", 2)]
+
+
+async def test_a_hold_does_not_count_against_the_time_of_the_policy() -> None:
+    """Else a record that was held for long would die of the next failure."""
+    calls = Calls(failing=True)
+    async with MemoryPartition(calls, RetryPolicy("1m*9", max_elapsed="5m")) as orders:
+        await orders.send(b"one")
+        await orders.command("hold", 0)
+        await orders.advance(DAY_MS)
+        await orders.command("release", 0)
+        assert (len(calls.seen), len(orders.dead_letters)) == (2, 0)
+        await orders.to_rest()
+        (letter,) = orders.dead_letters
+        assert (letter.reason, letter.attempt > 5) == ("expired", True)
+
+
+@pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
+async def test_a_held_head_holds_those_behind_it(order: Order) -> None:
+    """Also when it is held before it has failed again, and over a restart."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s*3", order=order) as orders:
+        await orders.send(b"one", key=b"k")
+        await orders.command("hold", 0)
+        await orders.send(b"two", key=b"k")
+        await orders.advance(DAY_MS)
+    async with MemoryPartition(calls, "1s*3", order=order, transport=orders.transport) as orders:
+        await orders.advance(DAY_MS)
+        assert calls.seen == [(b"one", 1)]
+        await orders.command("release", 0)
+        await orders.to_rest()
+        assert calls.seen[1:] == [(b"one", 2), (b"two", 1), (b"two", 2)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_follower_is_held_before_its_first_attempt(late: bool) -> None:
+    """Its turn may come before its release, or after it; others behind it wait as well."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s*3", order=Order.KEY) as orders:
+        await orders.send(b"one", b"two", b"three", key=b"k")
+        assert holds(orders) == [0, SEQUENCE, SEQUENCE]
+        assert (await orders.command("hold", 1, hold_ms=DAY_MS))["refused"] is None
+        assert sorted(holds(orders)) == [0, SEQUENCE, SEQUENCE | OPERATOR]
+        if late:
+            await orders.advance(DAY_MS - 1)
+            assert calls.seen == [(b"one", 1), (b"one", 2)]
+            await orders.advance(1)
+        else:
+            await orders.command("release", 1)
+        await orders.to_rest()
+        assert [value for value, attempt in calls.seen if attempt == 2] == [b"one", b"two", b"three"]
+        assert not orders.waiting
+
+
+async def test_a_newer_record_replaces_one_that_is_held() -> None:
+    """With `order="latest"`: a hold keeps an old state from nobody."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s*3", order=Order.LATEST) as orders:
+        await orders.send(b"old", key=b"k")
+        await orders.command("hold", 0)
+        await orders.send(b"new", key=b"k")
+        await orders.to_rest()
+        assert calls.seen == [(b"old", 1), (b"new", 1), (b"new", 2)]
+
+
+async def test_a_follower_that_was_held_runs_when_the_handler_has_no_order_any_more() -> None:
+    """Like the others."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s*3", order=Order.KEY) as orders:
+        await orders.send(b"one", b"two", key=b"k")
+        await orders.command("hold", 1, hold_ms=DAY_MS)
+    async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
+        await orders.to_rest()
+        assert calls.seen[1:] == [(b"one", 2), (b"two", 1), (b"two", 2)]
