@@ -95,6 +95,8 @@ class Refusal(StrEnum):
     """So many jobs go on that no other begins."""
     ORDERED = "ordered"
     """The key of a record cannot be edited where records of a key keep an order."""
+    NO_CIRCUIT = "no-circuit"
+    """The handler has no circuit that could be forced open."""
     NOT_READY = "not-ready"
     """The dead letters of the partition are still being read."""
 

@@ -72,8 +72,8 @@ class RetryPolicy:
                 has a schedule of its own it must be just that. None with an endless schedule.
             max_elapsed: a record whose next wait would end later than this after its first failure is dead, reason
                 ``expired``; None: no deadline.
-            on: rules from ``retryable(...)``, ``non_retryable(...)``, ``skippable(...)`` and ``http_errors()``,
-                ordered, first match wins.
+            on: rules from ``retryable(...)``, ``non_retryable(...)``, ``skippable(...)``, ``pausing(...)`` and
+                ``http_errors()``, ordered, first match wins.
             otherwise: the class of errors that no rule names, ``"retryable"`` or ``"non-retryable"``.
             timeout: how long one run of the handler may take, with all its hot tries.
             hot: a schedule of short waits (``"50ms*3"``): after an error, the same delivery tries again in place before

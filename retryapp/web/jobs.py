@@ -230,14 +230,22 @@ class TellJob(_JobAction):
         return lambda: self.answers.view.tell_job(info.main, name, job_verb, **words), f"jobs/{quote(name, safe='')}"
 
 
+_HANDLER_VERBS: Final = {
+    "pause": HandlerVerb.PAUSE,
+    "resume": HandlerVerb.RESUME,
+    "outage-open": HandlerVerb.OPEN,
+    "outage-close": HandlerVerb.CLOSE,
+}
+
+
 class TellHandler(_JobAction):
-    """Pauses or resumes a handler."""
+    """Pauses or resumes a handler, forces its circuit open, or has it probe."""
 
     @override
     def order(
         self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
-        verb = HandlerVerb(f"handler-{_verb(sent, 'pause', 'resume')}")
+        verb = _HANDLER_VERBS[_verb(sent, *_HANDLER_VERBS)]
         return lambda: self.answers.view.tell_handler(info.main, verb, **words), ""
 
 

@@ -19,11 +19,11 @@ from retryapp.web.hiding import hidden_from
 from retryapp.web.query import Question, question_of
 from retryapp.web.render import HTML, JSON, safety_headers, status_text, to_html, to_json
 
-METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 PROBING: Final = ("header", "key", "message", "search", "value")
 """Parameters that ask for what only operators see: an answer without it would tell whether it is there."""
 
-Ask = Callable[[Answers, Question], Awaitable[Facts | bytes]]
+Ask = Callable[[Answers, Question], Awaitable[Facts | tuple[bytes, str]]]
+"""Returns facts, or a body and its type: something without facts of records."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class Page:
         if self.ask is None:
             raise LookupError(f"nothing to ask at {request.rel_url.path}")
         facts = await self.ask(self.answers, question)
-        if isinstance(facts, bytes):
-            return web.Response(body=facts, headers={**safety_headers(), "Content-Type": METRICS_TYPE})
+        if isinstance(facts, tuple):
+            return web.Response(body=facts[0], headers={**safety_headers(), "Content-Type": facts[1]})
         live_s = None
         if self.template:
             facts = {**facts, "broker_silence": self.answers.view.silence()}

@@ -17,14 +17,19 @@ from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Role
 from retryapp.web.actions import Action, CommandPage, Login
 from retryapp.web.answers import Answers
+from retryapp.web.api import document
 from retryapp.web.errors import PageError, not_found
 from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview
 from retryapp.web.page import Ask, Page
 from retryapp.web.query import Question
+from retryapp.web.render import JSON, to_json
 
 if TYPE_CHECKING:
     import faust
     from faust.types.web import Web
+
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def find(answers: Answers, question: Question) -> Facts:
@@ -52,9 +57,15 @@ async def health(_answers: Answers, _question: Question) -> Facts:
     return {"ok": True}
 
 
-async def metrics(answers: Answers, _question: Question) -> bytes:
+async def metrics(answers: Answers, _question: Question) -> tuple[bytes, str]:
     """Return the metrics in the Prometheus text format."""
-    return await answers.view.metrics_text()
+    return await answers.view.metrics_text(), METRICS_TYPE
+
+
+async def openapi(_answers: Answers, _question: Question) -> tuple[bytes, str]:
+    """Return what the API is, as OpenAPI 3.1."""
+    needs = {path: role for path, (_, _, role) in ROUTES} | {path: role for path, (_, role) in ACTIONS}
+    return to_json(document(tuple(needs.items()))).encode(), JSON
 
 
 async def nothing(_answers: Answers, question: Question) -> Facts:
@@ -69,6 +80,7 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/ready", (Answers.ready, "", Role.NONE)),
     ("/part", (Answers.part, "", Role.LOOK)),
     ("/metrics", (metrics, "", Role.LOOK)),
+    ("/api/openapi.json", (openapi, "", Role.NONE)),
     ("/{main}", (slash, "", Role.LOOK)),
     ("/{main}/", (Answers.handler, "handler.html", Role.LOOK)),
     ("/{main}/find", (find, "", Role.LOOK)),

@@ -52,6 +52,8 @@ class HandlerSpec:
     rate_limit: str = ""
     circuit: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its `CircuitBreaker`; none where empty."""
+    pauses: bool = False
+    """Where the service refuses, a rule pauses the partition."""
 
 
 @dataclass(slots=True)

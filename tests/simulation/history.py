@@ -26,7 +26,7 @@ from simulation.judge import Judge
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
-from simulation.plan import FEED_S, HELD, Fault, Plan
+from simulation.plan import FEED_S, HELD, LEVELS, Fault, Plan
 from simulation.steering import Steering
 from simulation.story import Result, Violation
 from simulation.worker import SimWorker
@@ -299,6 +299,7 @@ class History:
                 first.oracle.stories,
                 self.random,
                 keys=self.plan.order == "none",
+                levels=self.plan.seed >= LEVELS,
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
@@ -323,12 +324,20 @@ class History:
         until_s = loop.time() + REST_S
         while self.violation is None and loop.time() < until_s:
             await asyncio.sleep(0.5)
+            self._have_go_on()
             if self._at_rest():
                 await asyncio.sleep(2.0)
                 self._guard(self._judge)
                 return
         if self.violation is None:
             self._guard(self._judge_restless)
+
+    def _have_go_on(self) -> None:
+        """Do what somebody does who finds a partition paused by a rule, or a circuit forced open."""
+        steering = self.first.oracle.steering
+        if steering is not None and self.plan.seed >= LEVELS and not steering.unanswered and self.first.waits():
+            for verb in ("outage-close", "handler-resume"):
+                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
 
     def _judge_restless(self) -> None:
         for judge in self.judges.values():

@@ -335,6 +335,12 @@ class Oracle:
         if self.pace.is_free(story, attempt, delivery):
             self._cut_short(story, attempt + 1, now_ms, timed_out=timed_out)
             return
+        _must(
+            step(story.script, attempt) != "Q" or story.stopped,
+            "I20",
+            origin,
+            f"attempt {attempt} paused, and is spent",
+        )
         self.pace.spent(origin, story, attempt)
         told = self.waits.are_told_by(topic, topics.retry, story, attempt)
         _must(told, "I8", origin, f"attempt {attempt} has a copy on {topic}")

@@ -9,8 +9,8 @@ from typing import Final
 
 SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
 """What handlers do, attempt by attempt; the last letter goes on: success, success after a while (D), failure, time-out,
-reject, later, and by rules busy (Y), invalid (V), skip (P). X ends the worker at once, K after a while. N asks to be
-called again now, B after more than the longest wait. H does not heed its cancellation for some time."""
+reject, later, and by rules busy (Y), invalid (V), skip (P), pause (Q). X ends the worker at once, K after a while. N
+asks to be called again now, B after more than the longest wait. H does not heed its cancellation for some time."""
 LATER_MS: Final = 700
 BEYOND_MS: Final = 9_000
 ASKING: Final = ("NS", "FNS", "FNNS", "NNS", "FFNS", "BS", "FBS", "BNR", "FLNS")
@@ -72,6 +72,10 @@ COMMANDED: Final = 1_000_000
 """From this seed on histories have commands, but where that is no use."""
 HELD: Final = 2_000_000
 """From this seed on they hold and release records, too."""
+LEVELS: Final = 3_000_000
+"""From this seed on somebody also forces circuits open, and rules pause partitions."""
+GATED: Final = ("Q", "FQ", "FFQ")
+"""Q pauses its partition, twice, and is fine after that."""
 STOPPED: Final = "broker stopped"
 """Rarer than the others, and drawn apart."""
 REFUSED: Final = "refused"
@@ -208,7 +212,18 @@ class Plan:
         odd = {fault.kind for fault in self.faults} & {STOPPED, DELETED}
         if self.seed < COMMANDED or odd or self.replayed or self.order == "latest" or self.endless:
             return self
-        return replace(self, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+        plan = replace(self, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+        return plan if self.seed < LEVELS else plan._levelled(random)
+
+    def _levelled(self, random: Random) -> Plan:
+        """Return the plan with a circuit, if it may have one, and records that pause their partition."""
+        plan = self
+        if self.outage is None and self.order != "partition" and not self.others and self.in_flight != CROWD:
+            at_s = random.uniform(0.3, 3.0)
+            plan = replace(plan, outage=(at_s, at_s + random.uniform(0.0, 2.0)))
+        if random.random() < 0.3:
+            return plan
+        return replace(plan._with(self._more(random, GATED, random.randint(1, 4))), ruled=True)
 
     def _come_back(self, random: Random) -> Plan:
         """Return the plan with rebalances while runs of an ordered handler go on; nobody is cut off meanwhile."""

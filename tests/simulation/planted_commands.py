@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from retryapp.core.circuit import Circuit, CircuitState
 from retryapp.core.control import Edit
 from retryapp.core.hops import after_failure
 from retryapp.core.jobs import Part, Steering
@@ -137,6 +138,35 @@ def _key_forgotten(*args: Any, **facts: Any) -> RetryMetadata:
     return replace(after_failure(*args, **facts), edited=None)
 
 
+def _not_forced(self: Pace, **state: Any) -> None:
+    """An opening forgets that the circuit is forced open."""
+    _remember(self, **{**state, "forced": None})
+
+
+_remember = Pace.remember
+
+
+def _costly(self: Circuit, now_ms: float) -> bool:
+    """Attempts are spent while somebody has forced the circuit open."""
+    return self.state is not CircuitState.FORCED_OPEN and _free(self, now_ms)
+
+
+_free = Circuit.free
+
+
+def _in_memory(self: Commands) -> None:
+    """A partition that a rule pauses is so in memory only: the next owner does not know."""
+    if self._gate is not None:
+        level, steering = self._gate[1], self._jobs.steering
+        _close_gate(self)
+        steering.paused = None
+        self._submit(Turn(source=self._transport.place.main, next_offset=0, steering=steering.written))
+        steering.paused = level
+
+
+_close_gate = Commands._close_gate
+
+
 def _runs_on(_self: Holds, _run: Run, outcome: Outcome) -> Outcome:
     """A record that was held while it ran waits for its time."""
     return outcome
@@ -178,4 +208,7 @@ COMMANDS: Final = (
     ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
     ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_008),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_017),
+    ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_044),
+    ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_006),
+    ("a gate is lost at a rebalance", ((Commands, "_close_gate", _in_memory),), 3_000_003),
 )

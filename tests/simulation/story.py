@@ -103,6 +103,8 @@ class Story:
     """Attempts of which a call ended when failures were not free, or did not fail by itself."""
     free: int = 0
     """Deliveries that spent no attempt."""
+    gated: int = 0
+    """Calls that have paused its partition."""
     replays: int = 0
     renewed: int = 0
     """How often an edit has asked for a new idempotency key."""

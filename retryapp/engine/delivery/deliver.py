@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+from retryapp.core.causes import cause_name
 from retryapp.core.classify import Failure, classify, trace_of
 from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, SkipNow, decide, for_free
 from retryapp.core.errors import (
@@ -36,6 +37,7 @@ from retryapp.core.hops import (
     waiting_size,
     without_payload,
 )
+from retryapp.core.jobs import Level
 from retryapp.core.letters import opened, read_letter
 from retryapp.core.lifecycle import Skipped, Succeeded
 from retryapp.core.metadata import RetryMetadata
@@ -43,6 +45,7 @@ from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import ALONE, encode_row, identity_of
 from retryapp.core.rules import ErrorClass
+from retryapp.core.text import cut_text
 from retryapp.engine.delivery.damage import (
     bury_cancelled,
     bury_damaged,
@@ -57,6 +60,9 @@ from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox, announced, give_up
 from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.ports import Event, Observation, Row
+
+MAX_LEVEL_BYTES: Final = 300
+"""Of a rule's name, and of an error's text: each transaction writes them while the partition is paused."""
 
 logger = logging.getLogger("retryapp.events")
 
@@ -223,7 +229,8 @@ async def close_delivery(run: Run) -> None:
 def cause_of(run: Run, error: BaseException) -> str | None:
     """Return what tells causes of failures apart; None for an error that is about a record by its kind."""
     failure = _judge(error, run, run.context.clock.wall_ms())
-    return failure.fingerprint if failure.error_class is ErrorClass.RETRYABLE else None
+    alike = ErrorClass.RETRYABLE, ErrorClass.PAUSING
+    return failure.fingerprint if failure.error_class in alike else None
 
 
 def _judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
@@ -358,12 +365,21 @@ def _decision(run: Run, failure: Failure, failed_ms: int) -> Decision:
     )
 
 
+def _level(delivery: Delivery, failure: Failure, now_ms: int) -> Level:
+    rule = "" if failure.rule is None else failure.rule.name
+    why = cause_name(failure.error_type, None, failure.message)  # no values of records: everybody sees it
+    facts: Any = {"by": cut_text(f"rule {rule}", MAX_LEVEL_BYTES), "why": cut_text(why, MAX_LEVEL_BYTES)}
+    return Level(since_ms=now_ms, record=delivery.failure_id, **facts)
+
+
 def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decision | None = None) -> Turn:
     context = run.context
     handler, delivery = context.handler, delivery_of(run)
     failure, spent = _judge(error, run, failed_ms), 1
     if decision is None and (wait_ms := context.pace.failed(run, failure)) is not None:  # in an outage
         decision, spent = for_free(handler.policy, wait_ms=wait_ms, now_ms=failed_ms), 0
+    elif decision is None and failure.error_class is ErrorClass.PAUSING:
+        run.pauses, spent = _level(delivery, failure, failed_ms), 0
     decision = decision or _decision(run, failure, failed_ms)
     if isinstance(decision, SkipNow):
         return _skipped(run, failure, failed_ms)

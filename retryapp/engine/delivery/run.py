@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from retryapp.core.errors import RecordError
+from retryapp.core.jobs import Level
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
 from retryapp.core.rows import identity_of
@@ -110,6 +111,8 @@ class Run:
     deadline_s: float = 0.0
     hot_attempt: int = 1
     """Number of this try: a delivery may try again in place (`RetryPolicy.hot`)."""
+    pauses: Level | None = None
+    """Why a rule pauses its partition, at its end."""
     last_try: bool = False
     """Its partition drains: no other try follows."""
     pause: asyncio.Future[None] | None = None

@@ -16,8 +16,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
+from retryapp.core.circuit import CircuitState
 from retryapp.core.control import (
     COMMAND_AGE_MS,
     OF_LETTERS,
@@ -35,9 +37,9 @@ from retryapp.core.jobs import (
     HandlerVerb,
     JobCommand,
     JobVerb,
+    Level,
     Part,
     PartState,
-    Paused,
     decode_command,
 )
 from retryapp.core.lane_errors import PositionGoneError
@@ -49,13 +51,13 @@ from retryapp.core.text import cut_text
 from retryapp.engine.delivery.damage import ended
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
-from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.engine.partition.holds import Holds
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, check_place
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
-from retryapp.ports import PendingTable, Row
+from retryapp.ports import Event, PendingTable, Row
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +117,13 @@ class Commands:
         self._jobs = Jobs(context, transport, self._letters)
         self._holds = Holds(context, sequences)
         remembered = self._jobs.steering
-        context.pace.remember(paused=remembered.paused is not None, pauses=remembered.pauses)
+        context.pace.remember(
+            paused=remembered.paused is not None,
+            forced=None if remembered.forced is None else remembered.forced.text,
+            pauses=remembered.pauses,
+        )
+        self._gate: tuple[Record, Level] | None = None
+        """What a rule has paused the partition for, until that is in a turn."""
         self._cancelled: set[bytes] = set()
         """Identities of records that run, and are not tried again."""
 
@@ -126,9 +134,14 @@ class Commands:
             self._wake.set()
 
     @property
-    def paused(self) -> Paused | None:
+    def paused(self) -> Level | None:
         """Since when the handler is paused, and why; None: it is not."""
         return self._jobs.steering.paused
+
+    @property
+    def forced(self) -> Level | None:
+        """Since when its circuit is forced open, and why; None: it is not."""
+        return self._jobs.steering.forced
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -143,6 +156,7 @@ class Commands:
             if not self._queue:
                 self.caught_up.set()
                 await self._awaken()
+            self._close_gate()
             some = [self._queue.popleft() for _ in range(min(MOST_AT_ONCE, len(self._queue)))]
             commands = [self._decode(record) for record in some]
             if not all(isinstance(command, RefusedError) for command in commands):
@@ -182,8 +196,8 @@ class Commands:
         return len(self._queue) >= MOST_WAITING or held >= MOST_WAITING_BYTES
 
     async def _awaken(self) -> None:
-        """Wait for commands, or until a part of a job may go on."""
-        while self._end == self._next_offset and not self._jobs.may_step():
+        """Wait for commands, for a rule that pauses the partition, or until a part of a job may go on."""
+        while self._end == self._next_offset and self._gate is None and not self._jobs.may_step():
             self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._jobs.wait_s()):
@@ -208,6 +222,10 @@ class Commands:
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         """Return the outcome that counts: one that was cancelled is not tried again."""
         self._jobs.note(run, outcome)
+        if run.pauses is not None and self.paused is None and self._gate is None:
+            self._context.pace.pause()  # the turn follows: until it is durable a crash only has the record run again
+            self._gate = run.shown, run.pauses
+            self._wake.set()
         outcome = self._holds.judged(run, outcome)
         if run.place not in self._cancelled:
             return outcome
@@ -225,6 +243,31 @@ class Commands:
         failed = tuple(seen for seen in outcome.observations if seen.event == "failed")
         return run.settle(publishes=(end,), observations=(*failed, dead))
 
+    def _close_gate(self) -> None:
+        """Write down that a rule has paused the partition."""
+        if self._gate is None:
+            return
+        (record, level), self._gate = self._gate, None
+        self._jobs.steering.paused = level
+        self._context.pace.pause()
+        effect = Effect(level.text, before="going", after=level.text)
+        facts: dict[str, Any] = {
+            "verb": str(HandlerVerb.PAUSE),
+            "failure_id": level.record,
+            "by": level.by,
+            "why": level.why,
+        }
+        facts_seen = {"failure_id": level.record, "message": level.text}
+        self._submit(
+            Turn(
+                source=self._transport.place.main,
+                next_offset=0,
+                steering=self._jobs.steering.written,
+                publishes=(self._event(effect, command="", **facts),),
+                observations=(observed(Event.PAUSED, self._context.handler.main, record, **facts_seen),),
+            )
+        )
+
     # -- one command --------------------------------------------------------------------------------------------
 
     def _decode(self, record: Any) -> AnyCommand | RefusedError:
@@ -241,11 +284,12 @@ class Commands:
 
     async def _obey(self, record: Any, command: AnyCommand | RefusedError) -> None:
         """Submit the turn of a command."""
+        self._close_gate()
         effect, refusal = Effect(""), None
         try:
             if isinstance(command, RefusedError):
                 raise command
-            effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record))
+            effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record), record.offset)
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
         steered = isinstance(command, JobCommand | HandlerCommand)
@@ -263,18 +307,21 @@ class Commands:
                 claim=effect.claim,
                 publishes=(*effect.publishes, event),
                 observations=effect.observations,
-                on_settled=self._go_on if steered else None,
+                on_settled=partial(self._go_on, command) if isinstance(command, HandlerCommand) else None,
             )
         )
 
-    def _go_on(self, committed: bool, _offsets: tuple[int, ...]) -> None:
-        """End a pause whose end is durable: else a crash would leave it paused, with records that have run."""
-        if committed and self.paused is None and self._context.pace.paused:
-            self._context.pace.go_on()
+    def _go_on(self, command: HandlerCommand, committed: bool, _offsets: tuple[int, ...]) -> None:
+        """End what is over once that is durable: else a crash would leave it paused, with records that have run."""
+        pace = self._context.pace
+        if committed and command.verb is HandlerVerb.CLOSE and self.forced is None:
+            pace.release()
+        if committed and command.verb is HandlerVerb.RESUME and self.paused is None and self._gate is None:
+            pace.go_on()
 
-    async def _come_to(self, command: AnyCommand, age_ms: int) -> Effect:
+    async def _come_to(self, command: AnyCommand, age_ms: int, offset: int) -> Effect:
         if isinstance(command, HandlerCommand):
-            return self._of_handler(command)
+            return self._of_handler(command, offset)
         if isinstance(command, JobCommand):
             return self._jobs.obey(command, age_ms)
         origin = parse_failure_id(command.failure_id)[1]
@@ -285,18 +332,32 @@ class Commands:
             return await self._letters.obey(command, origin, self._settled)
         return await self._of_row(command, origin)
 
-    def _of_handler(self, command: HandlerCommand) -> Effect:
+    def _of_handler(self, command: HandlerCommand, offset: int) -> Effect:
         steering, pace, now_ms = self._jobs.steering, self._context.pace, self._context.clock.wall_ms()
+        if command.verb in (HandlerVerb.OPEN, HandlerVerb.CLOSE):
+            return self._of_circuit(command, offset)
         before = steering.paused
-        if command.verb is HandlerVerb.PAUSE:
-            steering.pause(command, now_ms)
+        steering.obey(command, now_ms, offset)
+        pace.pauses = steering.pauses
+        if steering.paused is not None:
             pace.pause()
-        else:
-            steering.resume(now_ms)
-            pace.pauses = steering.pauses
         words = [None if paused is None else paused.text for paused in (before, steering.paused)]
         text = "nothing begins; what runs goes on" if steering.paused else "deliveries go on"
         return Effect(text, before=words[0] or "going", after=words[1] or "going")
+
+    def _of_circuit(self, command: HandlerCommand, offset: int) -> Effect:
+        steering, pace = self._jobs.steering, self._context.pace
+        if pace.circuit is None:
+            raise RefusedError(Refusal.NO_CIRCUIT, "this handler has no circuit: pause it instead")
+        before = pace.circuit.state if steering.forced is None else steering.forced.text
+        steering.obey(command, self._context.clock.wall_ms(), offset)
+        pace.pauses = steering.pauses
+        if steering.forced is not None:
+            pace.force(steering.forced.text)
+            return Effect("nothing begins, and no attempt is spent", before=before, after=steering.forced.text)
+        shut = pace.circuit.state in (CircuitState.FORCED_OPEN, CircuitState.OPEN)
+        after = CircuitState.HALF_OPEN if shut else pace.circuit.state
+        return Effect("a few records try" if shut else f"it is {after}", before=before, after=after)
 
     def _event(self, effect: Effect, refusal: Refusal | None = None, **facts: Any) -> Outgoing:
         """Return the event that tells of a command, or of a part of a job."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -407,3 +409,28 @@ async def serving(worker: FakeWorker, operators: Operators = ADMIN) -> AsyncIter
     register(app, worker, clock=VirtualClock(NOW_MS), operators=operators)
     async with TestServer(await app.web.wsgi()) as server:
         yield str(server.make_url("")).rstrip("/")
+
+
+class Served:
+    """A worker's pages, served in a thread of their own: the browser blocks this one."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self.worker, self.url = worker, ""
+        self._up, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+
+    async def _serve(self) -> None:
+        async with serving(self.worker) as self.url:
+            self._up.set()
+            await self._over.wait()
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        assert self._up.wait(20)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(20)
+        self._loop.close()

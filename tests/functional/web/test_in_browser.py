@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 
 import pytest
-from functional.web.house import BASE, NOW_MS, FakeWorker, busy_worker, handler, serving
+from functional.web.house import BASE, NOW_MS, FakeWorker, Served, busy_worker, handler
 from functional.web.test_jobs import fit
 from functional.web.test_pages import HTML_PAGES
 from harness.browser import LOOKS, open_browser
 from samples import partition
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
-
-
-class Served:
-    """A worker's pages, served in a thread of their own: the browser blocks this one."""
-
-    def __init__(self, worker: FakeWorker) -> None:
-        self.worker, self.url = worker, ""
-        self._up, self._loop = threading.Event(), asyncio.new_event_loop()
-        self._over = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-
-    async def _serve(self) -> None:
-        async with serving(self.worker) as self.url:
-            self._up.set()
-            await self._over.wait()
-
-    def __enter__(self) -> Served:
-        self._thread.start()
-        assert self._up.wait(20)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(20)
-        self._loop.close()
 
 
 @pytest.fixture

@@ -121,6 +121,23 @@ async def test_a_handler_is_paused_and_resumed_on_its_page(worker: FakeWorker) -
         assert json.loads(body)["partitions"][1]["outcome"] == "queued"
 
 
+async def test_a_circuit_is_forced_open_and_let_go_on_the_page_of_its_handler(worker: FakeWorker) -> None:
+    """Where there is one; who did it, why and since when comes first."""
+    async with pages(worker, ADMIN) as site:
+        assert "outage-" not in await site.get("/retries/flights/")
+        worker.parts["flights"] = [partition(0, circuit="closed"), partition(1)]
+        assert 'value="outage-open"' in await site.get("/retries/flights/")
+        for verb in ("open", "close"):
+            sent = {"verb": f"outage-{verb}", "why": "migration"}
+            assert (await site.post(sent, HTML, "/retries/flights/command/handler"))[0] == 303
+            assert worker.asked[-1][:2] == ("flights", HandlerVerb(f"outage-{verb}"))
+        cause = {"circuit_cause": "forced open by ann: migration", "circuit_since_ms": NOW_MS - 60_000}
+        worker.parts["flights"] = [partition(0, circuit="forced-open", **cause), partition(1)]
+        page = await site.get("/retries/flights/")
+        assert "The circuit is forced open by ann: migration (1 min ago). Nothing begins on partition 0." in page
+        assert 'value="outage-close"' in page
+
+
 async def test_jobs_of_other_workers_are_shown(worker: FakeWorker) -> None:
     """Each worker says what its partitions remember."""
     other = FakeWorker(infos=worker.infos, parts={MAIN: [], "flights": []}, remembered={MAIN: job_parts()})
