@@ -206,7 +206,7 @@ COMMANDS: Final = (
     ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
     ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_062),
     ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
-    ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_008),
+    ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_021),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_017),
     ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_044),
     ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_006),
