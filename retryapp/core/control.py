@@ -98,7 +98,8 @@ class Refusal(StrEnum):
     NO_CIRCUIT = "no-circuit"
     """The handler has no circuit that could be forced open."""
     NOT_READY = "not-ready"
-    """The dead letters of the partition are still being read."""
+    """The dead letters of the partition are still being read; or the main topic cannot be, where a record waits by
+    reference."""
 
 
 class Edit(BaseModel):

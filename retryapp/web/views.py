@@ -6,6 +6,7 @@ facts as JSON. Every error has one shape (``errors.PageError``): JSON, or a page
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp.typedefs import Handler
@@ -20,6 +21,7 @@ from retryapp.web.answers import Answers
 from retryapp.web.api import document
 from retryapp.web.errors import PageError, not_found
 from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview
+from retryapp.web.lists import Listing
 from retryapp.web.page import Ask, Page
 from retryapp.web.query import Question
 from retryapp.web.render import JSON, to_json
@@ -68,6 +70,16 @@ async def openapi(_answers: Answers, _question: Question) -> tuple[bytes, str]:
     return to_json(document(tuple(needs.items()))).encode(), JSON
 
 
+def listed(own: Callable[[Answers, Question], Awaitable[Listing]]) -> Ask:
+    """Return what lists the partitions of this worker, for the lists of the others."""
+
+    async def list_own(answers: Answers, question: Question) -> Facts:
+        answers.get_handler_or_404(question.main)
+        return (await own(answers, question)).model_dump()
+
+    return list_own
+
+
 async def nothing(_answers: Answers, question: Question) -> Facts:
     """Refuse every other address below ours."""
     raise not_found("no-such-page", f"no page at {question.path}", f"Start at {PAGES_PREFIX}/")
@@ -79,6 +91,8 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/health", (health, "", Role.NONE)),
     ("/ready", (Answers.ready, "", Role.NONE)),
     ("/part", (Answers.part, "", Role.LOOK)),
+    ("/part/{main}/pending", (listed(Answers.pending_here), "", Role.LOOK)),
+    ("/part/{main}/dead", (listed(Answers.dead_here), "", Role.LOOK)),
     ("/metrics", (metrics, "", Role.LOOK)),
     ("/api/openapi.json", (openapi, "", Role.NONE)),
     ("/{main}", (slash, "", Role.LOOK)),

@@ -70,6 +70,7 @@ class Story:
 
     record: Record
     script: str
+    sent_ms: float = 0.0
     calls: dict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))
     """By attempt."""
     going: list[Going] = field(default_factory=list)

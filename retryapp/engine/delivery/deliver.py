@@ -49,12 +49,14 @@ from retryapp.core.text import cut_text
 from retryapp.engine.delivery.damage import (
     bury_cancelled,
     bury_damaged,
+    bury_lost,
     handled,
     last_resort,
     recovered,
     to_end,
     unreadable,
 )
+from retryapp.engine.delivery.reference import reference_of
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox, announced, give_up
@@ -151,6 +153,8 @@ def unpack(run: Run) -> Turn | None:
         try:
             run.metadata = _waiting(record.headers)
             run.shown = restore(record, run.metadata)
+            if claim is not None and claim.lost is not None:
+                return bury_lost(run, run.metadata, claim.lost)
             if claim is not None and claim.cancelled:
                 return bury_cancelled(run, run.metadata)
             if claim is not None and claim.on_hold is not None:
@@ -410,15 +414,17 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
     rows: tuple[Row, ...] = ()
     if isinstance(decision, RetryAt):
         outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
+        if (reference := reference_of(run, decision.due_at_ms)) is not None:
+            outgoing = without_payload(outgoing)
         if waiting_size(outgoing) > context.max_bytes:
             outgoing, metadata = None, too_large_to_wait(metadata)
         else:
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
             event = Event.SCHEDULED
             flags = ALONE if handler.batch is not None and isinstance(error, HandlerTimeoutError) else 0
-            row = encode_row(to_row(outgoing, metadata, flags))
+            row = encode_row(to_row(outgoing, metadata, flags, reference))
             rows = (Row(identity_of(metadata.origin), row, decision.tier),)
-            if handler.policy.max_attempts is None and metadata.delivery > 1:  # an earlier copy has it
+            if reference is None and handler.policy.max_attempts is None and metadata.delivery > 1:  # an earlier has it
                 outgoing = without_payload(outgoing)
     if outgoing is None:
         trace = _trace(error)

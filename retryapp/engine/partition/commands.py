@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,13 @@ from retryapp.core.control import (
     Verb,
     row_state,
 )
-from retryapp.core.errors import DamagedCommandError, DamagedMetadataError, DamagedRowError, NewerRowError
+from retryapp.core.errors import (
+    DamagedCommandError,
+    DamagedMetadataError,
+    DamagedRowError,
+    NewerRowError,
+    RecordError,
+)
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing, cancelled, restore
 from retryapp.core.jobs import (
@@ -84,6 +90,7 @@ class Commands:
         submit: Callable[[Turn], None],
         busy: Callable[[], bool],
         taken_in: Callable[[int], bool],
+        read: Callable[[PendingRow, bytes], Awaitable[PendingRow]],
     ) -> None:
         """Begin where the lane has obeyed all before.
 
@@ -95,6 +102,7 @@ class Commands:
             submit: takes a turn of this session.
             busy: whether the lane has turns that are not in the tables.
             taken_in: whether the record at an offset is a first delivery without an outcome.
+            read: returns a row, and its identity, that waits by reference as a copy (`engine.partition.recall`).
         """
         self._next_offset, self._end = transport.control_next, transport.control_end
         """Where the next reading of the control topic begins, and where the topic ends."""
@@ -106,6 +114,7 @@ class Commands:
         self._sequences = sequences
         self._submit = submit
         self._busy = busy
+        self._reread = read
         self.over: set[bytes] = set()
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._queue: deque[Any] = deque()
@@ -238,7 +247,7 @@ class Commands:
             raise DamagedMetadataError("retry-version", None, "a row that was just made has none")
         now_ms = self._context.clock.wall_ms()
         # of the same delivery, which has just ended: its copy says that it would wait, and never becomes visible
-        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery)
+        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery, no_payload=False)
         end, dead = ended(self._context, run.shown, last)
         failed = tuple(seen for seen in outcome.observations if seen.event == "failed")
         return run.settle(publishes=(end,), observations=(*failed, dead))
@@ -426,6 +435,8 @@ class Commands:
         runs = key in self._scheduler.claimed
         if runs and key in self.over:
             raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
+        if row.reference is not None and command.verb is Verb.CANCEL and not runs:
+            row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
         if command.verb is Verb.CANCEL:
             effect = self._cancel_later(row, metadata, key) if runs else self._cancel(row, metadata, identity)
         else:
@@ -434,6 +445,18 @@ class Commands:
         if not runs:
             effect.claim = self._take(key, len(value))
         return effect
+
+    async def _whole(self, row: PendingRow, key: bytes, value: bytes) -> PendingRow:
+        """Return a row that waits by reference as a copy."""
+        try:
+            row = await self._reread(row, key[IDENTITY_AT:])
+        except RecordError as error:
+            raise RefusedError(Refusal.DAMAGED, str(error)) from error
+        except Exception as error:
+            raise RefusedError(Refusal.NOT_READY, f"the main topic cannot be read now: {error!r}") from error
+        if key in self._scheduler.claimed or self._table.get(key) != value:
+            raise RefusedError(Refusal.RUNNING, "its time has come while it was read: send it again")
+        return row
 
     def _take(self, key: bytes, size: int) -> bytes:
         """Claim a row that a command changes; return its key."""

@@ -267,6 +267,8 @@ class LetterCommands:
             raise RefusedError(Refusal.DISCARDED, "it was discarded: restore it first")
         if metadata.reason == DeadReason.DAMAGED:
             raise RefusedError(Refusal.DAMAGED, "it is dead because it could not be read")
+        if metadata.reason == DeadReason.GONE:
+            raise RefusedError(Refusal.DAMAGED, "its letter does not have its value: the main topic had lost it")
         if metadata.reason == DeadReason.TOO_LARGE:
             raise RefusedError(Refusal.TOO_LARGE, "its letter does not have its value: it was too large")
         if mark in (MarkKind.REPLAYED, MarkKind.RECOVERED):  # once more would give its deliveries numbers that are used

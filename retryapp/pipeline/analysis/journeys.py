@@ -16,7 +16,7 @@ from pyspark.sql.window import Window
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import MarkKind
 from retryapp.core.hops import REPLAY
-from retryapp.pipeline.analysis.reading import DLQ, MARK
+from retryapp.pipeline.analysis.reading import DLQ, MARK, MOVED
 from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, SAID
 
 STATIONS: Final = ("held", "retry", "dlq", "succeeded", "skipped", "discarded", "failed", "superseded")
@@ -81,7 +81,8 @@ def journeys_of(traces: DataFrame) -> DataFrame:
     )
     in_order = Window.partitionBy(*whose).orderBy(*_ORDER)
     before = F.lag(F.struct("delivery", *(f"step.{name}" for name in ("tier", "due_at_ms", "attempt", "replays"))))
-    in_turn = steps.withColumn("before", before.over(in_order))
+    is_moved = F.max(F.col("step.station") == F.lit(MOVED)).over(in_order)  # of delivery 0, and so before all others
+    in_turn = steps.withColumn("before", before.over(in_order)).withColumn("is_moved", is_moved)
     # the attempt before the sums: Spark compiles an expression of a row, but not the argument of collect_list
     return _columns(in_turn.withColumn("at", _attempt()).groupBy(*whose))
 
@@ -111,7 +112,7 @@ def _columns(steps: GroupedData) -> DataFrame:
         F.min("rank").alias("first_rank"),
     ).where((F.col("first_rank") < F.lit(_SKIPPED_RANK)) | (F.col("last.station") != F.lit("skipped")))
     station = F.when(F.col("last.station") == F.lit(DLQ), F.col("end")).otherwise(F.col("last.station"))
-    is_pending = station.isin("retry", _mark(MarkKind.REPLAYED))
+    is_pending = station.isin("retry", MOVED, _mark(MarkKind.REPLAYED))
     found = {
         **{
             name: F.col(f"last.{name}") for name in ("topic_id", "partition", "offset", "replays", "reason", "ended_ms")
@@ -142,7 +143,7 @@ def _attempt() -> Column:
     is_free = (F.col("step.attempt") == 0) | (is_counted & (F.col("before.replays") == F.col("step.replays")))
     is_next = F.col("before.delivery") == F.col("delivery") - 1
     station = F.col("step.station")
-    late_ms = F.when(is_next, F.col("step.started_ms") - F.col("before.due_at_ms"))
+    late_ms = F.when(is_next & ~F.col("is_moved"), F.col("step.started_ms") - F.col("before.due_at_ms"))
     computed = {
         "delivery": F.col("delivery"),
         "attempt": F.when(~is_free, F.col("step.attempt")),

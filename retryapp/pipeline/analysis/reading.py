@@ -13,7 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
-from retryapp.core.control import mark_of
+from retryapp.core.control import Verb, mark_of
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, RetryAppError
 from retryapp.core.headers import (
     RETRY_ATTEMPT,
@@ -32,7 +32,16 @@ from retryapp.core.headers import (
     RETRY_TIER,
     reader_of,
 )
-from retryapp.core.lifecycle import Held, Progress, RecordEvent, Skipped, Superseded, decode_event, newer_event
+from retryapp.core.lifecycle import (
+    Commanded,
+    Held,
+    Progress,
+    RecordEvent,
+    Skipped,
+    Superseded,
+    decode_event,
+    newer_event,
+)
 from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
 from retryapp.core.record import Headers, failure_id, parse_failure_id, parse_origin
 from retryapp.core.topology import TopicRole
@@ -42,6 +51,9 @@ DLQ: Final = TopicRole.DLQ.value
 EVENTS: Final = TopicRole.EVENTS.value
 MARK: Final = "mark-"
 """What the kind of a mark of a dead letter begins with; ``MarkKind`` follows."""
+MOVED: Final = f"{MARK}moved"
+"""A command that was obeyed: what waits is due at another time than its record on the retry topic says."""
+_OF_TIMES: Final = frozenset({Verb.RETRY_NOW, Verb.RESCHEDULE, Verb.HOLD, Verb.RELEASE})
 NO_HEADERS: Final = "no retry headers: somebody else wrote this record"
 BAD_MARK: Final = "it is a mark of a dead letter that cannot be read"
 
@@ -104,13 +116,19 @@ def _read_mark(headers: Headers, value: bytes | None) -> Said:
     mark = mark_of(headers, value)
     if mark is None:
         return (*_NOTHING[:-1], BAD_MARK)
-    _, place = parse_failure_id(mark.failure_id)
-    found = (mark.failure_id, place.topic_id, place.partition, place.offset, None, min(mark.replays, MAX_COUNT), None)
-    return (f"{MARK}{mark.mark}", *found, min(mark.delivery, MAX_COUNT), *_NOTHING[9:])
+    return _mark(f"{MARK}{mark.mark}", mark.failure_id, replays=mark.replays, delivery=mark.delivery)
+
+
+def _mark(kind: str, name: str, *, replays: int = 0, delivery: int = 0) -> Said:
+    _, place = parse_failure_id(name)
+    numbers = None, min(replays, MAX_COUNT), None, min(delivery, MAX_COUNT)
+    return (kind, name, place.topic_id, place.partition, place.offset, *numbers, *_NOTHING[9:])
 
 
 def _read_event(value: bytes) -> Said:
     event = decode_event(value)
+    if isinstance(event, Commanded) and event.refused is None and event.verb in _OF_TIMES:
+        return _mark(MOVED, event.failure_id)
     if not isinstance(event, RecordEvent | Progress):
         return (event.kind, *_NOTHING[1:])
     facts = vars(event)

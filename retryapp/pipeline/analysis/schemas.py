@@ -24,9 +24,12 @@ SAID: Final = struct(
     "from_offset long, to_offset long, from_ms long, to_ms long, received long, first_try_ok long, failed long, "
     "skipped long, unreadable string"
 )
-"""What one archived record says. ``kind``: retry, dlq, or that of an event (succeeded, progress, ...); null where it is
-``unreadable``, which says why. ``topic_id``, ``partition`` and ``offset`` are of the first delivery; of a ``progress``
-event the partition is that of its range."""
+"""What one archived record says. ``topic_id``, ``partition`` and ``offset`` are of the first delivery; of a
+``progress`` event the partition is that of its range.
+
+``kind``: retry, dlq, that of an event (succeeded, progress, ...), or ``mark-`` and what became of a dead letter, or
+``moved`` where somebody gave what waits another due time. Null where it is ``unreadable``, which says why.
+"""
 
 READINGS: Final = table(
     """

@@ -269,9 +269,9 @@ class FakeWorker(RuntimeView):
         every = shield(headers) + encode_metadata(md)
         topic = f"{GROUP}.{MAIN}.dlq"
         if letters is None:
-            self.letters.setdefault(partition, []).append(index_letter(offset, every, key, NOW_MS))
+            self.letters.setdefault(partition, []).append(index_letter(offset, every, key, md.last_failed_ms))
         else:
-            self.named.setdefault((partition, letters), []).append(index_letter(offset, every, key, NOW_MS))
+            self.named.setdefault((partition, letters), []).append(index_letter(offset, every, key, md.last_failed_ms))
             topic += f".{letters}"
         self.records[topic, partition, offset] = Record(topic, partition, offset, NOW_MS, key, value, every)
 

@@ -260,20 +260,21 @@ async def test_a_worker_asks_others_with_the_secret_of_the_group(worker: FakeWor
 async def test_a_signature_is_for_one_worker_and_a_minute(worker: FakeWorker) -> None:
     """Whoever gets one cannot use it elsewhere, or later."""
     signing = Peers(lambda: NOW_MS, "s3cret")
-    ours = signing._signature(worker.address, NOW_MS)
+    ours = signing._signature(worker.address + PART, NOW_MS)
     guarded = Operators(local=Role.NONE, peer_secret="s3cret")  # noqa: S106
     async with serving(worker, guarded) as url:
         for signature, status in (
             (ours, 200),
             (ours.upper(), 403),
-            (signing._signature("http://127.0.0.1:6067", NOW_MS), 403),
-            (signing._signature(worker.address, NOW_MS - peers.SIGNED_MS - 1), 403),
+            (signing._signature("http://127.0.0.1:6067" + PART, NOW_MS), 403),
+            (signing._signature(worker.address + PART, NOW_MS - peers.SIGNED_MS - 1), 403),
             (ours.replace(str(NOW_MS), str(NOW_MS + 1)), 403),
             (f"{NOW_MS}:", 403),
             ("\u00fc", 403),
         ):
             assert (await ask(url, PART, {SIGNATURE: signature}))[0] == status, signature
-        assert (await ask(url, "/retries/", {SIGNATURE: ours}))[0] == 403, "it is for one address"
+        for other in ("/retries/", f"{PART}?x=1", f"{PART}/{MAIN}/dead"):
+            assert (await ask(url, other, {SIGNATURE: ours}))[0] == 403, "it is for one address"
 
 
 async def test_the_users_cors_is_for_the_users_pages(worker: FakeWorker) -> None:

@@ -110,3 +110,14 @@ async def test_an_edited_record_that_fits_no_longer_is_refused() -> None:
         object.__setattr__(orders.engine.context, "max_bytes", 3_000)
         outcome = await orders.command("replay", 0, edit=Edit.of("keep", value=b"x" * 3_000))
         assert (outcome["refused"], marks(orders)) == ("too-large", [])
+
+
+async def test_an_edited_record_of_a_handler_by_reference_waits_as_a_copy() -> None:
+    """The main topic does not have it: each later retry has the edited bytes, too."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s*2", by_reference=True) as orders:
+        await orders.send(b"one" * 1_000)
+        await orders.to_rest()
+        await orders.command("replay", 0, edit=Edit.of("new", value=b"two" * 1_000))
+        await orders.to_rest()
+        assert [call[0] for call in calls.seen] == [b"one" * 1_000] * 3 + [b"two" * 1_000] * 3
