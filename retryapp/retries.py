@@ -28,6 +28,7 @@ from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
 from retryapp.core.lifecycle import Commanded
+from retryapp.core.masking import UNMASKED, parse_mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
 from retryapp.core.record import parse_failure_id
@@ -125,12 +126,14 @@ class Retries:
             admin_options=admin_options or {},
             pages_guarded=operators.guarded,
         )
+        self._mask = parse_mask(settings.mask)
         self._runtime = Runtime(app, options)
         self._destinations = Destinations(self._runtime.topics, self._runtime.clock, self._owned_topics)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
-        web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock, operators=operators)
+        view = RuntimeView(self._runtime)
+        web.register(app, view, clock=self._runtime.clock, operators=operators, mask=self._mask)
 
     def handler(
         self,
@@ -296,7 +299,12 @@ class Retries:
                 **{**names, "publishes": tuple(dict.fromkeys(publishes))},
             )
             handler = Handler(
-                function=function, topology=topology, policy=chosen, destinations=self._destinations, **settings
+                function=function,
+                topology=topology,
+                policy=chosen,
+                destinations=self._destinations,
+                mask=None if self._mask == UNMASKED else self._mask,
+                **settings,
             )
             others = [known for known in self.topologies if known.main != main]
             check_names([*others, topology])

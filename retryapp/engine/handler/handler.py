@@ -19,6 +19,7 @@ from retryapp.core.circuit import Circuit, CircuitBreaker
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError, UndecodableError
 from retryapp.core.letters import Letter
+from retryapp.core.masking import Mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit
 from retryapp.core.record import Headers, Origin, idempotency_key
@@ -165,6 +166,8 @@ class Handler:
     """When it takes failures for an outage; None: never."""
     deduplicate: Deduplicate | None = None
     """What tells a producer's duplicates, which are skipped; None: nothing does."""
+    mask: Mask | None = field(default=None, repr=False, compare=False)
+    """What messages of errors are freed of; None: nothing."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)
     """Topics that it may publish to; None: it cannot."""
     _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)
