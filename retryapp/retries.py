@@ -23,12 +23,13 @@ import faust
 from retryapp import web
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import Command, Edit, Verb
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
 from retryapp.core.jobs import HANDLER_VERBS
 from retryapp.core.lifecycle import Commanded
+from retryapp.core.masking import UNMASKED, parse_mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
 from retryapp.core.record import parse_failure_id
@@ -127,12 +128,14 @@ class Retries:
             admin_options=admin_options or {},
             pages_guarded=operators.guarded,
         )
+        self._mask = parse_mask(settings.mask)
         self._runtime = Runtime(app, options)
         self._destinations = Destinations(self._runtime.topics, self._runtime.clock, self._owned_topics)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
-        web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock, operators=operators)
+        view = RuntimeView(self._runtime)
+        web.register(app, view, clock=self._runtime.clock, operators=operators, mask=self._mask)
 
     def handler(
         self,
@@ -298,7 +301,12 @@ class Retries:
                 **{**names, "publishes": tuple(dict.fromkeys(publishes))},
             )
             handler = Handler(
-                function=function, topology=topology, policy=chosen, destinations=self._destinations, **settings
+                function=function,
+                topology=topology,
+                policy=chosen,
+                destinations=self._destinations,
+                mask=None if self._mask == UNMASKED else self._mask,
+                **settings,
             )
             others = [known for known in self.topologies if known.main != main]
             check_names([*others, topology])
@@ -317,6 +325,7 @@ class Retries:
         at: datetime | None = None,
         hold_for: Duration | None = None,
         force: bool = False,
+        edit: Edit | None = None,
         wait: Duration = "30s",
     ) -> Commanded | None:
         """Steer a record that waits or is dead: send a command to the worker that has it, and wait for its answer.
@@ -329,6 +338,7 @@ class Retries:
             at: of `reschedule`: when, with a time zone.
             hold_for: of `hold`: how long, if nobody releases it; None: `7d`.
             force: of `replay`: also a record that ended its workers, or may be superseded.
+            edit: of `replay`: what it changes, as `Edit.of("keep", value=b"…")`; the letter stays as it was.
             wait: how long to wait for the answer.
 
         Returns:
@@ -347,6 +357,7 @@ class Retries:
             due_at_ms = None if at is None else round(at.timestamp() * 1000)
             hold_ms = None if hold_for is None else parse_duration_ms(hold_for)
             facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms, "force": force}
+            facts["edit"] = edit
             command = Command(id=secrets.token_hex(8), verb=Verb(verb), failure_id=failure_id, **facts)
         except (DamagedMetadataError, ValueError) as error:
             raise InvalidSettingError("command", f"{verb} {failure_id}", str(error)) from error

@@ -19,6 +19,7 @@ from retryapp.core.causes import CauseCount, summed
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import Part
+from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back
 from retryapp.lookup.payloads import payload_of
@@ -54,9 +55,10 @@ class Group(NamedTuple):
 class Answers:
     """Answers to all questions that a page can ask this worker."""
 
-    def __init__(self, view: RuntimeView, clock: Clock, operators: Operators = NOBODY) -> None:
+    def __init__(self, view: RuntimeView, clock: Clock, operators: Operators = NOBODY, mask: Mask = UNMASKED) -> None:
         self.view = view
         self.operators = operators
+        self.mask = mask
         self.clock = clock
         self._due = DueCounts(view)
         self.peers = Peers(self.now_ms, operators.peer_secret)

@@ -66,10 +66,10 @@ def test_letters_are_replayed_once_over_a_kill(stage: Stage) -> None:
 
 
 def test_what_waits_is_steered(stage: Stage) -> None:
-    """Now, later, never, held over a kill; queued while no worker runs; refused with a reason."""
+    """Now, later, never, held over a kill, edited; queued while no worker runs; refused with a reason."""
     topic = stage.main_topic()
     stage.program(HandlerSpec(topic=topic, policy="1h*3"))
-    stage.service.rule = lambda visit: Answer(503 if visit.attempt == 1 else 200)
+    stage.service.rule = lambda visit: Answer(503 if visit.attempt == 1 and not visit.replays else 200)
     stage.produce(topic, [{"id": n} for n in range(5)])
     worker = stage.worker(env={"RETRYAPP_WEB_OPERATORS": "local"})
     topology = HandlerTopology(stage.group, topic)
@@ -109,6 +109,14 @@ def test_what_waits_is_steered(stage: Stage) -> None:
     }
     assert retryapp(stage, "dead", "discard", *place, names[2])[0] == 0
     assert balance(stage, topology).discarded == 1
+    edit = ("--value", '{"id": 33}', "--idempotency", "new")
+    assert retryapp(stage, "dead", "replay", *place, names[3], *edit)[0] == 0
+    wait_for(lambda: stage.service.visits[-1].facts["id"] == 33, "the edited record runs")
+    assert stage.service.visits[-1].failure_id == names[3]
+    assert stage.service.visits[-1].idempotency_key == f"{idempotency_key(names[3])}-e1"
+    wait_for(lambda: evidence.waiting() == 0, "it is done")
+    total = balance(stage, topology)
+    assert (total.received, total.done, total.dead, total.discarded) == (5, 4, 0, 1)
     lost = Command(id="x", verb=Verb.CANCEL, failure_id=names[0])
     assert send_commands(stage.connection, topology, [lost])["x"].refused == "not-waiting"
     assert worker.stop() == 0
