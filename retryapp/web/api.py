@@ -206,7 +206,8 @@ COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
         _OUTCOME,
     ),
     "/{main}/command/handler": (
-        _model("TellHandler", "Pause or resume a handler.", verb=Literal["pause", "resume"], why=_Why), _OUTCOMES,
+        _model("TellHandler", "Pause or resume a handler, force its circuit open, or have it probe.",
+               verb=Literal["pause", "resume", "outage-open", "outage-close"], why=_Why), _OUTCOMES,
     ),
     "/{main}/command/job": (
         _model("StartJob", "Begin a job as its preview has shown it.", verb=Verb, filter=LetterFilter, scope=Scope,
