@@ -198,6 +198,7 @@ def _delivery(run: Run) -> Delivery:
         last_error_type=None if failed is None else failed.error_type,
         last_error_message=None if failed is None else failed.error_message,
         replays=0 if metadata is None else metadata.replays,
+        edited=None if metadata is None else metadata.edited,
     )
 
 

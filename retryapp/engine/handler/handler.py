@@ -95,6 +95,8 @@ class Delivery(Publishing):
     last_error_message: str | None = None
     replays: int = 0
     """How often the record was replayed from the dead-letter topic."""
+    edited: int | None = None
+    """Somebody has edited the record for a replay: how often with a new idempotency key; None: nobody has."""
     letter: Letter | None = None
     """Why the record died, for a handler of dead letters."""
 
@@ -102,10 +104,11 @@ class Delivery(Publishing):
     def idempotency_key(self) -> str:
         """36 ASCII characters (a UUID), the same at every attempt and in every replay, on every worker.
 
+        ``-e1`` follows where somebody has edited the record and asked for a new key.
         Pass it to the services that the handler calls, so that a repeated attempt changes nothing twice. To act again
         in each replay, append `replays`.
         """
-        return idempotency_key(self.failure_id)
+        return idempotency_key(self.failure_id, self.edited)
 
     @property
     def lateness_ms(self) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import re
 from collections import Counter
@@ -345,3 +346,18 @@ async def test_no_text_of_a_record_steers_a_browser_or_a_terminal(worker: FakeWo
             _, body = await ask(url, f"{address}?format={form}", HTML)
             assert not set("\x1b\x07\x9b\u202e") & set(body)
             assert body.startswith("{") or "<script>alert" not in body
+
+
+async def test_a_masked_value_is_not_offered_for_an_edit(worker: FakeWorker) -> None:
+    """Or it would be replayed with the mask in place of what is masked."""
+    value = b'\n{"card": "secret-card", "open": "<1>"}'
+    worker.bury(500, dead_metadata(600), value=value)
+    for mask, offered in (("", True), ("/card", False)):
+        async with serving(worker, mask=parse_mask(mask)) as url:
+            _, body = await ask(url, f"{BASE}/dead/0/500?format=html")
+            assert ("Replay with this value" in body, "parts of its value are masked" in body.lower()) == (
+                offered,
+                not offered,
+            )
+            text = html.escape(value.decode(), quote=False).replace('"', "&#34;")
+            assert (f'spellcheck="false">\n{text}</textarea>' in body) == offered, "the first line break is not its own"
