@@ -19,9 +19,10 @@ Row, version 2, big-endian::
 A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive.
 No row is empty, so ``b""`` is never valid and a tombstone is never a row. State and hold are 0 in a row that waits for
 its time. State is 1 in one that is held, and `hold` says by what, in bits: 1 by earlier records of its sequence (it was
-never delivered, attempt and delivery are 0), 2 by an operator. The time of a held row is the deadline of an operator's
-hold, without one the last possible time. Others are a newer version's: this one cannot judge them. `flags`, `revision`
-and `more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are kept.
+never delivered, attempt and delivery are 0), 2 by an operator, 4 by its handler until an outside event (a token). The
+time of a held row is the deadline of that, without one the last possible time. Others are a newer version's: this one
+cannot judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these) are for facts that
+a reader may ignore, and are kept.
 Tag 1: a hold that begins when the record's run has failed; its deadline, u64.
 """
 
@@ -60,6 +61,8 @@ SEQUENCE: Final = 1
 """Hold: earlier records of its sequence come first, and it was never delivered."""
 OPERATOR: Final = 2
 """Hold: an operator's, until a deadline; header ``retry-due-ms`` has the due time that it had."""
+TOKEN: Final = 4
+"""Hold: its handler waits for a release by the token of its last delivery; ``retry-due-ms`` has the deadline."""
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
 
@@ -84,7 +87,7 @@ _HELD_ROW: Final = bytes((ROW_VERSION, 1, 1))
 _PAIR: Final = struct.Struct(">Ii")
 _MORE: Final = struct.Struct(">BH")
 _HOLD_NEXT: Final = 1
-_HOLDS: Final = range(1, 4)
+_HOLDS: Final = range(1, 8)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -130,7 +133,8 @@ class PendingRow:
     @property
     def held_by(self) -> str | None:
         """What holds it, in a word; None: it waits for its time."""
-        return "operator" if self.hold & OPERATOR else "sequence" if self.hold else None
+        words = (OPERATOR, "operator"), (TOKEN, "token"), (SEQUENCE, "sequence")
+        return next((word for bit, word in words if self.hold & bit), None)
 
     @property
     def hold_next_ms(self) -> int | None:

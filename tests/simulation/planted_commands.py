@@ -13,8 +13,8 @@ from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import jobs
 from retryapp.engine.partition.commands import Commands
-from retryapp.engine.partition.holds import Holds
 from retryapp.engine.partition.jobs import Jobs
+from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.testing.tables import MemoryDeadLetterTable
@@ -121,7 +121,7 @@ def _unpaused(_self: Pace, **_state: Any) -> None:
     """An opening forgets that the handler is paused."""
 
 
-def _runs_on(_self: Holds, _run: Run, outcome: Outcome) -> Outcome:
+def _runs_on(_self: RowCommands, _run: Run, outcome: Outcome) -> Outcome:
     """A record that was held while it ran waits for its time."""
     return outcome
 
@@ -141,7 +141,7 @@ def _not_moved(_self: Sequences, _identity: bytes, _row: PendingRow) -> None:
 
 
 COMMANDS: Final = (
-    ("a held run waits for its time", ((Holds, "judged", _runs_on),), 2_000_037),
+    ("a held run waits for its time", ((RowCommands, "_held_after", _runs_on),), 2_000_037),
     ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_406),
     ("a hold ends in silence", ((Commands, "take_held", _in_silence),), 2_000_003),
     ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_097),

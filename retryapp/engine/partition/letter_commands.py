@@ -53,6 +53,8 @@ class Effect:
     publishes: tuple[Any, ...] = ()
     observations: tuple[Observation, ...] = ()
     claim: bytes | None = None
+    steered: bool = False
+    """It changes what is remembered (`core.jobs.Steering`)."""
 
 
 @dataclass(frozen=True, slots=True)

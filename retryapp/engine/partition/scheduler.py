@@ -14,7 +14,17 @@ from contextlib import suppress
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
 from retryapp.core.metadata import HELD
 from retryapp.core.record import Record
-from retryapp.core.rows import ALONE, CANCELLED, HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, is_held, parse_row_key
+from retryapp.core.rows import (
+    ALONE,
+    CANCELLED,
+    HELD_ROWS,
+    IDENTITY_AT,
+    TOKEN,
+    PendingRow,
+    decode_row,
+    is_held,
+    parse_row_key,
+)
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.partition.sequences import Sequences, up_to
 from retryapp.ports import PendingTable
@@ -222,6 +232,7 @@ class Scheduler:
             damage=damage,
             alone=bool(row.flags & ALONE),
             cancelled=bool(row.flags & CANCELLED),
+            expired=bool(row.hold & TOKEN),
         )
         self.claimed[key] = claim
         self.claimed_bytes += claim.size
