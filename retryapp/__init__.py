@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from retryapp.core.errors import RetryAppError
     from retryapp.core.http import http_errors
     from retryapp.core.policy import RetryPolicy
-    from retryapp.core.rules import non_retryable, retryable, skippable
+    from retryapp.core.rules import non_retryable, pausing, retryable, skippable
     from retryapp.core.schedule import exp, fixed, forever, sequence
     from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip
     from retryapp.engine.delivery.deliver import HandlerTimeoutError, ReleaseTimeoutError
@@ -40,6 +40,7 @@ __all__ = [
     "forever",
     "http_errors",
     "non_retryable",
+    "pausing",
     "retryable",
     "sequence",
     "skippable",
@@ -64,6 +65,7 @@ _HOME = {
     "forever": "retryapp.core.schedule",
     "http_errors": "retryapp.core.http",
     "non_retryable": "retryapp.core.rules",
+    "pausing": "retryapp.core.rules",
     "retryable": "retryapp.core.rules",
     "sequence": "retryapp.core.schedule",
     "skippable": "retryapp.core.rules",

@@ -105,8 +105,15 @@ class Retries:
                 "make it right after faust.App(...), before the first topic, agent or look at app.conf",
             )
         self.app = app
+        settings = load_settings()
+        operators = parse_operators(
+            settings.web_operators,
+            proxies=settings.web_proxies,
+            hosts=settings.web_hosts,
+            peer_secret=settings.peer_secret.get_secret_value(),
+        )
         options = RuntimeOptions(
-            grace_ms=load_settings().grace_ms if grace is None else parse_duration_ms(grace),
+            grace_ms=settings.grace_ms if grace is None else parse_duration_ms(grace),
             drain_ms=parse_duration_ms(drain),
             start_timeout_ms=parse_duration_ms(start_timeout),
             plan=PlanOptions(
@@ -116,13 +123,13 @@ class Retries:
                 dlq_retention_ms=None if dlq_retention is None else parse_duration_ms(dlq_retention),
             ),
             admin_options=admin_options or {},
+            pages_guarded=operators.guarded,
         )
         self._runtime = Runtime(app, options)
         self._destinations = Destinations(self._runtime.topics, self._runtime.clock, self._owned_topics)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
-        operators = parse_operators(load_settings().web_operators)
         web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock, operators=operators)
 
     def handler(
@@ -143,6 +150,7 @@ class Retries:
         max_concurrent: int | None = None,
         circuit: CircuitBreaker | None = None,
         dead_letters: Literal["topic", "drop"] = "topic",
+        payload: Literal["copy", "reference"] = "copy",
     ) -> Callable[[F], F]:
         """Declare the handler of a main topic.
 
@@ -174,6 +182,9 @@ class Retries:
                 few records probe, and the rest waits. Not with `order="partition"`.
             dead_letters: `topic` (default), or `drop`: there is no dead-letter topic, and what would be dead is
                 discarded, with a `discarded` event that says why.
+            payload: `copy` (default), or `reference`: what waits is only where the record is, with its size, time and
+                checksum; when due it is read from the main topic again. A start checks that the topic keeps records
+                for twice the policy's waits. Not with `order="latest"` or a schedule without end.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -188,6 +199,8 @@ class Retries:
         """
         if dead_letters not in {"topic", "drop"}:
             raise InvalidSettingError("dead_letters", dead_letters, "one of topic, drop")
+        if payload not in {"copy", "reference"}:
+            raise InvalidSettingError("payload", payload, "one of copy, reference")
         if max_in_flight < concurrency:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
         if max_crashes < 1:
@@ -221,6 +234,7 @@ class Retries:
             deduplicate=rule,
             order=kept,
             batch=batch,
+            by_reference=payload == "reference",
         )
 
     def dead_letters(
@@ -278,6 +292,7 @@ class Retries:
                 delays_ms=chosen.delays_ms,
                 dead_letters=chosen.dead_letters,
                 seen_window_ms=None if rule is None else rule.window_ms,
+                reference_ms=chosen.longest_ms if settings.get("by_reference") else None,
                 **{**names, "publishes": tuple(dict.fromkeys(publishes))},
             )
             handler = Handler(

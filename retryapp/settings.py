@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from retryapp.core.durations import parse_duration_ms
@@ -65,16 +65,34 @@ class Settings(BaseSettings):
         ge=1,
         le=65_535,
     )
+    peer_secret: SecretStr = _setting(
+        "PEER_SECRET",
+        SecretStr(""),
+        "Shared by all workers of the group: a worker shows the numbers of others that ask with it. Needed where pages "
+        "of other machines may not be looked at without a token.",
+    )
     web_bind: str = _setting(
         "WEB_BIND",
         "127.0.0.1",
-        "Address that a worker's pages listen on. They have no login: keep it on loopback.",
+        "Address that a worker's pages listen on. One that others reach needs RETRYAPP_WEB_OPERATORS.",
+    )
+    web_hosts: str = _setting(
+        "WEB_HOSTS",
+        "",
+        "Names under which the pages are reached, besides those of this machine, as behind a proxy; commas between.",
     )
     web_operators: str = _setting(
         "WEB_OPERATORS",
         "",
-        "Who may retry, cancel, replay and discard records through the pages: `local`, everybody on this machine, or "
-        "`NAME:SHA256` with the hash of a token; commas between several. Empty: the pages only show.",
+        "Who may do what through the pages: `local`, everybody on this machine; `NAME:SHA256`, who has the token with "
+        "this hash; `anyone:ROLE`. Each may end with a role, `:look`, `:operate` (unless given) or `:admin`; commas "
+        "between several. Whoever else is on this machine may look.",
+    )
+    web_proxies: str = _setting(
+        "WEB_PROXIES",
+        "",
+        "Addresses or networks of proxies that log people in, commas between: of their requests `X-Forwarded-User` and "
+        "`X-Forwarded-Role` count.",
     )
     web_port: int = _setting(
         "WEB_PORT",

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from retryapp.core.circuit import CircuitState
 from retryapp.lookup.instants import length_text
 
 PLAIN_INTERVAL_S: Final = 3.0
@@ -127,7 +128,7 @@ def group_table(group: Group) -> RenderableType:
     for figures in group.handlers:
         parts += ["", f"[bold cyan]{escape(figures.main)}[/]", _figures_table(figures, group.now_ms)]
     if group.lanes:
-        parts += ["", _lanes_table(group)]
+        parts += ["", _lanes_table(group), *_held_lines(group)]
     return Stack(*parts)
 
 
@@ -149,7 +150,23 @@ def _figures_table(figures: HandlerFigures, now_ms: int) -> Table:
 
 def _circuit_text(lane: Mapping[str, Any]) -> str:
     circuit = lane.get("circuit")
-    return "" if circuit in {None, "closed"} else f"[red], circuit {escape(circuit)}[/]"
+    paused = "[red], paused[/]" if lane.get("paused") else ""
+    return paused if circuit in {None, "closed"} else f"{paused}[red], circuit {escape(circuit)}[/]"
+
+
+def _held_lines(group: Group) -> Iterator[str]:
+    """Say of each handler who has paused it or forced its circuit open, since when, and where."""
+    held: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for lane in group.lanes:
+        forced = lane.get("circuit_cause") if lane.get("circuit") == CircuitState.FORCED_OPEN else None
+        for text in filter(None, (lane.get("paused"), forced)):
+            held.setdefault((lane["main"], text), []).append(lane)
+    for (main, text), lanes in held.items():
+        name = "circuit_since_ms" if text == lanes[0].get("circuit_cause") else "paused_since_ms"
+        since = [lane[name] for lane in lanes if lane.get(name) is not None]
+        age = f" for {length_text(max(0, group.now_ms - min(since)))}" if since else ""
+        numbers = ", ".join(str(lane["partition"]) for lane in sorted(lanes, key=lambda lane: lane["partition"]))
+        yield f"[red]{escape(main)} {escape(text)}[/]{age}, partition {numbers}"
 
 
 def _lanes_table(group: Group) -> Table:

@@ -35,7 +35,7 @@ PROFILES = {"demo": {"demo", "spark"}, "demo-without-report": {"demo"}, "dev": {
 OPTIONAL = {"demo": {"spark"}}
 """Extras that a profile can do without."""
 WITHOUT_REPORT = "make demo ARGS=--no-report"
-DOWNLOAD_MB = {"base": 25, "dev": 41, "demo": 10, "java": 36, "spark": 565}
+DOWNLOAD_MB = {"base": 25, "dev": 104, "demo": 10, "java": 36, "spark": 565}
 """What pip fetches for each extra, in megabytes, rounded up; ``base`` is the package's own dependencies."""
 
 WHAT = {

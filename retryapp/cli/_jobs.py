@@ -153,6 +153,8 @@ def watch(
                 if parts:
                     whole = summed(parts)
                     bar.update(task, completed=whole.done + whole.refused.total())
+                elif letters is None:
+                    return show_job(connection, topology, job, as_json=as_json)  # nobody knows it
                 time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             stderr_console.print(f"job {job} goes on: retryapp job show {job}, or job cancel {job}")
@@ -185,7 +187,7 @@ def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *
 
 
 def steer_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
-    """Pause, resume or cancel a job, on all partitions that have a part that goes on."""
+    """Pause, resume or cancel a job."""
     connection, topology = only_handler(place)
     told = tell_job(connection, topology, job, verb, by=by, why=why, wait_s=wait_ms / 1000)
     if not told:

@@ -32,6 +32,7 @@ _LABELS: Final = {DELIVERIES: None, FAILURES: None, DEAD: "reason", LATENESS: "l
 """Metric → the label that its samples are told apart by; others are added up."""
 _LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight",
                 "last_error", "partition")  # fmt: skip
+_MAYBE: Final = ("circuit", "circuit_cause", "circuit_since_ms", "paused", "paused_since_ms")
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, OSError)
 
 Counters = Counter[tuple[str, str]]
@@ -190,5 +191,5 @@ def _lanes(worker: _Worker) -> Iterable[Mapping[str, Any]]:
     for main, partitions in worker.partitions.items():
         for item in partitions:
             if item["is_here"]:
-                circuit = item.get("circuit")  # pages of earlier builds have none
-                yield {"main": main, "worker": worker.url, "circuit": circuit, **{name: item[name] for name in _LANE}}
+                more = {name: item.get(name) for name in _MAYBE}  # pages of earlier builds have none
+                yield {"main": main, "worker": worker.url, **more, **{name: item[name] for name in _LANE}}

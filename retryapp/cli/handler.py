@@ -6,14 +6,11 @@ from typing import Any
 
 import click
 
-from retryapp.cli._jobs import answers, only_handler
+from retryapp.cli._levels import show_levels, tell_handler
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
-from retryapp.cli.console import ExitCode, emit
+from retryapp.cli.console import ExitCode
 from retryapp.core.jobs import HandlerVerb
-from retryapp.kafka.remembered import remembered
-from retryapp.lookup.instants import utc_text
-from retryapp.lookup.jobs import tell_handler
 
 
 @click.group(name="handler")
@@ -37,7 +34,7 @@ def pause(*, place: Place, **options: Any) -> ExitCode:
     Examples:
       retryapp handler pause -A billing --topic orders --why "ledger migrates"
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    return _tell(HandlerVerb.PAUSE, place, **options)
+    return tell_handler(HandlerVerb.PAUSE, place, **options)
 
 
 @command.command()
@@ -49,7 +46,7 @@ def resume(*, place: Place, **options: Any) -> ExitCode:
     Examples:
       retryapp handler resume -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    return _tell(HandlerVerb.RESUME, place, **options)
+    return tell_handler(HandlerVerb.RESUME, place, **options)
 
 
 @command.command()
@@ -65,16 +62,4 @@ def show(*, place: Place, as_json: bool) -> ExitCode:
     Examples:
       retryapp handler show -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    connection, topology = only_handler(place)
-    found = {number: each.paused for number, each in remembered(connection, topology).items()}
-    paused = {number: each for number, each in found.items() if each is not None}
-    lines = [f"partition {number} since {utc_text(each.since_ms)}: {each.text}" for number, each in paused.items()]
-    facts = {str(number): each.model_dump() for number, each in paused.items()}
-    emit({"main": topology.main, "paused": facts}, "\n".join(lines) or "not paused", as_json=as_json)
-    return ExitCode.FINDING if paused else ExitCode.FINE
-
-
-def _tell(verb: HandlerVerb, place: Place, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
-    connection, topology = only_handler(place)
-    told = tell_handler(connection, topology, verb, by=by, why=why, wait_s=wait_ms / 1000)
-    return answers({"main": topology.main, "verb": verb}, told, as_json=as_json)
+    return show_levels(place, "paused", none="not paused", as_json=as_json)

@@ -25,6 +25,7 @@ SUBCOMMANDS = {
     "dead": "Look at dead letters; replay or discard them.",
     "job": "Watch and steer jobs about many dead letters.",
     "handler": "Pause a handler, and have it go on.",
+    "outage": "Say that a service is down, or back.",
     "ledger": "Count what has become of every record.",
     "pipeline": "Keep and explain everything that failed, on Spark.",
     "broker": "Run a real single-node Kafka for development.",

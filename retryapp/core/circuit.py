@@ -13,6 +13,8 @@ The words are Polly's:
 Failures are free while it is not closed, for ``max_open`` at most: a deploy that is bad for good is no outage. When
 probes still fail then, it closes, and does not open again before calls have gone well.
 
+Somebody may know better: ``forced-open`` it stays open, and failures are free, until it is released: half-open.
+
 All times are monotonic milliseconds that the caller passes in. A place is what tells a record from others.
 """
 
@@ -48,6 +50,7 @@ class CircuitState(StrEnum):
     OPEN = "open"
     HALF_OPEN = "half-open"
     RECOVERING = "recovering"
+    FORCED_OPEN = "forced-open"
 
 
 class Transition(NamedTuple):
@@ -208,7 +211,7 @@ class Circuit:
         match self.state:
             case CircuitState.CLOSED:
                 return 1 << 30
-            case CircuitState.OPEN:
+            case CircuitState.OPEN | CircuitState.FORCED_OPEN:
                 return 0
             case CircuitState.HALF_OPEN:
                 taken = len(self._fine) + len(self._failed) + sum(1 for end in self._slots.values() if end > now_ms)
@@ -222,7 +225,7 @@ class Circuit:
         match self.state:
             case CircuitState.CLOSED:
                 return 1 << 30
-            case CircuitState.OPEN:
+            case CircuitState.OPEN | CircuitState.FORCED_OPEN:
                 return 0
             case CircuitState.HALF_OPEN:
                 return self.breaker.probes
@@ -240,7 +243,7 @@ class Circuit:
     def next_ms(self, now_ms: float) -> float | None:
         """Return when `tick` or `permits` may say something else by time alone, or None."""
         match self.state:
-            case CircuitState.CLOSED:
+            case CircuitState.CLOSED | CircuitState.FORCED_OPEN:
                 return None
             case CircuitState.OPEN:
                 return self._until_ms
@@ -290,13 +293,34 @@ class Circuit:
     def tick(self, now_ms: float) -> Transition | None:
         """Change the state by time."""
         if self.state is CircuitState.OPEN and now_ms >= self._until_ms:
-            self.forget()
-            self._fine.clear()
-            self._failed.clear()
-            return self._go(CircuitState.HALF_OPEN, now_ms)
+            return self._probe(now_ms)
         if self.state is CircuitState.RECOVERING and now_ms >= self.since_ms + self.breaker.ramp_ms:
             return self._close(now_ms)
         return None
+
+    def force(self, now_ms: float, cause: str) -> Transition | None:
+        """Open it until `release`; None: it is forced open already."""
+        if self.state is CircuitState.FORCED_OPEN:
+            return None
+        if self.closed:
+            self._left_ms, self._absent_ms, self._opened = now_ms, 0.0, 0
+        self.cause, self._exempt = cause, False
+        return self._go(CircuitState.FORCED_OPEN, now_ms, cause)
+
+    def release(self, now_ms: float) -> Transition | None:
+        """Let an open one probe now. One that was forced open has all of `max_open` for that; None: it is not open."""
+        if self.state is CircuitState.FORCED_OPEN:
+            self._spells.append((self._left_ms, now_ms))
+            self._left_ms, self._absent_ms, self._opened = now_ms, 0.0, 0
+        elif self.state is not CircuitState.OPEN:
+            return None
+        return self._probe(now_ms)
+
+    def _probe(self, now_ms: float) -> Transition:
+        self.forget()
+        self._fine.clear()
+        self._failed.clear()
+        return self._go(CircuitState.HALF_OPEN, now_ms)
 
     def _judge_calls(self, now_ms: float, cause: str) -> Transition | None:
         failed, calls = self._calls.failed, self._calls.all
@@ -353,13 +377,14 @@ class Circuit:
 
     def free(self, now_ms: float) -> bool:
         """Tell whether a failure spends no attempt."""
+        if self.state is CircuitState.FORCED_OPEN:
+            return True
         return not self.closed and now_ms - self._left_ms - self._absent_ms < self.breaker.max_open_ms
 
     def again_ms(self, now_ms: float) -> float:
         """Return when a record that failed for free may probe again."""
         return self._until_ms if self.state is CircuitState.OPEN else now_ms + self.breaker.break_for_ms
 
-    def away_ms(self, since_ms: float, now_ms: float) -> float:
-        """Return for how long it was not closed since then."""
-        spells = [*self._spells] if self.closed else [*self._spells, (self._left_ms, now_ms)]
-        return sum(max(0.0, min(end, now_ms) - max(begin, since_ms)) for begin, end in spells)
+    def spells(self, now_ms: float) -> list[tuple[float, float]]:
+        """Return when it was not closed: begin and end."""
+        return [*self._spells] if self.closed else [*self._spells, (self._left_ms, now_ms)]

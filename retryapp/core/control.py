@@ -91,8 +91,11 @@ class Refusal(StrEnum):
     """It is over, or unknown."""
     TOO_MANY = "too-many"
     """So many jobs go on that no other begins."""
+    NO_CIRCUIT = "no-circuit"
+    """The handler has no circuit that could be forced open."""
     NOT_READY = "not-ready"
-    """The dead letters of the partition are still being read."""
+    """The dead letters of the partition are still being read; or the main topic cannot be, where a record waits by
+    reference."""
 
 
 class Command(BaseModel):

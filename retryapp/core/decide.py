@@ -3,10 +3,11 @@
 The first answer wins:
 
 1. The record needs no handling: skipped.
-2. The failure itself is final (non-retryable, rejected, undecodable): dead.
-3. The attempts, or the delays of the schedule that applies, are used up: dead, ``exhausted``. Never if it is endless.
-4. The next wait would end after ``max_elapsed`` from the first failure: dead, ``expired``, without waiting.
-5. Else again: at now plus the schedule's jittered delay, or plus the wait that the handler asked for.
+2. Nothing can succeed before somebody has acted: again as soon as the partition, which is paused, goes on.
+3. The failure itself is final (non-retryable, rejected, undecodable): dead.
+4. The attempts, or the delays of the schedule that applies, are used up: dead, ``exhausted``. Never if it is endless.
+5. The next wait would end after ``max_elapsed`` from the first failure: dead, ``expired``, without waiting.
+6. Else again: at now plus the schedule's jittered delay, or plus the wait that the handler asked for.
 
 A rule may have a schedule of its own; it goes by the failures in a row under that rule, as the policy's goes by
 those in a row under no such rule. ``max_attempts`` bounds them together, so causes that take turns end, too.
@@ -77,6 +78,8 @@ def decide(
         raise ValueError(f"attempt={attempt}: the first delivery is attempt 1")
     if failure.error_class is ErrorClass.SKIPPABLE:
         return SkipNow()
+    if failure.error_class is ErrorClass.PAUSING:
+        return for_free(policy, wait_ms=1, now_ms=now_ms)  # its due time is that of no earlier delivery
     rule, failures = failure.rule, attempt if failures is None else failures
     if failure.reason_if_dead is not None:
         return Dead(failure.reason_if_dead, None if rule is None else rule.dead_letters)

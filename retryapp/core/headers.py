@@ -34,7 +34,7 @@ from retryapp.core.text import cut_tail, escape_text, unescape_text
 RETRY_VERSION: Final = "retry-version"
 RETRY_NULL_VALUE: Final = "retry-null-value"
 RETRY_NO_PAYLOAD: Final = "retry-no-payload"
-"""Only on retry topics: value and foreign headers are in the pending table, and on an earlier copy."""
+"""Without value and foreign headers: the pending table and an earlier copy have them, or the main topic."""
 RETRY_GROUP: Final = "retry-group"
 RETRY_HANDLER: Final = "retry-handler"
 RETRY_ORIGIN: Final = "retry-origin"

@@ -17,7 +17,17 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from retryapp.core.causes import cause_id
 from retryapp.core.control import JOB_ID, MAX_COMMAND_BYTES, MAX_WORDS, OF_LETTERS, Command, Verb
@@ -91,12 +101,21 @@ class JobPart(BaseModel):
     filter: LetterFilter
     upto: Mapping[str, _Count]
     """By dead-letter topic: the offset before which letters are taken."""
-    every_ms: Annotated[float, Field(gt=0)] | None = None
-    """Time between two, on average: the partition's share of the job's rate. None: as fast as they are done."""
+    every_ms: Annotated[float, Field(ge=1e-6, le=1e9)] | None = None
+    """Time between two letters of the whole job. None: as fast as they are done."""
+    share: tuple[_Count, _Count, _Count] = (0, 1, 1)
+    """Which turns of the rate are this partition's (`core.rates.SharedTurns`): first, after the last, of how many."""
     canary: _Count = 0
     force: bool = False
     letters: _Count | None = None
     """How many its preview has counted."""
+
+    @model_validator(mode="after")
+    def _has_share(self) -> JobPart:
+        first, after, of = self.share
+        if not first < after <= of:
+            raise ValueError("share: first < after <= of")
+        return self
 
 
 def shared(whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mapping[str, int]]) -> dict[int, JobPart]:
@@ -105,13 +124,13 @@ def shared(whole: JobPart, fitting: Mapping[int, int], upto: Mapping[int, Mappin
     The rate and the canary of `whole` are shared in proportion to the letters. So a part that stalls slows the job and
     makes no other faster.
     """
-    letters = sum(fitting.values())
+    letters, first = sum(fitting.values()), 0
     parts = {}
     for partition, some in fitting.items():
         canary = min(some, max(LEAST_CANARY, math.ceil(whole.canary * some / letters))) if whole.canary else 0
-        every_ms = None if whole.every_ms is None else whole.every_ms * letters / some
-        changed = {"canary": canary, "every_ms": every_ms, "upto": dict(upto[partition]), "letters": some}
-        parts[partition] = whole.model_copy(update=changed)
+        share = first, first + some, letters
+        changed = {"canary": canary, "share": share, "upto": dict(upto[partition]), "letters": some}
+        parts[partition], first = whole.model_copy(update=changed), first + some
     return parts
 
 
@@ -148,6 +167,10 @@ class HandlerVerb(StrEnum):
 
     PAUSE = "handler-pause"
     RESUME = "handler-resume"
+    OPEN = "outage-open"
+    """Force the circuit open."""
+    CLOSE = "outage-close"
+    """Have the circuit probe."""
 
 
 class HandlerCommand(BaseModel):
@@ -208,26 +231,33 @@ class Part(BaseModel):
         return f"{self.done} done{refused}; {self.looked} letters looked at"
 
 
-class Paused(BaseModel):
-    """Since when the handler is paused, by whom, and why."""
+class Level(BaseModel):
+    """Since when the partition is paused, or its circuit forced open, by whom, and why."""
 
     since_ms: int
     by: str = ""
     why: str = ""
+    how: str = "paused"
+    revision: int | None = None
+    """Offset of its command on the control topic."""
+    record: str = ""
+    """Failure id of the record whose failure has paused its partition, by a rule; empty: somebody has."""
 
     @property
     def text(self) -> str:
         """Return it in words."""
-        return "paused" + (f" by {self.by}" if self.by else "") + (f": {self.why}" if self.why else "")
+        return self.how + (f" by {self.by}" if self.by else "") + (f": {self.why}" if self.why else "")
 
 
 class Steering(BaseModel):
     """What a partition remembers of commands."""
 
     v: Literal[1] = 1
-    paused: Paused | None = None
+    paused: Level | None = None
+    forced: Level | None = None
+    """Since when the circuit is forced open."""
     pauses: list[tuple[int, int]] = Field(default_factory=list)
-    """Begin and end of the last pauses, epoch milliseconds."""
+    """Begin and end of the last pauses and forced outages, epoch milliseconds."""
     parts: list[Part] = Field(default_factory=list)
     """Those that go on, and the last ones that are over; the oldest first."""
     early: dict[str, int] = Field(default_factory=dict)
@@ -242,16 +272,24 @@ class Steering(BaseModel):
         """Parts that are not over."""
         return [part for part in self.parts if not part.over]
 
-    def pause(self, command: HandlerCommand, now_ms: int) -> None:
-        """Note that the handler is paused; who paused it first counts."""
-        if self.paused is None:
-            self.paused = Paused(since_ms=now_ms, by=command.by, why=command.why)
+    def obey(self, command: HandlerCommand, now_ms: int, revision: int) -> None:
+        """Note that it is paused or forced open, or not any more; who did it first counts."""
+        facts: Any = {"since_ms": now_ms, "by": command.by, "why": command.why, "revision": revision}
+        match command.verb:
+            case HandlerVerb.PAUSE:
+                self.paused = self.paused or Level(**facts)
+            case HandlerVerb.OPEN:
+                self.forced = self.forced or Level(how="forced open", **facts)
+            case HandlerVerb.RESUME:
+                self._note_end(self.paused, now_ms)
+                self.paused = None
+            case HandlerVerb.CLOSE:
+                self._note_end(self.forced, now_ms)
+                self.forced = None
 
-    def resume(self, now_ms: int) -> None:
-        """Note that it goes on."""
-        if self.paused is not None:
-            self.pauses = [*self.pauses, (self.paused.since_ms, now_ms)][-MOST_PAUSES:]
-            self.paused = None
+    def _note_end(self, level: Level | None, now_ms: int) -> None:
+        if level is not None:
+            self.pauses = [*self.pauses, (level.since_ms, now_ms)][-MOST_PAUSES:]
 
     def over(self, part: Part, state: PartState) -> None:
         """Note that a part is over; of those, a few are kept."""
@@ -263,7 +301,7 @@ class Steering(BaseModel):
     @property
     def written(self) -> str:
         """Return it as text; empty where there is nothing to remember."""
-        some = self.parts or self.paused or self.pauses or self.early
+        some = self.parts or self.paused or self.forced or self.pauses or self.early
         return self.model_dump_json(exclude_defaults=True) if some else ""
 
 
@@ -293,8 +331,9 @@ def decode_command(value: bytes | None) -> AnyCommand:
 
 def _kind(value: Any) -> str:
     verb = value.get("verb") if isinstance(value, dict) else getattr(value, "verb", None)
-    words = str(verb).partition("-")[0]
-    return words if words in _KINDS else _ONE
+    if verb in list(HandlerVerb):
+        return _HANDLER
+    return _JOB if str(verb).startswith("job-") else _ONE
 
 
 _KINDS = _ONE, _JOB, _HANDLER = "command", "job", "handler"

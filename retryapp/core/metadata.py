@@ -101,7 +101,7 @@ class RetryMetadata:
     null_value: bool = False
     """The original value was null; it travels as empty."""
     no_payload: bool = False
-    """A copy without value and foreign headers; the row has them (`hops.without_payload`)."""
+    """A copy without value and foreign headers (`hops.without_payload`)."""
 
     @property
     def held(self) -> bool:

@@ -72,8 +72,8 @@ class RetryPolicy:
                 has a schedule of its own it must be just that. None with an endless schedule.
             max_elapsed: a record whose next wait would end later than this after its first failure is dead, reason
                 ``expired``; None: no deadline.
-            on: rules from ``retryable(...)``, ``non_retryable(...)``, ``skippable(...)`` and ``http_errors()``,
-                ordered, first match wins.
+            on: rules from ``retryable(...)``, ``non_retryable(...)``, ``skippable(...)``, ``pausing(...)`` and
+                ``http_errors()``, ordered, first match wins.
             otherwise: the class of errors that no rule names, ``"retryable"`` or ``"non-retryable"``.
             timeout: how long one run of the handler may take, with all its hot tries.
             hot: a schedule of short waits (``"50ms*3"``): after an error, the same delivery tries again in place before
@@ -120,6 +120,18 @@ class RetryPolicy:
     def schedules(self) -> tuple[Schedule, ...]:
         """Its own, and those of its rules."""
         return (self.schedule, *(rule.schedule for rule in self.on if rule.schedule is not None))
+
+    @property
+    def longest_ms(self) -> int | None:
+        """How long all waits of a record may take together, unless a handler asks for another; None: no limit."""
+        longest_ms = None
+        if self.max_attempts is not None:
+            # schedules may take turns, and each begins anew then
+            waits = [max(each.all_nominal_ms) for each in self.schedules]
+            alone_ms, mixed_ms = sum(self.schedule.all_nominal_ms), max(waits) * (self.max_attempts - 1)
+            longest_ms = alone_ms if len(waits) == 1 else mixed_ms
+        bounds = [each for each in (longest_ms, self.max_elapsed_ms) if each is not None]
+        return min(bounds, default=None)
 
     @property
     def dead_letters(self) -> tuple[str, ...]:

@@ -41,6 +41,8 @@ class ErrorClass(StrEnum):
     """Will never succeed: dead letter at once."""
     SKIPPABLE = "skippable"
     """The record needs no handling: done, without a result."""
+    PAUSING = "pausing"
+    """Nothing can succeed before somebody has acted: its partition is paused."""
 
 
 class Wait(Protocol):
@@ -200,6 +202,14 @@ def skippable(*error_types: type[BaseException], when: Predicate | None = None, 
     Of a group every member has to match. For the arguments see `retryable`.
     """
     return Rule(error_types, ErrorClass.SKIPPABLE, when, anywhere=anywhere)
+
+
+def pausing(*error_types: type[BaseException], when: Predicate | None = None, anywhere: bool = True) -> Rule:
+    """Say that with such errors nothing can succeed before somebody has acted: the record's partition is paused.
+
+    The record waits without an attempt spent, until ``retryapp handler resume``. For the arguments see `retryable`.
+    """
+    return Rule(error_types, ErrorClass.PAUSING, when, anywhere=anywhere)
 
 
 def _check_dead_letters(name: str) -> None:

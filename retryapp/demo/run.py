@@ -204,7 +204,7 @@ class _Demo:
                 f"{PREFIX}SERVICE_URL": url,
                 "RETRYAPP_DATADIR": str(run.folder / f"worker-{number}"),
                 "RETRYAPP_WEB_PORT": str(port),
-                "RETRYAPP_WEB_OPERATORS": "local",
+                "RETRYAPP_WEB_OPERATORS": "local:admin",
                 "TMPDIR": str(run.folder),  # for their port locks
             }
             self._workers.append(run.child(f"worker-{number}", worker, env=env))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from retryapp.core.durations import format_duration_ms
-from retryapp.core.jobs import Paused
+from retryapp.core.jobs import Level
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem, warning
 from retryapp.kafka import Action, Plan, PlanStep, TopicState
@@ -61,7 +61,7 @@ def judge_main_retention(
         )
 
 
-def judge_paused(main: str, paused: Mapping[int, Paused], *, retention_ms: int, now_ms: int) -> Finding:
+def judge_paused(main: str, paused: Mapping[int, Level], *, retention_ms: int, now_ms: int) -> Finding:
     """Report a handler that somebody has paused; a problem once half of the main topic's retention is over."""
     first = min(paused.values(), key=lambda each: each.since_ms)
     for_ms = max(0, now_ms - first.since_ms)

@@ -1,4 +1,4 @@
-"""What holds records back: somebody, or, of those that are due, a circuit that is not closed, or a rate."""
+"""What holds records back: somebody, or, of those that are due, a pause, a circuit that is not closed, or a rate."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from retryapp.core.lifecycle import CircuitChanged, decode_event
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, read_topic
 from retryapp.kafka.positions import Positions
+from retryapp.kafka.remembered import remembered
 from retryapp.lookup.records import Facts
 
 LOOK_BACK_MS: Final = 3_600_000
@@ -27,9 +28,14 @@ def mark_held_back(record: Facts, holding: Mapping[int, str | None], now_ms: int
 def mark_circuits(
     connection: KafkaConnection, topology: HandlerTopology, records: Sequence[Facts], now_ms: int
 ) -> None:
-    """Add `held_back_by` to waiting records, by the events of the last hour, which tell of circuits, not of rates."""
+    """Add `held_back_by` to waiting records, by the events of the last hour and what partitions remember: not rates."""
     due = {record["partition"] for record in records if _is_due(record, now_ms)}
     holding = _circuits(connection, topology.events, due, now_ms) if due else {}
+    for partition, steering in remembered(connection, topology).items() if due else ():
+        if steering.paused is not None:
+            holding[partition] = "pause"
+        elif steering.forced is not None:
+            holding[partition] = "circuit"
     for record in records:
         mark_held_back(record, holding, now_ms)
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypedDict, Unpack
 from pydantic import BaseModel, ConfigDict, Field
 
 from retryapp.core.causes import cause_id, cause_name
-from retryapp.core.control import MarkKind, Verb, is_mark, mark_of
+from retryapp.core.control import MarkKind, Refusal, Verb, is_mark, mark_of
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import (
@@ -202,11 +202,14 @@ def begin(connection: KafkaConnection, topology: HandlerTopology, order: Order, 
 def tell_job(
     connection: KafkaConnection, topology: HandlerTopology, job: str, verb: JobVerb, **more: Unpack[Words]
 ) -> Told:
-    """Pause, resume or cancel a job on all partitions that have a part that goes on; blocks. Empty: none has."""
-    parts = [number for number, part in parts_of(connection, topology).get(job, {}).items() if not part.over]
+    """Pause, resume or cancel a job, also where its begin still waits for a worker; blocks.
+
+    Returns:
+        What partitions say, of those that have a part that goes on, or may have one; empty: none has.
+    """
     command = JobCommand(id=secrets.token_hex(8), job=job, verb=verb, by=more["by"], why=more["why"])
-    told = send_to_all(connection, topology, dict.fromkeys(parts, command), wait_s=more["wait_s"]) if parts else {}
-    return {number: told.get(number) for number in parts}
+    told = _tell_all(connection, topology, command, more["wait_s"])
+    return {number: event for number, event in told.items() if event is None or event.refused != Refusal.NO_JOB}
 
 
 def tell_handler(
@@ -214,8 +217,14 @@ def tell_handler(
 ) -> Told:
     """Pause or resume a handler on all partitions; blocks."""
     command = HandlerCommand(id=secrets.token_hex(8), verb=verb, by=more["by"], why=more["why"])
+    return _tell_all(connection, topology, command, more["wait_s"])
+
+
+def _tell_all(
+    connection: KafkaConnection, topology: HandlerTopology, command: JobCommand | HandlerCommand, wait_s: float
+) -> Told:
     numbers = KafkaAdmin(connection).offsets(topology.control)
-    told = send_to_all(connection, topology, dict.fromkeys(numbers, command), wait_s=more["wait_s"])
+    told = send_to_all(connection, topology, dict.fromkeys(numbers, command), wait_s=wait_s)
     return {number: told.get(number) for number in numbers}
 
 

@@ -34,6 +34,8 @@ class Kind(StrEnum):
     JSON = "json"
     TEXT = "text"
     BINARY = "binary"
+    HIDDEN = "hidden"
+    """The reader may not see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Payload:
         }
         if self.kind is Kind.BINARY:
             facts["base64"] = base64.b64encode(self.content).decode("ascii")
-        elif self.kind is not Kind.NULL:
+        elif self.kind not in (Kind.NULL, Kind.HIDDEN):
             facts["text"] = self.text
         return facts
 

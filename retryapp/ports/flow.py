@@ -79,6 +79,8 @@ class Event(StrEnum):
     LANE_INCOMPLETE = "lane_incomplete"
     REBALANCED = "rebalanced"
     CIRCUIT = "circuit"
+    PAUSED = "paused"
+    """By a rule."""
 
 
 @keyword_value_type

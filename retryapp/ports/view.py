@@ -74,11 +74,12 @@ class PartitionInfo:
     circuit_cause: str = ""
     """Why it opened last."""
     paused: str | None = None
-    """Who has paused the handler, and why; None: nobody."""
+    """Who has paused the handler, or which rule its partition, and why; None: nobody."""
+    paused_since_ms: int | None = None
     jobs: Mapping[str, int] = field(default_factory=dict)
     """Parts of jobs here that are not over, by state."""
     holds_due: str | None = None
-    """What holds due records back although the lane is open: `circuit` or `rate`; None: nothing."""
+    """What holds due records back although the lane is open: `pause`, `circuit` or `rate`; None: nothing."""
     session: int = 0
     since_ms: int | None = None
     last_error: str | None = None

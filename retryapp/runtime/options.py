@@ -17,7 +17,7 @@ SETTINGS: Mapping[str, tuple[Any, str]] = {
     "broker_rebalance_timeout": (30.0, "a rebalance must not wait minutes for a hanging worker"),
     "consumer_metadata_max_age_ms": (10_000, "a topic that has grown is noticed within 10 s, not 5 minutes"),
     "topic_disable_leader": (True, "the leader topic is not used"),
-    "web_bind": ("127.0.0.1", "the pages have no login"),
+    "web_bind": ("127.0.0.1", "pages that others reach need a login"),
     "web_tables_enabled": (False, "shows table contents without a login"),
     "web_router_enabled": (False, "not used"),
 }
@@ -39,3 +39,5 @@ class RuntimeOptions:
     plan: PlanOptions = field(default_factory=PlanOptions)
     admin_options: Mapping[str, str] = field(default_factory=dict)
     """librdkafka properties for the administration client, in addition to the app's credentials."""
+    pages_guarded: bool = False
+    """It is said who may reach the pages from other machines."""

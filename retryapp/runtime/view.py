@@ -239,7 +239,9 @@ class RuntimeView:
         )
 
     def _stalled(self, main: str, placed: Placed) -> str | None:
-        refusal = placed.lane.refusal
+        refusal, commands = placed.lane.refusal, placed.engine.commands
+        if commands is not None and commands.paused is not None and commands.paused.record:
+            return commands.paused.text
         return self._runtime.served[main].handler.orphans.problem if refusal is None else str(refusal)
 
     async def metrics_text(self) -> bytes:
@@ -283,6 +285,7 @@ class RuntimeView:
             url = address if address and address != self.url() else None
             return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)
         lane, pace, commands = placed.lane, placed.engine.context.pace, placed.engine.commands
+        paused = commands.paused if commands is not None and pace.paused else None
         pending_behind, dead_behind = self._runtime.behind(main, number)
         is_open = lane.state is LaneState.OPEN
         seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
@@ -296,9 +299,10 @@ class RuntimeView:
             dead_behind=dead_behind if is_open else 0,
             stalled=self._stalled(main, placed) if is_open else None,
             circuit=None if pace.circuit is None else str(pace.circuit.state),
-            paused=None if not pace.paused or commands is None or commands.paused is None else commands.paused.text,
+            paused=None if paused is None else paused.text,
+            paused_since_ms=None if paused is None else paused.since_ms,
+            circuit_since_ms=_circuit_since_ms(placed, self._runtime.clock.wall_ms()),
             jobs={} if commands is None else Counter(str(part.state) for part in commands.parts if not part.over),
-            circuit_since_ms=None if pace.circuit is None else self._runtime.clock.wall_ms() - pace.age_ms(),
             circuit_cause="" if pace.circuit is None else pace.circuit.cause,
             holds_due=pace.holds_due if is_open else None,
             session=lane.session,
@@ -345,6 +349,13 @@ class RuntimeView:
 
     def _unreachable(self, problem: str) -> BrokerUnreachableError:
         return BrokerUnreachableError(self._runtime.connection.bootstrap, problem)
+
+
+def _circuit_since_ms(placed: Placed, now_ms: int) -> int | None:
+    pace, commands = placed.engine.context.pace, placed.engine.commands
+    if pace.forced and commands is not None and commands.forced is not None:
+        return commands.forced.since_ms  # its worker may have begun later
+    return None if pace.circuit is None else now_ms - pace.age_ms()
 
 
 def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:

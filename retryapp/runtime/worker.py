@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import sys
 import sysconfig
 import traceback
 import warnings
+from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, cast
@@ -20,11 +22,11 @@ from faust.worker import Worker
 from mode.utils.logging import level_number, setup_logging
 from pythonjsonlogger.json import JsonFormatter
 
-from retryapp.core.errors import RetryAppError
+from retryapp.core.errors import InvalidSettingError, RetryAppError
 from retryapp.kafka import AccessDeniedError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
-from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port
+from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, local_address
 from retryapp.runtime.start import BriefStart, MetricsPort, announce, json_logging
 from retryapp.settings import Settings, load_settings
 
@@ -152,26 +154,48 @@ def _end_named(kind: type[BaseException], error: BaseException, trace: Traceback
 
 def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
     conf = app.conf
+    if conf.web_bind == "127.0.0.1" and settings.web_bind != "127.0.0.1":
+        conf.web_bind = settings.web_bind
+    if conf.web_enabled:
+        _refuse_unguarded(app)
+    chosen = str(conf.canonical_url) != f"http://{conf.web_host}:{conf.web_port}"
     base = Path(conf.datadir)
     if str(base) == f"{conf.name}-data":  # the user chose none
         base = settings.datadir / conf.id
     place = claim_place(base)
     conf.datadir = place.path
-    if conf.web_bind == "127.0.0.1" and settings.web_bind != "127.0.0.1":
-        conf.web_bind = settings.web_bind
     shown = "no pages"
     if conf.web_enabled:
         if conf.web_port == FAUST_PORT:
             conf.web_port = free_port(conf.web_bind, settings.web_port + place.number - 1)
         if conf.web_bind == "127.0.0.1":
             conf.web_host = "127.0.0.1"
-        conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
+        elif conf.web_host == socket.gethostname():  # the user chose none, and others may not know a container's
+            conf.web_host = local_address(addresses(app)) or conf.web_host
+        if not chosen:
+            conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
         shown = f"pages {conf.canonical_url}/retries/"
     line = f"{conf.id} worker-{place.number}: data {place.path}, {shown}"
     if settings.log_format == "text":
         # before logging is set up; in one write, so that lines of several processes stay whole
         sys.stderr.write(f"retryapp: {line}\n")
     return place
+
+
+def _refuse_unguarded(app: faust.App) -> None:
+    """Refuse to serve pages to other machines if nobody has said who may do what."""
+    runtime, bind = runtime_of(app), app.conf.web_bind
+    if runtime is not None and not runtime.options.pages_guarded and not _is_loopback(bind):
+        expected = "a loopback address, or say who may reach the pages from elsewhere: RETRYAPP_WEB_OPERATORS with "
+        expected += "tokens, as ann:SHA256, or anyone:look (docs/operating.md)"
+        raise InvalidSettingError("RETRYAPP_WEB_BIND", bind, expected)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _leave(error: RetryAppError, where: str = "") -> NoReturn:

@@ -42,7 +42,6 @@ from retryapp.engine.handler.publish import Destinations
 from retryapp.engine.lane.lane import Lane, LaneLimits
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition.commands import MOST_WAITING
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.ports import Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
@@ -82,6 +81,7 @@ class MemoryPartition:
         transport: Kafka and the local store as a worker has left them; default: new ones.
         pools: for first deliveries and retries, shared by partitions of one handler; default: its own.
         destinations: topics that the handler publishes to; default: every name, with one partition.
+        kept_ms: how long the main topic keeps records, for a handler with `payload="reference"`; default: no limit.
         options: more fields of `Handler`, as `value_type`, `concurrency` and `deduplicate`.
     """
 
@@ -121,6 +121,7 @@ class MemoryPartition:
         transport: MemoryLaneTransport | None = None,
         pools: tuple[DeliveryPool, DeliveryPool] | None = None,
         destinations: MemoryDestinations | None = None,
+        kept_ms: int | None = None,
         **options: Any,
     ) -> None:
         chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
@@ -154,6 +155,7 @@ class MemoryPartition:
                 pace=Pace.of(self.handler, partition, clock=self.clock, random=drawn, shares=1),
                 topic_id="kq8G0bTz",
                 max_bytes=_MAX_BYTES,
+                kept_ms=kept_ms,
                 life=f"worker-{next(_LIVES)}",
             ),
             partition=partition,
@@ -329,11 +331,9 @@ class MemoryPartition:
     def _feed(self) -> None:
         for tp in self.engine.sources:
             self._pump(tp)
-        commands = self.engine.commands
-        if commands is not None and self._site.control is not None and commands.caught_up.is_set() and commands.room:
-            records, position = self.transport.broker.read(self._site.control, commands.next_offset, MOST_WAITING)
-            if records:
-                commands.take(records, position)
+        commands, control = self.engine.commands, self._site.control
+        if commands is not None and control is not None:
+            commands.come(self.transport.broker.bounds([control])[control][1])
 
     def _pump(self, tp: TopicPartition) -> None:
         room = self.engine.room(tp) if self.transport.released is not None else 0

@@ -7,8 +7,7 @@ next page. ``refresh=5`` loads a page again every 5 s.
 A question for a partition of another worker is answered with 307 to that worker, or with 409 when its owner is not
 known here. Errors have one shape, ``{"error": {"code", "message", "hint"}}``; for a browser, a page with these words.
 
-To look needs no login: keep Faust's ``web_bind`` on loopback, or put a proxy with a login in front of it. Commands,
-``POST /retries/{main}/command``, need an operator (`access`).
+Each address needs a role (`access`), and what a role may not see is left out (`hiding`).
 """
 
 from retryapp.web.views import register

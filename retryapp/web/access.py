@@ -1,8 +1,11 @@
-"""Who may steer through the pages, and who only looks.
+"""Who may do what through the pages.
 
-Looking needs no login: keep the pages on loopback, or behind a proxy with a login. Steering needs an operator: whoever
-reaches the pages from this machine, where the setting says ``local``, or who has a token. Tokens are kept as hashes,
-and never stand in an address. A browser has its token in a cookie that no script reads and no other site sends.
+Whoever asks has one of four roles (`Role`): by a token, by a proxy that logs people in, or by asking from this machine.
+Each address needs one (`views.ROUTES`, `views.ACTIONS`); what a role may not see is left out of answers (`hiding`).
+
+Tokens are kept as hashes and never stand in an address. A browser has its token in a cookie that no script reads and no
+other site sends. A role that comes from where somebody asks, and not from a token, counts under a known host name only:
+else a page whose name is made to point here (DNS rebinding) would have it.
 """
 
 from __future__ import annotations
@@ -10,77 +13,197 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from hmac import compare_digest
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from retryapp.core.errors import InvalidSettingError
+from retryapp.core.errors import InvalidSettingError, shown
+from retryapp.ports import PAGES_PREFIX
 from retryapp.web.errors import PageError
 
 COOKIE: Final = "retryapp-operator"
 LOCAL: Final = "local"
-_ENTRY: Final = re.compile(r"([\w.@-]{1,64}):([0-9a-f]{64})", re.ASCII)
+ANYONE: Final = "anyone"
+PROXY_USER: Final = "X-Forwarded-User"
+PROXY_ROLE: Final = "X-Forwarded-Role"
+MOST_LETTERS: Final = 1_000
+"""Letters of a job that needs no admin."""
+_NAME: Final = re.compile(r"[\w.@-]{1,64}", re.ASCII)
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
 _FORWARDED: Final = ("Forwarded", "Via", "X-Forwarded-For", "X-Real-IP")
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Role(IntEnum):
+    """What somebody may do; each role includes those before it."""
+
+    NONE = 0
+    """Ask whether the worker lives."""
+    LOOK = 1
+    """See metadata."""
+    OPERATE = 2
+    """See keys, values, headers and messages; command single records; jobs of up to `MOST_LETTERS` letters."""
+    ADMIN = 3
+    """All: larger jobs, pausing a handler."""
+
+
+_ROLES: Final = {role.name.lower(): role for role in Role if role}
+
 
 @dataclass(frozen=True, slots=True)
+class Person:
+    """Who asks."""
+
+    name: str
+    role: Role
+    can_log_in: bool = False
+    """There are tokens, and none was sent."""
+    unknown_host: str | None = None
+    """Name that the pages were asked under and do not have: only a token counts there."""
+
+    def require(self, role: Role) -> None:
+        """Refuse what needs another role.
+
+        Raises:
+            PageError: 401 for somebody who can log in, else 403.
+        """
+        if self.role >= role:
+            return
+        message = f"this needs the role {role.name.lower()}; {self.name} has {self.role.name.lower()}"
+        if self.can_log_in:
+            hint = f"Log in at {PAGES_PREFIX}/login, or send a token: Authorization: Bearer ..."
+            raise PageError(401, "login-needed", message, hint, {"WWW-Authenticate": "Bearer"})
+        if self.unknown_host is not None:
+            hint = "RETRYAPP_WEB_HOSTS names the hosts of these pages (docs/operating.md)"
+            raise PageError(403, "host-not-known", f"{shown(self.unknown_host)} is no name of these pages", hint)
+        hint = "RETRYAPP_WEB_OPERATORS gives roles (docs/operating.md); the command retryapp needs none"
+        raise PageError(403, "role-needed", message, hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
-    """Who may steer."""
+    """Who may do what."""
 
-    local: bool = False
-    """Whoever reaches the pages from this machine."""
-    tokens: Mapping[str, str] = field(default_factory=dict)
-    """Names by the SHA-256 of their tokens, in hexadecimal."""
+    local: Role = Role.LOOK
+    """Whoever asks from this machine."""
+    anyone: Role = Role.NONE
+    """Whoever reaches the pages."""
+    tokens: Mapping[str, Person] = field(default_factory=dict)
+    """By the SHA-256 of a token, in hexadecimal."""
+    proxies: tuple[Network, ...] = ()
+    """Where requests come from whose `PROXY_USER` and `PROXY_ROLE` count."""
+    hosts: frozenset[str] = frozenset()
+    """Names of the pages besides those of this machine."""
+    peer_secret: str = field(default="", repr=False)
+    """Of the group's workers."""
 
-    def named(self, request: Any) -> str | None:
-        """Return who sends a request; None: somebody who may only look."""
+    @property
+    def guarded(self) -> bool:
+        """Whether it is said who may reach the pages from elsewhere."""
+        return bool(self.tokens or self.proxies or self.anyone)
+
+    def person(self, request: Any, url: str) -> Person:
+        """Return who sends a request to a worker with the address `url`."""
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
-        if token and (name := self.name_of(token)):
-            return name
-        return LOCAL if self.local and is_local(request) else None
+        if token and (known := self.owner_of(token)) is not None:
+            return known
+        host, can_log_in = _host(request.headers.get("Host", "")), bool(self.tokens)
+        if not self._is_known(host, url):
+            return Person(ANYONE, Role.NONE, can_log_in, host or "")
+        near = _address(request)
+        if near is not None and any(near in network for network in self.proxies):
+            return self._by_proxy(request.headers)
+        forwarded = any(name in request.headers for name in _FORWARDED)
+        if near is not None and near.is_loopback and host in _LOOPBACK_NAMES and not forwarded:
+            return Person(LOCAL, max(self.local, self.anyone), can_log_in)
+        return Person(ANYONE, self.anyone, can_log_in)
 
-    def name_of(self, token: str) -> str | None:
+    def owner_of(self, token: str) -> Person | None:
         """Return whose token it is, or None."""
         digest = hashlib.sha256(token.encode("utf-8", "backslashreplace")).hexdigest()
-        return next((name for known, name in self.tokens.items() if compare_digest(known, digest)), None)
+        found = [person for known, person in self.tokens.items() if compare_digest(known, digest)]  # looks at all
+        return found[0] if found else None
+
+    def _by_proxy(self, headers: Any) -> Person:
+        names, roles = headers.getall(PROXY_USER, []), headers.getall(PROXY_ROLE, [])
+        if len(names) != 1 or len(roles) > 1 or not _NAME.fullmatch(names[0]):  # two: one is the client's own
+            return Person(ANYONE, self.anyone, bool(self.tokens))
+        return Person(names[0], _ROLES.get(roles[0].lower() if roles else "", Role.LOOK))
+
+    def _is_known(self, host: str | None, url: str) -> bool:
+        if host is None:
+            return False
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return host in {*_LOOPBACK_NAMES, *self.hosts, socket.gethostname().lower(), urlsplit(url).hostname}
+        return True  # no name can be made to point to an address that stands for itself
 
 
 NOBODY: Final = Operators()
 
 
-def parse_operators(text: str) -> Operators:
-    """Read the setting: ``local``, or ``NAME:SHA256``, with commas between.
+def parse_operators(text: str, *, proxies: str = "", hosts: str = "", peer_secret: str = "") -> Operators:
+    """Read the settings, each with commas between: `local`, `anyone` or `NAME:SHA256`, with `:ROLE`; addresses; names.
 
     Raises:
         InvalidSettingError: something else.
     """
-    local, tokens = False, dict[str, str]()
-    for entry in filter(None, (each.strip() for each in text.split(","))):
-        if entry == LOCAL:
-            local = True
-        elif (found := _ENTRY.fullmatch(entry)) is not None:
-            tokens[found[2]] = found[1]
+    local, anyone, tokens = Role.LOOK, Role.NONE, dict[str, Person]()
+    for entry in _entries(text):
+        name, *rest = entry.split(":")
+        role = _ROLES.get(rest.pop()) if rest and rest[-1] in _ROLES else Role.OPERATE
+        if name == LOCAL and not rest and role:
+            local = role
+        elif name == ANYONE and not rest and role and ":" in entry:  # said in so many words
+            anyone = role
+        elif _NAME.fullmatch(name) and len(rest) == 1 and _HASH.fullmatch(rest[0]) and role:
+            tokens[rest[0]] = Person(name, role)
         else:
-            expected = "local, or NAME:SHA256 with the hash of a token in hexadecimal, with commas between"
+            expected = "local, anyone:ROLE, or NAME:SHA256 with the hash of a token in hexadecimal, with commas "
+            expected += "between; after the first and the last may stand :look, :operate or :admin"
             raise InvalidSettingError("RETRYAPP_WEB_OPERATORS", "(not shown)", expected)
-    return Operators(local=local, tokens=tokens)
+    return Operators(
+        local=local,
+        anyone=anyone,
+        tokens=tokens,
+        proxies=tuple(map(_network, _entries(proxies))),
+        hosts=frozenset(entry.lower() for entry in _entries(hosts)),
+        peer_secret=peer_secret,
+    )
 
 
-def is_local(request: Any) -> bool:
-    """Tell whether a request comes from this machine, to a name of this machine, and not through a proxy.
+def _entries(text: str) -> Iterable[str]:
+    return filter(None, (each.strip() for each in text.split(",")))
 
-    The name counts because of pages whose host is made to point here (DNS rebinding).
-    """
+
+def _network(text: str) -> Network:
     try:
-        near = ipaddress.ip_address(request.remote or "").is_loopback
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise InvalidSettingError("RETRYAPP_WEB_PROXIES", text, "addresses or networks, as 10.0.0.0/24") from error
+
+
+def _host(text: str) -> str | None:
+    try:
+        return urlsplit(f"//{text}").hostname
     except ValueError:
-        near = False
-    asked = urlsplit(f"//{request.headers.get('Host', '')}").hostname
-    return near and asked in _LOOPBACK_NAMES and not any(name in request.headers for name in _FORWARDED)
+        return None
+
+
+def _address(request: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(request.remote or "")
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 def refuse_other_sites(request: Any) -> None:
@@ -90,6 +213,9 @@ def refuse_other_sites(request: Any) -> None:
         PageError: 403.
     """
     origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
-    foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
+    try:
+        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
+    except ValueError:
+        foreign = True
     if foreign or site not in (None, "same-origin", "none"):
         raise PageError(403, "other-site", "another site has sent this request", "Send it from retryapp's own pages")

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import secrets
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 from urllib.parse import parse_qs
 
-from faust import web
+from aiohttp import web
 from pydantic import ValidationError
 from typing_extensions import override
 
 from retryapp.core.control import Command, Verb, named_by
 from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import DamagedMetadataError, InvalidDurationError, RetryAppError
+from retryapp.core.errors import DamagedMetadataError, InvalidDurationError
 from retryapp.core.record import parse_failure_id
 from retryapp.lookup.instants import parse_instant
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
-from retryapp.web.access import COOKIE, Operators, refuse_other_sites
+from retryapp.web.access import COOKIE, Person, refuse_other_sites
 from retryapp.web.errors import SOON, PageError
-from retryapp.web.page import Page
+from retryapp.web.page import Page, is_browser
 
 MAX_BODY_BYTES: Final = 16_384
 MOST_AT_ONCE: Final = 4
@@ -31,36 +30,20 @@ MOST_AT_ONCE: Final = 4
 WAIT_S: Final = 10.0
 _FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force")
 
-logger = logging.getLogger(__name__)
-
 
 class Action(Page):
-    """A page that is sent something."""
+    """An address that is sent something."""
 
+    methods: ClassVar[tuple[str, ...]] = ("POST",)
+    how: ClassVar[str] = "Send a form or JSON with POST"
     most_bytes: ClassVar[int] = MAX_BODY_BYTES
 
     @override
-    async def get(self, request: web.Request, **match: str) -> web.Response:
-        """Refuse: it is sent a form, or JSON."""
-        message, hint = f"{request.method} is not possible here", "Send a form or JSON with POST"
-        return self.refuse(request, PageError(405, "method-not-allowed", message, hint, {"Allow": "POST"}))
+    async def answer(self, request: web.Request, person: Person) -> web.StreamResponse:
+        refuse_other_sites(request)
+        return await self.act(request, await _sent(request, self.most_bytes), person)
 
-    @override
-    async def post(self, request: web.Request, **match: str) -> web.Response:
-        """Answer a POST request."""
-        try:
-            refuse_other_sites(request)
-            return await self.act(request, await _sent(request, self.most_bytes), match)
-        except PageError as error:
-            return self.refuse(request, error)
-        except RetryAppError as error:  # no broker answers
-            return self.refuse(request, PageError(503, "try-again", str(error), "Ask again in a few seconds", SOON))
-        except Exception:  # edge of the process: the log has the traceback, the reader an answer
-            logger.exception("retryapp.page_failed", extra={"path": request.rel_url.path})
-            hint = "The worker's log has a traceback; retries go on"
-            return self.refuse(request, PageError(500, "page-failed", "this page failed", hint))
-
-    async def act(self, request: web.Request, sent: Mapping[str, str], match: Mapping[str, str]) -> web.Response:
+    async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
         """Do what was sent."""
         raise NotImplementedError
 
@@ -71,13 +54,9 @@ class CommandPage(Action):
     waiting: ClassVar[int] = 0
 
     @override
-    async def act(self, request: web.Request, sent: Mapping[str, str], match: Mapping[str, str]) -> web.Response:
-        operators: Operators = self.answers.operators
-        by = operators.named(request)
-        if by is None:
-            raise no_operator(operators)
-        main = self.answers.get_handler_or_404(match["main"]).main
-        command = _command(sent, by, main, self.answers.now_ms())
+    async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
+        main = self.answers.get_handler_or_404(request.match_info["main"]).main
+        command = _command(sent, person.name, main, self.answers.now_ms())
         page = type(self)
         if page.waiting >= MOST_AT_ONCE:
             raise PageError(503, "busy", f"{page.waiting} commands wait for their answers", "Ask again soon", SOON)
@@ -97,42 +76,32 @@ class CommandPage(Action):
             "refused": told and told.refused,
             "text": queued if told is None else told.text,
         }
-        return await self.show(request, "outcome.html", facts, as_json=wants_json(request))
+        status = 202 if told is None else 200
+        return await self.show(request, person, "outcome.html", facts, as_json=not is_browser(request), status=status)
 
 
 class Login(Action):
     """Gives a browser its token as a cookie."""
 
-    @override
-    async def get(self, request: web.Request, **match: str) -> web.Response:
-        """Show the form."""
-        return await self.show(request, "login.html", {"wrong": False}, as_json=False)
+    methods: ClassVar[tuple[str, ...]] = ("GET", "HEAD", "POST")
 
     @override
-    async def act(self, request: web.Request, sent: Mapping[str, str], match: Mapping[str, str]) -> web.Response:
+    async def answer(self, request: web.Request, person: Person) -> web.StreamResponse:
+        if request.method == "POST":
+            return await super().answer(request, person)
+        return await self.show(request, person, "login.html", {"wrong": False}, as_json=False)
+
+    @override
+    async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
         token = sent.get("token", "").strip()
-        if self.answers.operators.name_of(token) is None:
+        if self.answers.operators.owner_of(token) is None:
             await asyncio.sleep(1.0)  # guessing takes for ever anyway; this keeps the log short
-            return await self.show(request, "login.html", {"wrong": True}, as_json=False)
+            return await self.show(request, person, "login.html", {"wrong": True}, as_json=False)
         response = self.respond("", "text/html", 303, {"Location": f"{PAGES_PREFIX}/"})
         secure = request.url.scheme == "https" or request.headers.get("X-Forwarded-Proto") == "https"
         facts: Any = {"path": PAGES_PREFIX, "httponly": True, "samesite": "Strict", "secure": secure}
-        cast("Any", response).set_cookie(COOKIE, token, max_age=12 * 3_600, **facts)
+        response.set_cookie(COOKIE, token, max_age=12 * 3_600, **facts)
         return response
-
-
-def no_operator(operators: Operators) -> PageError:
-    """Return why somebody may only look."""
-    if operators.tokens:
-        hint = f"Log in at {PAGES_PREFIX}/login, or send a token: Authorization: Bearer ..."
-        return PageError(401, "no-operator", "this needs an operator's token", hint, {"WWW-Authenticate": "Bearer"})
-    hint = "Set RETRYAPP_WEB_OPERATORS (docs/commands.md), or use the command retryapp"
-    return PageError(403, "no-operator", "these pages only show", hint)
-
-
-def wants_json(request: web.Request) -> bool:
-    """Tell whether a program asks."""
-    return "text/html" not in request.headers.get("Accept", "")
 
 
 async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:

@@ -41,7 +41,7 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
         yield _STALLED, f"nothing goes on at {_named(closed)}" + (f": {why}" if why else ""), ""
     if unowned := [item for item in infos if item.state == ELSEWHERE and item.owner_url is None]:
         yield _STALLED, f"no worker is known for {_named(unowned)}", ""
-    if paused := [item for item in infos if item.paused]:
+    if paused := [item for item in infos if item.paused and not item.stalled]:
         yield _PAUSED, f"{paused[0].paused} ({_named(paused)})", ""
     if away := [item for item in infos if item.circuit not in (None, CLOSED)]:
         yield _CIRCUIT, f"circuit {away[0].circuit} at {_named(away)}: {away[0].circuit_cause}", ""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
-from faust import web
+from aiohttp import web
 from pydantic import ValidationError
 from typing_extensions import override
 
@@ -17,13 +17,15 @@ from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Verb
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.rates import parse_rate
-from retryapp.lookup.instants import parse_instant
-from retryapp.lookup.jobs import Order, Scope, Told, by_job, job_facts, outcomes, part_facts
+from retryapp.lookup.jobs import Order, Preview, Scope, Told, by_job, job_facts, outcomes, part_facts
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, HandlerInfo
-from retryapp.web.actions import WAIT_S, Action, no_operator, wants_json
+from retryapp.runtime.view import RuntimeView
+from retryapp.web.access import MOST_LETTERS, Person, Role
+from retryapp.web.actions import WAIT_S, Action
 from retryapp.web.answers import Answers
 from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
+from retryapp.web.page import is_browser
 from retryapp.web.query import Question
 
 PREVIEW_S: Final = 8.0
@@ -33,7 +35,6 @@ MOST_AT_ONCE: Final = 2
 LIVE_S: Final = 2
 """Pages of jobs that go on are loaded again after this time."""
 _FILTER: Final = ("reason", "error_type", "cause", "message", "key")
-_TIMES: Final = {"since": "from_ms", "until": "until_ms"}
 
 
 class Turns:
@@ -91,18 +92,15 @@ async def job(answers: Answers, question: Question) -> Facts:
         "job": whole,
         "partitions": [{"partition": number, **part_facts(part)} for number, part in sorted(mine.items())],
         "silent": silent,
-        "live_s": LIVE_S if whole["state"] == PartState.RUNNING else None,
+        "live_s": LIVE_S if whole["state"] == PartState.RUNNING or silent else None,
     }
 
 
 async def preview(answers: Answers, question: Question) -> Facts:
     """Return what a job would do: how many letters, of which causes, some of them; and where it would end."""
     info = answers.get_handler_or_404(question.main)
-    verb, wanted = _wanted(question, answers.now_ms())
-    until_s = time.monotonic() + PREVIEW_S
-    found = await _previews.take(
-        lambda: answers.view.preview(info.main, verb, wanted, lambda _looked, _of: time.monotonic() < until_s)
-    )
+    verb, wanted = _wanted(question)
+    found = await _previews.take(lambda: _count(answers.view, info.main, verb, wanted))
     return {
         "main": info.main,
         "verb": verb,
@@ -111,23 +109,29 @@ async def preview(answers: Answers, question: Question) -> Facts:
         "preview": found.facts,
         "job": Order(verb, wanted).id,
         "scope": found.scope.model_dump(mode="json"),
+        "may": question.role >= _role_for(found),
     }
 
 
-def _wanted(question: Question, now_ms: int) -> tuple[Verb, LetterFilter]:
+def _count(view: RuntimeView, main: str, verb: Verb, wanted: LetterFilter) -> Preview:
+    until_s = time.monotonic() + PREVIEW_S
+    return view.preview(main, verb, wanted, lambda _looked, _of: time.monotonic() < until_s)
+
+
+def _role_for(found: Preview) -> Role:
+    return Role.OPERATE if found.complete and found.letters <= MOST_LETTERS else Role.ADMIN
+
+
+def _wanted(question: Question) -> tuple[Verb, LetterFilter]:
     given = {name: value for name, value in question.query.items() if value}
     verb = given.get("verb", "")
     if verb not in OF_LETTERS:
         raise bad_parameter("verb", verb, ", ".join(sorted(OF_LETTERS)))
     fields: dict[str, Any] = {name: given[name] for name in _FILTER if name in given}
-    for name, field in _TIMES.items():
-        if name in given:
-            try:
-                fields[field] = parse_instant(given[name], now_ms, back=True)
-            except ValueError as error:
-                raise bad_parameter(name, given[name], str(error)) from error
+    times = {"from_ms": question.since_ms, "until_ms": question.until_ms}
+    fields |= {name: value for name, value in times.items() if value is not None}
     if not fields and "all" not in given:
-        raise bad_parameter("all", "", "all=1, or one of " + ", ".join((*_FILTER, *_TIMES)))
+        raise bad_parameter("all", "", "all=1, or one of " + ", ".join((*_FILTER, "since", "until")))
     try:
         return Verb(verb), LetterFilter(**fields)
     except ValidationError as error:
@@ -141,29 +145,25 @@ class _JobAction(Action):
     turns: ClassVar[Turns] = Turns()
 
     @override
-    async def act(self, request: web.Request, sent: Mapping[str, str], match: Mapping[str, str]) -> web.Response:
-        operators = self.answers.operators
-        by = operators.named(request)
-        if by is None:
-            raise no_operator(operators)
+    async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
+        match = request.match_info
         info = self.answers.get_handler_or_404(match["main"])
         why = sent.get("why", "").strip()
         if not why or len(why) > MAX_WORDS:
             raise bad_sent("why", f"1 to {MAX_WORDS} characters: the reason, for the audit")
-        call, place = self.order(info, sent, match, {"by": by, "why": why, "wait_s": WAIT_S})
+        call, place = self.order(info, sent, match, {"by": person.name, "why": why, "wait_s": WAIT_S}, person)
         told: Told = await self.turns.take(call)
+        self.answers.peers.ask_anew()
         said = outcomes(told)
         done = bool(said) and all(each["outcome"] == "done" for each in said)
         place = f"{PAGES_PREFIX}/{quote(info.main, safe='')}/{place}"
         facts: Facts = {"main": info.main, "verb": sent.get("verb"), "done": done, "see": place, "partitions": said}
-        if wants_json(request):
-            return await self.show(request, "told.html", facts, as_json=True)
-        if done:
+        if done and is_browser(request):
             return self.respond("", "text/html", 303, {"Location": place})
-        return await self.show(request, "told.html", facts, as_json=False)
+        return await self.show(request, person, "told.html", facts, as_json=not is_browser(request))
 
     def order(
-        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any
+        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
         """Return what does it, and the address that shows what became of it."""
         raise NotImplementedError
@@ -176,7 +176,7 @@ class StartJob(_JobAction):
 
     @override
     def order(
-        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any
+        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
         try:
             verb, wanted = Verb(sent.get("verb", "")), LetterFilter.model_validate_json(sent.get("filter", ""))
@@ -196,6 +196,9 @@ class StartJob(_JobAction):
         order = Order(verb, wanted, id=name, rate=rate, force=force, by=words["by"], why=words["why"])
 
         def begin() -> Told:
+            if person.role < Role.ADMIN:  # what was sent may say less than it takes
+                found = _count(self.answers.view, info.main, verb, wanted)
+                person.require(_role_for(found))
             return self.answers.view.begin_job(info.main, order, scope, wait_s=words["wait_s"])
 
         return begin, f"jobs/{name}"
@@ -214,21 +217,29 @@ class TellJob(_JobAction):
 
     @override
     def order(
-        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any
+        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
         verb, name = _verb(sent, "pause", "resume", "cancel"), match["job"]
         job_verb = JobVerb(f"job-{verb}")
         return lambda: self.answers.view.tell_job(info.main, name, job_verb, **words), f"jobs/{quote(name, safe='')}"
 
 
+_HANDLER_VERBS: Final = {
+    "pause": HandlerVerb.PAUSE,
+    "resume": HandlerVerb.RESUME,
+    "outage-open": HandlerVerb.OPEN,
+    "outage-close": HandlerVerb.CLOSE,
+}
+
+
 class TellHandler(_JobAction):
-    """Pauses or resumes a handler."""
+    """Pauses or resumes a handler, forces its circuit open, or has it probe."""
 
     @override
     def order(
-        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any
+        self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
-        verb = HandlerVerb(f"handler-{_verb(sent, 'pause', 'resume')}")
+        verb = _HANDLER_VERBS[_verb(sent, *_HANDLER_VERBS)]
         return lambda: self.answers.view.tell_handler(info.main, verb, **words), ""
 
 

@@ -1,96 +1,127 @@
-"""A page: checks the query, asks, presents the answer, and refuses in one shape."""
+"""A page: admits who may see it, checks the query, asks, presents the answer, and refuses in one shape."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from faust import web
+from aiohttp import web
 
 from retryapp.core.errors import RetryAppError
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
+from retryapp.web.access import Person, Role
 from retryapp.web.answers import Answers
 from retryapp.web.errors import SOON, PageError
+from retryapp.web.hiding import hidden_from
 from retryapp.web.query import Question, question_of
 from retryapp.web.render import HTML, JSON, safety_headers, status_text, to_html, to_json
 
-METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+PROBING: Final = ("header", "key", "message", "search", "value")
+"""Parameters that ask for what only operators see: an answer without it would tell whether it is there."""
 
-Ask = Callable[[Answers, Question], Awaitable[Facts | bytes]]
+Ask = Callable[[Answers, Question], Awaitable[Facts | tuple[bytes, str]]]
+"""Returns facts, or a body and its type: something without facts of records."""
 
 logger = logging.getLogger(__name__)
 
 
-class Page(web.View):
-    """Checks the query, asks, presents the answer, and refuses in one shape."""
+class Page:
+    """One address: who may see it, what to ask, and the template that shows it; without one the answer is JSON."""
 
-    answers: ClassVar[Answers]
-    """Set by ``register`` on a subclass per route, so that two apps in one process do not share a worker."""
+    methods: ClassVar[tuple[str, ...]] = ("GET", "HEAD")
+    how: ClassVar[str] = "Pages only show: use GET or HEAD"
 
-    ask: ClassVar[Ask]
-    template: ClassVar[str]
+    def __init__(self, answers: Answers, app: Any, needs: Role, ask: Ask | None = None, template: str = "") -> None:
+        self.answers = answers
+        self.app = app
+        self.needs = needs
+        self.ask = ask
+        self.template = template
 
-    async def get(self, request: web.Request, **match: str) -> web.Response:
-        """Answer a GET request."""
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request, or refuse it."""
+        person = self.answers.person(request)
         try:
-            question = question_of(request.query, match, request.rel_url.raw_path)
-            return await self._present(request, question, await type(self).ask(self.answers, question))
+            self._refuse_other_methods(request)
+            person.require(self.needs)
+            return await self.answer(request, person)
         except PageError as error:
-            return self.refuse(request, error)
-        except RetryAppError as error:  # a table was closed while it was read
-            return self.refuse(request, PageError(503, "try-again", str(error), "Ask again in a few seconds", SOON))
+            return self.refuse(request, person, error)
+        except RetryAppError as error:  # a table was closed while it was read, or no broker answers
+            return self.refuse(
+                request, person, PageError(503, "try-again", str(error), "Ask again in a few seconds", SOON)
+            )
         except Exception:  # edge of the process: the log has the traceback, the reader an answer
             logger.exception("retryapp.page_failed", extra={"path": request.rel_url.path})
             hint = "The worker's log has a traceback; retries go on"
-            return self.refuse(request, PageError(500, "page-failed", "this page failed", hint))
+            return self.refuse(request, person, PageError(500, "page-failed", "this page failed", hint))
 
-    async def post(self, request: web.Request, **match: str) -> web.Response:
-        """Refuse all other methods."""
-        message, hint = f"{request.method} is not possible here", "Pages only show: use GET or HEAD"
-        return self.refuse(request, PageError(405, "method-not-allowed", message, hint, {"Allow": "GET, HEAD"}))
+    def _refuse_other_methods(self, request: web.Request) -> None:
+        if request.method not in self.methods:
+            message, allow = f"{request.method} is not possible here", {"Allow": ", ".join(self.methods)}
+            raise PageError(405, "method-not-allowed", message, self.how, allow)
 
-    put = patch = delete = options = search = post
-
-    async def _present(self, request: web.Request, question: Question, facts: Facts | bytes) -> web.Response:
-        """Write the answer in a thread: a long list takes some 50 ms, in which records would wait."""
-        if isinstance(facts, bytes):
-            return self.bytes(facts, headers={**safety_headers(), "Content-Type": METRICS_TYPE})
+    async def answer(self, request: web.Request, person: Person) -> web.StreamResponse:
+        """Ask, and present the answer."""
+        if any(request.query.get(name) for name in PROBING):
+            person.require(Role.OPERATE)
+        address, now_ms = request.rel_url.raw_path, self.answers.now_ms()
+        question = question_of(request.query, request.match_info, address, person.role, now_ms)
+        if self.ask is None:
+            raise LookupError(f"nothing to ask at {request.rel_url.path}")
+        facts = await self.ask(self.answers, question)
+        if isinstance(facts, tuple):
+            return web.Response(body=facts[0], headers={**safety_headers(), "Content-Type": facts[1]})
         live_s = None
         if self.template:
             facts = {**facts, "broker_silence": self.answers.view.silence()}
             live_s = facts.pop("live_s", None)
-        if question.as_json or not self.template:
-            return self.respond(await asyncio.to_thread(to_json, facts), JSON)
         refresh_s = live_s if question.refresh_s is None else question.refresh_s
-        shown = {**self._frame(request), **facts, "refresh_s": refresh_s}
-        return self.respond(await asyncio.to_thread(to_html, self.template, shown), HTML)
+        return await self.show(request, person, self.template, facts, as_json=question.as_json, refresh_s=refresh_s)
 
-    async def show(self, request: web.Request, template: str, facts: Facts, *, as_json: bool) -> web.Response:
-        """Answer with facts that were not asked for by a question."""
-        if as_json:
-            return self.respond(to_json(facts), JSON)
-        frame = {**self._frame(request), "refresh_s": None, "broker_silence": None}
-        return self.respond(to_html(template, {**frame, **facts}), HTML)
+    async def show(
+        self,
+        request: web.Request,
+        person: Person,
+        template: str,
+        facts: Facts,
+        *,
+        as_json: bool,
+        status: int = 200,
+        refresh_s: int | None = None,
+    ) -> web.Response:
+        """Answer with facts, less what this person may not see.
 
-    def refuse(self, request: web.Request, error: PageError) -> web.Response:
+        It is written in a thread: a long list takes some 50 ms, in which records would wait.
+        """
+
+        def write() -> str:
+            seen = hidden_from(person.role, facts)
+            if as_json or not template:
+                return to_json(seen)
+            return to_html(template, {**self._frame(request, person), **seen, "refresh_s": refresh_s})
+
+        body = await asyncio.to_thread(write)
+        return self.respond(body, JSON if as_json or not template else HTML, status)
+
+    def refuse(self, request: web.Request, person: Person, error: PageError) -> web.Response:
         """Answer with an error."""
-        wants_html = request.query.get("format") != "json" and "text/html" in request.headers.get("Accept", "")
-        if not wants_html:
+        if not is_browser(request):
             return self.respond(to_json(error.facts), JSON, error.status, error.headers)
-        frame = {**self._frame(request), "refresh_s": None, "broker_silence": None, "status": status_text(error.status)}
-        return self.respond(to_html("error.html", {**frame, **error.facts}), HTML, error.status, error.headers)
+        facts = {**self._frame(request, person), **error.facts, "status": status_text(error.status)}
+        return self.respond(to_html("error.html", facts), HTML, error.status, error.headers)
 
     def respond(
         self, body: str, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> web.Response:
         """Return an answer with the headers that all have."""
         headers = {**safety_headers(), **(headers or {})}
-        return self.text(body, content_type=content_type, status=status, headers=headers)
+        return web.Response(text=body, content_type=content_type, charset="utf-8", status=status, headers=headers)
 
-    def _frame(self, request: web.Request) -> Facts:
+    def _frame(self, request: web.Request, person: Person) -> Facts:
         """Return what every page has around its facts."""
         query = {name: value for name, value in request.query.items() if name not in {"format", "refresh", "routed"}}
         return {
@@ -99,6 +130,15 @@ class Page(web.View):
             "now_ms": self.answers.now_ms(),
             "path": request.rel_url.path,
             "query": query,
-            "operator": self.answers.operators.named(request),
-            "can_log_in": bool(self.answers.operators.tokens),
+            "person": person,
+            "operator": person.name if person.role >= Role.OPERATE else None,
+            "admin": person.role >= Role.ADMIN,
+            "refresh_s": None,
+            "broker_silence": None,
+            "hidden": (),
         }
+
+
+def is_browser(request: web.Request) -> bool:
+    """Tell whether a page is wanted, and not JSON."""
+    return request.query.get("format") != "json" and "text/html" in request.headers.get("Accept", "")

@@ -1,25 +1,31 @@
 """The numbers of the group's other workers: each is asked for its own partitions, and asks nobody further.
 
 A worker that does not answer in time leaves its last numbers with their age, or none: what is unknown is never zero.
-Addresses are those that the group's members have told one another; nothing of the reader's request is sent to them.
+Addresses are those that the group's members have told one another; nothing of the reader's request is sent to them. A
+question is signed with the group's secret, if there is one, and that of another worker needs no role then. Its time is
+checked and no nonce kept: who overhears a question has overheard the answer, and may read it again for a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ipaddress
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import TypeAdapter
+from yarl import URL
 
 from retryapp.core.causes import CauseCount
 from retryapp.core.jobs import Part
 from retryapp.ports import PAGES_PREFIX, PartitionInfo
 from retryapp.web.figures import ELSEWHERE, web_url
+from retryapp.web.query import is_number
 
 DEADLINE_S: Final = 0.8
 """How long a page waits for all of them."""
@@ -27,6 +33,12 @@ FRESH_MS: Final = 2_000
 """An answer serves all pages for so long."""
 MAX_BYTES: Final = 1 << 20
 PART: Final = f"{PAGES_PREFIX}/part"
+SIGNATURE: Final = "X-Retryapp-Peer"
+"""Header of a question: when it was asked, epoch milliseconds, and the HMAC of that and the address, as ``ms:hex``."""
+SIGNED_MS: Final = 60_000
+"""How far clocks may differ."""
+
+logger = logging.getLogger(__name__)
 
 _FAULTS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
@@ -55,6 +67,8 @@ class Answer:
     part: WorkerPart
     at_ms: int
     """When it came, epoch milliseconds."""
+    fresh: bool = True
+    """Whether it may serve another page."""
 
 
 _PARTS: Final = TypeAdapter(WorkerPart)
@@ -63,8 +77,10 @@ _PARTS: Final = TypeAdapter(WorkerPart)
 class Peers:
     """Asks the other workers."""
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
+    def __init__(self, now_ms: Callable[[], int], secret: str = "") -> None:
         self._now_ms = now_ms
+        self._secret = secret.encode()
+        self._refused: set[str] = set()
         self._answers: dict[str, Answer] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
@@ -74,7 +90,7 @@ class Peers:
         now_ms = self._now_ms()
         for url in urls:
             known = self._answers.get(url)
-            if url not in self._asking and (known is None or now_ms - known.at_ms >= FRESH_MS):
+            if url not in self._asking and (known is None or not known.fresh or now_ms - known.at_ms >= FRESH_MS):
                 self._asking[url] = asyncio.create_task(self._ask(url), name=f"ask-{url}")
         if waiting := [self._asking[url] for url in urls if url in self._asking]:
             await asyncio.wait(waiting, timeout=DEADLINE_S)
@@ -82,30 +98,65 @@ class Peers:
             del self._answers[gone]
         return {url: self._answers[url] for url in urls if url in self._answers}
 
+    def ask_anew(self) -> None:
+        """Let the next page ask all of them: something was changed."""
+        self._answers = {url: replace(answer, fresh=False) for url, answer in self._answers.items()}
+
+    async def read(self, infos: Sequence[PartitionInfo], path: str) -> Mapping[str, bytes | None]:
+        """Ask the workers that have these partitions at an address below `PART`; None: no answer."""
+        urls = sorted({url for info in infos if info.state == ELSEWHERE and (url := web_url(info.owner_url))})
+        return dict(zip(urls, await asyncio.gather(*(self._get(url, path) for url in urls)), strict=True))
+
     async def _ask(self, url: str) -> None:
         try:
-            async with asyncio.timeout(DEADLINE_S):
-                if await _is_link_local(url):
-                    return
-                async with aiohttp.ClientSession() as session, session.get(url + PART, allow_redirects=False) as answer:
-                    if answer.status == 200:
-                        body = b""
-                        async for chunk in answer.content.iter_any():
-                            body += chunk
-                            if len(body) > MAX_BYTES:
-                                return
-                        self._answers[url] = Answer(_PARTS.validate_json(body), self._now_ms())
-        except _FAULTS:
+            if (body := await self._get(url, PART)) is not None:
+                self._answers[url] = Answer(_PARTS.validate_json(body), self._now_ms())
+        except ValueError:
             pass  # its last answer is shown with its age, or that there is none
         finally:
             self._asking.pop(url, None)
+
+    async def _get(self, url: str, path: str) -> bytes | None:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                if await _is_link_local(url):
+                    return None
+                signed = {SIGNATURE: self._signature(url + path, self._now_ms())} if self._secret else {}
+                asked: Any = {"allow_redirects": False, "headers": signed}
+                where = URL(url + path, encoded=True)
+                async with aiohttp.ClientSession() as session, session.get(where, **asked) as answer:
+                    if answer.status in (401, 403) and url not in self._refused:
+                        self._refused.add(url)
+                        logger.warning("retryapp.peer_refused: RETRYAPP_PEER_SECRET of %s is another, or none", url)
+                    if answer.status != 200:
+                        return None
+                    body = b""
+                    async for chunk in answer.content.iter_any():
+                        body += chunk
+                        if len(body) > MAX_BYTES:
+                            return None
+                    return body
+        except _FAULTS:
+            return None
+
+    def has_signed(self, signature: str, address: str) -> bool:
+        """Tell whether another worker of the group asks at this address of this one."""
+        at = signature.partition(":")[0]
+        if not self._secret or not is_number(at) or abs(self._now_ms() - int(at)) > SIGNED_MS:
+            return False
+        expected = self._signature(address, int(at))
+        return hmac.compare_digest(signature.encode("utf-8", "replace"), expected.encode())
+
+    def _signature(self, address: str, at_ms: int) -> str:
+        return f"{at_ms}:{hmac.digest(self._secret, f'{at_ms} {address}'.encode(), 'sha256').hex()}"
 
 
 async def _is_link_local(url: str) -> bool:
     """Tell whether an address leads to the machine's own services, as a cloud's metadata."""
     parts = urlsplit(url)
     found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port or 80)
-    return any(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local for *_, address in found)
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    return any((getattr(each, "ipv4_mapped", None) or each).is_link_local for each in addresses)
 
 
 def merged(

@@ -1,4 +1,4 @@
-"""The pages under ``/retries/`` as Faust views.
+"""The pages under ``/retries/``: addresses, and who may ask there.
 
 Addresses that show have one method, GET (and HEAD); two are sent something (`actions`). ``format=json`` gives the same
 facts as JSON. Every error has one shape (``errors.PageError``): JSON, or a page with the same words for a browser.
@@ -6,26 +6,32 @@ facts as JSON. Every error has one shape (``errors.PageError``): JSON, or a page
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp.typedefs import Handler
 from aiohttp.web import HTTPFound, Request, StreamResponse, middleware
-from faust import web
 
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, Clock
 from retryapp.runtime.view import RuntimeView
-from retryapp.web.access import NOBODY, Operators
+from retryapp.web.access import NOBODY, Operators, Role
 from retryapp.web.actions import Action, CommandPage, Login
 from retryapp.web.answers import Answers
+from retryapp.web.api import document
 from retryapp.web.errors import PageError, not_found
 from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview
+from retryapp.web.lists import Listing
 from retryapp.web.page import Ask, Page
 from retryapp.web.query import Question
+from retryapp.web.render import JSON, to_json
 
 if TYPE_CHECKING:
     import faust
     from faust.types.web import Web
+
+
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def find(answers: Answers, question: Question) -> Facts:
@@ -53,9 +59,25 @@ async def health(_answers: Answers, _question: Question) -> Facts:
     return {"ok": True}
 
 
-async def metrics(answers: Answers, _question: Question) -> bytes:
+async def metrics(answers: Answers, _question: Question) -> tuple[bytes, str]:
     """Return the metrics in the Prometheus text format."""
-    return await answers.view.metrics_text()
+    return await answers.view.metrics_text(), METRICS_TYPE
+
+
+async def openapi(_answers: Answers, _question: Question) -> tuple[bytes, str]:
+    """Return what the API is, as OpenAPI 3.1."""
+    needs = {path: role for path, (_, _, role) in ROUTES} | {path: role for path, (_, role) in ACTIONS}
+    return to_json(document(tuple(needs.items()))).encode(), JSON
+
+
+def listed(own: Callable[[Answers, Question], Awaitable[Listing]]) -> Ask:
+    """Return what lists the partitions of this worker, for the lists of the others."""
+
+    async def list_own(answers: Answers, question: Question) -> Facts:
+        answers.get_handler_or_404(question.main)
+        return (await own(answers, question)).model_dump()
+
+    return list_own
 
 
 async def nothing(_answers: Answers, question: Question) -> Facts:
@@ -63,37 +85,41 @@ async def nothing(_answers: Answers, question: Question) -> Facts:
     raise not_found("no-such-page", f"no page at {question.path}", f"Start at {PAGES_PREFIX}/")
 
 
-ROUTES: Final[tuple[tuple[str, tuple[Ask, str]], ...]] = (
-    ("", (slash, "")),
-    ("/", (Answers.index, "index.html")),
-    ("/health", (health, "")),
-    ("/ready", (Answers.ready, "")),
-    ("/part", (Answers.part, "")),
-    ("/metrics", (metrics, "")),
-    ("/{main}", (slash, "")),
-    ("/{main}/", (Answers.handler, "handler.html")),
-    ("/{main}/find", (find, "")),
-    ("/{main}/partitions", (Answers.partitions, "partitions.html")),
-    ("/{main}/pending", (Answers.pending, "pending.html")),
-    ("/{main}/pending/{partition}/{offset}", (Answers.pending_record, "pending_record.html")),
-    ("/{main}/dead", (Answers.dead, "dead.html")),
-    ("/{main}/dead/{partition}/{offset}", (Answers.dead_letter, "dead_letter.html")),
-    ("/{main}/jobs", (jobs, "jobs.html")),
-    ("/{main}/jobs/new", (preview, "preview.html")),
-    ("/{main}/jobs/{job}", (job, "job.html")),
-    ("/{rest:.*}", (nothing, "")),
+ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
+    ("", (slash, "", Role.LOOK)),
+    ("/", (Answers.index, "index.html", Role.LOOK)),
+    ("/health", (health, "", Role.NONE)),
+    ("/ready", (Answers.ready, "", Role.NONE)),
+    ("/part", (Answers.part, "", Role.LOOK)),
+    ("/part/{main}/pending", (listed(Answers.pending_here), "", Role.LOOK)),
+    ("/part/{main}/dead", (listed(Answers.dead_here), "", Role.LOOK)),
+    ("/metrics", (metrics, "", Role.LOOK)),
+    ("/api/openapi.json", (openapi, "", Role.NONE)),
+    ("/{main}", (slash, "", Role.LOOK)),
+    ("/{main}/", (Answers.handler, "handler.html", Role.LOOK)),
+    ("/{main}/find", (find, "", Role.LOOK)),
+    ("/{main}/partitions", (Answers.partitions, "partitions.html", Role.LOOK)),
+    ("/{main}/pending", (Answers.pending, "pending.html", Role.LOOK)),
+    ("/{main}/pending/{partition}/{offset}", (Answers.pending_record, "pending_record.html", Role.LOOK)),
+    ("/{main}/dead", (Answers.dead, "dead.html", Role.LOOK)),
+    ("/{main}/dead/{partition}/{offset}", (Answers.dead_letter, "dead_letter.html", Role.LOOK)),
+    ("/{main}/jobs", (jobs, "jobs.html", Role.LOOK)),
+    ("/{main}/jobs/new", (preview, "preview.html", Role.OPERATE)),
+    ("/{main}/jobs/{job}", (job, "job.html", Role.LOOK)),
+    ("/{rest:.*}", (nothing, "", Role.NONE)),
 )
 """Addresses below ``PAGES_PREFIX``, in the order in which they are tried; the last one takes what is left.
 
-Each with what to ask and the template that shows it; without one the answer is JSON (or the metrics' text)."""
+Each with what to ask, the template that shows it (without one the answer is JSON, or the metrics' text), and the role
+that it needs. What only operators may see is left out of the answers of others (`hiding`)."""
 
 
-ACTIONS: Final[tuple[tuple[str, type[Action]], ...]] = (
-    ("/login", Login),
-    ("/{main}/command", CommandPage),
-    ("/{main}/command/handler", TellHandler),
-    ("/{main}/command/job", StartJob),
-    ("/{main}/command/job/{job}", TellJob),
+ACTIONS: Final[tuple[tuple[str, tuple[type[Action], Role]], ...]] = (
+    ("/login", (Login, Role.NONE)),
+    ("/{main}/command", (CommandPage, Role.OPERATE)),
+    ("/{main}/command/handler", (TellHandler, Role.ADMIN)),
+    ("/{main}/command/job", (StartJob, Role.OPERATE)),
+    ("/{main}/command/job/{job}", (TellJob, Role.OPERATE)),
 )
 """Addresses that are sent something. A handler of a topic ``login`` has its page at ``/login/``."""
 
@@ -113,7 +139,7 @@ def lead_to_overview(server: Any) -> None:
 
 
 def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Operators = NOBODY) -> None:
-    """Add the pages to an app; `operators` may steer through them.
+    """Add the pages to an app; `operators` says who may do what.
 
     Call it once per app, at any time before its web server starts, before or after the app is configured. Faust serves
     pages from before the consumer starts until the end, so ``view`` must answer from the first moment (``ready()``
@@ -121,20 +147,17 @@ def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Oper
 
     The routes are added in ``App.on_webserver_init``, Faust's own hook, and not by ``app.web.blueprints.add`` in
     ``on_after_configured``: where ``app.web`` is what first asks for the settings (as ``@app.page`` does), Faust makes
-    a second web server there and throws away the one that got the blueprint.
+    a second web server there and throws away the one that got the blueprint. They are routes of aiohttp, not of Faust:
+    those would have the app's ``web_cors_options``, which are for the user's own pages.
 
     Raises:
         RuntimeError: the app's web server has its pages already.
     """
     if "web" in vars(app) and app.web.blueprints.applied:
         raise RuntimeError("the web server of this app has started: register the pages before")
-    blueprint = web.Blueprint("retryapp")
     answers = Answers(view, clock, operators)
-    for path, action in ACTIONS:
-        blueprint.route(PAGES_PREFIX + path, name=f"page{path}")(type("Page", (action,), {"answers": answers}))
-    for path, (ask, template) in ROUTES:  # a view class per route: Faust writes name and path into the class
-        names: dict[str, Any] = {"answers": answers, "ask": staticmethod(ask), "template": template}
-        blueprint.route(PAGES_PREFIX + path, name=f"page{path}")(type("Page", (Page,), names))
+    pages: list[tuple[str, Page]] = [(path, action(answers, app, needs)) for path, (action, needs) in ACTIONS]
+    pages += [(path, Page(answers, app, needs, ask, template)) for path, (ask, template, needs) in ROUTES]
     before = app.on_webserver_init
     added = False
 
@@ -143,7 +166,8 @@ def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Oper
         before(server)
         if not added:  # a worker calls this twice
             added = True
-            blueprint.register(app)
+            for path, page in pages:
+                cast("Any", server).web_app.router.add_route("*", PAGES_PREFIX + path, page.handle)
             lead_to_overview(server)
 
     app.on_webserver_init = on_webserver_init  # type: ignore[assignment,method-assign]  # a hook to be overridden

@@ -141,3 +141,46 @@ def test_a_paused_handler_stays_so_over_restarts(stage: Stage) -> None:
     assert Counter(visit.facts["id"] for visit in stage.service.visits) == dict.fromkeys(range(20), 2)
     assert balance(stage, topology).done == 20
     assert worker.stop() == 0
+
+
+@pytest.mark.extended
+def test_a_forced_outage_and_a_rule_that_pauses_hold_over_restarts(stage: Stage) -> None:
+    """No attempt is spent, nobody passes the record round, and in the end each record is done."""
+    topic, mended = stage.main_topic(), threading.Event()
+    stage.program(HandlerSpec(topic=topic, policy="200ms*2", circuit={"break_for": "1s"}, pauses=True))
+    stage.service.rule = lambda visit: Answer(503 if visit.facts["id"] == 7 and not mended.is_set() else 200)
+    worker = stage.worker()
+    where, base = ("-A", "app", "--topic", topic), f"/retries/{topic}/"
+    code, said = retryapp(stage, "outage", "open", *where, "--by", "ann", "--why", "ledger down")
+    assert (code, {each["outcome"] for each in said["partitions"]}) == (0, {"done"})
+    stage.produce(topic, [{"id": n} for n in range(20)])
+    worker.kill()
+    worker = stage.worker("second")
+    code, said = retryapp(stage, "outage", "show", *where)
+    assert (code, {each["why"] for each in said["forced"].values()}) == (1, {"ledger down"})
+    assert "The circuit is forced open by ann: ledger down" in worker.get(base)[1]
+    assert f'retryapp_circuits{{handler="{topic}",state="forced-open"}} 2.0' in worker.get("/retries/metrics")[1]
+    assert stage.service.visits == []
+
+    assert retryapp(stage, "outage", "close", *where)[0] == 0
+    wait_for(lambda: retryapp(stage, "handler", "show", *where)[0] == 1, "the rule has paused its partition")
+    said = retryapp(stage, "handler", "show", *where)[1]
+    ((number, level),) = said["paused"].items()
+    (name,) = {visit.failure_id for visit in stage.service.visits if visit.facts["id"] == 7}
+    assert (level["record"], level["why"]) == (name, "app.ServiceError: 503 from the service")
+    status, text = worker.get("/retries/ready")
+    assert (status, f"{topic}[{number}]" in text, "paused by rule pausing=" in text) == (503, True, True)
+    assert "retryapp.partition_paused" in worker.log
+    worker.kill()
+    third = stage.worker("third", ready=False)
+    wait_for(lambda: third.get("/retries/ready")[1].count("paused by rule") == 1, "it is open, and paused")
+    assert sum(visit.facts["id"] == 7 for visit in stage.service.visits) == 1
+
+    mended.set()
+    assert retryapp(stage, "handler", "resume", *where)[0] == 0
+    wait_for(lambda: len(stage.service.done(topic)) == 20, "all are done", timeout_s=60)
+    topology = HandlerTopology(stage.group, topic)
+    wait_for(lambda: Evidence(stage.connection, topology).waiting() == 0, "nothing waits", timeout_s=60)
+    assert [visit.attempt for visit in stage.service.visits if visit.facts["id"] == 7] == [1, 1]
+    assert balance(stage, topology).done == 20
+    assert third.stop() == 0

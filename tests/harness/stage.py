@@ -49,9 +49,12 @@ class HandlerSpec:
     deduplicate: str = ""
     """Where event ids are; duplicates are handled if empty."""
     order: str = "none"
+    payload: str = "copy"
     rate_limit: str = ""
     circuit: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its `CircuitBreaker`; none where empty."""
+    pauses: bool = False
+    """Where the service refuses, a rule pauses the partition."""
 
 
 @dataclass(slots=True)
@@ -67,8 +70,9 @@ class Stage:
     handlers: dict[str, HandlerSpec] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Keep pages away from the default port, which somebody's worker on this machine may have."""
+        """Show all on the pages, away from the default port, which somebody's worker on this machine may have."""
         self.env.setdefault("RETRYAPP_WEB_PORT", str(min(free_ports(1)[0], 65_000)))
+        self.env.setdefault("RETRYAPP_WEB_OPERATORS", "local:admin")
 
     @property
     def connection(self) -> KafkaConnection:

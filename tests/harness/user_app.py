@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import faust
 
-from retryapp import Batch, CircuitBreaker, Delivery, Reject, Retries, RetryLater, RetryPolicy
+from retryapp import Batch, CircuitBreaker, Delivery, Reject, Retries, RetryLater, RetryPolicy, pausing
 
 SPEC: dict[str, Any] = json.loads(Path("spec.json").read_text())
 SPEC["bootstrap"] = os.environ.get("STAGE_BOOTSTRAP", SPEC["bootstrap"])  # a worker may have a way of its own
@@ -104,16 +104,17 @@ def declare(wanted: dict[str, Any]) -> None:
 
         await asyncio.gather(*(handle_one(*both) for both in zip(values, deliveries, strict=True)))
 
-    batch = wanted.get("batch")
+    batch, rules = wanted.get("batch"), [pausing(ServiceError)] if wanted.get("pauses") else []
     declared = retries.handler(
         wanted["topic"],
         value=TYPES[wanted["value"]],
-        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"], hot=wanted.get("hot") or None),
+        policy=RetryPolicy(wanted["policy"], timeout=wanted["timeout"], hot=wanted.get("hot") or None, on=rules),
         tiers=wanted["tiers"],
         concurrency=wanted["concurrency"],
         max_crashes=wanted["max_crashes"],
         deduplicate=wanted.get("deduplicate") or None,
         order=wanted.get("order", "none"),
+        payload=wanted.get("payload", "copy"),
         rate_limit=wanted.get("rate_limit") or None,
         circuit=CircuitBreaker(**wanted["circuit"]) if wanted.get("circuit") else None,
         publishes=[wanted["publishes"]] if wanted.get("declares") else [],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal
 
+from retryapp.core.control import LetterMark, MarkKind
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Discarded, Held, Progress, Skipped, Succeeded, Superseded
 from retryapp.core.metadata import RetryMetadata
@@ -74,6 +75,14 @@ class Archive:
             attempt=attempt, started_ms=began, ended_ms=began + 50, lateness_ms=facts.pop("lateness_ms", 7), **facts,
         )  # fmt: skip
         self.add("events", partition, value=event.to_json(), key_hash="of-the-event")
+
+    def marked(self, offset: int, delivery: int, kind: str, *, replays: int = 0) -> None:
+        """Something became of a dead letter."""
+        name = failure_id(GROUP, Origin(MAIN, TOPIC_ID, 0, offset))
+        mark = LetterMark(
+            mark=MarkKind(kind), failure_id=name, letter=0, delivery=delivery, replays=replays, command="c1"
+        ).to_record(f"{GROUP}.{MAIN}.dlq", 0)
+        self.add("dlq", 0, headers=mark.headers, value=mark.value, key_hash="k")
 
     def held(self, offset: int) -> None:
         """A record waits for earlier ones of its sequence."""

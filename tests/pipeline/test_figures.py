@@ -97,10 +97,10 @@ def test_a_replay_that_waits_is_of_the_replays(spark: SparkSession) -> None:
     archive = Archive()
     archive.failed(1, 1)
     archive.failed(1, 2, reason="exhausted", started_ms=NOON_MS + MINUTE_MS)
-    archive.failed(1, 0, delivery=3, replays=1, tier="5m", started_ms=NOON_MS + 2 * MINUTE_MS)
+    archive.failed(1, 0, delivery=3, replays=1, tier="replay", started_ms=NOON_MS + 2 * MINUTE_MS)
     found = figures.funnel(figures.ways(Tables(spark, archive, 20).rollup))
     names = ("replayed", "attempt", "tier", "retried", "dead", "waiting")
-    assert told(found, *names) == [(False, 1, None, 1, 0, 0), (False, 2, "1m", 0, 1, 0), (True, 1, "5m", 0, 0, 1)]
+    assert told(found, *names) == [(False, 1, None, 1, 0, 0), (False, 2, "1m", 0, 1, 0), (True, 1, "replay", 0, 0, 1)]
 
 
 def test_lateness_by_tier_and_in_all(tables: Tables) -> None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from lives import GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
 
+from retryapp.pipeline.analysis import checks, figures
 from retryapp.pipeline.analysis.counts import ledger, progress_of, retention
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
+from retryapp.pipeline.analysis.outages import first_deliveries
 from retryapp.pipeline.analysis.rollup import rollup
 from retryapp.pipeline.analysis.schemas import JOURNEYS
 
@@ -76,7 +78,10 @@ def test_fates_and_what_is_missing(spark: SparkSession) -> None:
 
 
 def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(spark: SparkSession) -> None:
-    """It is pending; then done or skipped at its first delivery, or retried like any other. Nothing is missing."""
+    """Then it is done or skipped at its first delivery, or retried like any other. Nothing is missing.
+
+    Who was done then has not recovered: it never failed, though workers counted it with those that left a trace.
+    """
     archive = Archive()
     for offset in (1, 2, 3, 4):
         archive.held(offset)
@@ -84,7 +89,7 @@ def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(spark: S
     archive.failed(3, 1)
     archive.skipped(4, 1)
     journeys = [found(spark, archive)[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2, 3, 4)]
-    assert [each["fate"] for each in journeys] == ["pending", "done", "pending", "skipped"]
+    assert [each["fate"] for each in journeys] == ["held", "done", "pending", "skipped"]
     assert [tried(each, "attempt", "tier", "outcome") for each in journeys] == [
         [],
         [(1, None, "succeeded")],
@@ -92,25 +97,87 @@ def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(spark: S
         [(1, None, "skipped")],
     ]
     assert [each["missing"] for each in journeys] == [0, 0, 0, 0]
+    archive.counted(0, 10, ok=5, failed=1, held=4, received=10)
+    readings, end = archive.readings(spark), cut(spark, 10)
+    made, progress = journeys_of(before_cut(traces_of(readings), end)), progress_of(readings, end)
+    (row,) = ledger(made, progress, end).collect()
+    sums = ("received", "done", "first_try_ok", "recovered", "skipped", "held", "pending", "lost", "extra")
+    assert [row[name] for name in sums] == [10, 7, 6, 0, 1, 1, 1, 1, 0]
+    (cost,) = figures.cost(figures.ways(rollup(made, progress, length_ms=60_000)), ())
+    assert (cost["records"], cost["recovered"]) == (1, 0)
 
 
-def test_what_workers_held_counts_as_not_done_at_first(spark: SparkSession) -> None:
-    """Held and failed records both leave a trace, and the ledger compares both with the counts."""
+def test_what_became_of_dead_letters_is_in_their_marks(spark: SparkSession) -> None:
+    """Replayed and done again, or dead again; set aside, or taken back; the last mark of a letter counts. None is one.
+
+    Where retention took a letter, or what followed it, before it was archived, its marks say what they can.
+    """
     archive = Archive()
-    archive.counted(0, 10, ok=6, failed=3, held=1, received=10)
-    (said,) = [row["said"] for row in archive.readings(spark).select("said").collect()]
-    assert (said["received"], said["first_try_ok"], said["failed"]) == (10, 6, 4)
+    for offset in (1, 2, 3, 4, 5):
+        archive.failed(offset, 1, reason="exhausted")
+    for offset in (1, 2):
+        archive.marked(offset, 1, "replayed", replays=1)
+        archive.failed(offset, 0, delivery=2, replays=1, replay_id="r", tier="replay", due_at_ms=NOON_MS + 10)
+    archive.succeeded(1, 1, delivery=3, replays=1, started_ms=NOON_MS + 10)
+    archive.marked(1, 3, "recovered", replays=1)
+    archive.failed(2, 1, delivery=3, replays=1, reason="exhausted", started_ms=NOON_MS + 10)
+    for kind in ("discarded", "restored", "discarded"):
+        archive.marked(3, 1, kind)
+    for kind in ("discarded", "restored"):
+        archive.marked(4, 1, kind)
+    archive.marked(5, 1, "replayed", replays=1)
+    archive.marked(5, 3, "recovered", replays=1)
+    archive.marked(6, 2, "replayed", replays=1)
+    archive.marked(7, 1, "restored")
+    archive.counted(0, 9, ok=2, failed=7)
+    readings, end = archive.readings(spark), cut(spark, 9)
+    made = journeys_of(before_cut(traces_of(readings), end))
+    journeys = {row["offset"]: row for row in made.collect()}
+    assert {offset: row["fate"] for offset, row in journeys.items()} == {
+        1: "done", 2: "dead", 3: "discarded", 4: "dead", 5: "done", 6: "pending", 7: "dead",
+    }  # fmt: skip
+    assert [(journeys[n]["reason"], journeys[n]["replays"], journeys[n]["copies"]) for n in (1, 2, 3)] == [
+        (None, 1, 0),
+        ("exhausted", 1, 0),
+        ("exhausted", 0, 0),
+    ]
+    assert tried(journeys[1], "delivery", "replays", "attempt", "outcome") == [
+        (1, 0, 1, "dead"),
+        (3, 1, 1, "succeeded"),
+    ]
+    progress = progress_of(readings, end)
+    (row,) = ledger(made, progress, end).collect()
+    sums = ("received", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost", "extra")
+    assert [row[name] for name in sums] == [9, 2, 2, 1, 3, 1, 0, 0]
+    letters = retention(made, {f"{GROUP}.{MAIN}.dlq": 10**12}, now_ms=NOON_MS)
+    assert [row["dead"] for row in letters] == [3]
+    assert [each.name for each in checks.of_journeys(made)[0] if each.is_error and each.failures] == []
+
+
+def test_a_cancelled_record_was_not_tried_again(spark: SparkSession) -> None:
+    """Its dead letter takes a delivery's number, and none of an attempt; held, it was never tried."""
+    archive = Archive()
+    archive.failed(1, 2)
+    archive.failed(1, 2, delivery=3, reason="cancelled")
+    archive.held(2)
+    archive.failed(2, 0, delivery=1, reason="cancelled", error_type="cancelled")
+    by_place = found(spark, archive)
+    journeys = [by_place[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2)]
+    assert [(each["fate"], each["reason"], len(each["attempts"])) for each in journeys] == [
+        ("dead", "cancelled", 1),
+        ("dead", "cancelled", 0),
+    ]
 
 
 def test_a_replay_starts_attempts_anew(spark: SparkSession) -> None:
     """Its record on the retry topic is no attempt; clocks that went back change no order."""
     archive = Archive()
     archive.failed(1, 1, reason="exhausted", started_ms=NOON_MS + 900_000)
-    archive.failed(1, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier=None)
+    archive.failed(1, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier="replay")
     archive.failed(1, 1, delivery=3, replays=1, replay_id="r", started_ms=NOON_MS + 30)
     archive.succeeded(1, 2, delivery=4, replays=1, started_ms=NOON_MS + 70_000)
     archive.failed(2, 1, reason="exhausted")
-    archive.failed(2, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier=None)
+    archive.failed(2, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier="replay")
     by_place = found(spark, archive)
     done, again = by_place[f"{TOPIC_ID}/0/1"], by_place[f"{TOPIC_ID}/0/2"]
     assert tried(done, "delivery", "replays", "attempt", "lateness_ms", "outcome") == [
@@ -123,21 +190,34 @@ def test_a_replay_starts_attempts_anew(spark: SparkSession) -> None:
 
 
 def test_deliveries_that_spend_no_attempt_are_in_order(spark: SparkSession) -> None:
-    """Their own number orders them. A missing one is counted, and so is one that is there twice."""
+    """Their own number orders them. A missing one is counted, and so is one that is there twice.
+
+    None of them is its attempt once more; a first delivery that failed so is one that failed.
+    """
     archive = Archive()
+    archive.failed(2, 0, delivery=1, tier="1s")
+    archive.succeeded(2, 1, delivery=2)
     archive.succeeded(1, 2, delivery=5, lateness_ms=9)
     archive.failed(1, 1, delivery=3, started_ms=NOON_MS + 60_003, due_at_ms=NOON_MS + 60_500, tier="1s")
     archive.failed(1, 1, delivery=2, started_ms=NOON_MS + 60_002)
     archive.failed(1, 1, delivery=2, started_ms=NOON_MS + 60_002)
     archive.failed(1, 1)
-    (journey,) = found(spark, archive).values()
+    journeys = found(spark, archive)
+    journey, at_once = (journeys[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2))
+    assert tried(at_once, "delivery", "attempt", "outcome") == [(1, None, "retried"), (2, 1, "succeeded")]
     assert tried(journey, "delivery", "attempt", "tier", "lateness_ms", "outcome") == [
         (1, 1, None, None, "retried"),
-        (2, 1, "1m", 2, "retried"),
-        (3, 1, "1m", 3, "retried"),
+        (2, None, "1m", 2, "retried"),
+        (3, None, "1m", 3, "retried"),
         (5, 2, None, 9, "succeeded"),
     ]
     assert (journey["fate"], journey["last_attempt"], journey["missing"], journey["copies"]) == ("done", 2, 1, 1)
+    readings, end = archive.readings(spark), cut(spark, 3)
+    summed = rollup(journeys_of(traces_of(readings)), progress_of(readings, end), length_ms=60_000)
+    shown = [(row["attempt"], row["entered"], row["retried"]) for row in figures.funnel(figures.ways(summed))]
+    assert shown == [(1, 1, 1), (1, 1, 0), (2, 1, 0)]
+    first = {row["fingerprint"]: row["records"] for row in first_deliveries(summed, ["f1"])}
+    assert first == {"f1": 2}
 
 
 def test_a_dead_letter_for_an_attempt_that_was_told_is_no_further_attempt(spark: SparkSession) -> None:

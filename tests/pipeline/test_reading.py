@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from retryapp.core.control import is_mark
+from retryapp.core.control import LetterMark, MarkKind, is_mark
 from retryapp.core.errors import RetryAppError
-from retryapp.core.headers import OUR_HEADERS, decode_metadata, encode_metadata
-from retryapp.core.lifecycle import PolicyUsed, Progress, Succeeded, decode_event, newer_event
+from retryapp.core.headers import OUR_HEADERS, RETRY_DUE_MS, RETRY_REASON, decode_metadata, encode_metadata
+from retryapp.core.lifecycle import (
+    CircuitChanged,
+    Commanded,
+    PolicyUsed,
+    Progress,
+    Succeeded,
+    decode_event,
+    newer_event,
+)
 from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS, HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, parse_origin
 from retryapp.pipeline.analysis.reading import NO_HEADERS, read_batch, read_columns
@@ -124,18 +132,37 @@ event_values = (
 )
 
 
+UNREAD = {
+    "retry-handler": b"x", "retry-first-failed-ms": b"1", "retry-error-trace": b"x", "retry-history": b"1:2:x",
+    "retry-hot-attempts": b"1", "retry-rule": b"x", "retry-rule-failures": b"1", "retry-original-reason": b"x",
+    "retry-replay-id": b"x", "retry-letter": b"x", "retry-null-value": b"1", "retry-no-payload": b"1",
+}  # fmt: skip
+"""Headers that the analysis does not read, with values that they may have."""
+DAMAGED = NOTHING | {"unreadable": "damaged"}
+
+
+def station_of(found: Headers) -> str:
+    """Return where such headers are."""
+    return "dlq" if RETRY_REASON in dict(found) else "retry"
+
+
 def expected_of_headers(found: Headers) -> dict[str, Any]:
-    """Return what core says, as a row."""
+    """Return what core says, as a row; whatever is wrong with headers that the analysis does not need."""
     if is_mark(found):
-        return NOTHING | {"kind": "mark"}
+        return DAMAGED  # of a mark there is the value, if it is one
+    names = [name for name, _ in found]
+    other = RETRY_DUE_MS if RETRY_REASON in names else RETRY_REASON
+    needed = [(name, value) for name, value in found if value is None or name != other or names.count(name) > 1]
+    needed = [(name, value if value is None else UNREAD.get(name, value)) for name, value in needed]
+    missing = [(name, value) for name, value in UNREAD.items() if name not in names]
     try:
-        read = decode_metadata(found)
-    except RetryAppError as error:
-        return NOTHING | {"unreadable": str(error)}
+        read = decode_metadata((*needed, *missing) if OUR_HEADERS & set(names) else ())
+    except RetryAppError:
+        return DAMAGED
     if read is None:
         return NOTHING | {"unreadable": NO_HEADERS}
     facts = asdict(read)
-    own = {"kind": "dlq", "failure_id": read.failure_id, "ended_ms": read.last_failed_ms}
+    own = {"kind": station_of(found), "failure_id": read.failure_id, "ended_ms": read.last_failed_ms}
     place = {name: facts["origin"][name] for name in ("topic_id", "partition", "offset")}
     return NOTHING | {name: facts[name] for name in NOTHING.keys() & facts} | place | own
 
@@ -145,10 +172,10 @@ def expected_of_event(value: bytes | None) -> dict[str, Any]:
     try:
         event = decode_event(value or b"")
         place = asdict(parse_origin(event.origin)) if isinstance(event, Succeeded) else {}
-    except RetryAppError as error:
+    except RetryAppError:
         newer = newer_event(value or b"")
-        return NOTHING | ({"kind": newer[0]} if newer else {"unreadable": str(error)})
-    facts = event.model_dump() | place
+        return NOTHING | {"kind": newer[0]} if newer else DAMAGED
+    facts = (event.model_dump() if isinstance(event, Succeeded | Progress) else {"kind": event.kind}) | place
     return NOTHING | {name: facts[name] for name in NOTHING.keys() & facts}
 
 
@@ -164,6 +191,38 @@ SUCCESS = Succeeded(
     group="billing", handler="shop.charge", failure_id="billing/orders@kq8G0bTz/3/1042", origin=ORIGIN.text, attempt=2,
     started_ms=1, ended_ms=2, lateness_ms=0,
 )  # fmt: skip
+
+
+def read_one(station: str, found: Headers, value: bytes | None) -> dict[str, Any]:
+    """Read one record."""
+    arrays = pa.array([station]), pa.array([list(found)], ARROW_HEADERS), pa.array([value], pa.binary())
+    (row,) = read_batch(*arrays).to_pylist()
+    return {name: fact for name, fact in row.items() if fact is not None}
+
+
+def test_commands_and_circuits_are_kept_and_no_journeys() -> None:
+    """Of one command: the offset is none where a job has ended; of no record's place anything is said."""
+    said: dict[str, Any] = {"group": "billing", "handler": "shop.charge", "main": "orders", "partition": 0, "at_ms": 1}
+    ended = Commanded(**said, command="", verb="job-end", failure_id="", text="done", job="j1")
+    opened = CircuitChanged(**said, from_state="closed", to_state="open", cause="down")
+    assert [read_one("events", (), event.to_json()) for event in (ended, opened)] == [
+        {"kind": "command"},
+        {"kind": "circuit"},
+    ]
+
+
+def test_marks_of_dead_letters_are_no_letters() -> None:
+    """What one says, and of which record; one that cannot be read is reported."""
+    mark = LetterMark(
+        mark=MarkKind.RESTORED, failure_id=SUCCESS.failure_id, letter=7, delivery=4, replays=1, command="c"
+    )
+    written = mark.to_record("billing.orders.dlq", 3)
+    assert read_one("dlq", written.headers, written.value) == {
+        "kind": "mark-restored", "failure_id": SUCCESS.failure_id, "topic_id": "kq8G0bTz", "partition": 3,
+        "offset": 1042, "replays": 1, "delivery": 4,
+    }  # fmt: skip
+    for value in (b"{}", written.value.replace(b"@", b"")):
+        assert list(read_one("dlq", written.headers, value)) == ["unreadable"]
 
 
 def test_events_of_newer_workers_are_kept() -> None:
@@ -208,11 +267,14 @@ def test_the_columns_of_spark_say_what_core_says(generating: SparkSession) -> No
         events.extend(said)
 
     draw()
-    rows: list[tuple[Any, ...]] = [("dlq", list(each), None) for each in found]
+    rows: list[tuple[Any, ...]] = [(station_of(each), list(each), None) for each in found]
     rows += [("events", [], value) for value in events]
     expected = [*map(expected_of_headers, found), *map(expected_of_event, events)]
     frame = generating.createDataFrame([(number, *row) for number, row in enumerate(rows)], NUMBERED)
     said = frame.select("number", read_columns(F.col("station"), F.col("headers"), F.col("value")).alias("said"))
     for number, row in said.collect():
-        assert row.asDict() == expected[number], rows[number]
+        facts = row.asDict()
+        if facts["unreadable"] not in (None, NO_HEADERS):
+            facts["unreadable"] = "damaged"
+        assert facts == expected[number], rows[number]
     assert sum(each["unreadable"] is None for each in expected) > len(rows) / 10, "hardly any could be read"

@@ -86,6 +86,7 @@ class Handlers:
             concurrency=2,
             max_in_flight=self._plan.in_flight,
             order=Order(order),
+            by_reference=self._plan.referred and kept,
             **judge.options,
             destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),
         )

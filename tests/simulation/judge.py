@@ -20,6 +20,7 @@ from simulation.oracle import Oracle, Topics
 from simulation.pacing import Pacing
 from simulation.plan import DRAINS, LATER_MS, Plan
 from simulation.quiet import check_outage, check_quiet
+from simulation.referring import Referring
 from simulation.scripts import ENDLESS_MS, HOT_RETRIES, OWN_MS, WAITS_MS, policies
 from simulation.sessions import seen_stores, spends
 from simulation.story import Origin, Violation, step
@@ -27,6 +28,8 @@ from simulation.tries import HALVINGS, Tries
 from simulation.worker import SimWorker
 
 EVENTS: Final = Deduplicate("header:event-id", window="1h")
+GATES: Final = 2
+"""Calls of a record that pause its partition."""
 MANY_FAILURES: Final = 40
 """Several workers may try, each with its own wait."""
 SKEW_MS: Final = 20.0
@@ -62,6 +65,7 @@ class Judge:
                 lists=plan.batch,
             ),
         )
+        self.oracle.main = Referring() if plan.referred else None
         self.notes = Notes(self.oracle.stories)
         self.observed: Counter[Event] = Counter()
         self._failures: dict[int | None, list[float]] = {}
@@ -92,7 +96,11 @@ class Judge:
         """Return what a call does: what its record's script says, or it fails in an outage."""
         story = self.oracle.stories[origin]
         if not self.plan.is_out(at_s):
-            return step(story.script, attempt)
+            now = step(story.script, attempt)
+            if now == "Q":
+                story.gated += 1
+                return now if story.gated <= GATES else "S"
+            return now
         story.stopped = True  # its script does not say how it ends
         return "F"
 
@@ -193,7 +201,8 @@ class Judge:
                 raise Violation(f"I12: {seen} observed as {event.value}, {there} are visible")
         if self.observed[Event.SKIPPED] > self.oracle.skips + broker.taken_back[self.topology.events]:
             raise Violation(f"I12: {self.observed[Event.SKIPPED]} observed as skipped, {self.oracle.skips} are visible")
-        paused = self.oracle.steering is not None and self.oracle.steering.reached["handler-pause obeyed"] > 0
+        steering = self.oracle.steering
+        paused = steering is not None and steering.has_stopped
         if (
             self.plan.outage
             and not paused

@@ -39,7 +39,7 @@ class Pacing:
 
     def is_free(self, story: Story, attempt: int, delivery: int) -> bool:
         """Tell whether a copy says that its delivery spent no attempt."""
-        free = self._circuit and attempt < delivery - story.free
+        free = (self._circuit or story.gated > 0) and attempt < delivery - story.free
         if free:
             story.free = delivery - attempt
             self.free += 1

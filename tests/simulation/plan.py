@@ -9,9 +9,9 @@ from typing import Final
 
 SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
 """What handlers do, attempt by attempt; the last letter goes on: success, success after a while (D), failure, time-out,
-reject, later, and by rules busy (Y), invalid (V), skip (P). W waits for its release, and is done after it. X ends the
-worker at once, K after a while. N asks to be called again now, B after more than the longest wait. H does not heed its
-cancellation for some time."""
+reject, later, and by rules busy (Y), invalid (V), skip (P), pause (Q). W waits for its release, and is done after it.
+X ends the worker at once, K after a while. N asks to be called again now, B after more than the longest wait. H does
+not heed its cancellation for some time."""
 LATER_MS: Final = 700
 BEYOND_MS: Final = 9_000
 DEFERRED_MS: Final = 2_500
@@ -69,12 +69,20 @@ NEWEST: Final = 0x1A7E
 """Draws where newer records of a key replace older ones; drawn apart, too."""
 ENDLESS: Final = 0xE7E3
 """Draws whose policy has a delay without end; drawn apart, too."""
+REFERRED: Final = 0x4F39
+"""Draws where records wait by reference; drawn apart, too."""
+LOSSES: Final = ("settled records deleted", "another record in its place", "batch damaged")
+"""What happens then to records of the main topic that have an outcome."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 COMMANDED: Final = 1_000_000
 """From this seed on histories have commands, but where that is no use."""
 HELD: Final = 2_000_000
 """From this seed on they hold and release records, too."""
+LEVELS: Final = 3_000_000
+"""From this seed on somebody also forces circuits open, and rules pause partitions."""
+GATED: Final = ("Q", "FQ", "FFQ")
+"""Q pauses its partition, twice, and is fine after that."""
 STOPPED: Final = "broker stopped"
 """Rarer than the others, and drawn apart."""
 REFUSED: Final = "refused"
@@ -144,6 +152,10 @@ class Plan:
     """From when until when its service is down; then it has a circuit."""
     probes: int = 3
     """Of the circuit."""
+    referred: bool = False
+    """Records wait by reference."""
+    losses: tuple[Fault, ...] = ()
+    """When the main topic loses records that have an outcome."""
     commands: tuple[float, ...] = ()
     """When somebody sends a command."""
     replayed: str = ""
@@ -204,7 +216,20 @@ class Plan:
         back = Random(seed ^ BACK)
         plan = plan._come_back(back) if plan.order != "none" and back.random() < 0.2 else plan
         plan = plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 else plan
+        plan = plan._referred(Random(seed ^ REFERRED))
         return plan._commanded(Random(seed ^ COMMANDED))
+
+    def _referred(self, random: Random) -> Plan:
+        """Return the plan with records that wait by reference, and most of these with losses; or as it was."""
+        odd = {fault.kind for fault in self.faults} & {STOPPED, DELETED}
+        if random.random() >= 0.12 or odd or self.replayed or self.endless or self.order == "latest":
+            return self
+        losses = tuple(
+            Fault(random.uniform(0.5, 9.0), random.choice(LOSSES), random.randrange(self.partitions), random.random())
+            for _ in range(random.choice((0, 1, 2, 4)))
+        )
+        plan = replace(self, referred=True, losses=losses)
+        return plan if self.in_flight == CROWD else plan._with(plan._more(random, ("FS", "FFS", "FFDS", "F", "BS"), 5))
 
     def _commanded(self, random: Random) -> Plan:
         """Return the plan with commands, or as it was."""
@@ -212,9 +237,21 @@ class Plan:
         if self.seed < COMMANDED or odd or self.replayed or self.order == "latest" or self.endless:
             return self
         plan = replace(self, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+        if self.seed >= LEVELS:
+            return plan._levelled(random)
         if self.seed < HELD or self.outage is not None or random.random() < 0.3:
             return plan
         return plan._with(self._more(random, DEFERRED, random.randint(1, 4)))
+
+    def _levelled(self, random: Random) -> Plan:
+        """Return the plan with a circuit, if it may have one, and records that pause their partition."""
+        plan = self
+        if self.outage is None and self.order != "partition" and not self.others and self.in_flight != CROWD:
+            at_s = random.uniform(0.3, 3.0)
+            plan = replace(plan, outage=(at_s, at_s + random.uniform(0.0, 2.0)))
+        if random.random() < 0.3:
+            return plan
+        return replace(plan._with(self._more(random, GATED, random.randint(1, 4))), ruled=True)
 
     def _come_back(self, random: Random) -> Plan:
         """Return the plan with rebalances while runs of an ordered handler go on; nobody is cut off meanwhile."""
@@ -388,7 +425,7 @@ class Plan:
     def only(self, kinds: frozenset[str]) -> bool:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
         scripts = {letter for *_, script in self.records + self.others for letter in script}
-        paced = bool(self.rate) or self.outage is not None or bool(self.commands)
+        paced = bool(self.rate) or self.outage is not None or bool(self.commands) or bool(self.losses)
         return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH") and not paced
 
     @property
@@ -421,7 +458,9 @@ class Plan:
             ["a delay without end"] * self.endless
             + ["deliveries try again in place"] * self.hot
             + ["handlers take lists"] * self.batch
+            + ["records wait by reference"] * self.referred
         )
+        sent += [f"loss {loss}" for loss in self.losses]
         sent += [f"{len(self.commands)} commands"] * bool(self.commands)
         again = [f"{at_s:6.2f} s  once more, record {which}" for at_s, which in self.repeats]
         return "\n".join([head, *sent, *again, *map(str, self.faults)])

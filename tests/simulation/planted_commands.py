@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from retryapp.core.circuit import Circuit, CircuitState
 from retryapp.core.jobs import Part, Steering
 from retryapp.core.rows import PendingRow
 from retryapp.engine.delivery.pace import Pace
@@ -27,11 +28,11 @@ def _unsaid(self: Notes, _batch: Any) -> str:
     return self.control
 
 
-async def _before(self: Commands, record: Any) -> None:
+async def _before(self: Commands, record: Any, command: Any) -> None:
     """A command counts as obeyed before its turn."""
     place = self._transport.place.main
     self._submit(Turn(source=place, next_offset=0, control=record.offset + 1))
-    await _obey(self, record)
+    await _obey(self, record, command)
 
 
 _obey = Commands._obey
@@ -98,7 +99,7 @@ def _step_ahead(self: Commands, turn: Turn, told: Any) -> None:
 _submit_step = Commands._submit_step
 
 
-def _endless(self: Jobs, part: Part, topic: str, _end: int) -> Any:
+def _endless(self: Jobs, part: Part, topic: Any, _end: int) -> Any:
     """A part goes on to letters that died after its begin."""
     return _next(self, part, topic, 1 << 60)
 
@@ -121,6 +122,35 @@ _holds = Pace.holds
 
 def _unpaused(_self: Pace, **_state: Any) -> None:
     """An opening forgets that the handler is paused."""
+
+
+def _not_forced(self: Pace, **state: Any) -> None:
+    """An opening forgets that the circuit is forced open."""
+    _remember(self, **{**state, "forced": None})
+
+
+_remember = Pace.remember
+
+
+def _costly(self: Circuit, now_ms: float) -> bool:
+    """Attempts are spent while somebody has forced the circuit open."""
+    return self.state is not CircuitState.FORCED_OPEN and _free(self, now_ms)
+
+
+_free = Circuit.free
+
+
+def _in_memory(self: Commands) -> None:
+    """A partition that a rule pauses is so in memory only: the next owner does not know."""
+    if self._gate is not None:
+        level, steering = self._gate[1], self._jobs.steering
+        _close_gate(self)
+        steering.paused = None
+        self._submit(Turn(source=self._transport.place.main, next_offset=0, steering=steering.written))
+        steering.paused = level
+
+
+_close_gate = Commands._close_gate
 
 
 def _runs_on(_self: RowCommands, _run: Run, outcome: Outcome) -> Outcome:
@@ -169,20 +199,23 @@ COMMANDS: Final = (
     ("a held run waits for its time", ((RowCommands, "_held_after", _runs_on),), 2_000_068),
     ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_406),
     ("a hold ends in silence", ((Commands, "take_held", _in_silence),), 2_000_003),
-    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_097),
+    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_957),
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
-    ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_006),
+    ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_025),
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_012),
-    ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_004),
-    ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_178),
+    ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_002),
+    ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_128),
     ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_047),
-    ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_008),
-    ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_107),
+    ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_014),
+    ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_041),
     ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_131),
     ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_005),
-    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_001_083),
+    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_128),
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_012),
-    ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_110),
-    ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_012),
-    ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_009),
+    ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
+    ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_062),
+    ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_017),
+    ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_044),
+    ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_006),
+    ("a gate is lost at a rebalance", ((Commands, "_close_gate", _in_memory),), 3_000_003),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.rules import non_retryable, retryable, skippable
+from retryapp.core.rules import non_retryable, pausing, retryable, skippable
 from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip
 from simulation.plan import BEYOND_MS, DEFERRED_MS, LATER_MS
 
@@ -21,6 +21,10 @@ OWN_MS: Final = (150, 600)
 """Waits of the rule for busy services."""
 
 
+class GateError(Exception):
+    """What a rule pauses the partition for."""
+
+
 class BusyError(Exception):
     """What a rule has a schedule for; runs that take too long have none."""
 
@@ -29,6 +33,7 @@ RULES: Final = (
     retryable(BusyError, schedule="150ms 600ms"),
     non_retryable(ValueError, dead_letters=INVALID),
     skippable(KeyError),
+    pausing(GateError),
 )
 POLICIES: Final = RetryPolicy("300ms 1s 3s", timeout="2s"), RetryPolicy("200ms 800ms 2s", timeout="2s")
 """The second one is that of every other life, where policies change."""
@@ -54,6 +59,8 @@ def end(now: str, offset: int) -> None:
         raise RuntimeError("busy") from BusyError()
     if now == "V":
         raise ValueError("the script says so")
+    if now == "Q":
+        raise GateError("somebody has to act")
     if now == "P":
         raise Skip("the script says so") if offset % 2 else KeyError("the script says so")
     if now == "W":

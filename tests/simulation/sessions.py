@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from retryapp.core.circuit import CircuitState
 from retryapp.engine.lane.lane import LaneState
 from retryapp.testing.tables import MemorySeenTable
 from simulation.lanes import SimLane
@@ -58,6 +59,11 @@ def spends(worker: SimWorker, main: str, number: int) -> bool:
     now_ms = worker.clock.monotonic_s() * 1_000
     circuits = (handler.circuits.get(number) for handler in worker.handlers if handler.main == main)
     return all(
-        each is None or each.closed or now_ms - each._left_ms - each._absent_ms >= each.breaker.max_open_ms
+        each is None
+        or each.closed
+        or (
+            each.state is not CircuitState.FORCED_OPEN
+            and now_ms - each._left_ms - each._absent_ms >= each.breaker.max_open_ms
+        )
         for each in circuits
     )

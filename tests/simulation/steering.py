@@ -33,6 +33,9 @@ _VERBS: Final = (
     "restore", "", "job", "job", "job", "job-pause", "job-resume", "job-resume", "job-cancel",
     "handler-pause", "handler-resume",
 )  # fmt: skip
+_LEVELS: Final = ("outage-open", "outage-close", "outage-close", "handler-resume")
+_ENDS: Final = {"handler-resume": "handler-pause", "outage-close": "outage-open"}
+"""What takes back what."""
 _HOLDS: Final = ("hold",) * 6 + ("release",) * 2
 
 
@@ -48,6 +51,7 @@ class Steering:
         *,
         holds: bool,
         calm: bool,
+        levels: bool = False,
     ) -> None:
         self._topology = topology
         self._broker = broker
@@ -56,6 +60,8 @@ class Steering:
         self._verbs = _VERBS + _HOLDS if holds else _VERBS
         self._calm = calm
         """Nobody dies or is cut off."""
+        self._levels = levels
+        """Somebody forces circuits open, and has partitions go on that rules have paused."""
         self._count = 0
         self.asked: dict[str, tuple[str, Origin]] = {}
         """Verb and record of each command."""
@@ -64,10 +70,10 @@ class Steering:
         self.reached: Counter[str] = Counter()
         self._tokens: dict[str, tuple[Origin, int]] = {}
         """Of releases by token: record and delivery."""
-        self.paused_ms: defaultdict[int, float] = defaultdict(lambda: inf)
-        """By partition: since when it is paused."""
-        self._resumed: set[str] = set()
-        """Commands before the last one that has the handler go on."""
+        self.shut_ms: dict[str, defaultdict[int, float]] = {verb: defaultdict(lambda: inf) for verb in _ENDS.values()}
+        """By verb and partition: since when it is paused, or its circuit forced open."""
+        self._over: dict[str, set[str]] = {verb: set() for verb in _ENDS.values()}
+        """By verb: commands before the last one that takes it back."""
         self._jobs: dict[str, Verb] = {}
         self._parts: dict[tuple[str, int], str] = {}
         """By job and partition: what its events say last."""
@@ -81,10 +87,12 @@ class Steering:
         failed = [origin for origin, story in self._stories.items() if story.copies or story.fates]
         origin = random.choice(failed if failed and random.random() < 0.8 else list(self._stories))
         verb, name = random.choice(self._verbs), f"c{self._count}"
+        if self._levels and random.random() < 0.4:
+            verb = random.choice(_LEVELS)
         if verb.startswith("job"):
             self._send_job(verb, name)
             return
-        if verb.startswith("handler"):
+        if verb.startswith(("handler", "outage")):
             self.send_to_handler(verb, name)
             return
         tp = TopicPartition(self._topology.control, origin[0])
@@ -150,11 +158,11 @@ class Steering:
             _must_not(not over, f"I19: the release of {origin}, delivery {delivery}, is {told['refused']}")
 
     def send_to_handler(self, verb: str, name: str) -> None:
-        """Pause the handler, or have it go on: all partitions get the command together."""
+        """Pause the handler, force its circuit open, or take that back: all partitions get the command together."""
         command = HandlerCommand(id=name, verb=HandlerVerb(verb))
-        if verb == "handler-resume":  # its event may become visible after records have begun
-            self.paused_ms.clear()
-            self._resumed = set(self.asked)
+        if verb in _ENDS:  # its event may become visible after records have begun
+            self.shut_ms[_ENDS[verb]].clear()
+            self._over[_ENDS[verb]] = set(self.asked)
         for number in range(self._broker.partitions):
             self.asked[f"{name}@{number}"] = verb, (number, -1)
             tp = TopicPartition(self._topology.control, number)
@@ -208,13 +216,14 @@ class Steering:
         if told["verb"] in ("hold", "release") and told["refused"] is None and told["after"] != "released":
             self._hold(told["verb"], told["failure_id"], now_ms, loudly=not name)
         if not name:
+            self._gated(told, now_ms)
             return
-        if told["verb"].startswith(("job", "handler")):
+        if told["verb"].startswith(("job", "handler", "outage")):
             name = f"{name}@{told['partition']}"
         self.told[name] += 1
         verb, origin = self.asked[name]
-        if told["verb"].startswith("handler") and verb == "handler-pause" and name not in self._resumed:
-            self.paused_ms[told["partition"]] = now_ms
+        if verb in self.shut_ms and told["refused"] is None and name not in self._over[verb]:
+            self.shut_ms[verb][told["partition"]] = now_ms
         self.reached[f"{verb} {'obeyed' if told['refused'] is None else 'refused'}"] += 1
         if told["refused"] is not None:
             self.reached[f"refused as {told['refused']}"] += 1
@@ -223,6 +232,22 @@ class Steering:
         if verb == "cancel" and told["refused"] is None:
             self._stories[origin].stopped = True
             self._stories[origin].cancelled_ms = now_ms
+
+    def _gated(self, told: Mapping[str, Any], now_ms: float) -> None:
+        """Take the event of a rule that has paused a partition."""
+        if told["verb"] != "handler-pause":
+            return
+        self.reached["a rule has paused a partition"] += 1
+        number = told["partition"]
+        resumed = [name for name, (verb, at) in self.asked.items() if verb == "handler-resume" and at[0] == number]
+        if all(self.told[name] for name in resumed):  # else it may go on already
+            self.shut_ms["handler-pause"][number] = now_ms
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether somebody, or a rule, has had records wait."""
+        told = "handler-pause obeyed", "outage-open obeyed", "a rule has paused a partition"
+        return any(self.reached[each] for each in told)
 
     def _hold(self, verb: str, name: str, now_ms: float, *, loudly: bool) -> None:
         place = parse_failure_id(name)[1]
@@ -253,9 +278,10 @@ class Steering:
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
         if opening.fenced_ms > story.held_ms or (self._calm and story.held_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it is held")
-        paused_ms = self.paused_ms[origin[0]]
-        if opening.fenced_ms > paused_ms or (self._calm and paused_ms < inf):
-            raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and its handler is paused")
+        for verb, shut in self.shut_ms.items():
+            since_ms = shut[origin[0]]
+            if opening.fenced_ms > since_ms or (self._calm and since_ms < inf):
+                raise Violation(f"I19 {origin[0]}/{origin[1]}: begins after {verb}")
 
     @property
     def unanswered(self) -> list[str]:

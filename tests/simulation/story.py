@@ -70,6 +70,7 @@ class Story:
 
     record: Record
     script: str
+    sent_ms: float = 0.0
     calls: dict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))
     """By attempt."""
     going: list[Going] = field(default_factory=list)
@@ -103,6 +104,8 @@ class Story:
     """Attempts of which a call ended when failures were not free, or did not fail by itself."""
     free: int = 0
     """Deliveries that spent no attempt."""
+    gated: int = 0
+    """Calls that have paused its partition."""
     replays: int = 0
     hurried: bool = False
     """Somebody has asked for another due time."""

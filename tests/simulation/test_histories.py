@@ -11,7 +11,7 @@ import pytest
 
 from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
-from simulation.plan import COMMANDED, HELD
+from simulation.plan import COMMANDED, HELD, LEVELS
 
 SEEDS = 3_000
 QUICK = 500
@@ -23,6 +23,10 @@ COMMANDED_PARTS = [
     pytest.param(begin + first, marks=[] if first < FEW else [pytest.mark.extended])
     for begin in (COMMANDED, HELD)
     for first in range(0, 1_500, FEW)
+]
+LEVELLED_PARTS = [
+    pytest.param(LEVELS + first, count, marks=[pytest.mark.extended] if first else [])
+    for first, count in ((0, 50), (50, 250), (300, 250))
 ]
 
 
@@ -45,6 +49,14 @@ def test_every_command_is_obeyed_or_refused_once(first: int) -> None:
     """Whatever dies meanwhile; and every invariant holds with records that are cancelled, held, and replayed."""
     part = run_seeds(range(first, first + FEW))
     assert part.failed == []
+
+
+@pytest.mark.parametrize(("first", "count"), LEVELLED_PARTS)
+def test_outages_and_gates_hold_until_somebody_ends_them(first: int, count: int) -> None:
+    """Also over crashes and rebalances; no attempt is spent in them, and nothing is lost."""
+    part = run_seeds(range(first, first + count))
+    assert part.failed == []
+    assert min(part.reached["outage-open obeyed"], part.reached["a rule has paused a partition"]) > 0
 
 
 @pytest.mark.extended

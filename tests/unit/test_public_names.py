@@ -29,6 +29,7 @@ def test_the_public_names_are_these() -> None:
         "forever",
         "http_errors",
         "non_retryable",
+        "pausing",
         "retryable",
         "sequence",
         "skippable",

@@ -7,7 +7,7 @@ from typing import Any
 import faust
 import pytest
 
-from retryapp import Batch, CircuitBreaker, Deduplicate, Retries, RetryPolicy, non_retryable
+from retryapp import Batch, CircuitBreaker, Deduplicate, Retries, RetryPolicy, non_retryable, retryable
 from retryapp.core.errors import (
     ConfigurationError,
     DuplicateHandlerError,
@@ -226,3 +226,18 @@ async def test_how_a_handler_is_called_is_told(retries: Retries) -> None:
     told = {handler.main: handler.manner for handler in retries.handlers}
     lists = "lists of up to 50 records, gathered for 20ms"
     assert told == {"a": ("order=key", lists, "retries 50/s in the whole group"), "orders": ()}
+
+
+async def test_a_handler_says_how_its_records_wait(retries: Retries) -> None:
+    """By reference for as long as all waits take together, or until `max_elapsed`; as copies unless it is said."""
+    mixed = RetryPolicy("1m*2", on=[retryable(OSError, schedule="5m*3")])
+    for number, (policy, longest_ms) in enumerate(
+        [("5m*2 1h", 4_200_000), (RetryPolicy("1h*3", max_elapsed="2h"), 7_200_000), (mixed, 900_000)]
+    ):
+        retries.handler(f"large-{number}", policy=policy, payload="reference")(charge)
+        assert (retries.handlers[-1].by_reference, retries.topologies[-1].reference_ms) == (True, longest_ms)
+        assert "payload=reference" in retries.handlers[-1].manner
+    retries.handler("small", policy="1h")(charge)
+    assert (retries.handlers[-1].by_reference, retries.topologies[-1].reference_ms) == (False, None)
+    with pytest.raises(InvalidSettingError, match="one of copy, reference"):
+        retries.handler("other", policy="1h", payload="offset")  # type: ignore[arg-type]

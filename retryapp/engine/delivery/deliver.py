@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+from retryapp.core.causes import cause_name
 from retryapp.core.classify import Failure, classify, trace_of
 from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, SkipNow, decide, for_free
 from retryapp.core.errors import (
@@ -36,6 +37,7 @@ from retryapp.core.hops import (
     waiting_size,
     without_payload,
 )
+from retryapp.core.jobs import Level
 from retryapp.core.letters import opened, read_letter
 from retryapp.core.lifecycle import Skipped, Succeeded
 from retryapp.core.metadata import DEFERRED, MAX_EPOCH_MS, RELEASED, RetryMetadata, clamped
@@ -43,20 +45,26 @@ from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import ALONE, encode_row, identity_of
 from retryapp.core.rules import ErrorClass
+from retryapp.core.text import cut_text
 from retryapp.engine.delivery.damage import (
     bury_cancelled,
     bury_damaged,
+    bury_lost,
     handled,
     last_resort,
     recovered,
     to_end,
     unreadable,
 )
+from retryapp.engine.delivery.reference import reference_of
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox, announced, give_up
 from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.ports import Event, Observation, Row
+
+MAX_LEVEL_BYTES: Final = 300
+"""Of a rule's name, and of an error's text: each transaction writes them while the partition is paused."""
 
 logger = logging.getLogger("retryapp.events")
 
@@ -153,6 +161,8 @@ def unpack(run: Run) -> Turn | None:
         try:
             run.metadata = _waiting(record.headers)
             run.shown = restore(record, run.metadata)
+            if claim is not None and claim.lost is not None:
+                return bury_lost(run, run.metadata, claim.lost)
             if claim is not None and claim.cancelled:
                 return bury_cancelled(run, run.metadata)
             if claim is not None and claim.on_hold is not None:
@@ -247,7 +257,7 @@ async def close_delivery(run: Run) -> None:
 def cause_of(run: Run, error: BaseException) -> str | None:
     """Return what tells causes of failures apart; None for an error that is about a record by its kind."""
     failure = _judge(error, run, run.context.clock.wall_ms())
-    alike = failure.error_class is ErrorClass.RETRYABLE and not failure.deferred
+    alike = failure.error_class in (ErrorClass.RETRYABLE, ErrorClass.PAUSING) and not failure.deferred
     return failure.fingerprint if alike else None
 
 
@@ -386,6 +396,13 @@ def _decision(run: Run, failure: Failure, failed_ms: int) -> Decision:
     )
 
 
+def _level(delivery: Delivery, failure: Failure, now_ms: int) -> Level:
+    rule = "" if failure.rule is None else failure.rule.name
+    why = cause_name(failure.error_type, None, failure.message)  # no values of records: everybody sees it
+    facts: Any = {"by": cut_text(f"rule {rule}", MAX_LEVEL_BYTES), "why": cut_text(why, MAX_LEVEL_BYTES)}
+    return Level(since_ms=now_ms, record=delivery.failure_id, **facts)
+
+
 def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decision | None = None) -> Turn:
     context = run.context
     handler, delivery = context.handler, delivery_of(run)
@@ -393,6 +410,8 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
     spent = int(not failure.deferred)
     if decision is None and spent and (wait_ms := context.pace.failed(run, failure)) is not None:  # in an outage
         decision, spent = for_free(handler.policy, wait_ms=wait_ms, now_ms=failed_ms), 0
+    elif decision is None and failure.error_class is ErrorClass.PAUSING:
+        run.pauses, spent = _level(delivery, failure, failed_ms), 0
     decision = decision or _decision(run, failure, failed_ms)
     if isinstance(decision, SkipNow):
         return _skipped(run, failure, failed_ms)
@@ -423,15 +442,17 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
     rows: tuple[Row, ...] = ()
     if isinstance(decision, RetryAt):
         outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
+        if (reference := reference_of(run, decision.due_at_ms)) is not None:
+            outgoing = without_payload(outgoing)
         if waiting_size(outgoing) > context.max_bytes:
             outgoing, metadata = None, too_large_to_wait(metadata)
         else:
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
             event = Event.DEFERRED if failure.deferred else Event.SCHEDULED
             flags = ALONE if handler.batch is not None and isinstance(error, HandlerTimeoutError) else 0
-            row = encode_row(to_row(outgoing, metadata, flags))
+            row = encode_row(to_row(outgoing, metadata, flags, reference))
             rows = (Row(identity_of(metadata.origin), row, decision.tier),)
-            if handler.policy.max_attempts is None and metadata.delivery > 1:  # an earlier copy has it
+            if reference is None and handler.policy.max_attempts is None and metadata.delivery > 1:  # an earlier has it
                 outgoing = without_payload(outgoing)
     if outgoing is None:
         trace = _trace(error)

@@ -2,7 +2,7 @@
 
 Neither sleeps in a runner. Due rows that may not go yet stay in the table: the scheduler asks how many it may claim.
 First deliveries that may not begin are kept here, a few of them: while the circuit is not closed no more are taken in.
-While somebody has paused the handler nothing begins, and nothing is taken in.
+While somebody has paused the handler, or forced its circuit open, nothing begins, and nothing is taken in.
 A record that may have killed its worker passes: its mark waits for it.
 """
 
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from retryapp.core.circuit import Circuit, Transition
+from retryapp.core.circuit import Circuit, CircuitState, Transition
 from retryapp.core.classify import Failure
 from retryapp.core.rates import LeakyBucket, RateLimit
 from retryapp.core.record import Record
@@ -63,11 +63,13 @@ class Pace:
         """Whether a run may have to wait: `holds` is to be asked."""
         self.paused = False
         self.going = asyncio.Event()
-        """Set while it is not paused."""
+        """Set while it is not paused, nor its circuit forced open."""
         self.going.set()
         self.pauses: Sequence[tuple[int, int]] = ()
-        """Begin and end of the last ones, epoch milliseconds."""
+        """Begin and end of the last times when somebody had all wait, epoch milliseconds."""
         self._bucket = None if rate is None else LeakyBucket(rate.share_ms(shares), self._now_ms())
+        self._change: Transition | None = None
+        """Of the circuit, before a session."""
         self._begun = False
         """It has had a session: a lane that opens again goes on with its bucket."""
         self._held: deque[Paced] = deque()
@@ -91,21 +93,33 @@ class Pace:
     def _now_ms(self) -> float:
         return 0.0 if self._clock is None else self._clock.monotonic_s() * 1_000
 
-    def remember(self, *, paused: bool, pauses: Sequence[tuple[int, int]]) -> None:
-        """Be paused, or not, before a session begins."""
+    def remember(self, *, paused: bool, forced: str | None, pauses: Sequence[tuple[int, int]]) -> None:
+        """Be paused, or not, before a session begins; `forced`: why the circuit is forced open."""
         self.paused, self.pauses = paused, pauses
         self.gated = paused or self.circuit is not None
-        (self.going.clear if paused else self.going.set)()
+        if self.circuit is not None and forced is not None:
+            self._change = self.circuit.force(self._now_ms(), forced)
+        elif self.forced and self.circuit is not None:  # released at another worker
+            self._change = self.circuit.release(self._now_ms())
+        self._set_going()
+
+    @property
+    def forced(self) -> bool:
+        """Whether somebody has forced the circuit open."""
+        return self.circuit is not None and self.circuit.state is CircuitState.FORCED_OPEN
+
+    def _set_going(self) -> None:
+        (self.going.clear if self.paused or self.forced else self.going.set)()
 
     def pause(self) -> None:
         """Let nothing begin. What runs goes on."""
         self.paused = self.gated = True
-        self.going.clear()
+        self._set_going()
 
     def go_on(self) -> None:
         """End a pause."""
         self.paused, self.gated = False, self.circuit is not None
-        self.going.set()
+        self._set_going()
         if self.circuit is not None:
             self._look()
         else:
@@ -113,6 +127,18 @@ class Pace:
             for run in held:
                 self._submit(run)
         self._freed()
+
+    def force(self, cause: str) -> None:
+        """Force the circuit open."""
+        if self.circuit is not None:
+            self._told(self.circuit.force(self._now_ms(), cause))
+            self._set_going()
+
+    def release(self) -> None:
+        """Have an open circuit probe."""
+        if self.circuit is not None:
+            self._told(self.circuit.release(self._now_ms()))
+            self._set_going()
 
     # -- session ------------------------------------------------------------------------------------------------
 
@@ -131,7 +157,8 @@ class Pace:
         self._begun = True
         if self.circuit is not None:
             self.circuit.resume(self._now_ms())
-        self._look()
+        change, self._change = self._change, None
+        self._look(change)
 
     def end(self) -> None:
         """End the session: runs that wait are dropped, those that go on do not count."""
@@ -180,12 +207,13 @@ class Pace:
     def holds(self, run: Paced) -> bool:
         """Tell whether a run may not begin yet: it is submitted again when it may."""
         circuit = self.circuit
-        if run.on_end is not None or run in self._admitted:
+        if run.on_end is not None:
             return False
-        if self.paused:
+        if not self.going.is_set():
+            self._admitted.discard(run)
             self._held.append(run)
             return True
-        if circuit is None or (circuit.closed and not self._held):
+        if run in self._admitted or circuit is None or (circuit.closed and not self._held):
             return False
         waits = bool(self._held) or not circuit.permits(self._now_ms())
         if waits:
@@ -229,7 +257,9 @@ class Pace:
 
     @property
     def holds_due(self) -> str | None:
-        """What holds due rows back now: `circuit` or `rate`; None: nothing."""
+        """What holds due rows back now: `pause`, `circuit` or `rate`; None: nothing."""
+        if self.paused:
+            return "pause"
         if self.circuit is not None and not self.circuit.closed:
             return "circuit"
         return "rate" if self.wait_s() else None
@@ -243,12 +273,14 @@ class Pace:
 
         That is while the circuit was not closed, or the handler was paused.
         """
-        paused_ms = sum(max(0, min(end_ms, now_ms) - max(begin_ms, since_ms)) for begin_ms, end_ms in self.pauses)
-        if self.circuit is None:
-            return paused_ms
         counted_ms = self._now_ms()
-        away_ms = int(self.circuit.away_ms(counted_ms - (now_ms - since_ms), counted_ms))
-        return min(paused_ms + away_ms, max(0, now_ms - since_ms))
+        spells = [] if self.circuit is None else self.circuit.spells(counted_ms)
+        wall = [(int(now_ms - (counted_ms - begin)), int(now_ms - (counted_ms - end))) for begin, end in spells]
+        away_ms, at_ms = 0, since_ms
+        for begin_ms, end_ms in sorted([*self.pauses, *wall]):
+            away_ms += max(0, min(end_ms, now_ms) - max(begin_ms, at_ms))
+            at_ms = max(at_ms, end_ms)
+        return away_ms
 
     # -- the circuit's own time ---------------------------------------------------------------------------------
 

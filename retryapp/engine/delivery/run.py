@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from retryapp.core.errors import RecordError
+from retryapp.core.jobs import Level
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import identity_of
+from retryapp.core.rows import Reference, identity_of
 from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Delivery, Handler
@@ -31,6 +32,8 @@ class DeliveryContext:
     random: Random
     topic_id: str
     max_bytes: int
+    kept_ms: int | None = None
+    """How long the main topic keeps a record at least; None: no limit."""
     life: str = "?"
     """Unique id of this process; see `core.marks`."""
     lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
@@ -60,6 +63,10 @@ class Claim:
     """Nobody has released it: its deadline is what is due."""
     damage: RecordError | None = None
     """Why the row cannot be read; its bytes are the record's value."""
+    reference: Reference | None = None
+    """What the main topic must have: the row is without payload (`engine.partition.recall`)."""
+    lost: RecordError | None = None
+    """Why the main topic does not have it."""
 
 
 class RunAbortedError(Exception):
@@ -112,6 +119,8 @@ class Run:
     deadline_s: float = 0.0
     hot_attempt: int = 1
     """Number of this try: a delivery may try again in place (`RetryPolicy.hot`)."""
+    pauses: Level | None = None
+    """Why a rule pauses its partition, at its end."""
     last_try: bool = False
     """Its partition drains: no other try follows."""
     pause: asyncio.Future[None] | None = None

@@ -162,6 +162,8 @@ class Handler:
     max_in_flight_bytes: int = 16 * 1024 * 1024
     max_crashes: int = 3
     """How many workers may die running a record alone before it is dead-lettered as `crashed`."""
+    by_reference: bool = False
+    """What waits is on the main topic; the table has only where."""
     order: Order = Order.NONE
     batch: Batch | None = None
     """How many records the function takes in one call, as a list; None: it takes one."""
@@ -208,6 +210,12 @@ class Handler:
         if self.policy.max_attempts is None and self.order not in (Order.KEY, Order.PARTITION):
             problem = "a schedule without end only with order='key' or 'partition', where others wait for the record"
             raise InvalidSettingError("policy", self.policy.text, problem)
+        if self.by_reference and self.order is Order.LATEST:
+            problem = "'copy' with order='latest': a newer record may take away what waits while it is read again"
+            raise InvalidSettingError("payload", "reference", problem)
+        if self.by_reference and self.policy.longest_ms is None:
+            problem = "'copy' with a schedule without end, or max_elapsed=…: no topic keeps records for ever"
+            raise InvalidSettingError("payload", "reference", problem)
         object.__setattr__(self, "policy_digest", self.policy.digest)
         if self.value_type is not bytes:
             target = dict[str, Any] if self.value_type is dict else self.value_type
@@ -247,7 +255,8 @@ class Handler:
         """What its declaration says besides the policy, for people."""
         order = "" if self.order is Order.NONE else f"order={self.order}"
         lists = "" if self.batch is None else f"lists of {self.batch.text}"
-        return tuple(filter(None, (order, lists, self.pace)))
+        payload = "payload=reference" if self.by_reference else ""
+        return tuple(filter(None, (order, payload, lists, self.pace)))
 
     def decode(self, value: bytes | None) -> Any:
         """Decode a record's value, or raise `UndecodableError`."""

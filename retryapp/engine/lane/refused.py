@@ -2,7 +2,7 @@
 
 Turns of due rows are not ordered, and a held one keeps its claim. Nor are those that settle records beyond the offset.
 But no offset may pass a record whose turn is held: turns that would move it so far wait, and so do
-commands behind a held one. In an ordered handler, all do.
+commands behind a held one, and outcomes of the records that these are about. In an ordered handler, all do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.core.rows import IDENTITY_AT
 from retryapp.engine.lane.turn import Turn
 
 FIRST_WAIT_S = 1.0
@@ -46,12 +47,19 @@ class RefusedTurns:
     def keep(self, turn: Turn) -> bool:
         """Take a turn that must wait for a held one; tell whether it must."""
         passes = self.floor is None or turn.moves_to <= self.floor
-        if turn.commanded or turn.hurried:  # else a crash would forget the held command, or it is done twice
-            passes = passes and not self.commanded
+        if self.commanded and (turn.commanded or turn.hurried or self._about(turn)):
+            passes = False  # else a crash would forget the held command, or it is done twice
         if turn.refusal or (passes and not (self._ordered and self._turns)):
             return False
         self._later.append(turn)
         return True
+
+    def _about(self, turn: Turn) -> bool:
+        """Tell whether a turn ends the run of a record whose row a command, which waits here, would put back."""
+        if turn.claim is None:
+            return False
+        identity = turn.claim[IDENTITY_AT:]
+        return any(row.identity == identity for held in (*self._turns, *self._later) for row in held.rows)
 
     def hold(self, turn: Turn, error: HandOffRefusedError) -> None:
         """Hold a turn back. After a retried one, which is the first, the next is retried, after a longer wait."""

@@ -11,11 +11,15 @@ obeys, or after a crash the next claim; if the handler is done with it, that cou
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
+from retryapp.core.circuit import CircuitState
 from retryapp.core.control import (
     COMMAND_AGE_MS,
     OF_LETTERS,
@@ -24,7 +28,13 @@ from retryapp.core.control import (
     Verb,
     row_state,
 )
-from retryapp.core.errors import DamagedCommandError, DamagedMetadataError, DamagedRowError, NewerRowError
+from retryapp.core.errors import (
+    DamagedCommandError,
+    DamagedMetadataError,
+    DamagedRowError,
+    NewerRowError,
+    RecordError,
+)
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import (
@@ -33,38 +43,36 @@ from retryapp.core.jobs import (
     HandlerVerb,
     JobCommand,
     JobVerb,
+    Level,
     Part,
     PartState,
-    Paused,
     decode_command,
 )
-from retryapp.core.lane_errors import LaneClosedError
+from retryapp.core.lane_errors import LaneClosedError, PositionGoneError
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
-from retryapp.core.rows import (
-    IDENTITY_AT,
-    OPERATOR,
-    TOKEN,
-    PendingRow,
-    decode_row,
-    identity_of,
-)
+from retryapp.core.rows import IDENTITY_AT, OPERATOR, TOKEN, PendingRow, decode_row, identity_of
+from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
-from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.engine.partition.jobs import Jobs
-from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
+from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, check_place
 from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
-from retryapp.ports import PendingTable
+from retryapp.ports import Event, PendingTable
+
+logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 1_000
 """Commands in memory; the others wait on their topic."""
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
+MAX_TEXT_BYTES: Final = 1_000
+"""Of what an event says: a refusal may quote its command."""
 
 
 class Commands:
@@ -80,6 +88,7 @@ class Commands:
         submit: Callable[[Turn], None],
         busy: Callable[[], bool],
         taken_in: Callable[[int], bool],
+        read: Callable[[PendingRow, bytes], Awaitable[PendingRow]],
         applied_to: Callable[[], int],
     ) -> None:
         """Begin where the lane has obeyed all before.
@@ -92,10 +101,11 @@ class Commands:
             submit: takes a turn of this session.
             busy: whether the lane has turns that are not in the tables.
             taken_in: whether the record at an offset is a first delivery without an outcome.
+            read: returns a row, and its identity, that waits by reference as a copy (`engine.partition.recall`).
             applied_to: the offset of the main topic before which what became of all records is in the tables.
         """
-        self.next_offset = transport.control_next
-        """Where the next reading of the control topic begins."""
+        self._next_offset, self._end = transport.control_next, transport.control_end
+        """Where the next reading of the control topic begins, and where the topic ends."""
         self.caught_up = asyncio.Event()
         """Set once the commands are obeyed that were there when the lane opened."""
         self._context = context
@@ -104,6 +114,7 @@ class Commands:
         self._sequences = sequences
         self._submit = submit
         self._busy = busy
+        self._reread = read
         self.over: set[bytes] = set()
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._queue: deque[Any] = deque()
@@ -116,50 +127,81 @@ class Commands:
         self._rows = RowCommands(context, transport, sequences)
         self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)
         remembered = self._jobs.steering
-        context.pace.remember(paused=remembered.paused is not None, pauses=remembered.pauses)
+        context.pace.remember(
+            paused=remembered.paused is not None,
+            forced=None if remembered.forced is None else remembered.forced.text,
+            pauses=remembered.pauses,
+        )
+        self._gate: tuple[Record, Level] | None = None
+        """What a rule has paused the partition for, until that is in a turn."""
 
-    def take(self, records: Sequence[Any], next_offset: int) -> bool:
-        """Take records of the control topic; tell whether no more fit now."""
-        self._queue.extend(records)
-        self.next_offset = max(self.next_offset, next_offset)
-        self._wake.set()
-        return len(self._queue) >= MOST_WAITING
+    def come(self, end: int) -> None:
+        """Note that the control topic ends there."""
+        if end != self._end:
+            self._end = end
+            self._wake.set()
 
     @property
-    def paused(self) -> Paused | None:
+    def paused(self) -> Level | None:
         """Since when the handler is paused, and why; None: it is not."""
         return self._jobs.steering.paused
+
+    @property
+    def forced(self) -> Level | None:
+        """Since when its circuit is forced open, and why; None: it is not."""
+        return self._jobs.steering.forced
 
     @property
     def parts(self) -> Sequence[Part]:
         """The parts of jobs that it remembers."""
         return self._jobs.steering.parts
 
-    @property
-    def room(self) -> bool:
-        """Whether more may come."""
-        return len(self._queue) < MOST_WAITING
-
     async def run(self) -> None:
         """Obey commands until the session is over."""
-        transport = self._transport
         self._release_early()
-        if transport.place.control is not None and self.next_offset < transport.control_end:
-            await transport.reader.read(transport.place.control, self.next_offset, self.take)
         while True:
+            if not self._queue and self._end != self._next_offset:
+                await self._read()
             if not self._queue:
                 self.caught_up.set()
                 await self._awaken()
-            await self._settle()
-            for _ in range(min(MOST_AT_ONCE, len(self._queue))):
-                await self._obey(self._queue.popleft())
-            if not self._queue and self._jobs.may_step():
+            self._close_gate()
+            some = [self._queue.popleft() for _ in range(min(MOST_AT_ONCE, len(self._queue)))]
+            commands = [self._decode(record) for record in some]
+            if not all(isinstance(command, RefusedError) for command in commands):
+                await self._settle()
+            for record, command in zip(some, commands, strict=True):
+                await self._obey(record, command)
+            if not self._queue and self._end == self._next_offset and self._jobs.may_step():
                 await self._step()
             await asyncio.sleep(0)
 
+    async def _read(self) -> None:
+        """Read commands, as many as there is room for."""
+        control = self._transport.place.control
+        if control is None:
+            return
+        try:
+            end = await self._transport.reader.read(control, self._next_offset, self._receive)
+        except Exception as fault:
+            if not self.caught_up.is_set():
+                raise  # rows wait for what came before
+            logger.warning("Commands on %s[%d] could not be read: %r", *control, fault)
+            self._end = self._next_offset  # until `come` says more
+            return
+        if end < self._next_offset:
+            raise PositionGoneError(*control, self._next_offset)
+        if len(self._queue) < MOST_WAITING:
+            self._next_offset = self._end = end
+
+    def _receive(self, records: Sequence[Any], next_offset: int) -> bool:
+        self._queue.extend(records)
+        self._next_offset = next_offset
+        return len(self._queue) >= MOST_WAITING
+
     async def _awaken(self) -> None:
-        """Wait for commands, or until a part of a job may go on."""
-        while not self._queue and not self._jobs.may_step():
+        """Wait for commands, for a rule that pauses the partition, or until a part of a job may go on."""
+        while self._end == self._next_offset and self._gate is None and not self._jobs.may_step():
             self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._jobs.wait_s()):
@@ -184,26 +226,66 @@ class Commands:
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         """Return the outcome that counts: one that was cancelled is not tried again."""
         self._jobs.note(run, outcome)
+        if run.pauses is not None and self.paused is None and self._gate is None:
+            self._context.pace.pause()  # the turn follows: until it is durable a crash only has the record run again
+            self._gate = run.shown, run.pauses
+            self._wake.set()
         return self._rows.judged(run, outcome)
+
+    def _close_gate(self) -> None:
+        """Write down that a rule has paused the partition."""
+        if self._gate is None:
+            return
+        (record, level), self._gate = self._gate, None
+        self._jobs.steering.paused = level
+        self._context.pace.pause()
+        effect = Effect(level.text, before="going", after=level.text)
+        facts: dict[str, Any] = {
+            "verb": str(HandlerVerb.PAUSE),
+            "failure_id": level.record,
+            "by": level.by,
+            "why": level.why,
+        }
+        facts_seen = {"failure_id": level.record, "message": level.text}
+        self._submit(
+            Turn(
+                source=self._transport.place.main,
+                next_offset=0,
+                steering=self._jobs.steering.written,
+                publishes=(self._event(effect, command="", **facts),),
+                observations=(observed(Event.PAUSED, self._context.handler.main, record, **facts_seen),),
+            )
+        )
 
     # -- one command --------------------------------------------------------------------------------------------
 
-    async def _obey(self, record: Any) -> None:
-        """Submit the turn of a command."""
-        command: AnyCommand | None = None
-        effect, refusal = Effect(""), None
+    def _decode(self, record: Any) -> AnyCommand | RefusedError:
+        """Return the command that a record is, or why it is none for this partition."""
         try:
             command = decode_command(record.value)
-            effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record))
-        except DamagedCommandError as error:
-            effect, refusal = Effect(str(error)), Refusal.MALFORMED
+            if isinstance(command, Command):
+                check_place(self._context, self._transport, *parse_failure_id(command.failure_id))
+        except (DamagedCommandError, DamagedMetadataError) as error:
+            return RefusedError(Refusal.MALFORMED, str(error))
+        except RefusedError as error:
+            return error
+        return command
+
+    async def _obey(self, record: Any, command: AnyCommand | RefusedError) -> None:
+        """Submit the turn of a command."""
+        self._close_gate()
+        effect, refusal = Effect(""), None
+        try:
+            if isinstance(command, RefusedError):
+                raise command
+            effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record), record.offset)
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
         steered = isinstance(command, JobCommand | HandlerCommand) or effect.steered
-        facts = {} if command is None else command.model_dump(include={"verb", "failure_id", "by", "why", "job"})
-        event = self._event(
-            effect, refusal, command="" if command is None else command.id, offset=record.offset, **facts
-        )
+        facts: dict[str, Any] = {"command": ""}
+        if not isinstance(command, RefusedError):
+            facts = {"command": command.id, **command.model_dump(include={"verb", "failure_id", "by", "why", "job"})}
+        event = self._event(effect, refusal, offset=record.offset, **facts)
         self._submit(
             Turn(
                 source=self._transport.place.main,
@@ -214,21 +296,24 @@ class Commands:
                 claim=effect.claim,
                 publishes=(*effect.publishes, event),
                 observations=effect.observations,
-                on_settled=self._go_on if steered else None,
+                on_settled=partial(self._go_on, command) if isinstance(command, HandlerCommand) else None,
             )
         )
 
-    def _go_on(self, committed: bool, _offsets: tuple[int, ...]) -> None:
-        """End a pause whose end is durable: else a crash would leave it paused, with records that have run."""
-        if committed and self.paused is None and self._context.pace.paused:
-            self._context.pace.go_on()
+    def _go_on(self, command: HandlerCommand, committed: bool, _offsets: tuple[int, ...]) -> None:
+        """End what is over once that is durable: else a crash would leave it paused, with records that have run."""
+        pace = self._context.pace
+        if committed and command.verb is HandlerVerb.CLOSE and self.forced is None:
+            pace.release()
+        if committed and command.verb is HandlerVerb.RESUME and self.paused is None and self._gate is None:
+            pace.go_on()
 
-    async def _come_to(self, command: AnyCommand, age_ms: int) -> Effect:
+    async def _come_to(self, command: AnyCommand, age_ms: int, offset: int) -> Effect:
         if isinstance(command, HandlerCommand):
-            return self._of_handler(command)
+            return self._of_handler(command, offset)
         if isinstance(command, JobCommand):
             return self._jobs.obey(command, age_ms)
-        origin = self._origin(command)
+        origin = parse_failure_id(command.failure_id)[1]
         if age_ms > COMMAND_AGE_MS:
             text = f"no worker had its partition for {age_ms // 60_000} minutes after it was sent: send it again"
             raise RefusedError(Refusal.EXPIRED, text)
@@ -236,18 +321,32 @@ class Commands:
             return await self._letters.obey(command, origin, self._settled)
         return await self._of_row(command, origin)
 
-    def _of_handler(self, command: HandlerCommand) -> Effect:
+    def _of_handler(self, command: HandlerCommand, offset: int) -> Effect:
         steering, pace, now_ms = self._jobs.steering, self._context.pace, self._context.clock.wall_ms()
+        if command.verb in (HandlerVerb.OPEN, HandlerVerb.CLOSE):
+            return self._of_circuit(command, offset)
         before = steering.paused
-        if command.verb is HandlerVerb.PAUSE:
-            steering.pause(command, now_ms)
+        steering.obey(command, now_ms, offset)
+        pace.pauses = steering.pauses
+        if steering.paused is not None:
             pace.pause()
-        else:
-            steering.resume(now_ms)
-            pace.pauses = steering.pauses
         words = [None if paused is None else paused.text for paused in (before, steering.paused)]
         text = "nothing begins; what runs goes on" if steering.paused else "deliveries go on"
         return Effect(text, before=words[0] or "going", after=words[1] or "going")
+
+    def _of_circuit(self, command: HandlerCommand, offset: int) -> Effect:
+        steering, pace = self._jobs.steering, self._context.pace
+        if pace.circuit is None:
+            raise RefusedError(Refusal.NO_CIRCUIT, "this handler has no circuit: pause it instead")
+        before = pace.circuit.state if steering.forced is None else steering.forced.text
+        steering.obey(command, self._context.clock.wall_ms(), offset)
+        pace.pauses = steering.pauses
+        if steering.forced is not None:
+            pace.force(steering.forced.text)
+            return Effect("nothing begins, and no attempt is spent", before=before, after=steering.forced.text)
+        shut = pace.circuit.state in (CircuitState.FORCED_OPEN, CircuitState.OPEN)
+        after = CircuitState.HALF_OPEN if shut else pace.circuit.state
+        return Effect("a few records try" if shut else f"it is {after}", before=before, after=after)
 
     def _event(self, effect: Effect, refusal: Refusal | None = None, **facts: Any) -> Outgoing:
         """Return the event that tells of a command, or of a part of a job."""
@@ -258,24 +357,13 @@ class Commands:
             main=handler.main,
             partition=partition,
             refused=None if refusal is None else str(refusal),
-            text=effect.text,
+            text=cut_text(effect.text, MAX_TEXT_BYTES),
             before=effect.before,
             after=effect.after,
             at_ms=self._context.clock.wall_ms(),
             **{"verb": "", "failure_id": "", **facts},
         )
         return to_event(event, topology=handler.topology, partition=partition)
-
-    def _origin(self, command: Command) -> Origin:
-        main, handler = self._transport.place.main, self._context.handler
-        try:
-            group, origin = parse_failure_id(command.failure_id)
-        except DamagedMetadataError as error:
-            raise RefusedError(Refusal.MALFORMED, str(error)) from error
-        if (group, origin.topic, origin.partition) != (handler.group, *main):
-            text = f"it belongs on the control topic and partition of {group}/{origin.topic}[{origin.partition}]"
-            raise RefusedError(Refusal.MISPLACED, text)
-        return origin
 
     async def _settle(self) -> None:
         """Wait until the turns that are in the lane are in the tables."""
@@ -329,11 +417,25 @@ class Commands:
         runs = key in self._scheduler.claimed
         if runs and key in self.over:
             raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
+        if row.reference is not None and command.verb is Verb.CANCEL and not runs:
+            row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
         effect = self._rows.obey(command, row, metadata, identity, self._scheduler.claimed.get(key))
         effect.before = before
         if not runs:
             effect.claim = self._take(key, len(value))
         return effect
+
+    async def _whole(self, row: PendingRow, key: bytes, value: bytes) -> PendingRow:
+        """Return a row that waits by reference as a copy."""
+        try:
+            row = await self._reread(row, key[IDENTITY_AT:])
+        except RecordError as error:
+            raise RefusedError(Refusal.DAMAGED, str(error)) from error
+        except Exception as error:
+            raise RefusedError(Refusal.NOT_READY, f"the main topic cannot be read now: {error!r}") from error
+        if key in self._scheduler.claimed or self._table.get(key) != value:
+            raise RefusedError(Refusal.RUNNING, "its time has come while it was read: send it again")
+        return row
 
     def _take(self, key: bytes, size: int) -> bytes:
         """Claim a row that a command changes; return its key."""

@@ -9,11 +9,12 @@ outcomes are failures, the part pauses itself, for each replay spends all attemp
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import logging
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from retryapp.core.control import Command, Refusal, Verb, is_mark
+from retryapp.core.control import Refusal, Verb, is_mark
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import REPLAY
@@ -22,18 +23,18 @@ from retryapp.core.jobs import (
     LAST_OUTCOMES,
     MOST_JOBS,
     JobCommand,
+    JobPart,
     JobVerb,
     Part,
     PartState,
     read_steering,
 )
-from retryapp.core.metadata import RetryMetadata
-from retryapp.core.rates import LeakyBucket
+from retryapp.core.rates import SharedTurns
 from retryapp.core.record import Record, held_bytes
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
+from retryapp.engine.partition.letter_commands import Effect, Letter, LetterCommands, RefusedError
 from retryapp.ports import Event, Row, TopicPartition
 
 MOST_AT_ONCE: Final = 200
@@ -41,7 +42,9 @@ MOST_AT_ONCE: Final = 200
 MOST_LOOKED: Final = 2_000
 """Letters that are looked at for one turn."""
 MOST_AHEAD_BYTES: Final = 2 << 20
-"""Bytes of letters that are read ahead, of each job."""
+"""Bytes of letters that are read ahead, of each job, and of letters of one turn."""
+FAULT_MS: Final = 5_000.0
+"""How long jobs rest when letters could not be read, or their table has failed."""
 MOST_UNDELIVERED: Final = 1_000
 """Replayed records that wait for their first run, in a partition."""
 UNDELIVERED_MS: Final = 10_000.0
@@ -52,8 +55,7 @@ LOOK_S: Final = 0.05
 """How often a part looks whether it may go on."""
 _GO_ON: Final = 100  # letters that are looked at before others in the event loop come between
 
-_Found = tuple[str, Any, RetryMetadata]
-"""A letter that fits: its topic, as it was read, and its metadata."""
+logger = logging.getLogger(__name__)
 
 
 class Jobs:
@@ -65,7 +67,7 @@ class Jobs:
         self._context = context
         self._transport = transport
         self._letters = letters
-        self._buckets: dict[str, LeakyBucket] = {}
+        self._turns: dict[str, SharedTurns] = {}
         self._outcomes: dict[str, deque[bool]] = {}
         """By job: whether the last replays failed again."""
         self._steps = 0
@@ -73,6 +75,10 @@ class Jobs:
         """By job: the number of its last step."""
         self._ahead: dict[tuple[str, str], tuple[int, deque[Any]]] = {}
         """By job and topic: where the next reading begins, and the letters that were read and not looked at."""
+        self._rest_ms = 0.0
+        """No step before: letters could not be read."""
+        for part in self.steering.parts:
+            part.probed = part.done  # outcomes that another session has seen are not known here
 
     @property
     def running(self) -> list[Part]:
@@ -122,8 +128,11 @@ class Jobs:
     def _over(self, part: Part, state: PartState) -> None:
         self.steering.over(part, state)
         self._outcomes.pop(part.job, None)
-        self._buckets.pop(part.job, None)
+        self._turns.pop(part.job, None)
         self._stepped.pop(part.job, None)
+        self._read_again(part)
+
+    def _read_again(self, part: Part) -> None:
         for place in [place for place in self._ahead if place[0] == part.job]:
             del self._ahead[place]
 
@@ -151,22 +160,32 @@ class Jobs:
 
     def may_step(self) -> bool:
         """Tell whether a part may go on now: not before all letters are known."""
-        return self._transport.letters_here and any(self._room(part) > 0 for part in self.running)
+        here = self._transport.letters_here and self._now_ms() >= self._rest_ms
+        return here and any(self._room(part) > 0 for part in self.running)
 
     def wait_s(self) -> float | None:
         """Return after how long a part may be able to go on; None: none goes on."""
-        if not (running := self.running):
-            return None
-        next_ms = min((self._buckets[part.job].next_ms if part.job in self._buckets else 0.0) for part in running)
-        return min(LOOK_S, max(0.001, (next_ms - self._now_ms()) / 1_000)) if next_ms > self._now_ms() else LOOK_S
+        now_ms = self._context.clock.wall_ms()
+        turns = [self._turns.get(part.job) for part in self.running]
+        waits = [0.0 if each is None else each.wait_ms(now_ms) / 1_000 for each in turns]
+        return min((wait if wait > 0 else LOOK_S for wait in waits), default=None)
 
     def _room(self, part: Part) -> int:
         """Return how many letters a part may take now."""
-        order, pending = part.order, self._transport.pending
-        if order is None or pending is None:
-            return 0
-        if order.verb is not Verb.REPLAY:
-            return min(MOST_AT_ONCE, self._bucket(part).room(self._now_ms()) if order.every_ms else MOST_AT_ONCE)
+        order = part.order
+        most = 0 if order is None else self._fitting(part, order)
+        if order is None or order.every_ms is None or most <= 0:
+            return most
+        now_ms = self._context.clock.wall_ms()
+        if part.job not in self._turns:
+            self._turns[part.job] = SharedTurns(order.every_ms, order.share, now_ms, CATCH_UP_MS)
+        return min(most, self._turns[part.job].room(now_ms))
+
+    def _fitting(self, part: Part, order: JobPart) -> int:
+        """Return the same, whatever the rate."""
+        pending = self._transport.pending
+        if order.verb is not Verb.REPLAY or pending is None:
+            return MOST_AT_ONCE
         undelivered, most = pending.counts().get(REPLAY, 0), MOST_UNDELIVERED
         probed = part.done - part.probed
         outcomes = len(self._outcomes.get(part.job, ()))
@@ -175,22 +194,11 @@ class Jobs:
         if probed >= order.canary > outcomes and undelivered:
             return 0  # without any that wait, all have been tried, maybe by another worker
         if probed < order.canary:
-            most = order.canary - probed
-        elif order.every_ms is not None:
-            most = max(1, min(most, int(UNDELIVERED_MS / order.every_ms))) - undelivered
-        else:
-            most -= undelivered
+            return min(MOST_AT_ONCE, order.canary - probed)
         if order.every_ms is not None:
-            most = min(most, self._bucket(part).room(self._now_ms()))
-        return min(most, MOST_AT_ONCE)
-
-    def _bucket(self, part: Part) -> LeakyBucket:
-        every_ms = 0.0 if part.order is None else part.order.every_ms or 0.0
-        if part.job not in self._buckets:
-            now_ms = self._now_ms()
-            self._buckets[part.job] = bucket = LeakyBucket(every_ms, now_ms, CATCH_UP_MS)
-            bucket.next_ms = now_ms + every_ms * self._context.random.random()  # parts do not go in step
-        return self._buckets[part.job]
+            first, after, of = order.share
+            most = max(1, min(most, int(UNDELIVERED_MS * (after - first) / of / order.every_ms)))
+        return min(MOST_AT_ONCE, most - undelivered)
 
     def _now_ms(self) -> float:
         return self._context.clock.monotonic_s() * 1_000
@@ -210,10 +218,20 @@ class Jobs:
                 part.state, part.paused = PartState.PAUSED, why
                 submit(Turn(), part)
                 return
-            letters = await self._look(part, room)
-            effects = self._judge(part, letters)  # from here to its turn nothing else happens
-            if part.order.every_ms is not None:
-                self._bucket(part).take(len(effects), self._now_ms())
+            before = dict(part.at), part.looked, Counter(part.refused)
+            letters: list[Letter] | None = None
+            try:
+                letters = await self._look(part, room)
+            except Exception as fault:  # noqa: BLE001 - whatever it is: a fault of those topics is none of the lane's
+                logger.warning("Job %s of %s rests: %r", part.job, self._transport.place.name, fault)
+            if letters is None or not self._transport.letters_here:
+                part.at, part.looked, part.refused = before
+                self._read_again(part)
+                self._rest_ms = self._now_ms() + FAULT_MS
+                return
+            effects = self._judge(part, part.order, letters)  # from here to its turn nothing else happens
+            if part.job in self._turns:
+                self._turns[part.job].take(len(effects))
             part.done += len(effects)
             rows: tuple[Row, ...] = tuple(row for effect in effects for row in effect.rows)
             sent = tuple(out for effect in effects for out in effect.publishes)
@@ -224,15 +242,20 @@ class Jobs:
             submit(Turn(rows=rows, publishes=sent, observations=seen), part if over else None)
             return  # the next step sees what this one did
 
-    async def _look(self, part: Part, room: int) -> list[_Found]:
+    async def _look(self, part: Part, room: int) -> list[Letter]:
         """Look at letters until so many fit, or many do not; move the part on."""
-        found: list[_Found] = []
-        looked = 0
+        found: list[Letter] = []
+        looked = size = 0
         if part.order is None:
             return found
         for topic, end in part.order.upto.items():
-            while len(found) < room and looked < MOST_LOOKED and part.at.get(topic, 0) < end:
-                raw = await self._next(part, topic, end)
+            tp = TopicPartition(topic, self._transport.place.partition)
+            if tp not in self._transport.place.dlqs:
+                part.at[topic] = end  # it is none of this handler, or not any more
+            while (
+                len(found) < room and looked < MOST_LOOKED and size < MOST_AHEAD_BYTES and part.at.get(topic, 0) < end
+            ):
+                raw = await self._next(part, tp, end)
                 if raw is None:
                     part.at[topic] = end
                     break
@@ -248,15 +271,16 @@ class Jobs:
                 if metadata is None:
                     part.refused[Refusal.DAMAGED] += 1
                 elif part.order.filter.fits(metadata, raw.key, died_ms):
-                    found.append((topic, raw, metadata))
+                    size += held_bytes(raw.key, raw.value, raw.headers)
+                    record = Record(*tp, raw.offset, 0, raw.key, raw.value, tuple(raw.headers))
+                    found.append(Letter(tp, record, metadata))
         part.looked += looked
         return found
 
-    async def _next(self, part: Part, topic: str, end: int) -> Any:
+    async def _next(self, part: Part, tp: TopicPartition, end: int) -> Any:
         """Return the next letter before `end`; None: there is none."""
-        tp = TopicPartition(topic, self._transport.place.partition)
-        place = part.job, topic
-        position, ahead = self._ahead.get(place, (part.at.get(topic, 0), deque()))
+        place = part.job, tp.topic
+        position, ahead = self._ahead.get(place, (part.at.get(tp.topic, 0), deque()))
         if not ahead and position < end:
             reached, held = position, 0
 
@@ -274,23 +298,18 @@ class Jobs:
             return None
         return ahead.popleft()
 
-    def _judge(self, part: Part, letters: list[_Found]) -> list[Effect]:
+    def _judge(self, part: Part, order: JobPart, letters: list[Letter]) -> list[Effect]:
         """Return what becomes of letters; count those that are refused."""
         effects: list[Effect] = []
-        order, taken = part.order, set[str]()
-        if order is None:
-            return effects
-        for topic, raw, metadata in letters:
-            facts: Any = {"id": part.job, "verb": order.verb, "failure_id": metadata.failure_id}
-            command = Command(by=part.by, why=part.why, force=order.force, **facts)
-            tp = TopicPartition(topic, self._transport.place.partition)
-            record = Record(*tp, raw.offset, 0, raw.key, raw.value, tuple(raw.headers))
-            if metadata.failure_id in taken:  # its tables do not have what this turn does
+        taken = set[str]()
+        for letter in letters:
+            name = letter.metadata.failure_id
+            if name in taken:  # its tables do not have what this turn does
                 part.refused[Refusal.NOT_NEWEST] += 1
                 continue
+            taken.add(name)
             try:
-                effects.append(self._letters.of_job(command, tp, record, metadata))
+                effects.append(self._letters.of_job(part, order, letter))
             except RefusedError as error:
                 part.refused[error.refusal] += 1
-            taken.add(metadata.failure_id)
         return effects

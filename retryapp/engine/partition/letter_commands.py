@@ -16,6 +16,7 @@ from retryapp.core.dead_index import IndexedLetter
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
+from retryapp.core.jobs import JobPart, Part
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
 from retryapp.core.rows import ALONE, encode_row, identity_of
@@ -58,12 +59,20 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class _Letter:
+class Letter:
     """A dead letter as its topic has it."""
 
     topic: TopicPartition
     record: Record
     metadata: RetryMetadata
+
+
+def check_place(context: DeliveryContext, transport: LaneProtocol, group: str, origin: Origin) -> None:
+    """Raise `RefusedError` for a record of another group, main topic or partition."""
+    main = transport.place.main
+    if (group, origin.topic, origin.partition) != (context.handler.group, *main):
+        text = f"it belongs on the control topic and partition of {group}/{origin.topic}[{origin.partition}]"
+        raise RefusedError(Refusal.MISPLACED, text)
 
 
 class LetterCommands:
@@ -95,6 +104,8 @@ class LetterCommands:
         self._claimed = claimed
         self._taken_in = taken_in
         self._unhurried = unhurried
+        self._late = False
+        """A command has waited in vain until all letters were known."""
 
     async def obey(self, command: Command, origin: Origin, settled: Callable[[bytes], Awaitable[bool]]) -> Effect:
         """Return what a command comes to; `settled` waits for turns about a record, and tells whether there were any.
@@ -109,21 +120,25 @@ class LetterCommands:
             letter, mark = await self._newest(command, origin)
         return self._effect(command, letter, mark, identity)
 
-    def of_job(self, command: Command, topic: TopicPartition, record: Record, metadata: RetryMetadata) -> Effect:
+    def of_job(self, part: Part, order: JobPart, letter: Letter) -> Effect:
         """Return what becomes of a letter that a job has read; all letters are known.
 
         Raises:
             RefusedError: it is refused.
         """
-        table = self._transport.dead.get(topic.topic)
+        metadata = letter.metadata
+        check_place(self._context, self._transport, metadata.group, metadata.origin)
+        words: Any = {"by": part.by, "why": part.why, "force": order.force}
+        command = Command(id=part.job, verb=order.verb, failure_id=metadata.failure_id, **words)
+        table = self._transport.dead.get(letter.topic.topic)
         row = None if table is None else table.find(metadata.failure_id)
         if row is None:
             raise RefusedError(Refusal.NO_LETTER, "its table does not have it")
-        if row.offset != record.offset:
+        if row.offset != letter.record.offset:
             raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {row.offset}")
-        return self._effect(command, _Letter(topic, record, metadata), row.mark, identity_of(metadata.origin))
+        return self._effect(command, letter, row.mark, identity_of(metadata.origin))
 
-    def _effect(self, command: Command, letter: _Letter, mark: str | None, identity: bytes) -> Effect:
+    def _effect(self, command: Command, letter: Letter, mark: str | None, identity: bytes) -> Effect:
         replays = letter.metadata.replays
         if command.verb is Verb.REPLAY:
             effect, kind = self._replay(command, letter, mark, identity), MarkKind.REPLAYED
@@ -147,20 +162,24 @@ class LetterCommands:
 
     async def letters_known(self) -> None:
         """Wait until the tables have all letters; raise `RefusedError` if that takes long."""
+        if self._transport.letters_here:
+            self._late = False
+            return
         free = asyncio.get_running_loop().call_soon(self._unhurried)  # rows need not wait for this
         try:
-            async with asyncio.timeout(LETTERS_S):
+            async with asyncio.timeout(0 if self._late else LETTERS_S):
                 await self._transport.letters_known()
         except TimeoutError:
+            self._late = True  # those behind it do not wait as long again
             text = "the worker still reads the dead letters of the partition: send it again in a minute"
             raise RefusedError(Refusal.NOT_READY, text) from None
         free.cancel()
 
-    async def _newest(self, command: Command, origin: Origin) -> tuple[_Letter, str | None]:
+    async def _newest(self, command: Command, origin: Origin) -> tuple[Letter, str | None]:
         """Return the newest dead letter of a record, and its mark."""
         if self._context.handler.topology.drop:
             raise RefusedError(Refusal.NO_LETTER, "this handler has no dead-letter topic")
-        found: list[tuple[_Letter, IndexedLetter]] = []
+        found: list[tuple[Letter, IndexedLetter]] = []
         for topic, table in self._transport.dead.items():
             row = table.find(command.failure_id)
             if row is not None:
@@ -176,14 +195,18 @@ class LetterCommands:
             raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {row.offset}")
         return letter, row.mark
 
-    async def _read(self, tp: TopicPartition, offset: int) -> _Letter | None:
+    async def _read(self, tp: TopicPartition, offset: int) -> Letter | None:
         found: list[Any] = []
 
         def take(records: list[Any], _position: int) -> bool:
             found.extend(record for record in records if record.offset == offset)
             return True
 
-        await self._transport.reader.read(tp, offset, take)
+        try:
+            await self._transport.reader.read(tp, offset, take)
+        except Exception as fault:  # a fault of that topic is none of the lane's
+            text = f"{tp.topic}[{tp.partition}] could not be read: send it again in a minute"
+            raise RefusedError(Refusal.NOT_READY, text) from fault
         if not found or is_mark(tuple(found[0].headers)):
             return None
         raw = found[0]
@@ -193,9 +216,9 @@ class LetterCommands:
         except DamagedMetadataError as error:
             raise RefusedError(Refusal.DAMAGED, str(error)) from error
         record = Record(*tp, raw.offset, 0, raw.key, raw.value, headers)
-        return None if metadata is None else _Letter(tp, record, metadata)
+        return None if metadata is None else Letter(tp, record, metadata)
 
-    def _replay(self, command: Command, letter: _Letter, mark: str | None, identity: bytes) -> Effect:
+    def _replay(self, command: Command, letter: Letter, mark: str | None, identity: bytes) -> Effect:
         metadata, context, table = letter.metadata, self._context, self._transport.pending
         reason, now_ms = metadata.reason, context.clock.wall_ms()
         if self._taken_in(metadata.origin.offset):
@@ -231,6 +254,8 @@ class LetterCommands:
             raise RefusedError(Refusal.DISCARDED, "it was discarded: restore it first")
         if metadata.reason == DeadReason.DAMAGED:
             raise RefusedError(Refusal.DAMAGED, "it is dead because it could not be read")
+        if metadata.reason == DeadReason.GONE:
+            raise RefusedError(Refusal.DAMAGED, "its letter does not have its value: the main topic had lost it")
         if metadata.reason == DeadReason.TOO_LARGE:
             raise RefusedError(Refusal.TOO_LARGE, "its letter does not have its value: it was too large")
         if mark in (MarkKind.REPLAYED, MarkKind.RECOVERED):  # once more would give its deliveries numbers that are used
@@ -252,4 +277,4 @@ class LetterCommands:
             raise RefusedError(Refusal.REPLAYED, f"it is {mark} already")
         if mark == MarkKind.DISCARDED:
             raise RefusedError(Refusal.DISCARDED, "it is discarded already")
-        return Effect("it is discarded; restore takes that back until retention deletes it", after=str(mark))
+        return Effect("it is discarded; restore takes that back until retention deletes it", after="discarded")

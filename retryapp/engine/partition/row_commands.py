@@ -132,7 +132,7 @@ class RowCommands:
             raise DamagedMetadataError("retry-version", None, "a row that was just made has none")
         now_ms = self._context.clock.wall_ms()
         # of the same delivery, which has just ended: its copy says that it would wait, and never becomes visible
-        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery)
+        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery, no_payload=False)
         end, dead = ended(self._context, run.shown, last)
         failed = tuple(seen for seen in outcome.observations if seen.event == "failed")
         return run.settle(publishes=(end,), observations=(*failed, dead))

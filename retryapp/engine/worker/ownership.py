@@ -140,21 +140,16 @@ class Ownership:
         return True
 
     async def look_for_commands(self, reader: TopicReader) -> None:
-        """Read what has come on the control topics of the open lanes."""
+        """Tell the open lanes where their control topics end."""
         open_lanes = {
             placed.transport.place.control: placed.engine
             for placed in self.placed.values()
             if placed.lane.state is LaneState.OPEN and placed.transport.place.control is not None
         }
-        if not open_lanes:
-            return
-        bounds = await reader.bounds([*open_lanes])
-        for tp, engine in open_lanes.items():
-            commands = engine.commands
-            if commands is not None and commands.caught_up.is_set() and commands.room:
-                first, end = bounds[tp]
-                if (start := max(first, commands.next_offset)) < end:
-                    await reader.read(tp, start, commands.take)
+        bounds = await reader.bounds([*open_lanes]) if open_lanes else {}
+        for tp, (_, end) in bounds.items():
+            if (commands := open_lanes[tp].commands) is not None:
+                commands.come(end)
 
 
 async def _finish(placed: Placed, deadline_s: float) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-OF_FAILED: Final = ("recovered", "superseded", "pending", "dead", "discarded", "lost")
+OF_FAILED: Final = ("recovered", "superseded", "pending", "held", "dead", "discarded", "lost")
 OF_ALL: Final = ("received", "done")
 
 
@@ -35,18 +35,16 @@ def is_covered(row: Mapping[str, Any]) -> bool:
 def compare(row: Mapping[str, Any], counted: Mapping[str, int]) -> list[Difference]:
     """Compare one partition.
 
-    >>> row = dict(main="m", partition=0, cut_offset=0, recovered=1, superseded=0, pending=2, dead=0, lost=0)
-    >>> row |= dict(received=5, done=3)
+    >>> row = dict.fromkeys(OF_FAILED, 0) | dict(main="m", partition=0, cut_offset=0, pending=2, received=5, done=3)
     >>> compare(row, dict(row, done=1, skipped=2))
     []
     >>> [each.name for each in compare(row, dict(row, skipped=0, dead=1))]
     ['dead']
     """
-    ours = {"discarded": 0, **row}  # results of an earlier build have none
-    theirs = {**ours, **counted, "done": counted["done"] + counted["skipped"]}
+    theirs = {**counted, "done": counted["done"] + counted["skipped"]}
     names = OF_FAILED + (OF_ALL if is_covered(row) else ())
     return [
-        Difference(main=row["main"], partition=row["partition"], name=name, analysis=ours[name], ledger=theirs[name])
+        Difference(main=row["main"], partition=row["partition"], name=name, analysis=row[name], ledger=theirs[name])
         for name in names
-        if ours[name] != theirs[name]
+        if row[name] != theirs[name]
     ]

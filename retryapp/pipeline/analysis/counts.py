@@ -13,10 +13,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from retryapp.pipeline.analysis.journeys import has_failed
 from retryapp.pipeline.analysis.schemas import LEDGER, PROGRESS
 
 DAY_MS: Final = 86_400_000
 _PLACE: Final = ("cluster_id", "group", "main", "partition")
+_FATES: Final = ("recovered", "superseded", "pending", "held", "dead", "discarded")
 
 
 def progress_of(readings: DataFrame, cut: DataFrame) -> DataFrame:
@@ -50,9 +52,10 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFram
     sums = of_ranges.agg(
         F.min("from_offset").alias("from_offset"),
         F.max("to_offset").alias("to_offset"),
-        *(F.sum(name).alias(name) for name in ("received", "first_try_ok", "failed")),
+        *(F.sum(name).alias(name) for name in ("received", "failed")),
+        F.sum(F.col("first_try_ok") + F.col("held_ok")).alias("first_try_ok"),
         F.sum(F.col("skipped") + F.col("skipped_later")).alias("skipped"),
-        *(F.sum(name).alias(name) for name in ("recovered", "superseded", "pending", "dead", "discarded", "uncounted")),
+        *(F.sum(name).alias(name) for name in (*_FATES, "uncounted")),
         F.sum(F.greatest(F.lit(0), F.col("failed") - F.col("traced"))).alias("lost"),
         F.sum(F.greatest(F.lit(0), F.col("traced") - F.col("failed"))).alias("extra"),
         F.sum((F.col("gap_offsets") > 0).cast("long")).alias("gaps"),
@@ -69,9 +72,16 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFram
 def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFrame:
     """Return one row for each range, and one for the journeys of each partition that no range covers."""
     place = [*_PLACE]
+    done = F.when(has_failed(), "recovered").otherwise("held_ok")
+    fate = F.when(F.col("fate") == "done", done).when(F.col("fate") == "skipped", "skipped_later")
     ours = journeys.join(
         F.broadcast(cut.select(*place, "topic_id").distinct()), on=[*place, "topic_id"], how="left_semi"
-    ).select(*place, F.col("offset").alias("at"), "fate", F.lit(None).cast(progress.schema).alias("range"))
+    ).select(
+        *place,
+        F.col("offset").alias("at"),
+        fate.otherwise(F.col("fate")).alias("fate"),
+        F.lit(None).cast(progress.schema).alias("range"),
+    )
     ranges = progress.select(
         *place, F.col("from_offset").alias("at"), F.lit(None).cast("string").alias("fate"), F.struct("*").alias("range")
     )
@@ -91,15 +101,10 @@ def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFr
             F.max("range.from_offset").alias("from_offset"),
             F.max("range.to_offset").alias("to_offset"),
             *(F.coalesce(F.sum(f"range.{name}"), F.lit(0)).alias(name) for name in number),
-            F.sum((is_journey & F.col("begin").isNotNull()).cast("long")).alias("traced"),
-            F.sum((is_journey & F.col("begin").isNull()).cast("long")).alias("uncounted"),
-            F.sum((F.col("fate") == "done").cast("long")).alias("recovered"),
-            F.sum((F.col("fate") == "skipped").cast("long")).alias("skipped_later"),
-            F.sum((F.col("fate") == "superseded").cast("long")).alias("superseded"),
-            F.sum((F.col("fate") == "pending").cast("long")).alias("pending"),
-            *(F.sum((F.col("fate") == fate).cast("long")).alias(fate) for fate in ("dead", "discarded")),
+            F.count_if(is_journey & F.col("begin").isNotNull()).alias("traced"),
+            F.count_if(is_journey & F.col("begin").isNull()).alias("uncounted"),
+            *(F.count_if(F.col("fate") == name).alias(name) for name in (*_FATES, "skipped_later", "held_ok")),
         )
-        .fillna(0, ["recovered", "skipped_later", "superseded", "pending", "dead", "discarded"])
     )
 
 
@@ -116,12 +121,12 @@ def retention(journeys: DataFrame, kept_ms: Mapping[str, int | None], *, now_ms:
     left = F.col("last_timestamp_ms") + F.col("retention_ms") - F.lit(now_ms)
 
     def within(most_ms: int) -> Column:
-        return F.count_if(F.coalesce((left > 0) & (left <= most_ms), F.lit(False)))
+        return F.count_if((left > 0) & (left <= most_ms))
 
     found = dead.groupBy("group", "main", F.col("last_topic").alias("topic")).agg(
         F.max("retention_ms").alias("retention_ms"),
         F.count(F.lit(1)).alias("dead"),
-        F.count_if(F.coalesce(left <= 0, F.lit(False))).alias("gone"),
+        F.count_if(left <= 0).alias("gone"),
         within(DAY_MS).alias("within_day"),
         within(7 * DAY_MS).alias("within_week"),
         F.min(F.when(left > 0, left + F.lit(now_ms))).alias("next_loss_ms"),

@@ -1,8 +1,8 @@
 """Journeys: of each record that failed every attempt, in order, and where it has come to rest.
 
-Order is (failure id, delivery), and within a delivery as in `STATIONS`; a timestamp decides nothing. A
-record on a retry topic tells of the attempt that failed and of the wait that follows, so the tier and due time of an
-attempt are found on the record before it.
+Order is (failure id, delivery), within a delivery as in `STATIONS`, then the marks of its dead letter by their offsets;
+a timestamp decides nothing. A record on a retry topic tells of the attempt that failed and of the wait that follows, so
+the tier and due time of an attempt are found on the record before it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from retryapp.core.classify import DeadReason
+from retryapp.core.control import MarkKind
+from retryapp.core.hops import REPLAY
+from retryapp.pipeline.analysis.reading import DLQ, MARK, MOVED
 from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, SAID
 
 STATIONS: Final = ("held", "retry", "dlq", "succeeded", "skipped", "discarded", "failed", "superseded")
@@ -28,7 +32,7 @@ _STEP: Final = (*_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestam
 
 
 def traces_of(readings: DataFrame) -> DataFrame:
-    """Return one row for each readable record of a retry or dead-letter topic, and for each end that an event tells.
+    """Return one row for each readable record of a retry or dead-letter topic, and for each end that an event says.
 
     A duplicate that was skipped has no journey: it is in the workers' counts.
 
@@ -36,12 +40,15 @@ def traces_of(readings: DataFrame) -> DataFrame:
     are of the record itself. ``rank`` is the order of ``station`` within a delivery.
     """
     is_duplicate = (F.col("said.kind") == "skipped") & (F.coalesce("said.delivery", F.lit(0)) == 0)
-    traces = readings.where(F.col("said.kind").isin(*STATIONS) & ~is_duplicate)
+    kind = F.col("said.kind")
+    is_mark = kind.startswith(MARK)
+    traces = readings.where((kind.isin(*STATIONS) & ~is_duplicate) | is_mark)
     renamed = {name: F.col(f"said.{name}") for name in SAID.fieldNames() if name not in {"kind", "unreadable"}}
-    rank = F.array_position(F.array(*map(F.lit, STATIONS)), F.col("said.kind"))
+    rank = F.array_position(F.array(*map(F.lit, STATIONS)), kind)
+    rank = F.when(is_mark, F.col("found_offset") + len(STATIONS) + 1).otherwise(rank)
     own = ("cluster_id", "group", "main", "topic", "epoch", "found_offset", "timestamp_ms", "key_hash")
     said = (column.alias(name) for name, column in renamed.items())
-    return traces.select(*own, *said, F.col("said.kind").alias("station"), rank.alias("rank"))
+    return traces.select(*own, *said, kind.alias("station"), rank.alias("rank"))
 
 
 def before_cut(traces: DataFrame, cut: DataFrame) -> DataFrame:
@@ -73,8 +80,9 @@ def journeys_of(traces: DataFrame) -> DataFrame:
         .agg(F.min_by(F.struct(*_STEP), first).alias("step"), F.count(F.lit(1)).alias("times"))
     )
     in_order = Window.partitionBy(*whose).orderBy(*_ORDER)
-    before = F.lag(F.struct("delivery", "step.tier", "step.due_at_ms")).over(in_order)
-    in_turn = steps.withColumn("before", before)
+    before = F.lag(F.struct("delivery", *(f"step.{name}" for name in ("tier", "due_at_ms", "attempt", "replays"))))
+    is_moved = F.max(F.col("step.station") == F.lit(MOVED)).over(in_order)  # of delivery 0, and so before all others
+    in_turn = steps.withColumn("before", before.over(in_order)).withColumn("is_moved", is_moved)
     # the attempt before the sums: Spark compiles an expression of a row, but not the argument of collect_list
     return _columns(in_turn.withColumn("at", _attempt()).groupBy(*whose))
 
@@ -89,8 +97,11 @@ def _columns(steps: GroupedData) -> DataFrame:
         value = F.col(f"step.{name}")
         return F.min_by(value, F.when(value.isNotNull(), order)).alias(name)
 
+    is_mark = F.col("step.station").startswith(MARK)
     sums = steps.agg(
-        F.max_by(F.struct(*(f"step.{name}" for name in _LAST)), order).alias("last"),
+        # a mark has no more than what it says of its letter: its facts count where retention took the letter first
+        F.max_by(F.struct(*(f"step.{name}" for name in _LAST)), F.struct(~is_mark, *_ORDER)).alias("last"),
+        F.max_by("step.station", order).alias("end"),
         F.max_by(failure, F.when(has_failed, order)).alias("failure"),
         first_known("origin_timestamp_ms"),
         first_known("key_hash"),
@@ -100,16 +111,17 @@ def _columns(steps: GroupedData) -> DataFrame:
         F.min(F.when(has_failed, F.col("step.ended_ms"))).alias("first_failed_ms"),
         F.min("rank").alias("first_rank"),
     ).where((F.col("first_rank") < F.lit(_SKIPPED_RANK)) | (F.col("last.station") != F.lit("skipped")))
-    station = F.col("last.station")
-    is_pending = station.isin("held", "retry")
+    station = F.when(F.col("last.station") == F.lit(DLQ), F.col("end")).otherwise(F.col("last.station"))
+    is_pending = station.isin("retry", MOVED, _mark(MarkKind.REPLAYED))
     found = {
         **{
             name: F.col(f"last.{name}") for name in ("topic_id", "partition", "offset", "replays", "reason", "ended_ms")
         },
         **{name: F.col(f"failure.{name}") for name in _FAILURE},
         "fate": F.when(is_pending, "pending")
-        .when(station.isin("dlq", "failed"), "dead")
-        .when(station.isin("skipped", "discarded", "superseded"), station)
+        .when(station.isin("dlq", "failed", _mark(MarkKind.RESTORED)), "dead")
+        .when(station.isin("held", "skipped", "discarded", "superseded"), station)
+        .when(station == F.lit(_mark(MarkKind.DISCARDED)), "discarded")
         .otherwise("done"),
         "last_attempt": F.col("last.attempt"),
         **{name: F.when(is_pending, F.col(f"last.{name}")) for name in ("due_at_ms", "tier")},
@@ -122,13 +134,19 @@ def _columns(steps: GroupedData) -> DataFrame:
 
 
 def _attempt() -> Column:
-    """Return the attempt of a step; null where it has none, or is of the same delivery as the step before."""
-    is_known = F.col("before.delivery") == F.col("delivery")
+    """Return the attempt of a step; null where it has none, or is of the same delivery as the step before.
+
+    A delivery that spent no attempt has the number of the step before; it is an attempt without a number.
+    """
+    is_known = F.coalesce(F.col("before.delivery") == F.col("delivery"), F.lit(False))
+    is_counted = F.coalesce(F.col("before.attempt") == F.col("step.attempt"), F.lit(False))
+    is_free = (F.col("step.attempt") == 0) | (is_counted & (F.col("before.replays") == F.col("step.replays")))
     is_next = F.col("before.delivery") == F.col("delivery") - 1
     station = F.col("step.station")
-    late_ms = F.when(is_next, F.col("step.started_ms") - F.col("before.due_at_ms"))
+    late_ms = F.when(is_next & ~F.col("is_moved"), F.col("step.started_ms") - F.col("before.due_at_ms"))
     computed = {
         "delivery": F.col("delivery"),
+        "attempt": F.when(~is_free, F.col("step.attempt")),
         "tier": F.when(is_next, F.col("before.tier")),
         "lateness_ms": F.coalesce(F.col("step.lateness_ms"), late_ms),
         "outcome": F.when(station == F.lit("retry"), "retried")
@@ -136,5 +154,17 @@ def _attempt() -> Column:
         .otherwise(station),
     }
     columns = (computed.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
-    is_attempt = (F.col("step.attempt") >= 1) & ~F.coalesce(is_known, F.lit(False))
-    return F.when(is_attempt, F.struct(*columns).cast(ATTEMPT))
+    is_command = (F.col("step.tier") == F.lit(REPLAY)) | (F.col("step.reason") == F.lit(DeadReason.CANCELLED.value))
+    was_delivered = (
+        (F.col("delivery") > 0) & ~station.startswith(MARK) & ~(is_free & F.coalesce(is_command, F.lit(False)))
+    )
+    return F.when(was_delivered & ~is_known, F.struct(*columns).cast(ATTEMPT))
+
+
+def has_failed() -> Column:
+    """Tell whether the record of a journey has failed: it may be known only because it was held behind others."""
+    return F.col("first_failed_ms").isNotNull() | (F.col("missing") > 0)
+
+
+def _mark(kind: MarkKind) -> str:
+    return f"{MARK}{kind}"

@@ -51,7 +51,7 @@ class Interval:
 
 def first_deliveries(rollup: DataFrame, named: Collection[str]) -> list[Row]:
     """Return first deliveries by group, main, interval and cause (None: succeeded; `OTHERS`: none of ``named``)."""
-    first = rollup.where((F.col("attempt") == 1) & ~F.col("replayed"))
+    first = rollup.where(F.col("is_first"))
     known = F.when(F.col("fingerprint").isin(*named), F.col("fingerprint"))
     cause = known.when(F.col("fingerprint").isNotNull(), OTHERS).alias("fingerprint")
     sums = first.groupBy("group", "main", "bin_ms", cause).agg(

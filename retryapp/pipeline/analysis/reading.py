@@ -13,18 +13,49 @@ from pyspark.sql import Column
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
-from retryapp.core.control import is_mark
-from retryapp.core.errors import DamagedEventError, RetryAppError
-from retryapp.core.headers import decode_metadata
-from retryapp.core.lifecycle import Held, Progress, RecordEvent, Skipped, Superseded, decode_event, newer_event
-from retryapp.core.metadata import MAX_EPOCH_MS
-from retryapp.core.record import Headers, parse_origin
+from retryapp.core.control import Verb, mark_of
+from retryapp.core.errors import DamagedEventError, DamagedMetadataError, RetryAppError
+from retryapp.core.headers import (
+    RETRY_ATTEMPT,
+    RETRY_DUE_MS,
+    RETRY_ERROR_MESSAGE,
+    RETRY_ERROR_TYPE,
+    RETRY_FINGERPRINT,
+    RETRY_GROUP,
+    RETRY_LAST_FAILED_MS,
+    RETRY_MARK,
+    RETRY_ORIGIN_TIMESTAMP_MS,
+    RETRY_POLICY,
+    RETRY_REASON,
+    RETRY_REPLAYS,
+    RETRY_STARTED_MS,
+    RETRY_TIER,
+    reader_of,
+)
+from retryapp.core.lifecycle import (
+    Commanded,
+    Held,
+    Progress,
+    RecordEvent,
+    Skipped,
+    Superseded,
+    decode_event,
+    newer_event,
+)
+from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
+from retryapp.core.record import Headers, failure_id, parse_failure_id, parse_origin
 from retryapp.core.topology import TopicRole
 from retryapp.pipeline.analysis.schemas import SAID
 
 DLQ: Final = TopicRole.DLQ.value
 EVENTS: Final = TopicRole.EVENTS.value
+MARK: Final = "mark-"
+"""What the kind of a mark of a dead letter begins with; ``MarkKind`` follows."""
+MOVED: Final = f"{MARK}moved"
+"""A command that was obeyed: what waits is due at another time than its record on the retry topic says."""
+_OF_TIMES: Final = frozenset({Verb.RETRY_NOW, Verb.RESCHEDULE, Verb.HOLD, Verb.RELEASE})
 NO_HEADERS: Final = "no retry headers: somebody else wrote this record"
+BAD_MARK: Final = "it is a mark of a dead letter that cannot be read"
 
 _NAMES: Final = tuple(SAID.fieldNames())
 _ORIGIN: Final = ("topic_id", "partition", "offset")
@@ -50,30 +81,60 @@ Said = tuple[Any, ...]
 def read_record(station: str, headers: Headers, value: bytes | None) -> Said:
     """Return what a record says: the fields of ``schemas.SAID``."""
     try:
-        return _read_event(value or b"") if station == EVENTS else _read_failure(station, headers)
+        return _read_event(value or b"") if station == EVENTS else _read_failure(station, headers, value)
     except RetryAppError as error:
         newer = newer_event(value or b"") if station == EVENTS else None
         return (*_NOTHING[:-1], str(error)) if newer is None else (newer[0], *_NOTHING[1:])
 
 
-def _read_failure(station: str, headers: Headers) -> Said:
-    if station == DLQ and is_mark(headers):
-        return ("mark", *_NOTHING[1:])  # no letter: it says what became of one
-    told = decode_metadata(headers)
-    if told is None:
+def _read_failure(station: str, headers: Headers, value: bytes | None) -> Said:
+    """Read the headers that the analysis needs: all of them, with traceback and history, take two to five times."""
+    read = reader_of(headers)
+    if read is None:
         return (*_NOTHING[:-1], NO_HEADERS)
-    place = told.origin
+    if RETRY_MARK in read.found:
+        return _read_mark(headers, value)
+    read.version()
+    number, name, place, is_dead = read.number, read.name, read.origin(), station == DLQ
+    attempt, delivery = number(RETRY_ATTEMPT), read.delivery()
+    replays = number(RETRY_REPLAYS) if RETRY_REPLAYS in read.found else 0
+    due_at_ms = None if is_dead else number(RETRY_DUE_MS)
+    times = read.timestamp(RETRY_ORIGIN_TIMESTAMP_MS), number(RETRY_STARTED_MS), number(RETRY_LAST_FAILED_MS)
+    if not (
+        0 < max(delivery, replays) <= MAX_COUNT and attempt <= delivery and max(*times, due_at_ms or 0) <= MAX_EPOCH_MS
+    ):
+        raise DamagedMetadataError(RETRY_ATTEMPT, attempt, "it, or another number of this record, is out of range")
     return (
-        station, told.failure_id, place.topic_id, place.partition, place.offset, told.origin_timestamp_ms, told.replays,
-        told.attempt, told.delivery, told.started_ms, told.last_failed_ms, None, told.due_at_ms, told.tier, told.reason,
-        told.policy, told.error_type, told.error_message, told.fingerprint, *_NOTHING[19:],
+        station, failure_id(name(RETRY_GROUP), place), place.topic_id, place.partition, place.offset, times[0], replays,
+        attempt, delivery, times[1], times[2], None, due_at_ms, read.optional_name(RETRY_TIER),
+        name(RETRY_REASON) if is_dead else None, name(RETRY_POLICY), name(RETRY_ERROR_TYPE),
+        read.text(RETRY_ERROR_MESSAGE), name(RETRY_FINGERPRINT), *_NOTHING[19:],
     )  # fmt: skip
+
+
+def _read_mark(headers: Headers, value: bytes | None) -> Said:
+    mark = mark_of(headers, value)
+    if mark is None:
+        return (*_NOTHING[:-1], BAD_MARK)
+    return _mark(f"{MARK}{mark.mark}", mark.failure_id, replays=mark.replays, delivery=mark.delivery)
+
+
+def _mark(kind: str, name: str, *, replays: int = 0, delivery: int = 0) -> Said:
+    _, place = parse_failure_id(name)
+    numbers = None, min(replays, MAX_COUNT), None, min(delivery, MAX_COUNT)
+    return (kind, name, place.topic_id, place.partition, place.offset, *numbers, *_NOTHING[9:])
 
 
 def _read_event(value: bytes) -> Said:
     event = decode_event(value)
+    if isinstance(event, Commanded) and event.refused is None and event.verb in _OF_TIMES:
+        return _mark(MOVED, event.failure_id)
+    if not isinstance(event, RecordEvent | Progress):
+        return (event.kind, *_NOTHING[1:])
     facts = vars(event)
-    if isinstance(event, RecordEvent):
+    if isinstance(event, Progress):
+        facts = facts | {"failed": event.failed + event.held}  # both leave a trace, by which they are counted
+    else:
         place = parse_origin(event.origin)
         facts = facts | {name: getattr(place, name) for name in _ORIGIN}
     if isinstance(event, Skipped):
@@ -82,8 +143,6 @@ def _read_event(value: bytes) -> Said:
         facts |= {"ended_ms": event.at_ms}
     elif isinstance(event, Held):
         facts |= {"replays": 0, "attempt": 0, "delivery": 0, "ended_ms": event.at_ms}
-    elif isinstance(event, Progress):
-        facts = facts | {"failed": event.failed + event.held}  # both leave a trace, by which they are counted
     for name, most in _MOST.items():
         if facts.get(name, 0) > most:
             raise DamagedEventError(f"{name}: {facts[name]} is more than {most}")

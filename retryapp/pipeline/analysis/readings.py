@@ -14,7 +14,8 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from retryapp.pipeline.analysis.reading import EVENTS, read_columns
+from retryapp.core.headers import RETRY_MARK
+from retryapp.pipeline.analysis.reading import DLQ, EVENTS, read_columns
 from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, READINGS, READINGS_TABLE
 from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.lake import Lake
@@ -125,6 +126,7 @@ class Readings:
 def readings_of(records: DataFrame) -> DataFrame:
     """Return what rows of the archive say."""
     is_event = F.col("station") == F.lit(EVENTS)
+    is_mark = (F.col("station") == F.lit(DLQ)) & F.exists("headers", lambda header: header["key"] == F.lit(RETRY_MARK))
     none = F.array().cast(HEADERS)  # not null: for each row Arrow's writer goes over all nulls before it anew
     columns: dict[str, Any] = {
         "life": F.col("topic_id"),
@@ -132,7 +134,9 @@ def readings_of(records: DataFrame) -> DataFrame:
         "found_offset": F.col("offset"),
         "key_hash": F.when(~is_event, F.col("key_hash")),  # an event's key is the failure id
         "said": read_columns(
-            F.col("station"), F.when(is_event, none).otherwise(F.col("headers")), F.when(is_event, F.col("value"))
+            F.col("station"),
+            F.when(is_event, none).otherwise(F.col("headers")),
+            F.when(is_event | is_mark, F.col("value")),
         ),
     }
     return records.select(*(columns.get(name, F.col(name)).alias(name) for name in READINGS.fieldNames()))

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from retryapp.pipeline.analysis.journeys import has_failed
 from retryapp.pipeline.analysis.schemas import DELAYS, ROLLUP
 
 LENGTHS_MS: Final = tuple(
@@ -58,7 +59,8 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
         "attempt": F.col("at.attempt"),
         "tier": F.col("at.tier"),
         "outcome": F.col("at.outcome"),
-        "fate": F.col("fate"),
+        "is_first": F.coalesce(F.col("at.delivery") == 1, F.lit(False)),
+        "fate": F.when(has_failed(), F.col("fate")),
         "next_attempt": F.when(is_waiting, F.col("last_attempt") + 1),
         "next_tier": F.when(is_waiting, F.col("tier")),
     }
@@ -67,11 +69,11 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
     newest = F.struct("at.ended_ms", "failure_id", "at.delivery")
     is_attempt = F.col("place").isNotNull()
     sums = {
-        "attempts": _count(is_attempt),
-        "records": _count(is_last_of_cause),
-        "dead": _count(is_final_cause & is_dead),
-        "pending": _count(is_final_cause & (F.col("fate") == "pending")),
-        "journeys": _count(is_newest),
+        "attempts": F.count_if(is_attempt),
+        "records": F.count_if(is_last_of_cause),
+        "dead": F.count_if(is_final_cause & is_dead),
+        "pending": F.count_if(is_final_cause & (F.col("fate") == "pending")),
+        "journeys": F.count_if(is_newest),
         "handler_ms": F.sum(spent_ms),
         "first_ms": F.min("at.ended_ms"),
         "last_ms": F.max("at.ended_ms"),
@@ -95,7 +97,11 @@ def _first_tries(progress: DataFrame, length_ms: int) -> DataFrame:
     share = F.expr("(n + 1) * first_try_ok div count - n * first_try_ok div count")
     summed = places.groupBy("group", "main", "bin_ms").agg(F.sum(share).alias("attempts"))
     return summed.where(F.col("attempts") > 0).select(
-        "*", F.lit(False).alias("replayed"), F.lit(1).alias("attempt"), F.lit("succeeded").alias("outcome")
+        "*",
+        F.lit(False).alias("replayed"),
+        F.lit(1).alias("attempt"),
+        F.lit("succeeded").alias("outcome"),
+        F.lit(True).alias("is_first"),
     )
 
 
@@ -106,10 +112,6 @@ def _shaped(frame: DataFrame, schema: T.StructType) -> DataFrame:
             for field in schema
         )
     )
-
-
-def _count(what: Column) -> Column:
-    return F.count_if(F.coalesce(what, F.lit(False)))
 
 
 def bucket_of(length_ms: Column) -> Column:

@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 4  # of these tables and of the decoder; a lake with another one is derived again as a whole
+ANALYSIS_VERSION: Final = 5  # of these tables and of the decoder; a lake with another one is derived again as a whole
 
 READINGS_TABLE: Final = "readings"
 JOURNEYS_TABLE: Final = "journeys"
@@ -24,9 +24,12 @@ SAID: Final = struct(
     "from_offset long, to_offset long, from_ms long, to_ms long, received long, first_try_ok long, failed long, "
     "skipped long, unreadable string"
 )
-"""What one archived record says. ``kind``: retry, dlq, or that of an event (succeeded, progress, ...); null where it is
-``unreadable``, which says why. ``topic_id``, ``partition`` and ``offset`` are of the first delivery; of a ``progress``
-event the partition is that of its range."""
+"""What one archived record says. ``topic_id``, ``partition`` and ``offset`` are of the first delivery; of a
+``progress`` event the partition is that of its range.
+
+``kind``: retry, dlq, that of an event (succeeded, progress, ...), or ``mark-`` and what became of a dead letter, or
+``moved`` where somebody gave what waits another due time. Null where it is ``unreadable``, which says why.
+"""
 
 READINGS: Final = table(
     """
@@ -65,7 +68,7 @@ JOURNEYS: Final = table(
     origin_timestamp_ms long the original record's timestamp
     key_hash string salted hash of the record's key
     policy string digest of the policy that decided last
-    fate string done, skipped (after a failure), superseded, pending, dead or discarded
+    fate string done, skipped, superseded, pending, held (never delivered yet), dead or discarded
     reason string why it is dead, was discarded or skipped; null otherwise
     replays long how often it was replayed
     attempts ATTEMPTS every attempt that is known, by delivery
@@ -114,10 +117,11 @@ ROLLUP: Final = table(
     fingerprint string the cause; null: succeeded
     reason string of records that are dead of the cause: why
     replayed boolean attempts after a replay, which begin at 1 again
-    attempt long number of the attempt; null: records that were replayed and not tried yet
+    attempt long number of the attempt; null: none was spent, or records that were replayed and not tried yet
     tier string delay that was waited for before it; null for a first attempt
     outcome string retried, dead, succeeded, skipped or superseded
-    fate string of the records, as of journeys; null: first-try successes, as workers counted them
+    is_first boolean first deliveries
+    fate string of the records, as of journeys; null: they never failed
     next_attempt long attempt for which the records wait
     next_tier string delay for which they wait
     attempts long attempts that ended
@@ -160,8 +164,9 @@ LEDGER: Final = table("""
     recovered long of these, done after a failure
     superseded long replaced by newer records of their keys
     pending long wait
+    held long wait for earlier records of their sequences, not delivered yet
     dead long dead
-    discarded long dead, without a dead-letter topic
+    discarded long discarded by somebody, or dead without a dead-letter topic
     failed long failed at their first delivery, as workers counted them
     lost long failed as workers counted, and nothing tells of them
     extra long records with a trace of a failure that workers did not count

@@ -27,7 +27,7 @@ from retryapp.pipeline.report.todo import todo
 FACTS_VERSION: Final = 2
 DAY_MS: Final = 86_400_000
 DRAWN: Final = 5  # causes with a colour of their own
-_SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost")
+_SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "held", "dead", "discarded", "lost")
 
 Facts = dict[str, Any]
 
@@ -140,7 +140,7 @@ def build(
 
 
 def _headline(totals: Mapping[str, int]) -> str:
-    lost = "".join(f", {totals[name]:,} {name}" for name in ("discarded", "lost") if totals[name])
+    lost = "".join(f", {totals[name]:,} {name}" for name in ("discarded", "held", "lost") if totals[name])
     return (
         f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} waiting, "
         f"{totals['dead']:,} dead{lost}"

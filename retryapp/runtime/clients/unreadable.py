@@ -28,6 +28,7 @@ from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords
 
 from retryapp.core.errors import MissingCodecError
+from retryapp.core.record import Damage, Record
 
 TOPICS: Final[set[str]] = set()  # topics whose readers accept an `Unreadable`; `Runtime.serve` adds to them
 
@@ -58,6 +59,15 @@ class Unreadable:
     key: None = None
     value: None = None
     headers: tuple[()] = ()
+
+
+def to_record(fetched: Any, place: tuple[str, int] | None = None) -> Record:
+    """Return what the client fetched, or could not read, as the engine's record; `place`: its partition."""
+    topic, partition = place or (fetched.topic, fetched.partition)
+    read = topic, partition, fetched.offset, fetched.timestamp
+    if isinstance(fetched, Unreadable):  # empty, not null: copied, a null dead letter would be a tombstone
+        return Record(*read, None, b"", (), Damage(fetched.last_offset, fetched.problem))
+    return Record(*read, fetched.key, fetched.value, tuple(fetched.headers))
 
 
 class _Slice(bytearray):

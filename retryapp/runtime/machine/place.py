@@ -102,3 +102,20 @@ def free_port(host: str, first: int, attempts: int = 200) -> int:
             _reserved.append(lock)
         return port
     raise PortTakenError(host, first, f"None of the {attempts} ports from there on is free; set RETRYAPP_WEB_PORT")
+
+
+def local_address(servers: str) -> str | None:
+    """Return the address from which this machine reaches a broker, for others to use in a URL; None without a way.
+
+    Args:
+        servers: `host:port,host:port`.
+    """
+    host, _, port = servers.partition(",")[0].rpartition(":")
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # of UDP: nothing is sent
+            found = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    return f"[{found}]" if ":" in found else found

@@ -97,7 +97,7 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "partitions": ("Partitions of the main topic, on all workers.", ("handler",)),
     "lanes_open": ("Lanes that are open here.", ("handler",)),
     "lanes_stalled": (
-        "Open lanes whose records wait: a topic refuses a hand-off, or no run of the handler can begin.",
+        "Open lanes whose records wait: a topic refuses a hand-off, no run can begin, or a rule has paused them.",
         ("handler",),
     ),
     "circuits": ("Partitions here whose circuit is in a state.", ("handler", "state")),

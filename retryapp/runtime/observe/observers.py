@@ -50,6 +50,7 @@ EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.LANE_INCOMPLETE: ("retryapp.lane_incomplete", logging.WARNING),
     Event.REBALANCED: ("retryapp.rebalanced", logging.INFO),
     Event.CIRCUIT: ("retryapp.circuit", logging.WARNING),
+    Event.PAUSED: ("retryapp.partition_paused", logging.ERROR),
 }
 
 NEW_CAUSE: Final = ("retryapp.new_cause", logging.WARNING)

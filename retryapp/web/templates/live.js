@@ -1,19 +1,28 @@
-// Loads the page again and puts its content in place, unless somebody is writing in it.
+// Loads the page again and puts its content in place; what is written in forms, and the focus, stay.
 (() => {
   const every = Number(document.body.dataset.live) * 1000;
-  const inputs = () => [...document.querySelectorAll("main input:not([type=hidden])")];
-  const writing = () => inputs().some((input) => input === document.activeElement || input.value !== input.defaultValue || input.checked !== input.defaultChecked);
-  const stops = () => [...document.querySelectorAll("main a, main button, main summary, main [tabindex]")];
+  const fields = () => [...document.querySelectorAll("main input:not([type=hidden])")];
+  const stops = () => [...document.querySelectorAll("main a, main button, main input, main summary, main [tabindex]")];
+  const name = (field) => `${field.form?.getAttribute("action")} ${field.name}`;
+  const put = (page) => {
+    const written = new Map(fields().map((field) => [name(field), [field.value, field.checked]]));
+    const focus = document.activeElement;
+    const at = focus.type === "text" ? fields().findIndex((field) => field === focus) : stops().indexOf(focus);
+    const range = [focus.selectionStart, focus.selectionEnd];
+    for (const part of ["main", "header .side"]) document.querySelector(part).replaceWith(page.querySelector(part));
+    for (const field of fields()) [field.value, field.checked] = written.get(name(field)) ?? [field.value, field.checked];
+    const next = (focus.type === "text" ? fields() : stops())[at];
+    next?.focus({ preventScroll: true });
+    if (next?.type === "text") next.setSelectionRange(...range);
+  };
   const look = async () => {
     try {
-      if (!document.hidden && !writing()) {
+      if (!document.hidden && document.activeElement.tagName !== "SELECT") {
         const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-        if (answer.ok && !writing()) {
-          const at = stops().indexOf(document.activeElement);
-          for (const part of ["main", "header .side"]) document.querySelector(part).replaceWith(page.querySelector(part));
-          if (at >= 0) stops()[at]?.focus({ preventScroll: true });
+        if (answer.ok) {
           document.title = page.title;
+          put(page);
           if (!page.body.dataset.live) return;
         }
       }

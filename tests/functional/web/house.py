@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +32,7 @@ from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, 
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
 from retryapp.web import register
-from retryapp.web.access import NOBODY, Operators
+from retryapp.web.access import Operators, Role
 
 NOW_MS = 1_760_000_000_000
 GROUP = "billing"
@@ -267,9 +269,9 @@ class FakeWorker(RuntimeView):
         every = shield(headers) + encode_metadata(md)
         topic = f"{GROUP}.{MAIN}.dlq"
         if letters is None:
-            self.letters.setdefault(partition, []).append(index_letter(offset, every, key, NOW_MS))
+            self.letters.setdefault(partition, []).append(index_letter(offset, every, key, md.last_failed_ms))
         else:
-            self.named.setdefault((partition, letters), []).append(index_letter(offset, every, key, NOW_MS))
+            self.named.setdefault((partition, letters), []).append(index_letter(offset, every, key, md.last_failed_ms))
             topic += f".{letters}"
         self.records[topic, partition, offset] = Record(topic, partition, offset, NOW_MS, key, value, every)
 
@@ -397,10 +399,38 @@ class Site:
             return response.status, response.headers, await response.text()
 
 
+ADMIN = Operators(local=Role.ADMIN)
+
+
 @asynccontextmanager
-async def serving(worker: FakeWorker, operators: Operators = NOBODY) -> AsyncIterator[str]:
+async def serving(worker: FakeWorker, operators: Operators = ADMIN) -> AsyncIterator[str]:
     """Serve a worker's pages from a real Faust app; yields its address."""
     app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
     register(app, worker, clock=VirtualClock(NOW_MS), operators=operators)
     async with TestServer(await app.web.wsgi()) as server:
         yield str(server.make_url("")).rstrip("/")
+
+
+class Served:
+    """A worker's pages, served in a thread of their own: the browser blocks this one."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self.worker, self.url = worker, ""
+        self._up, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+
+    async def _serve(self) -> None:
+        async with serving(self.worker) as self.url:
+            self._up.set()
+            await self._over.wait()
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        assert self._up.wait(20)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(20)
+        self._loop.close()

@@ -16,13 +16,13 @@ from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, serving
 from retryapp.core.control import Verb
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.rows import IDENTITY_AT, decode_row, encode_row, parse_row_key, row_key
-from retryapp.web.access import COOKIE, Operators, parse_operators
+from retryapp.web.access import COOKIE, Operators, Role, parse_operators
 from retryapp.web.actions import MAX_BODY_BYTES
 from retryapp.web.views import ROUTES
 
 TOKEN = "a-secret-of-ann"  # noqa: S105
 ANN = parse_operators(f"ann:{hashlib.sha256(TOKEN.encode()).hexdigest()}")
-LOCAL = Operators(local=True)
+LOCAL = Operators(local=Role.OPERATE)
 NAME = f"{GROUP}/{MAIN}@kq8G0bTz/0/10001"
 REPLAY = {"verb": "replay", "failure_id": NAME, "why": "mended"}
 BEARER = {"Authorization": f"Bearer {TOKEN}"}

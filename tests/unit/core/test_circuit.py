@@ -9,7 +9,7 @@ import pytest
 from retryapp.core.circuit import MAX_DIFFERENT, MAX_DOUBLINGS, Circuit, CircuitBreaker, CircuitState
 from retryapp.core.errors import InvalidDurationError, InvalidSettingError
 
-CLOSED, OPEN, HALF_OPEN, RECOVERING = CircuitState
+CLOSED, OPEN, HALF_OPEN, RECOVERING, FORCED_OPEN = CircuitState
 
 
 def make(**options: Any) -> Circuit:
@@ -241,13 +241,12 @@ def test_time_elsewhere_does_not_count_towards_the_longest_time() -> None:
 def test_time_that_it_was_not_closed_is_told() -> None:
     """For deadlines, which do not count it."""
     circuit = opened(1_000.0)
-    assert circuit.away_ms(0.0, 3_000.0) == 2_000.0
-    assert circuit.away_ms(2_500.0, 3_000.0) == 500.0
+    assert circuit.spells(3_000.0) == [(1_000.0, 3_000.0)]
     circuit.tick(6_000.0)
     probe(circuit, 6_000.0, True, True)
     circuit.tick(36_000.0)
     assert circuit.closed
-    assert circuit.away_ms(0.0, 90_000.0) == 35_000.0
+    assert circuit.spells(90_000.0) == [(1_000.0, 36_000.0)]
 
 
 def test_a_record_that_failed_for_free_comes_when_it_may_probe() -> None:

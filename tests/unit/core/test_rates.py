@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from heapq import heapify, heappop, heappush
+from random import Random
+
 import pytest
 
+from retryapp.core.control import Verb
 from retryapp.core.errors import InvalidSettingError
-from retryapp.core.rates import LeakyBucket, RateLimit, parse_rate
+from retryapp.core.jobs import JobPart, LetterFilter, shared
+from retryapp.core.rates import LeakyBucket, RateLimit, SharedTurns, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -55,3 +61,42 @@ def test_it_is_empty_at_first_and_saves_nothing_up() -> None:
 def test_shares_add_up() -> None:
     """Each of four partitions has a quarter."""
     assert parse_rate("50/s").share_ms(4) == 80.0
+
+
+@pytest.mark.parametrize(
+    ("parts", "letters", "rate", "stop"), [(1_000, 700, 100, 0), (1_000, 7_000, 500, 300), (7, 3_000, 50, 0)]
+)
+def test_sharers_together_keep_to_the_rate_and_lose_no_time(parts: int, letters: int, rate: int, stop: int) -> None:
+    """However unlike their shares; in each second, up to the last; where some stop, no other goes faster."""
+    random, began_ms = Random(letters), 1_700_000_000_000
+    numbers = Counter(min(parts - 1, int(random.random() ** 2 * parts)) for _ in range(letters))
+    whole = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={}, every_ms=1_000 / rate)
+    orders, left = shared(whole, numbers, {part: {} for part in numbers}), dict(numbers)
+    sharers = {part: SharedTurns(1_000 / rate, order.share, began_ms, 100.0) for part, order in orders.items()}
+    went: list[float] = []
+    looks = [(began_ms + 50 * random.random(), part) for part in sharers]
+    heapify(looks)
+    while looks:
+        now_ms, part = heappop(looks)
+        if part < stop and now_ms > began_ms + 2_000:
+            continue
+        number = min(left[part], sharers[part].room(int(now_ms)))
+        sharers[part].take(number)
+        left[part] -= number
+        went += [now_ms] * number
+        if left[part]:
+            wait_ms = max(1.0, sharers[part].wait_ms(int(now_ms)))
+            heappush(looks, (now_ms + wait_ms + 50 * random.random(), part))
+    seconds = Counter(int(each - began_ms) // 1_000 for each in went)
+    assert max(seconds.values()) <= 1.05 * rate
+    assert stop or abs(max(went) - began_ms - letters * 1_000 / rate) <= 1_000
+    assert stop or len(went) == letters
+
+
+def test_turns_that_nobody_has_looked_at_are_lost() -> None:
+    """But for those of the last moment: an idle hour makes no burst."""
+    turns = SharedTurns(10.0, (0, 1, 1), 1_000, 100.0)
+    assert [turns.room(at) for at in (1_000, 1_009, 1_010)] == [0, 0, 1]
+    assert turns.room(3_600_000) == 11
+    turns.take(11)
+    assert (turns.room(3_600_001), turns.wait_ms(3_600_001)) == (0, 9.0)

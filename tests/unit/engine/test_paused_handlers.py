@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from retryapp import RetryPolicy
+from retryapp import CircuitBreaker, RetryPolicy
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryPartition
@@ -131,3 +131,25 @@ async def test_paused_twice_is_paused_once() -> None:
         await tell(orders, HandlerVerb.RESUME)
         await orders.send(b"one")
         assert calls.begun == [b"one"]
+
+
+async def test_what_a_circuit_has_let_go_waits_for_its_runner_in_a_pause() -> None:
+    """It was admitted and had not begun."""
+    calls = Calls()
+    calls.gate = asyncio.Event()
+    calls.failing = False
+    async with MemoryPartition(calls, "1s*3", concurrency=1, circuit=CircuitBreaker()) as orders:
+        await orders.send(b"one", b"two", b"three")
+        await tell(orders, HandlerVerb.PAUSE)
+        calls.gate.set()
+        await orders.settle()
+        calls.gate.clear()
+        await tell(orders, HandlerVerb.RESUME)
+        assert calls.begun == [b"one", b"two"]
+        await tell(orders, HandlerVerb.PAUSE)
+        calls.gate.set()
+        await orders.advance(60_000)
+        assert calls.begun == [b"one", b"two"]
+        await tell(orders, HandlerVerb.RESUME)
+        await orders.to_rest()
+        assert calls.begun == [b"one", b"two", b"three"]

@@ -294,4 +294,5 @@ def test_circuits_are_counted_by_state_where_there_are_any() -> None:
         ("orders", "closed"): 1,
         ("orders", "half-open"): 0,
         ("orders", "recovering"): 0,
+        ("orders", "forced-open"): 0,
     }

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import gc
 import runpy
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import faust
 import pytest
+from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 
-from retryapp.core.errors import RetryAppError
-from retryapp.runtime.worker import RetryWorker, user_line
+from retryapp import Retries
+from retryapp.core.errors import InvalidSettingError, RetryAppError
+from retryapp.runtime.machine.place import local_address
+from retryapp.runtime.worker import RetryWorker, _settle, user_line
+from retryapp.settings import load_settings
 
 
 @pytest.mark.parametrize(
@@ -56,3 +63,54 @@ def test_the_users_own_line_is_named(tmp_path: Path, source: str, line: int) -> 
     with pytest.raises((ValueError, SyntaxError, RetryAppError)) as caught:
         runpy.run_path(str(path))
     assert user_line(caught.value) == f"{path}, line {line}"
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, folder: Path, operators: str = "", **settings: Any) -> Any:
+    """Return an app's settings after a worker has chosen folder and port."""
+    monkeypatch.setenv("RETRYAPP_WEB_OPERATORS", operators)
+    monkeypatch.setenv("TMPDIR", str(folder))
+    app = faust.App("billing", datadir=str(folder / "data"), **settings)
+    Retries(app)
+    with warnings.catch_warnings():  # as where it is called
+        warnings.simplefilter("ignore", AlreadyConfiguredWarning)
+        _settle(app, load_settings()).lock.close()
+    return app.conf
+
+
+@pytest.mark.parametrize(
+    ("bind", "operators", "refused"),
+    [
+        ("127.0.0.1", "", False),
+        ("::1", "local:admin", False),
+        ("localhost", "", False),
+        ("0.0.0.0", "", True),  # noqa: S104 - not bound
+        ("0.0.0.0", "local:admin", True),  # noqa: S104 - the same
+        ("192.0.2.1", "", True),
+        ("billing.example", "", True),
+    ],
+)
+def test_pages_that_others_reach_need_somebody_who_may(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bind: str, operators: str, refused: bool
+) -> None:
+    """Else everybody there could look: the worker ends with one line that says what to set."""
+    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
+    ctx = pytest.raises(InvalidSettingError, match="RETRYAPP_WEB_OPERATORS") if refused else nullcontext()
+    with ctx as error:
+        settled(monkeypatch, tmp_path, operators, web_bind=bind)
+    if refused:
+        assert error.value.exit_code == 2
+    settled(monkeypatch, tmp_path, "anyone:look", web_bind=bind)
+
+
+def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Other containers do not know its host name; what the user has chosen stays, as an address behind a proxy."""
+    monkeypatch.setattr("retryapp.runtime.worker.free_port", lambda *_: 6070)
+    bind: Any = {"web_bind": "0.0.0.0", "operators": "anyone:look", "broker": "kafka://127.0.0.2:9092"}  # noqa: S104
+    assert str(settled(monkeypatch, tmp_path, **bind).canonical_url) == "http://127.0.0.1:6070"
+    assert str(settled(monkeypatch, tmp_path, web_host="w1", **bind).canonical_url) == "http://w1:6070"
+    own = "https://retries.example/w1"
+    assert str(settled(monkeypatch, tmp_path, canonical_url=own, **bind).canonical_url) == own
+    assert str(settled(monkeypatch, tmp_path).canonical_url) == "http://127.0.0.1:6070"
+    assert local_address("nowhere.invalid:9092") is None

@@ -1,0 +1,65 @@
+"""``retryapp outage``: force the circuit of a handler open, and have it probe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from retryapp.cli._levels import show_levels, tell_handler
+from retryapp.cli._options import Place, json_option, place_options
+from retryapp.cli._steer import audit_options
+from retryapp.cli.console import ExitCode
+from retryapp.core.jobs import HandlerVerb
+
+
+@click.group(name="outage")
+def command() -> None:
+    """Say that a service is down, or that it is back.
+
+    While the circuit of a handler is forced open nothing begins and no attempt is spent, over restarts and rebalances.
+    A handler without a circuit is paused instead.
+    """
+
+
+@command.command(name="open")
+@audit_options
+def open_(*, place: Place, **options: Any) -> ExitCode:
+    """Force the circuit open; what runs goes on, and its failures spend no attempt.
+
+    \b
+    Exit codes: 0 it is open on all partitions, 1 some have no worker now, or there is no circuit.
+
+    \b
+    Examples:
+      retryapp outage open -A billing --topic orders --why "ledger migrates"
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return tell_handler(HandlerVerb.OPEN, place, **options)
+
+
+@command.command()
+@audit_options
+def close(*, place: Place, **options: Any) -> ExitCode:
+    """Have the circuit probe at once, whoever has opened it: it closes when a few records go well.
+
+    \b
+    Examples:
+      retryapp outage close -A billing --topic orders
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return tell_handler(HandlerVerb.CLOSE, place, **options)
+
+
+@command.command()
+@json_option
+@place_options
+def show(*, place: Place, as_json: bool) -> ExitCode:
+    """Show whether somebody has forced it open, who, and why; reads topics.
+
+    \b
+    Exit codes: 0 nobody has, 1 somebody has.
+
+    \b
+    Examples:
+      retryapp outage show -A billing --topic orders
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return show_levels(place, "forced", none="not forced open", as_json=as_json)

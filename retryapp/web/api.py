@@ -1,0 +1,269 @@
+"""The HTTP API as OpenAPI 3.1: the pages' own addresses, whose facts are JSON with ``format=json``.
+
+There is no second set of addresses: what a page shows, a program gets. A model below names the facts of each; those
+that are an object of ours (`ports`, `core`) have its fields. A test compares the models with what pages answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from importlib.metadata import version
+from typing import Annotated, Any, Final, Literal, get_type_hints
+
+from pydantic import BaseModel, Field, create_model
+from pydantic.json_schema import models_json_schema
+
+from retryapp.core.causes import CauseCount
+from retryapp.core.control import JOB_ID, MAX_WORDS, Verb
+from retryapp.core.jobs import LetterFilter
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Origin
+from retryapp.lookup.jobs import Scope
+from retryapp.lookup.payloads import Kind
+from retryapp.ports import PAGES_PREFIX, HandlerInfo, PartitionInfo
+from retryapp.web.access import Role
+from retryapp.web.query import DEFAULT_LIMIT, MAX_LIMIT
+
+Model = type[BaseModel]
+
+
+def _model(name: str, meaning: str, /, *bases: Any, **kinds: Any) -> Any:
+    """Return a model of facts: their names and types. All are there; null is unknown, hidden or none."""
+    each: dict[str, Any] = {field: kind if isinstance(kind, tuple) else (kind, ...) for field, kind in kinds.items()}
+    return create_model(name, __doc__=meaning, __base__=bases or None, **each)
+
+
+def _of(kind: type, *, unknown: bool = False) -> dict[str, Any]:
+    """Return the fields of a dataclass; `unknown`: each may be null."""
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] | None if unknown else hints[each.name] for each in fields(kind)}
+
+
+def _many(model: Any) -> Any:
+    return list.__class_getitem__(model)
+
+
+_Int, _Text, _Counts = int | None, str | None, dict[str, int]
+_Why = Annotated[str, Field(min_length=1, max_length=MAX_WORDS)]
+_Outcome = Literal["done", "refused", "queued"]
+
+Error: Final[Model] = _model(
+    "Error",
+    "What is refused: a word for programs, what happened, and what to do.",
+    error=_model("Fault", "A word, what happened, what to do.", code=str, message=str, hint=str),
+)
+_Page = _model(
+    "Page",
+    "What all pages have: how long no broker has answered, and which facts your role does not see.",
+    broker_silence=_Text,
+    hidden=(list[str], []),
+)
+_Cause = _model("Cause", "Failures with one cause.", **_of(CauseCount))
+_Partition = _model("Partition", "A partition.", **_of(PartitionInfo, unknown=True))
+_Lag = _model(
+    "Lag", "A partition with its lag.", _Partition,
+    is_here=bool, committed_offset=_Int, main_lag=_Int, due=_Int, due_is_least=bool,
+)  # fmt: skip
+_Totals = _model(
+    "Totals", "Sums over partitions.",
+    partitions_here=int, partitions_open=int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int,
+    as_of_ms=_Int, unknown_partitions=list[int], in_flight=int, circuits=_Counts, workers=list[str],
+)  # fmt: skip
+_Group = _model("Group", "Sums over all workers, and which do not answer.", _Totals, silent=list[str])
+_Handler = _model("Handler", "A handler with its sums.", _Totals, **{**_of(HandlerInfo), "group": _Group})
+_Todo = _model("Todo", "Something that needs action.", weight=int, main=str, text=str, path=str)
+_Due = _model("Due", "How many are due; more: at least so many.", count=_Int, more=bool)
+_Part = _model(
+    "Part", "A part of a job.",
+    verb=str, state=str, done=int, refused=_Counts, looked=int, letters=_Int, paused=_Text, by=str, why=str,
+)  # fmt: skip
+_Job = _model("Job", "A job.", _Part, job=str)
+_PartOf = _model("PartOf", "The part of one partition.", _Part, partition=int)
+_Record = _model(
+    "Record", "Why a record failed; its message is for operators.",
+    failure_id=_Text, attempt=_Int, max_attempts=(_Int, None), tier=_Text, reason=_Text, error_type=_Text,
+    first_failed_ms=_Int, last_failed_ms=_Int, message=_Text, cause=_Text, cause_id=_Text, origin=Origin | None,
+    damaged=_Text, partition=int,
+)  # fmt: skip
+_Waits = _model(
+    "Waits", "A record that waits.", _Record,
+    origin_offset=int, due_at_ms=_Int, held_by=_Text, held_until_ms=_Int, held_back_by=_Text,
+)  # fmt: skip
+_Dead = _model(
+    "Dead", "A dead letter.", _Record,
+    offset=int, letters=_Text, append_ms=_Int, replays=int, mark=_Text, job=_Text,
+)  # fmt: skip
+_Content = _model(
+    "Content", "A key or a value.",
+    kind=Kind, size_bytes=int, shown_bytes=int, truncated=bool, text=(str, ""), base64=(str, ""),
+)  # fmt: skip
+_Header = _model("Header", "A header.", name=str, value=_Text)
+_Metadata = _model("Metadata", "The retry headers.", **{**_of(RetryMetadata), "error_message": _Text})
+_Detail: dict[str, Any] = {
+    "metadata": _Metadata | None, "headers": _many(_Header) | None, "retry_headers": _many(_Header) | None,
+    "key": _Content | None, "value": _Content | None,
+}  # fmt: skip
+_List: dict[str, Any] = {
+    "main": str, "partition": _Int, "limit": int, "next": _Text, "partitions_here": list[int],
+    "partitions_left_out": list[int],
+    "partitions_elsewhere": _many(_model("Elsewhere", "Who has it.", partition=int, owner_url=_Text)),
+}  # fmt: skip
+_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+_STRING: Final = {"type": "string"}
+_LIMITS: Final = {
+    "limit": {**_NUMBER, "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+    "partition": _NUMBER,
+}
+_FILTER: Final = dict.fromkeys(("reason", "error_type", "cause", "message", "key", "since", "until", "all"), _STRING)
+
+ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
+    "/health": (_model("Alive", "That pages are served.", ok=Literal[True]), {}),
+    "/ready": (_model("Ready", "That a broker answers, and every lane is open and moves.", ok=Literal[True]), {}),
+    "/": (
+        _model(
+            "Overview", "Handlers with their totals, and what needs action.", _Page,
+            group=_Text, url=str, ready=bool, silent=list[str], workers=list[str], todo=_many(_Todo),
+            handlers=_many(_Handler),
+        ),
+        {},
+    ),
+    "/{main}/": (
+        _model(
+            "Levels", "One handler: partitions, what is paused or held back, causes, and what is due soon here.", _Page,
+            handler=_Handler, partitions=_many(_Partition), everywhere=_many(_Partition), causes=_many(_Cause),
+            due=dict.__class_getitem__((str, _Due)),
+        ),
+        {},
+    ),
+    "/{main}/partitions": (
+        _model(
+            "Partitions", "Owner, lane and lag of each partition.", _Page,
+            main=str, group=str, url=_Text, partitions=_many(_Lag), lag_unknown=_Text,
+        ),
+        {},
+    ),
+    "/{main}/pending": (
+        _model("Pending", "Waiting records of this worker, the next due first.", _Page, **_List,
+               records=_many(_model("PendingLine", "A record in a list.", _Waits, key=_Text))),
+        {**_LIMITS, "after": _STRING},
+    ),
+    "/{main}/pending/{partition}/{offset}": (
+        _model("PendingRecord", "One waiting record.", _Page, main=str, policy=dict[str, str],
+               record=_model("PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text)),
+        {},
+    ),
+    "/{main}/dead": (
+        _model("DeadLetters", "Dead letters of this worker, newest first.", _Page, **_List, scanned=int, reason=_Text,
+               cause=_Text, key=_Text, reasons=list[str],
+               records=_many(_model("DeadLine", "A letter in a list.", _Dead, key=_Text))),
+        {**_LIMITS, "reason": _STRING, "cause": _STRING, "key": _STRING, "before": _STRING},
+    ),
+    "/{main}/dead/{partition}/{offset}": (
+        _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str],
+               record=_model("DeadDetail", "A letter.", _Dead, **_Detail, read_from=str, unread=_Text)),
+        {"letters": _STRING},
+    ),
+    "/{main}/jobs": (
+        _model("Jobs", "Jobs that go on and the last ones that are over, the newest first.", _Page,
+               main=str, jobs=_many(_Job), silent=list[str], verbs=list[str]),
+        {},
+    ),
+    "/{main}/jobs/new": (
+        _model("Preview", "What a job would do: what its start is sent, and whether you may.", _Page, main=str,
+               verb=str, order=str, filter=dict[str, Any], preview=dict[str, Any], job=str, scope=Scope, may=bool),
+        {"verb": {**_STRING, "enum": ["replay", "discard", "restore"]}, **_FILTER},
+    ),
+    "/{main}/jobs/{job}": (
+        _model("JobProgress", "How far a job is.", _Page,
+               main=str, job=_Job, partitions=_many(_PartOf), silent=list[str]),
+        {},
+    ),
+}  # fmt: skip
+"""What is asked with GET: the facts, and parameters besides `format`."""
+
+_OUTCOME = _model(
+    "Outcome", "What became of a command.",
+    main=str, verb=str, failure_id=str, command=str, outcome=_Outcome, refused=_Text, text=str,
+)  # fmt: skip
+_OUTCOMES = _model(
+    "Outcomes", "What the partitions say of a command, and where its effect is seen.",
+    main=str, verb=_Text, done=bool, see=str,
+    partitions=_many(_model("PartOutcome", "What a partition says.", partition=int, outcome=_Outcome, text=str)),
+)  # fmt: skip
+COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
+    "/{main}/command": (
+        _model("Command", "Steer one record.", verb=Verb, failure_id=str, why=(str, ""), state=(str, ""), at=(str, ""),
+               force=(bool, False), **{"for": (str, "")}),
+        _OUTCOME,
+    ),
+    "/{main}/command/handler": (
+        _model("TellHandler", "Pause or resume a handler.", verb=Literal["pause", "resume"], why=_Why), _OUTCOMES,
+    ),
+    "/{main}/command/job": (
+        _model("StartJob", "Begin a job as its preview has shown it.", verb=Verb, filter=LetterFilter, scope=Scope,
+               job=Annotated[str, Field(pattern=JOB_ID)], why=_Why, rate=(str, ""), force=(bool, False)),
+        _OUTCOMES,
+    ),
+    "/{main}/command/job/{job}": (
+        _model("TellJob", "Pause, resume or cancel a job.", verb=Literal["pause", "resume", "cancel"], why=_Why),
+        _OUTCOMES,
+    ),
+}  # fmt: skip
+"""What is sent with POST, and the answer."""
+
+
+@cache
+def document(roles: tuple[tuple[str, Role], ...]) -> dict[str, Any]:
+    """Return the OpenAPI document; `roles`: the role that each address needs."""
+    told = {*(model for model, _ in ANSWERS.values()), *(model for _, model in COMMANDS.values()), Error}
+    sent: list[tuple[Model, Any]] = [(model, "validation") for model, _ in COMMANDS.values()]
+    template = "#/components/schemas/{model}"
+    refs, schemas = models_json_schema([*sent, *((model, "serialization") for model in told)], ref_template=template)
+    paths: dict[str, dict[str, Any]] = {}
+    for path, role in roles:
+        if path in ANSWERS:
+            model, query = ANSWERS[path]
+            form = (
+                {"format": {**_STRING, "enum": ["json", "html"], "default": "html"}} if issubclass(model, _Page) else {}
+            )
+            operation = _operation(path, model, role, {**form, **query}, {"200": refs[model, "serialization"]})
+            paths[path] = {"get": operation}
+        elif path in COMMANDS:
+            model, outcome = COMMANDS[path]
+            told_as = dict.fromkeys(("200", "202") if outcome is _OUTCOME else ("200",), refs[outcome, "serialization"])
+            operation = _operation(path, model, role, {}, told_as)
+            body = {"required": True, "content": {"application/json": {"schema": refs[model, "validation"]}}}
+            paths[path] = {"post": {**operation, "requestBody": body}}
+    scheme = {"token": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "retryapp", "version": version("retryapp")},
+        "servers": [{"url": PAGES_PREFIX}],
+        "security": [{}, {"token": []}],
+        "paths": paths,
+        "components": {"schemas": schemas["$defs"], "securitySchemes": scheme},
+    }
+
+
+def _operation(
+    path: str, model: Model, role: Role, query: Mapping[str, Any], answers: Mapping[str, Any]
+) -> dict[str, Any]:
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    places = {name: _NUMBER if name in ("partition", "offset") else {**_STRING, "minLength": 1} for name in names}
+    parameters = [{"name": name, "in": "path", "required": True, "schema": each} for name, each in places.items()]
+    parameters += [{"name": name, "in": "query", "schema": each} for name, each in query.items()]
+    error, page = {"schema": {"$ref": "#/components/schemas/Error"}}, {"text/html": {"schema": _STRING}}
+    responses = {
+        status: {"description": model.__doc__, "content": {"application/json": {"schema": answer}, **page}}
+        for status, answer in answers.items()
+    }
+    refused = {"description": "Refused, or elsewhere (Location).", "content": {"application/json": error, **page}}
+    return {
+        "operationId": model.__name__,
+        "summary": model.__doc__,
+        "description": f"Needs the role {role.name.lower()}.",
+        "parameters": parameters,
+        "responses": {**responses, "default": refused},
+    }

@@ -1,0 +1,297 @@
+"""Who may do what: every address and every role, where a role comes from, and what a role does not see."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import faust
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker, dead_metadata, metadata, serving
+from functional.web.test_jobs import fit
+from samples import partition
+
+from retryapp.core.errors import InvalidSettingError
+from retryapp.lookup.jobs import Order, Preview
+from retryapp.testing import VirtualClock
+from retryapp.web import peers, register
+from retryapp.web.access import COOKIE, Operators, Role, parse_operators
+from retryapp.web.peers import PART, SIGNATURE, Peers
+from retryapp.web.views import ACTIONS, ROUTES
+
+TOKENS = {role: f"a-secret-of-{role.name}" for role in Role if role}
+ENTRIES = [f"{role.name.lower()}:{hashlib.sha256(token.encode()).hexdigest()}:{role.name.lower()}"
+           for role, token in TOKENS.items()]  # fmt: skip
+ACCESS = parse_operators(",".join(ENTRIES), proxies="127.0.0.1/32")
+ADDRESSES = {path: needs for path, (_, _, needs) in ROUTES} | {path: needs for path, (_, needs) in ACTIONS}
+NAME = f"{GROUP}/{MAIN}@kq8G0bTz/0/10001"
+HTML = {"Accept": "text/html"}
+
+
+def bearer(role: Role) -> dict[str, str]:
+    """Return the headers of somebody with a role."""
+    return {"Authorization": f"Bearer {TOKENS[role]}"} if role else {}
+
+
+def address_of(path: str) -> str:
+    """Return an address that a route is for."""
+    some = path.replace("{main}", MAIN).replace("{rest:.*}", "x/y/z").replace("{job}", "3f9ca81b02")
+    some = some.replace("pending/{partition}/{offset}", "pending/0/10001")
+    return f"/retries{some.replace('dead/{partition}/{offset}', 'dead/0/238')}"
+
+
+async def ask(
+    url: str, path: str, headers: Mapping[str, str] = {}, method: str = "GET", **sent: Any
+) -> tuple[int, str]:
+    """Return status and body."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url + path, headers=headers, allow_redirects=False, **sent) as response,
+    ):
+        return response.status, await response.text()
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_every_address_and_every_role(worker: FakeWorker, role: Role) -> None:
+    """Whoever has less than an address needs is refused and sees nothing; others are not refused."""
+    actions = {path for path, _ in ACTIONS}
+    async with serving(worker, ACCESS) as url:
+        for path, needs in ADDRESSES.items():
+            sent: Any = {"method": "POST", "json": {}} if path in actions else {}
+            status, body = await ask(url, address_of(path), bearer(role), **sent)
+            refused = {"login-needed": 401, "role-needed": 403}
+            code = json.loads(body)["error"]["code"] if status >= 400 else ""
+            assert refused.get(code) == (None if role >= needs else 403 if role else 401), f"{path} as {role.name}"
+    assert worker.commands == []
+
+
+def test_the_documents_name_the_role_of_each_address() -> None:
+    """And leave no page out."""
+    text = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `/retries(\S*)` \| (\w+) \|", text, re.MULTILINE)
+    plain = [(re.sub(r"\?.*", "", path).replace("3f9ca81b02", "{job}"), role) for path, role in rows]
+    documented = {path.replace("orders", "{main}"): role for path, role in plain}
+    for path, needs in documented.items():
+        assert Role[needs.upper()] == ADDRESSES[path], path
+    pages = {path for path, (_, template, _) in ROUTES if template and "offset" not in path}
+    assert pages | {path for path, _ in ACTIONS} <= documented.keys()
+
+
+SOURCES: dict[str, tuple[str, str, Mapping[str, str], Role, str]] = {
+    # settings of operators and proxies; headers; role and name
+    "this machine": ("", "", {}, Role.LOOK, "local"),
+    "this machine, where it says so": ("local:admin", "", {}, Role.ADMIN, "local"),
+    "this machine, unless said otherwise": ("local", "", {}, Role.OPERATE, "local"),
+    "this machine, through a proxy": ("local", "", {"X-Forwarded-For": "192.0.2.7"}, Role.NONE, "anyone"),
+    "this machine, through a proxy that says so otherwise": ("local", "", {"Via": "1.1 x"}, Role.NONE, "anyone"),
+    "this machine, under another name": ("local", "", {"Host": "evil.example:6066"}, Role.NONE, "anyone"),
+    "this machine, under its address": ("local,anyone:look", "", {"Host": "192.0.2.1:6066"}, Role.LOOK, "anyone"),
+    "this machine, under no name": ("local", "", {"Host": "[::1"}, Role.NONE, "anyone"),
+    "anyone": ("anyone:operate", "", {"X-Forwarded-For": "192.0.2.7"}, Role.OPERATE, "anyone"),
+    "anyone, under another name": ("anyone:operate", "", {"Host": "evil.example"}, Role.NONE, "anyone"),
+    "a token": (ENTRIES[1], "", bearer(Role.OPERATE), Role.OPERATE, "operate"),
+    "a token without a role": (ENTRIES[2].removesuffix(":admin"), "", bearer(Role.ADMIN), Role.OPERATE, "admin"),
+    "a token, under another name": (ENTRIES[1], "", {**bearer(Role.OPERATE), "Host": "x"}, Role.OPERATE, "operate"),
+    "a cookie": (ENTRIES[0], "", {"Cookie": f"{COOKIE}={TOKENS[Role.LOOK]}"}, Role.LOOK, "look"),
+    "a wrong token": (ENTRIES[1], "", {"Authorization": "Bearer guess"}, Role.LOOK, "local"),
+    "a hash": (ENTRIES[1], "", {"Authorization": f"Bearer {ENTRIES[1].split(':')[1]}"}, Role.LOOK, "local"),
+    "a proxy": ("", "127.0.0.1", {"X-Forwarded-User": "ann", "X-Forwarded-Role": "admin"}, Role.ADMIN, "ann"),
+    "a proxy that names no role": ("", "127.0.0.0/8", {"X-Forwarded-User": "ann"}, Role.LOOK, "ann"),
+    "a proxy that names nobody": ("local", "127.0.0.1", {"X-Forwarded-Role": "admin"}, Role.NONE, "anyone"),
+    "a forged proxy": ("", "192.0.2.1", {"X-Forwarded-User": "ann", "X-Forwarded-Role": "admin"}, Role.LOOK, "local"),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+async def test_where_a_role_comes_from(worker: FakeWorker, source: str) -> None:
+    """A token, a listed proxy, this machine under a name of its own, or nothing."""
+    text, proxies, headers, role, name = SOURCES[source]
+    async with serving(worker, parse_operators(text, proxies=proxies)) as url:
+        status, body = await ask(url, "/retries/", {**HTML, **headers})
+        if role:
+            assert f"You are {name} ({role.name.lower()})" in body
+        else:
+            assert status in (401, 403), body
+            assert GROUP not in body.replace(f"retries of {GROUP}", "").replace(f"- {GROUP}", ""), "no facts"
+
+
+async def test_two_users_in_a_proxys_headers_are_none(worker: FakeWorker) -> None:
+    """One of them is what the browser has sent."""
+    async with serving(worker, parse_operators("", proxies="127.0.0.1")) as url, aiohttp.ClientSession() as session:
+        for name in ("X-Forwarded-User", "X-Forwarded-Role"):
+            headers = [("X-Forwarded-User", "ann"), ("X-Forwarded-Role", "look"), (name, "admin")]
+            async with session.get(f"{url}/retries/", headers=headers) as response:
+                assert response.status == 403
+
+
+async def test_a_known_name_is_one_of_these_pages(worker: FakeWorker) -> None:
+    """Of this worker, of this machine, or a listed one; another is named in the refusal."""
+    worker.address = "http://worker-1.example:6066"
+    async with serving(worker, parse_operators("anyone:look", hosts="retries.example, other.example")) as url:
+        for host in ("worker-1.example:6066", "Retries.example", "other.example:80", "localhost", "[2001:db8::1]:6066"):
+            assert (await ask(url, "/retries/", {"Host": host}))[0] == 200, host
+        status, body = await ask(url, "/retries/", {"Host": "evil.example"})
+        assert (status, json.loads(body)["error"]["code"]) == (403, "host-not-known")
+        assert "evil.example" in body
+
+
+@pytest.mark.parametrize(
+    ("text", "proxies"),
+    [("local:all", ""), ("anyone", ""), ("anyone:root", ""), ("ann:" + "a" * 64 + ":root", ""), ("", "proxy.example")],
+)
+def test_a_setting_that_says_something_else_is_refused(text: str, proxies: str) -> None:
+    """No role is guessed."""
+    with pytest.raises(InvalidSettingError, match="RETRYAPP_WEB_"):
+        parse_operators(text, proxies=proxies)
+
+
+@pytest.mark.parametrize(("path", "form"), list(product(ADDRESSES, ("html", "json"))))
+async def test_who_may_only_look_sees_metadata(worker: FakeWorker, path: str, form: str) -> None:
+    """No key, value, header or message of any record, on any page: their sizes and places only."""
+    secret: Any = {"key": b"secret-key", "value": b"secret-value", "headers": (("secret-name", b"secret-header"),)}
+    texts: Any = {"error_message": "no account 'secret-account'", "error_trace": "secret-trace"}
+    worker.waiting.clear()
+    worker.letters.clear()
+    worker.wait(metadata(10_001, **texts), **secret)
+    worker.bury(238, dead_metadata(2_119, **texts), **secret)
+    path = f"{address_of(path)}?format={form}&limit=500"
+    async with serving(worker) as url:
+        seen = (await ask(url, path, HTML))[1]
+    async with serving(worker, Operators()) as url:
+        status, body = await ask(url, path, HTML)
+        assert "secret-" not in body
+        assert status != 200 or len(body) > len(seen) / 3, "and all the rest"
+
+
+async def test_who_may_only_look_is_told_what_is_hidden(worker: FakeWorker) -> None:
+    """By name in JSON, in words on the page; operators see it and no such words."""
+    async with serving(worker, ACCESS) as url:
+        path = f"{BASE}/pending/0/10001"
+        facts = json.loads((await ask(url, f"{path}?format=json", bearer(Role.LOOK)))[1])
+        assert facts["hidden"] == ["error_message", "headers", "key", "message", "retry_headers", "value"]
+        assert facts["record"]["value"] == {"kind": "hidden", "size_bytes": 143, "shown_bytes": 0, "truncated": True}
+        assert facts["record"]["headers"] is None
+        assert "Not shown to the role look" in (await ask(url, path, {**HTML, **bearer(Role.LOOK)}))[1]
+        _, page = await ask(url, path, {**HTML, **bearer(Role.OPERATE)})
+        assert "4711" in page
+        assert "Not shown" not in page
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_buttons_are_for_those_who_may(worker: FakeWorker, role: Role) -> None:
+    """Others see the same facts, as far as they may, and where to log in."""
+    fit(worker)
+    needs = {
+        f"{BASE}/pending/0/10001": Role.OPERATE,
+        f"{BASE}/dead/0/238": Role.OPERATE,
+        f"{BASE}/jobs/3f9ca81b02": Role.OPERATE,
+        f"{BASE}/jobs/new?verb=replay&all=1": Role.OPERATE,
+        f"{BASE}/": Role.ADMIN,
+    }
+    async with serving(worker, ACCESS) as url:
+        for path, least in needs.items():
+            _, body = await ask(url, path, {**HTML, **bearer(role)})
+            assert ('method="post"' in body) == (role >= least), path
+            assert ("/retries/login" in body) == (role is Role.NONE), path
+
+
+async def test_a_job_of_many_letters_needs_an_admin(worker: FakeWorker) -> None:
+    """It is counted again: what is sent may name fewer than it takes, or nobody had the time to count."""
+    topic = f"{GROUP}.{MAIN}.dlq"
+    scope = json.dumps({"letters": {"0": 1}, "upto": {"0": {topic: 3_000}}})
+    sent = {"verb": "replay", "job": "aa", "why": "x", "filter": '{"reason": "exhausted"}', "scope": scope}
+    async with serving(worker, ACCESS) as url:
+        for letters, complete, role, status in (
+            (1_000, True, Role.OPERATE, 200),
+            (1_001, True, Role.OPERATE, 403),
+            (5, False, Role.OPERATE, 403),
+            (1_001, False, Role.ADMIN, 200),
+        ):
+            worker.fits = Preview(fitting=Counter({0: letters}), complete=complete)
+            begun = len([each for each in worker.asked if isinstance(each[1], Order)])
+            got, body = await ask(url, f"{BASE}/command/job", bearer(role), "POST", json=sent)
+            assert got == status, body
+            assert len([each for each in worker.asked if isinstance(each[1], Order)]) == begun + (status == 200)
+            page = (await ask(url, f"{BASE}/jobs/new?verb=replay&all=1", {**HTML, **bearer(role)}))[1]
+            assert ('method="post"' in page) == (status == 200)
+
+
+async def test_who_may_only_look_cannot_probe(worker: FakeWorker) -> None:
+    """A search by key would tell which keys there are."""
+    async with serving(worker, ACCESS) as url:
+        assert (await ask(url, f"{BASE}/dead?key=customer-7", bearer(Role.LOOK)))[0] == 403
+        assert (await ask(url, f"{BASE}/dead?key=customer-7", bearer(Role.OPERATE)))[0] == 200
+        assert (await ask(url, f"{BASE}/dead?key=", bearer(Role.LOOK)))[0] == 200, "an empty field of the form"
+
+
+async def test_strangers_are_told_whether_a_worker_lives_and_not_more(worker: FakeWorker) -> None:
+    """Probes have no token; why a worker is not ready names topics and errors."""
+    worker.is_ready = False
+    stranger = {"X-Forwarded-For": "192.0.2.7"}
+    async with serving(worker, Operators()) as url:
+        assert (await ask(url, "/retries/health", stranger))[0] == 200
+        status, body = await ask(url, "/retries/ready", stranger)
+        assert (status, MAIN in body) == (503, False)
+        assert MAIN in (await ask(url, "/retries/ready"))[1]
+
+
+async def test_a_worker_asks_others_with_the_secret_of_the_group(worker: FakeWorker) -> None:
+    """Pages of other machines need a token to be looked at, which workers do not have."""
+    other, asking = busy_worker(), worker
+    other.parts[MAIN] = [partition(0, state="elsewhere"), partition(1, pending=40)]
+    for secret, pending in (("s3cret", 43), ("another", 3), ("", 3)):
+        guarded = parse_operators("local:look", proxies="127.0.0.1", peer_secret="s3cret")  # noqa: S106
+        async with serving(other, guarded) as peer:
+            other.address = peer
+            asking.parts[MAIN] = [partition(0, pending=3), partition(1, state="elsewhere", owner_url=peer)]
+            async with serving(asking, Operators(peer_secret=secret)) as url:
+                group = json.loads((await ask(url, f"{BASE}/?format=json"))[1])["handler"]["group"]
+                assert (group["pending"], group["silent"]) == (pending, [] if pending == 43 else [peer]), secret
+
+
+async def test_a_signature_is_for_one_worker_and_a_minute(worker: FakeWorker) -> None:
+    """Whoever gets one cannot use it elsewhere, or later."""
+    signing = Peers(lambda: NOW_MS, "s3cret")
+    ours = signing._signature(worker.address + PART, NOW_MS)
+    guarded = Operators(local=Role.NONE, peer_secret="s3cret")  # noqa: S106
+    async with serving(worker, guarded) as url:
+        for signature, status in (
+            (ours, 200),
+            (ours.upper(), 403),
+            (signing._signature("http://127.0.0.1:6067" + PART, NOW_MS), 403),
+            (signing._signature(worker.address + PART, NOW_MS - peers.SIGNED_MS - 1), 403),
+            (ours.replace(str(NOW_MS), str(NOW_MS + 1)), 403),
+            (f"{NOW_MS}:", 403),
+            ("\u00fc", 403),
+        ):
+            assert (await ask(url, PART, {SIGNATURE: signature}))[0] == status, signature
+        for other in ("/retries/", f"{PART}?x=1", f"{PART}/{MAIN}/dead"):
+            assert (await ask(url, other, {SIGNATURE: ours}))[0] == 403, "it is for one address"
+
+
+async def test_the_users_cors_is_for_the_users_pages(worker: FakeWorker) -> None:
+    """Else any site that they trust could read and command in a reader's name."""
+    allowed = faust.web.ResourceOptions(allow_credentials=True, allow_headers="*", expose_headers="*")
+    app = faust.App(GROUP, web_cors_options={"http://trusted.example": allowed})
+    register(app, worker, clock=VirtualClock(NOW_MS), operators=Operators(local=Role.ADMIN))
+
+    @app.page("/mine/")
+    async def mine(view: Any, request: Any) -> Any:
+        return view.json({})
+
+    app.web.init_server()
+    foreign = {"Origin": "http://trusted.example", "Access-Control-Request-Method": "POST"}
+    async with TestClient(TestServer(await app.web.wsgi())) as client:
+        assert "Access-Control-Allow-Origin" in (await client.get("/mine/", headers=foreign)).headers
+        for method, path in product(("GET", "OPTIONS", "POST"), ("/retries/", f"{BASE}/command")):
+            answer = await client.request(method, path, headers=foreign)
+            assert not [name for name in answer.headers if name.startswith("Access-Control")]
+        assert (await client.post(f"{BASE}/command", headers=foreign, json={})).status == 403

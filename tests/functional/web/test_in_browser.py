@@ -1,0 +1,112 @@
+"""Pages in a real browser: nothing is cut, readable in light and dark, whole with the keyboard alone, live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from functional.web.house import BASE, NOW_MS, FakeWorker, Served, busy_worker, handler
+from functional.web.test_jobs import fit
+from functional.web.test_pages import HTML_PAGES
+from harness.browser import LOOKS, open_browser
+from samples import partition
+
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    """Serve a worker in mid-life."""
+    worker = busy_worker()
+    fit(worker)
+    with Served(worker) as made:
+        yield made
+
+
+def empty_worker() -> FakeWorker:
+    """Return a worker that has had nothing to do."""
+    worker = FakeWorker(infos=[handler(partitions=2)])
+    worker.parts["shop.orders"] = [partition(0), partition(1)]
+    return worker
+
+
+EMPTY_PAGES = ["/retries/", f"{BASE}/", f"{BASE}/pending", f"{BASE}/dead", f"{BASE}/jobs", f"{BASE}/partitions"]
+
+
+@pytest.mark.parametrize(("worker", "paths"), [(busy_worker(), HTML_PAGES), (empty_worker(), EMPTY_PAGES)])
+def test_pages_are_whole_on_every_screen(worker: FakeWorker, paths: list[str]) -> None:
+    """At 1280 and 390 px, light and dark: nothing wider than the screen, no fault that axe knows, no error."""
+    with open_browser() as browser, Served(worker) as served:
+        from axe_playwright_python.sync_playwright import Axe
+
+        problems: list[str] = []
+        for width, scheme in LOOKS:
+            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True)
+            page.on("pageerror", lambda error, seen=problems: seen.append(str(error)))
+            for path in paths:
+                page.goto(f"{served.url}{path}{'&' if '?' in path else '?'}refresh=0")
+                where = f"{path} at {width} px, {scheme}"
+                if (needed := page.evaluate("document.documentElement.scrollWidth")) > width:
+                    problems.append(f"{where} needs {needed} px")
+                found = Axe().run(page).response["violations"]
+                problems += [f"{where}: {each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
+            page.close()
+        assert problems == []
+
+
+def test_a_live_page_keeps_what_is_written(served: Served) -> None:
+    """Numbers change under a form while somebody writes in it; our own script is the only one that may run."""
+    with open_browser() as browser:
+        page = browser.new_page()
+        page.goto(f"{served.url}{BASE}/?refresh=1")
+        page.get_by_text("135", exact=True).first.wait_for()
+        why = page.get_by_label("Why, for the audit")
+        why.press_sequentially("ledger mi")
+        served.worker.parts["shop.orders"][0] = partition(0, pending=64, dead=200, paused="paused by ann")
+        page.get_by_role("button", name="Resume deliveries").wait_for(timeout=10_000)
+        why.press_sequentially("grates")
+        assert why.input_value() == "ledger migrates"
+        assert page.evaluate("document.activeElement.name") == "why"
+        page.evaluate("document.body.append(Object.assign(document.createElement('script'), {text: 'window.ran = 1'}))")
+        assert page.evaluate("window.ran") is None
+
+
+def test_without_script_a_live_page_loads_itself_again(served: Served) -> None:
+    """By the header that browsers without script obey."""
+    with open_browser() as browser:
+        page = browser.new_context(java_script_enabled=False).new_page()
+        page.goto(f"{served.url}{BASE}/?refresh=1")
+        served.worker.parts["shop.orders"][0] = partition(0, pending=64, dead=200, next_due_ms=NOW_MS)
+        page.get_by_text("204", exact=True).first.wait_for(timeout=10_000)
+
+
+def test_a_job_is_begun_with_the_keyboard_alone(served: Served) -> None:
+    """From the overview to its start; every stop shows that it has the focus."""
+    with open_browser() as browser:
+        page = browser.new_page()
+        page.goto(f"{served.url}/")
+
+        def reach(words: str) -> None:
+            for _ in range(80):
+                page.keyboard.press("Tab")
+                focus = page.evaluate(
+                    "[document.activeElement.innerText || document.activeElement.labels?.[0]?.innerText || '',"
+                    " getComputedStyle(document.activeElement).outlineStyle]"
+                )
+                if focus[0].startswith(words):
+                    assert focus[1] != "none", f"{words} does not show its focus"
+                    return
+            raise AssertionError(f"{words} cannot be reached")
+
+        reach("shop.orders")  # what needs action is a list of its handlers' pages, the worst first
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Why records are dead").wait_for()
+        reach("Replay these…")
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Replay 700 dead letters?").wait_for()
+        reach("Why, for the audit")
+        page.keyboard.type("mended")
+        reach("Replay 700")
+        page.keyboard.press("Enter")
+        page.wait_for_url(lambda url: "/jobs/new" not in url)
+        assert served.worker.asked[-1][1].why == "mended"

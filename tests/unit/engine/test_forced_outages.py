@@ -1,0 +1,173 @@
+"""A circuit that somebody has forced open: nothing begins, no attempt is spent, and it stays so over restarts."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from doubles import BankDownError, Gate
+from test_pace import BREAKER, Service, partition, pass_time, state, told
+
+from retryapp import RetryPolicy
+from retryapp.core.circuit import CircuitBreaker, CircuitState
+from retryapp.core.control import Refusal
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.testing import MemoryPartition
+from retryapp.testing.lane import Step
+
+COMMANDS = count(1)
+OPEN, CLOSE = HandlerVerb.OPEN, HandlerVerb.CLOSE
+FORCED, HALF_OPEN, CLOSED = CircuitState.FORCED_OPEN, CircuitState.HALF_OPEN, CircuitState.CLOSED
+
+
+async def tell(orders: MemoryPartition, verb: HandlerVerb, **words: Any) -> dict[str, Any]:
+    """Force it open, or let it go."""
+    return await orders.obey(HandlerCommand(id=f"o{next(COMMANDS)}", verb=verb, **words))
+
+
+async def test_nothing_begins_until_it_is_let_go_and_then_a_few_try() -> None:
+    """Neither first deliveries nor retries, however long it takes; what probes well ends it."""
+    service = Service()
+    service.down = BankDownError()
+    async with partition(service, "1s") as orders:
+        await orders.send(b"one")
+        outcome = await tell(orders, OPEN, by="ann", why="ledger down")
+        assert (outcome["before"], outcome["after"]) == ("closed", "forced open by ann: ledger down")
+        await orders.send(*(b"%d" % n for n in range(20)))
+        await pass_time(orders, 7_200_000, 600_000)
+        assert len(service.calls) == 1
+        service.down = None
+        outcome = await tell(orders, CLOSE)
+        assert (outcome["before"], outcome["after"]) == ("forced open by ann: ledger down", "half-open")
+        assert len(service.calls) == 1 + BREAKER.probes
+        await orders.to_rest()
+        assert (len(service.done), orders.dead_letters) == (21, [])
+        assert told(orders)[:3] == ["forced-open", "half-open", "recovering"]
+
+
+async def test_it_stays_forced_open_over_a_restart_and_says_since_when() -> None:
+    """Of whichever worker, also one without the group's offsets."""
+    service = Service()
+    orders = partition(service)
+    async with orders:
+        await tell(orders, OPEN, by="ann")
+        began_ms = orders.clock.wall_ms()
+    for forget in (False, True):
+        orders.clock.advance(60_000)
+        if forget:
+            orders.transport.broker.notes.clear()
+        async with partition(service, transport=orders.transport) as orders:
+            await orders.send(b"one")
+            await pass_time(orders, 60_000, 10_000)
+            commands = orders.engine.commands
+            assert commands is not None
+            assert commands.forced is not None
+            assert (commands.forced.since_ms, commands.forced.revision) == (began_ms, 0)
+            assert (state(orders), service.calls) == (FORCED, [])
+    async with partition(service, transport=orders.transport) as orders:
+        await tell(orders, CLOSE)
+        await orders.to_rest()
+        assert service.done == [b"one", b"one"]
+
+
+async def test_one_that_was_let_go_elsewhere_is_half_open_at_the_worker_that_knew_it_forced() -> None:
+    """A worker keeps the circuits of the partitions that it has had."""
+    service = Service()
+    orders = partition(service)
+    async with orders:
+        await tell(orders, OPEN)
+    known = orders.handler.circuits
+    async with partition(service, transport=orders.transport) as orders:
+        await tell(orders, CLOSE)
+    again = partition(service, transport=orders.transport)
+    again.handler.circuits.update(known)
+    again.engine.context.pace.circuit = known[0]
+    async with again as orders:
+        assert state(orders) is HALF_OPEN
+
+
+async def test_a_failure_that_was_on_its_way_spends_no_attempt() -> None:
+    """What runs goes on, and its service was down."""
+    gate = Gate()
+    async with partition(gate, "1s") as orders:
+        await orders.send(b"one")
+        await tell(orders, OPEN)
+        gate.let(b"one", BankDownError())
+        await pass_time(orders, 60_000, 10_000)
+        assert (gate.started, orders.dead_letters) == ([b"one"], [])
+        await tell(orders, CLOSE)
+        await pass_time(orders, 4_000)
+        gate.let_all()
+        await orders.to_rest()
+        assert orders.dead_letters == []
+
+
+async def test_its_end_has_to_be_durable_before_records_probe() -> None:
+    """Else a crash would leave it forced open, with records that have run."""
+    service = Service()
+    orders = partition(service)
+    async with orders:
+        await tell(orders, OPEN)
+        await orders.send(b"one")
+        dying = orders.transport.pause(Step.COMMIT)
+        with pytest.raises(AssertionError, match="no outcome"):
+            await tell(orders, CLOSE)
+        assert dying.reached
+        assert service.calls == []
+
+
+async def test_probes_that_fail_after_it_have_all_of_the_longest_time() -> None:
+    """The hours of an outage that somebody knows of count for nothing: neither for `max_open` nor for a deadline."""
+    service = Service()
+    service.down = BankDownError()
+    breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="1m")
+    async with partition(service, RetryPolicy("1s 10s", max_elapsed="30s"), circuit=breaker) as orders:
+        await orders.send(*(b"%d" % n for n in range(3)))
+        await tell(orders, OPEN)
+        await pass_time(orders, 3_600_000, 600_000)
+        await tell(orders, CLOSE)
+        await pass_time(orders, 20_000)
+        assert state(orders) is not CLOSED
+        service.down = None
+        await pass_time(orders, 60_000)
+        assert (sorted(service.done), orders.dead_letters) == ([b"0", b"1", b"2"], [])
+
+
+async def test_time_of_a_forced_outage_counts_once_also_after_a_restart() -> None:
+    """The circuit's own memory of it, the durable one, and a pause at the same time overlap."""
+    service = Service()
+    service.down = BankDownError()
+    orders = partition(service)
+    async with orders:
+        since_ms = orders.clock.wall_ms()
+        await tell(orders, OPEN)
+        await tell(orders, HandlerVerb.PAUSE)
+        await orders.advance(60_000)
+        await tell(orders, HandlerVerb.RESUME)
+        await orders.advance(60_000)
+        await tell(orders, CLOSE)
+        assert orders.engine.context.pace.away_ms(since_ms, orders.clock.wall_ms()) == 120_000
+    async with partition(service, transport=orders.transport) as orders:
+        await orders.advance(60_000)
+        assert orders.engine.context.pace.away_ms(since_ms, orders.clock.wall_ms()) == 120_000
+
+
+async def test_an_open_circuit_can_be_let_probe_at_once() -> None:
+    """Who knows that the service is back does not wait for the end of the break."""
+    service = Service()
+    service.down = BankDownError()
+    async with partition(service, circuit=CircuitBreaker(minimum_calls=4, break_for="1h")) as orders:
+        await orders.send(*(b"%d" % n for n in range(8)))
+        assert state(orders) is CircuitState.OPEN
+        service.down = None
+        assert (await tell(orders, CLOSE))["after"] == "half-open"
+        await pass_time(orders, 7_200_000, 30_000)
+        assert len(service.done) == 8
+        assert (await tell(orders, CLOSE))["text"] == "it is closed"
+
+
+async def test_a_handler_without_a_circuit_is_paused_instead() -> None:
+    """There is nothing that could be open."""
+    async with MemoryPartition(Service()) as orders:
+        assert (await tell(orders, OPEN))["refused"] == Refusal.NO_CIRCUIT

@@ -1,0 +1,310 @@
+"""Commands, letters and topics as nobody should send them: refused or survived, and nothing behind them waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from doubles import Refusing
+from test_commands import CONTROL, DLQ, FIRST, Calls
+from test_jobs import Service, begin, letters, part_of, partition, tell, told
+
+from retryapp.core.control import Command, Verb
+from retryapp.core.jobs import JobPart, JobVerb, LetterFilter
+from retryapp.core.record import Headers, Record
+from retryapp.engine.handler.handler import Order
+from retryapp.engine.partition.commands import Commands
+from retryapp.engine.partition.jobs import MOST_AHEAD_BYTES, Jobs
+from retryapp.ports import Event, TopicPartition
+from retryapp.testing import MemoryPartition
+from retryapp.testing.lane import MemoryReader, Step
+
+
+def failures(orders: MemoryPartition) -> list[str]:
+    """Return why the lane has failed."""
+    return [seen.message or "" for seen in orders.observer.seen if seen.event is Event.LANE_FAILED]
+
+
+def start(part: str) -> bytes:
+    """Return the start of a job with these fields of its part."""
+    head = '{"v":1,"id":"a","job":"j","verb":"job-start","part":{"verb":"replay","filter":{},'
+    return f"{head}{part}}}}}".encode()
+
+
+def single(more: str, number: str = "0", verb: str = "cancel") -> bytes:
+    """Return a command about a record with more fields."""
+    return f'{{"v":1,"id":"a","verb":"{verb}","failure_id":"app/orders@kq8G0bTz/0/{number}"{more}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "refused"),
+    [
+        (start('"upto":{},"every_ms":Infinity'), "malformed"),
+        (start('"upto":{},"every_ms":NaN'), "malformed"),
+        (start('"upto":{},"every_ms":1e-300'), "malformed"),
+        (start('"upto":{},"every_ms":1e300'), "malformed"),
+        (start('"upto":{},"share":[3,3,3]'), "malformed"),
+        (start('"upto":{"\\ud800":3}'), "malformed"),
+        (start('"upto":{"app.orders.dlq":99999999999999999999999999},"canary":99999999999999999999999'), None),
+        (start('"upto":{"nosuch":5,"app.orders.dlq":99}'), None),
+        (start('"upto":{},"' + "x" * 10_000 + '":1').replace(b'"filter":{}', b'"filter":{"no":1}'), "malformed"),
+        (start('"upto":{}').replace(b'"filter":{}', b'"filter":{"' + b"x" * 10_000 + b'":1}'), "malformed"),
+        (b"[" * 10_000, "malformed"),
+        (b'{"v":1,"verb":' * 1_000, "malformed"),
+        (b'{"v":' + b"9" * 6_000 + b"}", "malformed"),
+        (b'{"v":1,"id":"a","verb":{"a":1}}', "malformed"),
+        (b'{"verb":["handler-"]}', "malformed"),
+        (b'{"v":2,"id":"a","verb":"handler-pause"}', "malformed"),
+        (single("", "9223372036854775807"), "not-waiting"),
+        (single("", "9" * 30), "malformed"),
+        (single("", "9223372036854775807", "replay"), "no-letter"),
+        (single(',"by":"\\ud800"'), "malformed"),
+        (single(',"state":"\\u0000\\u001b"'), "not-waiting"),
+    ],
+)
+async def test_no_command_stops_a_lane(value: bytes, refused: str | None) -> None:
+    """Not on the way, and not after a restart; what is told of it is short."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 5)
+        orders.transport.append(CONTROL, None, value)
+        await orders.advance(100)
+        await orders.to_rest()
+        event = told(orders)[0]
+        assert event["refused"] == refused
+        assert len(event["text"]) <= 1_000
+        assert len(service.again) == (5 if b"app.orders.dlq" in value else 0)
+        assert failures(orders) == []
+    async with partition(service, transport=orders.transport) as orders:
+        await orders.advance(100)
+        assert failures(orders) == []
+
+
+def changed(letter: Record, name: str, value: bytes | None) -> Headers:
+    """Return a letter's headers with another value of one, or one more."""
+    others = tuple(each for each in letter.headers if each[0] != name)
+    return (*others, (name, value))
+
+
+async def test_no_letter_stops_a_job() -> None:
+    """Whatever its headers say: each is replayed or refused, and the job ends."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 3)
+        letter = orders.records(DLQ)[0]
+        more = ("retry-replays", "retry-replay-id", "retry-letter", "retry-delivery", "retry-due-ms", "retry-tier")
+        values = b"", b"0", b"-1", b"9" * 30, b"4294967295", b"253402300799999", b"\xff", None, b"x" * 5_000
+        for name in {*(name for name, _ in letter.headers), *more, "retry-null-value", "retry-no-payload"}:
+            for value in values:
+                headers = changed(letter, name, value)
+                orders.transport.append(TopicPartition(DLQ, 0), letter.key, letter.value, headers)
+    async with partition(service, transport=orders.transport) as orders:
+        await orders.settle()
+        looked = len(orders.records(DLQ))
+        await begin(orders)
+        await orders.to_rest()
+        part = part_of(orders)
+        assert (part.state, part.looked, part.done + part.refused.total()) == ("ended", looked, looked)
+        assert failures(orders) == []
+
+
+async def test_letters_of_others_are_refused() -> None:
+    """Of another group, main topic, partition or life of the topic; a row of the same offset is unharmed."""
+    service = Service()
+    async with MemoryPartition(service, "1s") as orders:
+        await letters(orders, service, 1)
+        letter = orders.records(DLQ)[0]
+        places = b"orders@kq8G0bTz/1/1", b"bills@kq8G0bTz/0/1", b"orders@former/0/1"
+        found = [changed(letter, "retry-origin", place) for place in places]
+        for headers in (*found, changed(letter, "retry-group", b"other")):
+            orders.transport.append(TopicPartition(DLQ, 0), letter.key, letter.value, headers)
+        service.all_down = True
+        await orders.send(b"1")
+    service.all_down = False
+    async with partition(service, transport=orders.transport) as orders:
+        row = orders.transport.pending and dict(orders.transport.pending.rows)
+        assert (await orders.command("replay", "app/orders@former/0/1"))["refused"] == "other-topic"
+        assert row == (orders.transport.pending and orders.transport.pending.rows)
+        await begin(orders)
+        await orders.to_rest()
+        assert part_of(orders).refused == {"misplaced": 3, "other-topic": 1}
+        assert service.again == [b"0"]
+        assert [value for value, replays, _ in service.calls if not replays] == [b"0", b"0", b"1", b"1"]
+
+
+async def test_all_commands_that_were_there_are_obeyed_before_a_row_is_claimed() -> None:
+    """However many there are."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1s*5") as orders:
+        await orders.send(b"one")
+    orders.clock.advance(2_000)
+    for _ in range(1_500):
+        orders.transport.append(CONTROL, None, b"none")
+    command = Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
+    orders.transport.append(CONTROL, command.key, command.value)
+    async with MemoryPartition(calls, "1s*5", transport=orders.transport) as orders:
+        await orders.until(lambda: orders.dead_letters)
+        assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
+        assert len(calls.seen) == 1
+
+
+async def test_a_good_command_waits_for_no_bad_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand that are malformed, newer or misplaced do not wait for one another's transactions."""
+    calls, settle, waits = Calls(), Commands._settle, list[int]()
+
+    async def settling(self: Commands) -> None:
+        waits.append(1)
+        await settle(self)
+
+    monkeypatch.setattr(Commands, "_settle", settling)
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one")
+        for number in range(10_000):
+            value = single("", str(number)).replace(b"/0/", b"/1/") if number % 2 else b'{"v":2}'
+            orders.transport.append(CONTROL, None, value)
+        orders.transport.append(CONTROL, None, single(""))
+        await orders.until(lambda: orders.dead_letters)
+        assert len(waits) == 1
+        await orders.settle()
+        assert len(told(orders)) == 10_001
+
+
+async def test_a_control_topic_that_was_cut_is_read_on_from_its_end() -> None:
+    """As when it was made again: its lane opens once more, and the next command is obeyed."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one")
+        for _ in range(3):
+            await orders.command("retry-now", 0, state="other")
+        log = orders.transport.broker.logs[CONTROL]
+        log.entries.clear()
+        log.end = 0
+        await orders.advance(200)
+        await orders.advance(200)
+        assert len(failures(orders)) == 1
+        assert (await orders.command("cancel", 0))["refused"] is None
+        assert len(failures(orders)) == 1
+
+
+async def test_the_oldest_commands_of_a_control_topic_may_be_gone() -> None:
+    """Retention has deleted those that were not read."""
+    calls = Calls()
+    async with MemoryPartition(calls, "1h*3") as orders:
+        await orders.send(b"one")
+    for _ in range(3):
+        orders.transport.append(CONTROL, None, single(""))
+    log = orders.transport.broker.logs[CONTROL]
+    del log.entries[:2]
+    log.start = 2
+    async with MemoryPartition(calls, "1h*3", transport=orders.transport) as orders:
+        assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
+        assert len(told(orders)) == 1
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+async def test_a_cancelled_run_that_ends_while_a_topic_refuses_the_command_has_one_end(order: Order) -> None:
+    """Its outcome waits for the command, which would put its row back."""
+    gate, calls = asyncio.Event(), []
+
+    async def handle(_value: bytes, delivery: Any) -> None:
+        calls.append(delivery.attempt)
+        if delivery.attempt > 1:
+            await gate.wait()
+        raise ValueError("down")
+
+    async with MemoryPartition(handle, "1s", order=order) as orders:
+        await orders.send(b"one", key=b"k")
+        await orders.advance(1_000)
+        refusing = Refusing(orders.transport, b"{")
+        refusing.topics = ".events"
+        orders.transport.append(CONTROL, None, single(""))
+        await orders.settle()
+        assert refusing.tries
+        gate.set()
+        await orders.settle()
+        refusing.prefixes = ()
+        await orders.advance(60_000)
+        await orders.to_rest()
+        assert (len(orders.dead_letters), calls) == (1, [1, 2])
+        assert [event["after"] for event in told(orders)] == ["cancelling"]
+
+
+async def test_faults_of_the_dead_letter_topic_are_none_of_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single command is refused, and a job rests; both go on once the topic can be read again."""
+    service, read, broken = Service(), MemoryReader.read, [True]
+
+    async def reading(self: MemoryReader, tp: TopicPartition, *args: Any, **more: Any) -> int:
+        if tp.topic == DLQ and broken:
+            raise TimeoutError("no leader")
+        return await read(self, tp, *args, **more)
+
+    async with partition(service) as orders:
+        await letters(orders, service, 50)
+        monkeypatch.setattr(MemoryReader, "read", reading)
+        await begin(orders)
+        assert (await orders.command("replay", 3))["refused"] == "not-ready"
+        await orders.advance(5_000)
+        broken.clear()
+        await orders.advance(5_000)
+        await orders.to_rest()
+        assert sorted(map(int, service.again)) == list(range(50))
+        assert (part_of(orders).looked, part_of(orders).refused, failures(orders)) == (50, {}, [])
+
+
+async def test_a_job_skips_no_letter_while_their_table_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails between the reading of letters and what is done to them, and is filled again."""
+    service, look, keepers = Service(), Jobs._look, []
+
+    async def failing(self: Jobs, *args: Any) -> Any:
+        found = await look(self, *args)
+        if keepers:
+            keeper = keepers.pop()
+            keeper._drop(RuntimeError("disk"))
+            keeper.task.cancel()
+            keeper.task = keeper._start(5.0)
+        return found
+
+    monkeypatch.setattr(Jobs, "_look", failing)
+    async with partition(service) as orders:
+        await letters(orders, service, 300)
+        keepers += orders.transport._dead_keepers.values()
+        await begin(orders)
+        assert part_of(orders).done == 0
+        await orders.advance(6_000)
+        await orders.to_rest()
+        assert sorted(map(int, service.again)) == list(range(300))
+        assert part_of(orders).refused == {}
+
+
+async def test_a_turn_of_large_letters_is_no_larger_than_others() -> None:
+    """Else its transaction would not end in time, in session after session."""
+    service = Service()
+    async with partition(service) as orders:
+        await orders.send(*(b"%d" % n + b"x" * 400_000 for n in range(30)))
+        await orders.to_rest()
+        service.all_down, before = False, len(orders.transport.batches)
+        await begin(orders)
+        await orders.to_rest()
+        assert len(service.again) == 30
+        assert max(batch.size for batch in orders.transport.batches[before:]) < 3 * MOST_AHEAD_BYTES
+
+
+async def test_each_session_of_a_job_has_its_canary() -> None:
+    """The first one died when its canary had failed, and before that was written down."""
+    service = Service()
+    async with partition(service, "1h*1") as orders:
+        await orders.send(*(b"%d" % n for n in range(400)))
+        await orders.to_rest()
+        dying = orders.transport.pause(Step.COMMIT, after=3)
+        part = JobPart(
+            verb=Verb.REPLAY, filter=LetterFilter(), canary=10, upto={DLQ: orders.records(DLQ)[-1].offset + 1}
+        )
+        await tell(orders, JobVerb.START, part=part)
+        await orders.advance(100)
+        assert dying.reached
+        assert (part_of(orders).state, len(service.again)) == ("running", 10)
+    async with partition(service, "1h*1", transport=orders.transport) as orders:
+        await orders.advance(1_000)
+        await orders.advance(1_000)
+        assert (part_of(orders).state, len(service.again)) == ("paused", 20)

@@ -1,0 +1,198 @@
+"""Rules that pause: the partition stops at a durable gate, its record keeps its place and spends no attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import count
+from typing import Any
+
+import pytest
+
+from retryapp import Batch, CircuitBreaker, RetryPolicy, pausing
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.traces import qualified_name
+from retryapp.engine.handler.handler import Order
+from retryapp.ports import Event
+from retryapp.testing import MemoryPartition
+from retryapp.testing.lane import Step
+
+COMMANDS = count(1)
+
+
+class LedgerClosedError(Exception):
+    """Somebody has to open it."""
+
+
+POLICY = RetryPolicy("1s*3", on=[pausing(LedgerClosedError)])
+
+
+class Calls:
+    """A handler that cannot work before somebody has opened the ledger."""
+
+    def __init__(self) -> None:
+        self.closed = True
+        self.begun: list[bytes] = []
+        self.gates: dict[bytes, asyncio.Event] = {}
+
+    async def __call__(self, value: bytes) -> None:
+        """Note the call."""
+        self.begun.append(value)
+        if value in self.gates:
+            await self.gates[value].wait()
+        if self.closed:
+            raise LedgerClosedError("since noon, order 4711")
+
+
+class Lists(Calls):
+    """The same for lists."""
+
+    async def __call__(self, values: list[bytes]) -> None:  # type: ignore[override]
+        """Note the call."""
+        self.begun += values
+        if self.closed:
+            raise LedgerClosedError("since noon, order 4711")
+
+
+async def go_on(orders: MemoryPartition) -> dict[str, Any]:
+    """Have the handler go on."""
+    return await orders.obey(HandlerCommand(id=f"g{next(COMMANDS)}", verb=HandlerVerb.RESUME))
+
+
+def told(orders: MemoryPartition) -> list[dict[str, Any]]:
+    """Return what events say of pauses by rules."""
+    events = [json.loads(event.value or b"{}") for event in orders.records(orders.handler.topology.events)]
+    return [each for each in events if each["kind"] == "command" and not each["command"]]
+
+
+@pytest.mark.parametrize("order", list(Order))
+async def test_the_partition_waits_for_somebody_and_the_record_goes_first_with_its_attempts(order: Order) -> None:
+    """Also where it fails at once again; others do not begin."""
+    calls = Calls()
+    async with MemoryPartition(calls, POLICY, order=order) as orders:
+        await orders.send(b"one", b"two", key=b"a")
+        for _ in range(6):  # more often than there are attempts
+            await orders.advance(3_600_000)
+            await go_on(orders)
+        assert set(calls.begun) == ({b"one", b"two"} if order in (Order.NONE, Order.LATEST) else {b"one"})
+        calls.closed, calls.begun = False, []
+        await go_on(orders)
+        await orders.to_rest()
+        assert sorted(calls.begun) == ([b"two"] if order is Order.LATEST else [b"one", b"two"])
+        assert orders.dead_letters == []
+        assert order in (Order.NONE, Order.LATEST) or calls.begun[0] == b"one"
+
+
+async def test_the_gate_says_which_record_and_why_loudly() -> None:
+    """In an event, in the log, and to whoever asks."""
+    calls = Calls()
+    async with MemoryPartition(calls, POLICY) as orders:
+        await orders.send(b"one")
+        (event,) = told(orders)
+        name = qualified_name(LedgerClosedError)
+        text = f"paused by rule pausing={name}: {name}: since noon, order <number>"
+        assert (event["verb"], event["text"], event["after"]) == ("handler-pause", text, text)
+        assert event["failure_id"] == "app/orders@kq8G0bTz/0/0"
+        (seen,) = [each for each in orders.observer.seen if each.event is Event.PAUSED]
+        assert (seen.failure_id, seen.message) == ("app/orders@kq8G0bTz/0/0", text)
+        assert (await go_on(orders))["before"] == text
+
+
+async def test_it_stays_paused_over_a_restart() -> None:
+    """Of whichever worker, also one without the group's offsets: nobody passes the record round."""
+    calls = Calls()
+    orders = MemoryPartition(calls, POLICY)
+    async with orders:
+        await orders.send(b"one")
+    for forget in (False, True):
+        if forget:
+            orders.transport.broker.notes.clear()
+        async with MemoryPartition(calls, POLICY, transport=orders.transport) as orders:
+            await orders.send(b"two")
+            await orders.advance(60_000)
+            assert calls.begun == [b"one"]
+    async with MemoryPartition(calls, POLICY, transport=orders.transport) as orders:
+        calls.closed = False
+        await go_on(orders)
+        await orders.to_rest()
+        assert sorted(calls.begun) == [b"one", b"one", b"two", b"two"]
+
+
+async def test_a_crash_before_the_gate_is_durable_has_the_record_fail_again() -> None:
+    """And pause then."""
+    calls = Calls()
+    orders = MemoryPartition(calls, POLICY)
+    async with orders:
+        dying = orders.transport.pause(Step.COMMIT)
+        await orders.send(b"one")
+        assert dying.reached
+    async with MemoryPartition(calls, POLICY, transport=orders.transport) as orders:
+        await orders.settle()
+        assert (calls.begun, len(told(orders))) == ([b"one", b"one"], 1)
+        calls.closed = False
+        await go_on(orders)
+        await orders.to_rest()
+        assert orders.dead_letters == []
+
+
+async def test_one_that_fails_between_a_resume_and_its_commit_pauses_again() -> None:
+    """The end of the former pause does not end the new one."""
+    calls = Calls()
+    calls.gates[b"slow"] = asyncio.Event()
+    async with MemoryPartition(calls, POLICY, concurrency=2) as orders:
+        await orders.send(b"slow", b"one")
+        assert len(told(orders)) == 1
+        committing = orders.transport.pause(Step.COMMIT)
+        with pytest.raises(AssertionError, match="no outcome"):
+            await go_on(orders)
+        calls.gates[b"slow"].set()
+        await orders.settle()
+        committing.set()
+        await orders.settle()
+        await orders.advance(60_000)
+        assert (calls.begun, len(told(orders))) == ([b"slow", b"one"], 2)
+        calls.closed = False
+        await go_on(orders)
+        await orders.to_rest()
+        assert sorted(calls.begun) == [b"one", b"one", b"slow", b"slow"]
+
+
+async def test_a_list_pauses_after_three_calls_that_fail_alike() -> None:
+    """It is not taken apart down to each record."""
+    calls = Lists()
+    async with MemoryPartition(calls, POLICY, batch=Batch(size=100, wait="1s")) as orders:
+        await orders.send(*(b"%02d" % n for n in range(64)))
+        await orders.advance(1_000)
+        assert (len(calls.begun), len(told(orders)), dict(orders.waiting)) == (64 + 2 * 32 + 2 * 16, 1, {"1s": 64})
+        calls.closed, calls.begun = False, []
+        await go_on(orders)
+        await orders.to_rest()
+        assert sorted(calls.begun) == [b"%02d" % n for n in range(64)]
+
+
+async def test_it_says_nothing_about_an_outage_and_is_not_tried_in_place() -> None:
+    """A circuit counts what may go away; hot tries are for the same."""
+    calls = Calls()
+    policy = RetryPolicy("1s*3", on=[pausing(LedgerClosedError)], hot="50ms*3")
+    breaker = CircuitBreaker(minimum_calls=2)
+    async with MemoryPartition(calls, policy, circuit=breaker, concurrency=4) as orders:
+        await orders.send(b"one", b"two", b"three", b"four")
+        assert calls.begun == [b"one"]
+        for _ in range(4):
+            await orders.advance(1_000)
+            await go_on(orders)
+        circuit = orders.engine.context.pace.circuit
+        assert circuit is not None
+        assert (circuit.closed, len(calls.begun), len(told(orders))) == (True, 5, 5)
+
+
+async def test_a_record_that_pauses_can_be_cancelled_meanwhile() -> None:
+    """Where nobody can make it succeed."""
+    calls = Calls()
+    async with MemoryPartition(calls, POLICY) as orders:
+        await orders.send(b"one")
+        assert (await orders.command("cancel", 0))["refused"] is None
+        calls.closed = False
+        await go_on(orders)
+        await orders.send(b"two")
+        assert (calls.begun, [letter.reason for letter in orders.dead_letters]) == ([b"one", b"two"], ["cancelled"])
