@@ -194,12 +194,12 @@ def _unconcerned(_self: Releases, _turns: Any) -> bool:
 
 COMMANDS: Final = (
     ("an early release is dropped", ((Releases, "keep", _dropped),), 2_000_007),
-    ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_051),
+    ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_052),
     ("an early release waits for an opening", ((Releases, "concern", _unconcerned),), 2_000_007),
-    ("a held run waits for its time", ((RowCommands, "_held_after", _runs_on),), 2_000_068),
-    ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_406),
+    ("a held run waits for its time", ((RowCommands, "_held_after", _runs_on),), 2_000_196),
+    ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_224),
     ("a hold ends in silence", ((Commands, "take_held", _in_silence),), 2_000_003),
-    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_957),
+    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_237),
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
     ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_025),
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_012),
