@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from retryapp.core.batch import Batch
     from retryapp.core.circuit import CircuitBreaker
+    from retryapp.core.control import Edit
     from retryapp.core.deduplicate import Deduplicate
     from retryapp.core.errors import RetryAppError
     from retryapp.core.http import http_errors
@@ -27,6 +28,7 @@ __all__ = [
     "Deduplicate",
     "Defer",
     "Delivery",
+    "Edit",
     "HandlerTimeoutError",
     "Reject",
     "ReleaseTimeoutError",
@@ -52,6 +54,7 @@ _HOME = {
     "Deduplicate": "retryapp.core.deduplicate",
     "Defer": "retryapp.core.verdicts",
     "Delivery": "retryapp.retries",
+    "Edit": "retryapp.core.control",
     "HandlerTimeoutError": "retryapp.engine.delivery.deliver",
     "Reject": "retryapp.core.verdicts",
     "ReleaseTimeoutError": "retryapp.engine.delivery.deliver",

@@ -322,6 +322,7 @@ def after_failure(
         replay_id=None if previous is None else previous.replay_id,
         replays=0 if previous is None else previous.replays,
         letter=None if previous is None else previous.letter,
+        edited=None if previous is None else previous.edited,
         null_value=False if previous is None else previous.null_value,
     )
 

@@ -99,7 +99,7 @@ class Page:
         """
 
         def write() -> str:
-            seen = hidden_from(person.role, facts)
+            seen = hidden_from(person.role, facts, self.answers.mask)
             if as_json or not template:
                 return to_json(seen)
             return to_html(template, {**self._frame(request, person), **seen, "refresh_s": refresh_s})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from aiohttp.typedefs import Handler
 from aiohttp.web import HTTPFound, Request, StreamResponse, middleware
 
+from retryapp.core.masking import UNMASKED, Mask
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, Clock
 from retryapp.runtime.view import RuntimeView
@@ -138,8 +139,10 @@ def lead_to_overview(server: Any) -> None:
     server.web_app.middlewares.append(lead)
 
 
-def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Operators = NOBODY) -> None:
-    """Add the pages to an app; `operators` says who may do what.
+def register(
+    app: faust.App, view: RuntimeView, *, clock: Clock, operators: Operators = NOBODY, mask: Mask = UNMASKED
+) -> None:
+    """Add the pages to an app; `operators` says who may do what, `mask` what nobody sees.
 
     Call it once per app, at any time before its web server starts, before or after the app is configured. Faust serves
     pages from before the consumer starts until the end, so ``view`` must answer from the first moment (``ready()``
@@ -155,7 +158,7 @@ def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Oper
     """
     if "web" in vars(app) and app.web.blueprints.applied:
         raise RuntimeError("the web server of this app has started: register the pages before")
-    answers = Answers(view, clock, operators)
+    answers = Answers(view, clock, operators, mask)
     pages: list[tuple[str, Page]] = [(path, action(answers, app, needs)) for path, (action, needs) in ACTIONS]
     pages += [(path, Page(answers, app, needs, ask, template)) for path, (ask, template, needs) in ROUTES]
     before = app.on_webserver_init

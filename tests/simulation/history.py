@@ -322,6 +322,7 @@ class History:
                 self.broker,
                 first.oracle.stories,
                 self.random,
+                keys=self.plan.order == "none",
                 levels=self.plan.seed >= LEVELS,
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),

@@ -107,6 +107,8 @@ class Story:
     gated: int = 0
     """Calls that have paused its partition."""
     replays: int = 0
+    renewed: int = 0
+    """How often an edit has asked for a new idempotency key."""
     hurried: bool = False
     """Somebody has asked for another due time."""
     cancelling: bool = False

@@ -223,6 +223,7 @@ def _delivery(run: Run) -> Delivery:
         replays=0 if metadata is None else metadata.replays,
         number=1 if metadata is None else metadata.delivery + 1,
         released=metadata is not None and metadata.tier == RELEASED,
+        edited=None if metadata is None else metadata.edited,
     )
 
 
@@ -273,7 +274,8 @@ def _judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
             logger.warning("retryapp.predicate_failed", extra={"handler": handler.main, "error_message": text})
 
     try:
-        return classify(error, policy.on, on_fault=warn, **facts)
+        failure = classify(error, policy.on, on_fault=warn, **facts)
+        return replace(failure, message=_free(run, failure.message)) if handler.mask else failure
     except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
         return classify(UnprintableError(handler.name), policy.on, on_fault=warn, **facts)
 
@@ -298,9 +300,16 @@ def hot_wait_s(run: Run, error: BaseException) -> float | None:
     return hot.delay_ms(run.hot_attempt, context.random.random()) / 1000
 
 
-def _trace(error: BaseException) -> str | None:
+def _free(run: Run, text: str) -> str:
+    """Return a text of an error without what is masked in its record."""
+    mask = run.context.handler.mask
+    return text if mask is None else mask.free(text, run.shown.headers, run.shown.value)
+
+
+def _trace(run: Run, error: BaseException) -> str | None:
     try:
-        return trace_of(error)
+        trace = trace_of(error)
+        return trace and _free(run, trace)
     except BaseException:  # noqa: BLE001 - the same: the record is dead, if without a traceback
         return None
 
@@ -455,7 +464,7 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
             if reference is None and handler.policy.max_attempts is None and metadata.delivery > 1:  # an earlier has it
                 outgoing = without_payload(outgoing)
     if outgoing is None:
-        trace = _trace(error)
+        trace = _trace(run, error)
         letters = decision.dead_letters if isinstance(decision, Dead) else None
         outgoing, metadata, event = to_end(context, run.shown, replace(metadata, error_trace=trace), letters)
         facts |= {"reason": metadata.reason, "trace": trace}

@@ -20,6 +20,7 @@ from retryapp.core.control import token_of
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError, UndecodableError
 from retryapp.core.letters import Letter
+from retryapp.core.masking import Mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit
 from retryapp.core.record import Headers, Origin, idempotency_key
@@ -97,6 +98,8 @@ class Delivery(Publishing):
     last_error_message: str | None = None
     replays: int = 0
     """How often the record was replayed from the dead-letter topic."""
+    edited: int | None = None
+    """Somebody has edited the record for a replay: how often with a new idempotency key; None: nobody has."""
     letter: Letter | None = None
     """Why the record died, for a handler of dead letters."""
     released: bool = False
@@ -106,10 +109,11 @@ class Delivery(Publishing):
     def idempotency_key(self) -> str:
         """36 ASCII characters (a UUID), the same at every attempt and in every replay, on every worker.
 
+        ``-e1`` follows where somebody has edited the record and asked for a new key.
         Pass it to the services that the handler calls, so that a repeated attempt changes nothing twice. To act again
         in each replay, append `replays`.
         """
-        return idempotency_key(self.failure_id)
+        return idempotency_key(self.failure_id, self.edited)
 
     @property
     def token(self) -> str:
@@ -175,6 +179,8 @@ class Handler:
     """When it takes failures for an outage; None: never."""
     deduplicate: Deduplicate | None = None
     """What tells a producer's duplicates, which are skipped; None: nothing does."""
+    mask: Mask | None = field(default=None, repr=False, compare=False)
+    """What messages of errors are freed of; None: nothing."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)
     """Topics that it may publish to; None: it cannot."""
     _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)

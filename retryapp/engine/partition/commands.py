@@ -69,6 +69,8 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 1_000
 """Commands in memory; the others wait on their topic."""
+MOST_WAITING_BYTES: Final = 4 << 20
+"""The same in bytes: an edited value is in its command."""
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
 MAX_TEXT_BYTES: Final = 1_000
@@ -191,13 +193,18 @@ class Commands:
             return
         if end < self._next_offset:
             raise PositionGoneError(*control, self._next_offset)
-        if len(self._queue) < MOST_WAITING:
+        if not self._full:
             self._next_offset = self._end = end
 
     def _receive(self, records: Sequence[Any], next_offset: int) -> bool:
         self._queue.extend(records)
         self._next_offset = next_offset
-        return len(self._queue) >= MOST_WAITING
+        return self._full
+
+    @property
+    def _full(self) -> bool:
+        held = sum(len(record.value or b"") for record in self._queue)
+        return len(self._queue) >= MOST_WAITING or held >= MOST_WAITING_BYTES
 
     async def _awaken(self) -> None:
         """Wait for commands, for a rule that pauses the partition, or until a part of a job may go on."""
@@ -336,16 +343,17 @@ class Commands:
 
     def _of_circuit(self, command: HandlerCommand, offset: int) -> Effect:
         steering, pace = self._jobs.steering, self._context.pace
-        if pace.circuit is None:
+        if pace.circuit is None and (command.verb is HandlerVerb.OPEN or steering.forced is None):
             raise RefusedError(Refusal.NO_CIRCUIT, "this handler has no circuit: pause it instead")
-        before = pace.circuit.state if steering.forced is None else steering.forced.text
+        now = CircuitState.CLOSED if pace.circuit is None else pace.circuit.state
+        before = now if steering.forced is None else steering.forced.text
         steering.obey(command, self._context.clock.wall_ms(), offset)
         pace.pauses = steering.pauses
         if steering.forced is not None:
             pace.force(steering.forced.text)
             return Effect("nothing begins, and no attempt is spent", before=before, after=steering.forced.text)
-        shut = pace.circuit.state in (CircuitState.FORCED_OPEN, CircuitState.OPEN)
-        after = CircuitState.HALF_OPEN if shut else pace.circuit.state
+        shut = now in (CircuitState.FORCED_OPEN, CircuitState.OPEN)
+        after = CircuitState.HALF_OPEN if shut else now
         return Effect("a few records try" if shut else f"it is {after}", before=before, after=after)
 
     def _event(self, effect: Effect, refusal: Refusal | None = None, **facts: Any) -> Outgoing:
@@ -360,6 +368,8 @@ class Commands:
             text=cut_text(effect.text, MAX_TEXT_BYTES),
             before=effect.before,
             after=effect.after,
+            edited=effect.edited,
+            original=effect.original,
             at_ms=self._context.clock.wall_ms(),
             **{"verb": "", "failure_id": "", **facts},
         )

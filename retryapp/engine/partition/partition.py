@@ -185,7 +185,7 @@ class PartitionEngine(RunOwner):
         self._suspect_rows = suspects(transport.suspected_rows, self._again.submit)
         self._start = self._first.submit if self._suspects is None else self._suspects.add
         parts = self.scheduler, recall, self.commands, self._suspects, self._suspect_rows
-        works = [each.run for each in parts if each is not None]
+        works = [recall.keep, *(each.run for each in parts if each is not None)]
         telling = partial(tell, self.lane, session, self.context, self.partition)
         self.context.pace.begin(self._first.submit, self._again.submit, self._freed, telling, self.lane.fail)
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]
