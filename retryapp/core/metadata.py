@@ -28,6 +28,10 @@ MAX_COUNT: Final = 2_000_000_000
 """Largest attempt, delivery, number of tries and of replays; a count that reaches it stays there."""
 HELD: Final = "held"
 """Tier of a record that waits, undelivered, for earlier ones of its sequence; its attempt and delivery are 0."""
+DEFERRED: Final = "deferred"
+"""Tier of a record that waits for its release by a token; its due time is the deadline."""
+RELEASED: Final = "released"
+"""Tier of a record that was released by a token, until its next delivery ends."""
 NAMELESS: Final = "?"
 """Replaces the empty name that a class or a function may have."""
 
@@ -94,6 +98,8 @@ class RetryMetadata:
     replays: int = 0
     letter: str | None = None
     """The dead letter that was replayed last, as ``name:offset``; without a name, on the usual topic."""
+    edited: int | None = None
+    """Somebody has edited it for a replay; how often with a new idempotency key. None: it is as on the main topic."""
     null_value: bool = False
     """The original value was null; it travels as empty."""
     no_payload: bool = False

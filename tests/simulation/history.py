@@ -63,6 +63,7 @@ class History:
         self._handlers = Handlers(
             plan, self.judges, self.broker,
             random=self.random, reached=self.reached, now_ms=self._now_ms, guard=self._guard, note=self._note,
+            context=self.network.context,
         )  # fmt: skip
 
     # -- what it is told ----------------------------------------------------------------------------------------
@@ -321,6 +322,7 @@ class History:
                 self.broker,
                 first.oracle.stories,
                 self.random,
+                keys=self.plan.order == "none",
                 levels=self.plan.seed >= LEVELS,
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),

@@ -78,7 +78,7 @@ class Oracle:
         self.latest_ms = 0.0
         """Largest lateness of a call."""
         self._topics = topics
-        self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS}, own_ms, per_delay=per_delay)
+        self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS, "W": 0}, own_ms, per_delay=per_delay)
         self._skew_ms = skew_ms
         self._timeout_ms = timeout_ms
         self.orders: dict[str, str] = {}
@@ -171,6 +171,11 @@ class Oracle:
         story.begun[attempt] += 1
         kills = story.begun[attempt] - len(story.calls[attempt]) if step(story.script, attempt) in "XK" else 0
         _must(kills <= self._max_kills, "I5", origin, "ended too many workers")
+
+    def check_key(self, origin: Origin, suffix: str) -> None:
+        """A handler call begins with an idempotency key that ends so."""
+        renewed = self._story(origin).renewed
+        _must(suffix == (f"-e{renewed}" if renewed else ""), "I8", origin, f"idempotency key ends with {suffix!r}")
 
     def goes_on(self, origin: Origin, going: Going, now_ms: float) -> None:
         """A handler call begins, and none of its record goes on in that worker, unless it was given up."""
@@ -301,6 +306,10 @@ class Oracle:
         origin = _origin(ours["retry-origin"].decode())
         story, attempt = self._story(origin), int(ours["retry-attempt"])
         delivery = int(ours.get("retry-delivery", attempt))
+        replays = int(ours.get("retry-replays", b"0"))
+        again = self.steering is not None and replays > story.replays
+        if self.steering is not None and again:
+            self.steering.edited(story, ours["retry-replay-id"].decode())
         foreign = tuple((name, value) for name, value in record.headers if not name.startswith("retry-"))
         lost = self.main is not None and topic.startswith(topics.dlq) and self.main.ended(origin, ours)
         bare = self._endless and delivery > 1 and not topic.startswith(topics.dlq)
@@ -310,8 +319,7 @@ class Oracle:
         payload = (b"", ()) if bare else (story.record.value, story.record.headers)
         _must((record.key, record.value, foreign) == (story.record.key, *payload), "I8", origin, topic)
         _must(bare == ("retry-no-payload" in ours), "I8", origin, f"its copy on {topic} says otherwise")
-        replays = int(ours.get("retry-replays", b"0"))
-        if self.steering is not None and replays > story.replays:
+        if again:
             begin_again(story, replays)
             story.copies[delivery] += 1
             return
@@ -324,6 +332,11 @@ class Oracle:
             _must(story.cancelling, "I19", origin, "cancelled, and nobody has asked for it")
             story.stopped = True
             self._end(origin, story, "dead", delivery, now_ms)
+            return
+        if self.steering is not None and self.steering.deferred(origin, story, ours, now_ms):
+            story.copies[delivery] += 1
+            story.dues[delivery].add(int(ours["retry-due-ms"]))
+            _once(origin, story.copies[delivery], f"copy of delivery {delivery}")
             return
         timed_out = ours.get("retry-error-type") == TIMED_OUT.encode()
         self._cut_short(story, attempt, now_ms, timed_out=timed_out)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from retryapp.core.circuit import Circuit, CircuitState
+from retryapp.core.control import Edit
+from retryapp.core.hops import after_failure
 from retryapp.core.jobs import Part, Steering
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Record
 from retryapp.core.rows import PendingRow
+from retryapp.engine.delivery import deliver
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.notes import Notes
@@ -14,8 +20,10 @@ from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import jobs
 from retryapp.engine.partition.commands import Commands
-from retryapp.engine.partition.holds import Holds
 from retryapp.engine.partition.jobs import Jobs
+from retryapp.engine.partition.letter_commands import Effect
+from retryapp.engine.partition.releases import Releases
+from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.testing.tables import MemoryDeadLetterTable
@@ -122,6 +130,16 @@ def _unpaused(_self: Pace, **_state: Any) -> None:
     """An opening forgets that the handler is paused."""
 
 
+def _unedited(_self: Edit, letter: Record) -> Record:
+    """An edited replay has the record as it was."""
+    return letter
+
+
+def _key_forgotten(*args: Any, **facts: Any) -> RetryMetadata:
+    """A record that fails again has its first idempotency key."""
+    return replace(after_failure(*args, **facts), edited=None)
+
+
 def _not_forced(self: Pace, **state: Any) -> None:
     """An opening forgets that the circuit is forced open."""
     _remember(self, **{**state, "forced": None})
@@ -151,7 +169,7 @@ def _in_memory(self: Commands) -> None:
 _close_gate = Commands._close_gate
 
 
-def _runs_on(_self: Holds, _run: Run, outcome: Outcome) -> Outcome:
+def _runs_on(_self: RowCommands, _run: Run, outcome: Outcome) -> Outcome:
     """A record that was held while it ran waits for its time."""
     return outcome
 
@@ -170,11 +188,34 @@ def _not_moved(_self: Sequences, _identity: bytes, _row: PendingRow) -> None:
     """A sequence does not know that its head is held."""
 
 
+def _dropped(_self: Releases, *_args: Any) -> Effect:
+    """A release that comes before its record waits is obeyed, and forgotten."""
+    return Effect("it is released", after="released")
+
+
+def _unkept(self: Releases, *args: Any) -> Effect:
+    """A release that comes before its record waits is forgotten by a crash."""
+    effect = _keep_release(self, *args)
+    effect.steered = False
+    return effect
+
+
+_keep_release = Releases.keep
+
+
+def _unconcerned(_self: Releases, _turns: Any) -> bool:
+    """A release that has come early is looked at by an opening only."""
+    return False
+
+
 COMMANDS: Final = (
-    ("a held run waits for its time", ((Holds, "judged", _runs_on),), 2_000_183),
-    ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_406),
+    ("an early release is dropped", ((Releases, "keep", _dropped),), 2_000_007),
+    ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_052),
+    ("an early release waits for an opening", ((Releases, "concern", _unconcerned),), 2_000_007),
+    ("a held run waits for its time", ((RowCommands, "_held_after", _runs_on),), 2_000_196),
+    ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_224),
     ("a hold ends in silence", ((Commands, "take_held", _in_silence),), 2_000_003),
-    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_957),
+    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_237),
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
     ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_025),
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_012),
@@ -189,6 +230,8 @@ COMMANDS: Final = (
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_012),
     ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
     ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_062),
+    ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
+    ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_021),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_017),
     ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_044),
     ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_006),

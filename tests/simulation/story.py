@@ -107,6 +107,8 @@ class Story:
     gated: int = 0
     """Calls that have paused its partition."""
     replays: int = 0
+    renewed: int = 0
+    """How often an edit has asked for a new idempotency key."""
     hurried: bool = False
     """Somebody has asked for another due time."""
     cancelling: bool = False
@@ -115,6 +117,10 @@ class Story:
     """When it was visible that this is obeyed."""
     held_ms: float = inf
     """When it was visible that it is held."""
+    deferred: dict[int, int] = field(default_factory=dict)
+    """Deadlines of copies that wait for a release, by the delivery that ended."""
+    freed: set[int] = field(default_factory=set)
+    """Deliveries whose release was obeyed."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
 
