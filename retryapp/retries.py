@@ -23,10 +23,11 @@ import faust
 from retryapp import web
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker
-from retryapp.core.control import Command, Edit, Verb
+from retryapp.core.control import Command, Edit, Verb, named_by
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
+from retryapp.core.jobs import HANDLER_VERBS
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.masking import UNMASKED, parse_mask
 from retryapp.core.policy import RetryPolicy
@@ -37,6 +38,7 @@ from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.kafka.commands import send_commands
+from retryapp.lookup.jobs import Words, tell_handler
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
@@ -330,7 +332,7 @@ class Retries:
 
         Args:
             verb: `retry-now`, `reschedule`, `hold`, `release`, `cancel`, `replay`, `discard` or `restore`.
-            failure_id: of the record, as `Delivery.failure_id`.
+            failure_id: of the record, as `Delivery.failure_id`; of `release`, `Delivery.token` as well.
             by: who asks, for the audit.
             why: the reason, for the audit.
             at: of `reschedule`: when, with a time zone.
@@ -351,12 +353,13 @@ class Retries:
         if at is not None and at.tzinfo is None:
             raise InvalidSettingError("at", at, "a time with a time zone: datetime(…, tzinfo=UTC)")
         try:
-            group, origin = parse_failure_id(failure_id)
+            named = named_by(failure_id)
+            group, origin = parse_failure_id(named["failure_id"])
             due_at_ms = None if at is None else round(at.timestamp() * 1000)
             hold_ms = None if hold_for is None else parse_duration_ms(hold_for)
             facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms, "force": force}
             facts["edit"] = edit
-            command = Command(id=secrets.token_hex(8), verb=Verb(verb), failure_id=failure_id, **facts)
+            command = Command(id=secrets.token_hex(8), verb=Verb(verb), **named, **facts)
         except (DamagedMetadataError, ValueError) as error:
             raise InvalidSettingError("command", f"{verb} {failure_id}", str(error)) from error
         found = [known for known in self.topologies if (known.group, known.main) == (group, origin.topic)]
@@ -365,6 +368,34 @@ class Retries:
         wait_s = parse_duration_ms(wait) / 1000
         sent = partial(send_commands, self.connection, found[0], [command], wait_s=wait_s)
         return (await asyncio.to_thread(sent)).get(command.id)
+
+    async def command_handler(
+        self, verb: str, topic: str, *, by: str = "", why: str = "", wait: Duration = "30s"
+    ) -> Mapping[int, Commanded | None]:
+        """Steer a handler on all partitions: send a command to the workers that have them, and wait for their answers.
+
+        Args:
+            verb: `pause`, `resume`, `outage-open` or `outage-close`.
+            topic: its main topic.
+            by: who asks, for the audit.
+            why: the reason, for the audit.
+            wait: how long to wait for the answers.
+
+        Returns:
+            What came of it by partition, as of `command`. None: it waits for a worker, without a limit.
+
+        Raises:
+            InvalidSettingError: there is no such verb.
+            LookupError: the topic has no handler of this app.
+            BrokerUnreachableError: no broker answered.
+        """
+        if verb not in HANDLER_VERBS:
+            raise InvalidSettingError("command_handler", verb, "one of " + ", ".join(HANDLER_VERBS))
+        found = next((known for known in self.topologies if known.main == topic), None)
+        if found is None:
+            raise LookupError(f"{topic} has no handler of this app")
+        words: Words = {"by": by, "why": why, "wait_s": parse_duration_ms(wait) / 1000}
+        return await asyncio.to_thread(tell_handler, self.connection, found, HANDLER_VERBS[verb], **words)
 
     @property
     def handlers(self) -> tuple[Handler, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -23,7 +24,16 @@ from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back
 from retryapp.lookup.payloads import payload_of
-from retryapp.lookup.records import Facts, dead_detail, known_sum, original_value, pending_detail, pending_summary
+from retryapp.lookup.records import (
+    Facts,
+    dead_detail,
+    known_sum,
+    original_value,
+    pending_detail,
+    pending_summary,
+    place_of,
+    whole_entry,
+)
 from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Person, Role
@@ -254,6 +264,10 @@ class Answers:
             )
         item = self.view.partition(info.main, partition)
         holding = {partition: None if item is None else item.holds_due}
+        if (there := place_of(entry, info.main)) is not None:
+            with suppress(TimeoutError, RetryAppError):
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    entry = whole_entry(entry, await self.view.read_record(*there))
         record = await asyncio.to_thread(pending_detail, entry)
         mark_held_back(record, holding, self.now_ms())
         return {"main": info.main, "policy": _policy(info), "record": record}

@@ -156,7 +156,9 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/pending/{partition}/{offset}": (
         _model("PendingRecord", "One waiting record.", _Page, main=str, policy=dict[str, str],
-               record=_model("PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text)),
+               record=_model(
+                   "PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text, unread=_Text
+               )),
         {},
     ),
     "/{main}/dead": (
@@ -204,7 +206,8 @@ COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
         _OUTCOME,
     ),
     "/{main}/command/handler": (
-        _model("TellHandler", "Pause or resume a handler.", verb=Literal["pause", "resume"], why=_Why), _OUTCOMES,
+        _model("TellHandler", "Pause or resume a handler, force its circuit open, or have it probe.",
+               verb=Literal["pause", "resume", "outage-open", "outage-close"], why=_Why), _OUTCOMES,
     ),
     "/{main}/command/job": (
         _model("StartJob", "Begin a job as its preview has shown it.", verb=Verb, filter=LetterFilter, scope=Scope,

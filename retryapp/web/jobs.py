@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Verb
 from retryapp.core.errors import InvalidSettingError
-from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part, PartState
+from retryapp.core.jobs import HANDLER_VERBS, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.rates import parse_rate
 from retryapp.lookup.jobs import Order, Preview, Scope, Told, by_job, job_facts, outcomes, part_facts
 from retryapp.lookup.records import Facts
@@ -224,14 +224,6 @@ class TellJob(_JobAction):
         return lambda: self.answers.view.tell_job(info.main, name, job_verb, **words), f"jobs/{quote(name, safe='')}"
 
 
-_HANDLER_VERBS: Final = {
-    "pause": HandlerVerb.PAUSE,
-    "resume": HandlerVerb.RESUME,
-    "outage-open": HandlerVerb.OPEN,
-    "outage-close": HandlerVerb.CLOSE,
-}
-
-
 class TellHandler(_JobAction):
     """Pauses or resumes a handler, forces its circuit open, or has it probe."""
 
@@ -239,7 +231,7 @@ class TellHandler(_JobAction):
     def order(
         self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
-        verb = _HANDLER_VERBS[_verb(sent, *_HANDLER_VERBS)]
+        verb = HANDLER_VERBS[_verb(sent, *HANDLER_VERBS)]
         return lambda: self.answers.view.tell_handler(info.main, verb, **words), ""
 
 

@@ -169,13 +169,15 @@ def test_a_forced_outage_and_a_rule_that_pauses_hold_over_restarts(stage: Stage)
     assert "The circuit is forced open by ann: ledger down" in worker.get(base)[1]
     assert f'retryapp_circuits{{handler="{topic}",state="forced-open"}} 2.0' in worker.get("/retries/metrics")[1]
     assert stage.service.visits == []
+    findings = retryapp(stage, "doctor", "-A", "app")[1]["findings"]
+    assert "retryapp outage close" in next(each for each in findings if each["name"] == f"handler of {topic}")["remedy"]
 
     assert retryapp(stage, "outage", "close", *where)[0] == 0
     wait_for(lambda: retryapp(stage, "handler", "show", *where)[0] == 1, "the rule has paused its partition")
     said = retryapp(stage, "handler", "show", *where)[1]
     ((number, level),) = said["paused"].items()
     (name,) = {visit.failure_id for visit in stage.service.visits if visit.facts["id"] == 7}
-    assert (level["record"], level["why"]) == (name, "app.ServiceError: 503 from the service")
+    assert (level["record"], level["why"]) == (name, "app.ServiceError: <number> from the service")
     status, text = worker.get("/retries/ready")
     assert (status, f"{topic}[{number}]" in text, "paused by rule pausing=" in text) == (503, True, True)
     assert "retryapp.partition_paused" in worker.log

@@ -17,6 +17,7 @@ from retryapp.core.errors import (
     PublishCircleError,
     PublishRefusedError,
 )
+from retryapp.core.jobs import HandlerVerb
 from retryapp.runtime.options import SETTINGS
 
 POLICY = RetryPolicy("1s")
@@ -218,6 +219,19 @@ async def test_what_is_no_setting_is_refused_where_it_is_declared(
     with pytest.raises(ConfigurationError, match=rf"{name}={value!r}: .*{expected}"):
         retries.handler("b", **{"policy": POLICY, name: value})(charge)  # type: ignore[arg-type]
     assert len(retries.handlers) == 1
+
+
+async def test_a_handler_is_steered_by_its_topic(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no verb, or no handler of this app, is refused before any broker is asked."""
+    asked: list[Any] = []
+    monkeypatch.setattr("retryapp.retries.tell_handler", lambda *given, **words: asked.append((given[1:], words)) or {})
+    assert await retries.command_handler("outage-open", "orders", by="ann", why="down", wait="2s") == {}
+    words = {"by": "ann", "why": "down", "wait_s": 2.0}
+    assert asked == [((retries.topologies[0], HandlerVerb.OPEN), words)]
+    with pytest.raises(InvalidSettingError, match="outage-close"):
+        await retries.command_handler("stop", "orders")
+    with pytest.raises(LookupError):
+        await retries.command_handler("pause", "refunds")
 
 
 async def test_how_a_handler_is_called_is_told(retries: Retries) -> None:
