@@ -334,7 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an idle lane does not confirm what it handed off last", ((Lane, "_confirm", _silent),)),
     Mutant("counts are forgotten at an opening", ((LaneProtocol, "tally", property(_forgotten)),)),
     Mutant("counts stay when they were said", ((Counting, "say", _said_apart),)),
-    *(Mutant(name, patches) for name, patches in BEYOND),
+    *(Mutant(*planted) for planted in BEYOND),
     *(Mutant(*planted) for planted in (*RULES, *VERDICTS, *REFERENCES)),
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from retryapp.core import reference as core
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Record
 from retryapp.core.rows import Reference
@@ -22,7 +23,7 @@ _refer = reference._refer
 
 
 REFERENCES: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
-    ("no checksum", ((reference, "_checksum", lambda _record: 0),), 1),
+    ("no checksum", ((core, "_checksum", lambda _record: 0),), 1),
     ("held past what the topic keeps", ((reference, "_refer", _too_long),), 1),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

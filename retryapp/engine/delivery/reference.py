@@ -7,20 +7,15 @@ record that was just read from there waits so: what has become a copy stays one.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
-from zlib import crc32
 
 from retryapp.core.errors import RecordGoneError
-from retryapp.core.foreign import name_bytes, shield
-from retryapp.core.headers import RETRY_NO_PAYLOAD
 from retryapp.core.hops import arriving
 from retryapp.core.metadata import MAX_EPOCH_MS
-from retryapp.core.record import Origin, Record, held_bytes
+from retryapp.core.record import Origin, Record
+from retryapp.core.reference import is_same, refer, travelling
 from retryapp.core.rows import Reference, identity_of, origin_offset
 from retryapp.engine.delivery.damage import unreadable
 from retryapp.engine.delivery.run import DeliveryContext, Run
-
-_NULL: Final = b"\xff\xff\xff\xff"
 
 
 def reference_of(run: Run, due_at_ms: int) -> Reference | None:
@@ -37,20 +32,7 @@ def _refer(context: DeliveryContext, record: Record) -> Reference | None:
     kept_ms = context.kept_ms
     # half of it is for what nobody plans: workers that are down, an outage, a pause
     until_ms = MAX_EPOCH_MS if kept_ms is None else min(record.timestamp_ms + kept_ms // 2, MAX_EPOCH_MS)
-    size = held_bytes(record.key, record.value, record.headers)
-    return Reference(record.timestamp_ms, size, _checksum(record), until_ms)
-
-
-def _checksum(record: Record) -> int:
-    """Return the CRC-32 over key, value and headers; each has its length before it, so nothing can change places."""
-    parts = [record.key, record.value]
-    for name, value in record.headers:
-        parts += (name_bytes(name), value)
-    checksum = 0
-    for part in parts:
-        length = _NULL if part is None else len(part).to_bytes(4, "big")
-        checksum = crc32(part or b"", crc32(length, checksum))
-    return checksum
+    return refer(record, until_ms)
 
 
 def whole(context: DeliveryContext, waiting: Record, identity: bytes, told: Reference, found: Record | None) -> Record:
@@ -70,8 +52,6 @@ def whole(context: DeliveryContext, waiting: Record, identity: bytes, told: Refe
     if (damage := unreadable(found)) is not None:
         raise damage
     shown = arriving(found)
-    size = held_bytes(shown.key, shown.value, shown.headers)
-    if (shown.timestamp_ms, size, _checksum(shown)) != (told.timestamp_ms, told.size, told.checksum):
+    if not is_same(told, shown):
         raise RecordGoneError(name, "the main topic has another record there (time, size or checksum differ)")
-    ours = tuple(pair for pair in waiting.headers if pair[0] != RETRY_NO_PAYLOAD)
-    return replace(waiting, value=shown.value or b"", headers=shield(shown.headers) + ours)
+    return replace(waiting, value=shown.value or b"", headers=travelling(waiting.headers, shown))

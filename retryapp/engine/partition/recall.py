@@ -99,20 +99,17 @@ class Recall:
 
     async def run(self) -> None:
         """Read until the session is over."""
-        loop, kept_ms = asyncio.get_running_loop(), self._context.kept_ms
-        looks = kept_ms is not None and self._context.handler.by_reference
-        look_s, looked_s = (kept_ms or 0) / LOOKS / 1000 if looks else None, -float("inf")
         while True:
-            if look_s is not None and loop.time() - looked_s >= look_s:
-                await self._keep()
-                looked_s = loop.time()
             if not self._queue:
                 self._wake.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(look_s):
-                        await self._wake.wait()
-            if self._queue:
-                await self._read()
+                await self._wake.wait()
+            await self._read()
+
+    async def keep(self) -> None:
+        """Have copies wait in place of references that are not safe any more, until the session is over."""
+        while (kept_ms := self._context.kept_ms) is not None and self._context.handler.by_reference:
+            await self._keep()
+            await asyncio.sleep(kept_ms / LOOKS / 1000)
 
     async def _read(self) -> None:
         """Read the next few of those that are claimed."""
@@ -173,7 +170,6 @@ class Recall:
     # -- rows that wait on --------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Have copies wait in place of references that are not safe any more."""
         after: bytes | None = None
         while self._pending is not None and (rows := self._pending.page(after, _PAGE)):
             for key, value in rows:

@@ -39,7 +39,8 @@ _MAGIC_AT = 16
 _BATCH_HEADER_BYTES = 61
 _BAD_CHECKSUM = "the checksum of the batch is wrong"
 _open_ends: Final[dict[Any, int]] = {}
-"""Offset up to which a damaged batch with an unsure end was reported, by partition."""
+"""Offset up to which a damaged batch with an unsure end was reported, by partition, and by who reads: the reader of
+single records reads uncommitted ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,6 +152,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
 
     next_fetch_offset: int
     _key_deserializer: Any
+    _isolation_level: Any
     _records: Any
     _tp: Any
 
@@ -215,7 +217,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
     def _rest_of_a_damaged_batch(self) -> Iterator[Unreadable]:
         """Report the offsets between a damaged batch with an unsure end and the batch that comes now."""
         first = self.next_fetch_offset
-        if _open_ends.get(self._tp) != first:
+        if _open_ends.get((self._tp, self._isolation_level)) != first:
             return
         batch = self._records.first
         if batch is not None and batch.sound and batch.base > first:
@@ -248,7 +250,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
         end = max(end, first + 1)
         self.next_fetch_offset = end
         if not sure:
-            _open_ends[self._tp] = end
+            _open_ends[self._tp, self._isolation_level] = end
         yield self._unreadable(first, end - 1, f"{type(error).__name__}: {error}" if batch.sound else _BAD_CHECKSUM)
         return False
 
