@@ -48,6 +48,7 @@ def address_of(path: str) -> str:
     """Return an address that a route is for."""
     some = path.replace("{main}", MAIN).replace("{rest:.*}", "x/y/z").replace("{job}", "3f9ca81b02")
     some = some.replace("pending/{partition}/{offset}", "pending/0/10001")
+    some = some.replace("/journey", f"/journey?id={NAME}")
     return f"/retries{some.replace('dead/{partition}/{offset}', 'dead/0/238')}"
 
 
