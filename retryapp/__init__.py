@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from retryapp.core.batch import Batch
     from retryapp.core.circuit import CircuitBreaker
+    from retryapp.core.control import Edit
     from retryapp.core.deduplicate import Deduplicate
     from retryapp.core.errors import RetryAppError
     from retryapp.core.http import http_errors
@@ -26,6 +27,7 @@ __all__ = [
     "CircuitBreaker",
     "Deduplicate",
     "Delivery",
+    "Edit",
     "HandlerTimeoutError",
     "Reject",
     "Retries",
@@ -49,6 +51,7 @@ _HOME = {
     "CircuitBreaker": "retryapp.core.circuit",
     "Deduplicate": "retryapp.core.deduplicate",
     "Delivery": "retryapp.retries",
+    "Edit": "retryapp.core.control",
     "HandlerTimeoutError": "retryapp.engine.delivery.deliver",
     "Reject": "retryapp.core.verdicts",
     "Retries": "retryapp.retries",

@@ -23,11 +23,13 @@ import faust
 from retryapp import web
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import Command, Edit, Verb
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
+from retryapp.core.jobs import HANDLER_VERBS
 from retryapp.core.lifecycle import Commanded
+from retryapp.core.masking import UNMASKED, parse_mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
 from retryapp.core.record import parse_failure_id
@@ -36,6 +38,7 @@ from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.kafka.commands import send_commands
+from retryapp.lookup.jobs import Words, tell_handler
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
@@ -125,12 +128,14 @@ class Retries:
             admin_options=admin_options or {},
             pages_guarded=operators.guarded,
         )
+        self._mask = parse_mask(settings.mask)
         self._runtime = Runtime(app, options)
         self._destinations = Destinations(self._runtime.topics, self._runtime.clock, self._owned_topics)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
         app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
-        web.register(app, RuntimeView(self._runtime), clock=self._runtime.clock, operators=operators)
+        view = RuntimeView(self._runtime)
+        web.register(app, view, clock=self._runtime.clock, operators=operators, mask=self._mask)
 
     def handler(
         self,
@@ -150,6 +155,7 @@ class Retries:
         max_concurrent: int | None = None,
         circuit: CircuitBreaker | None = None,
         dead_letters: Literal["topic", "drop"] = "topic",
+        payload: Literal["copy", "reference"] = "copy",
     ) -> Callable[[F], F]:
         """Declare the handler of a main topic.
 
@@ -181,6 +187,9 @@ class Retries:
                 few records probe, and the rest waits. Not with `order="partition"`.
             dead_letters: `topic` (default), or `drop`: there is no dead-letter topic, and what would be dead is
                 discarded, with a `discarded` event that says why.
+            payload: `copy` (default), or `reference`: what waits is only where the record is, with its size, time and
+                checksum; when due it is read from the main topic again. A start checks that the topic keeps records
+                for twice the policy's waits. Not with `order="latest"` or a schedule without end.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -195,6 +204,8 @@ class Retries:
         """
         if dead_letters not in {"topic", "drop"}:
             raise InvalidSettingError("dead_letters", dead_letters, "one of topic, drop")
+        if payload not in {"copy", "reference"}:
+            raise InvalidSettingError("payload", payload, "one of copy, reference")
         if max_in_flight < concurrency:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
         if max_crashes < 1:
@@ -228,6 +239,7 @@ class Retries:
             deduplicate=rule,
             order=kept,
             batch=batch,
+            by_reference=payload == "reference",
         )
 
     def dead_letters(
@@ -285,10 +297,16 @@ class Retries:
                 delays_ms=chosen.delays_ms,
                 dead_letters=chosen.dead_letters,
                 seen_window_ms=None if rule is None else rule.window_ms,
+                reference_ms=chosen.longest_ms if settings.get("by_reference") else None,
                 **{**names, "publishes": tuple(dict.fromkeys(publishes))},
             )
             handler = Handler(
-                function=function, topology=topology, policy=chosen, destinations=self._destinations, **settings
+                function=function,
+                topology=topology,
+                policy=chosen,
+                destinations=self._destinations,
+                mask=None if self._mask == UNMASKED else self._mask,
+                **settings,
             )
             others = [known for known in self.topologies if known.main != main]
             check_names([*others, topology])
@@ -307,6 +325,7 @@ class Retries:
         at: datetime | None = None,
         hold_for: Duration | None = None,
         force: bool = False,
+        edit: Edit | None = None,
         wait: Duration = "30s",
     ) -> Commanded | None:
         """Steer a record that waits or is dead: send a command to the worker that has it, and wait for its answer.
@@ -319,6 +338,7 @@ class Retries:
             at: of `reschedule`: when, with a time zone.
             hold_for: of `hold`: how long, if nobody releases it; None: `7d`.
             force: of `replay`: also a record that ended its workers, or may be superseded.
+            edit: of `replay`: what it changes, as `Edit.of("keep", value=b"…")`; the letter stays as it was.
             wait: how long to wait for the answer.
 
         Returns:
@@ -337,6 +357,7 @@ class Retries:
             due_at_ms = None if at is None else round(at.timestamp() * 1000)
             hold_ms = None if hold_for is None else parse_duration_ms(hold_for)
             facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms, "force": force}
+            facts["edit"] = edit
             command = Command(id=secrets.token_hex(8), verb=Verb(verb), failure_id=failure_id, **facts)
         except (DamagedMetadataError, ValueError) as error:
             raise InvalidSettingError("command", f"{verb} {failure_id}", str(error)) from error
@@ -346,6 +367,34 @@ class Retries:
         wait_s = parse_duration_ms(wait) / 1000
         sent = partial(send_commands, self.connection, found[0], [command], wait_s=wait_s)
         return (await asyncio.to_thread(sent)).get(command.id)
+
+    async def command_handler(
+        self, verb: str, topic: str, *, by: str = "", why: str = "", wait: Duration = "30s"
+    ) -> Mapping[int, Commanded | None]:
+        """Steer a handler on all partitions: send a command to the workers that have them, and wait for their answers.
+
+        Args:
+            verb: `pause`, `resume`, `outage-open` or `outage-close`.
+            topic: its main topic.
+            by: who asks, for the audit.
+            why: the reason, for the audit.
+            wait: how long to wait for the answers.
+
+        Returns:
+            What came of it by partition, as of `command`. None: it waits for a worker, without a limit.
+
+        Raises:
+            InvalidSettingError: there is no such verb.
+            LookupError: the topic has no handler of this app.
+            BrokerUnreachableError: no broker answered.
+        """
+        if verb not in HANDLER_VERBS:
+            raise InvalidSettingError("command_handler", verb, "one of " + ", ".join(HANDLER_VERBS))
+        found = next((known for known in self.topologies if known.main == topic), None)
+        if found is None:
+            raise LookupError(f"{topic} has no handler of this app")
+        words: Words = {"by": by, "why": why, "wait_s": parse_duration_ms(wait) / 1000}
+        return await asyncio.to_thread(tell_handler, self.connection, found, HANDLER_VERBS[verb], **words)
 
     @property
     def handlers(self) -> tuple[Handler, ...]:

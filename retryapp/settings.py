@@ -58,6 +58,12 @@ class Settings(BaseSettings):
         "text",
         "Form of a worker's log: `text`, or `json`, one object a line. An app with `logging_config=` has its own.",
     )
+    mask: str = _setting(
+        "MASK",
+        "",
+        "Headers and fields of JSON values that pages, API, logs and messages of errors do not show: names, and JSON "
+        "pointers with `*` for every element of a list, as `authorization, /customer/email, /items/*/card`.",
+    )
     metrics_port: int | None = _setting(
         "METRICS_PORT",
         None,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, BinaryIO, Final
 
 import click
+from pydantic import ValidationError
 
 from retryapp.cli._jobs import begin_job, filter_options, job_options
 from retryapp.cli._options import Place, json_option, list_options, place_options, raw_option
@@ -12,7 +15,7 @@ from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
-from retryapp.core.control import Verb
+from retryapp.core.control import Edit, Verb
 from retryapp.core.jobs import LetterFilter
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, marks_of, original_value
@@ -28,6 +31,72 @@ COLUMNS: Final = {
     "last error": "error",
     "mark": "mark",
 }
+
+
+def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what a replay may change of one record; the command gets an `Edit` as `edit`, or None."""
+
+    @wraps(command)
+    def with_edit(
+        *,
+        failure_ids: tuple[str, ...],
+        wanted: LetterFilter | None,
+        value: str | None,
+        value_file: BinaryIO | None,
+        headers: tuple[str, ...],
+        drop: tuple[str, ...],
+        idempotency: str | None,
+        **options: Any,
+    ) -> Any:
+        one = len(failure_ids) == 1 and failure_ids != ("-",)
+        key = wanted.key if one and wanted is not None and wanted == LetterFilter(key=wanted.key) else None
+        edit = None
+        if headers or drop or any(part is not None for part in (value, value_file, key, idempotency)):
+            if not one:
+                raise click.UsageError("an edit is of one record: give its failure id, and no filter")
+            if idempotency is None:
+                raise click.UsageError(
+                    "an edit needs --idempotency keep (the same call for services), or new (another)"
+                )
+            if value is not None and value_file is not None:
+                raise click.UsageError("--value and --value-file exclude each other")
+            data = value_file.read() if value_file is not None else None if value is None else value.encode()
+            pairs = dict(_pair(text) for text in headers)
+            try:
+                edit = Edit.of(
+                    idempotency, value=data, key=None if key is None else key.encode(), headers=pairs, drop=drop
+                )
+            except ValueError as error:
+                raise click.UsageError(
+                    "an edit changes something: --value, --value-file, --header, --drop-header, --key"
+                ) from error
+            wanted = None if key is not None else wanted
+        return command(failure_ids=failure_ids, wanted=wanted, edit=edit, **options)
+
+    options = (
+        click.option("--value", metavar="TEXT", help="Edit: the new value."),
+        click.option(
+            "--value-file", type=click.File("rb"), help="Edit: a file with the new value, byte for byte; -: stdin."
+        ),
+        click.option("--header", "headers", metavar="NAME=TEXT", multiple=True, help="Edit: set a header; repeatable."),
+        click.option("--drop-header", "drop", metavar="NAME", multiple=True, help="Edit: remove a header; repeatable."),
+        click.option(
+            "--idempotency",
+            type=click.Choice(("keep", "new")),
+            help="Edit: the idempotency key stays, or ends with -e1.",
+        ),
+    )
+    decorated: Callable[..., Any] = with_edit
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated
+
+
+def _pair(text: str) -> tuple[str, bytes]:
+    name, is_pair, value = text.partition("=")
+    if not is_pair or not name:
+        raise click.UsageError(f"--header {text}: expected NAME=TEXT")
+    return name, value.encode()
 
 
 @click.group(name="dead")
@@ -104,8 +173,12 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     "--rate", metavar="N/s", help="At most so many, as 100/s or 600/m; default: as fast as the workers take them."
 )
 @click.option("--force", is_flag=True, help="Also records that have ended their workers, or may be superseded.")
+@edit_options
 def replay(**options: Any) -> ExitCode:
     """Try dead records again: the same failure id, key, headers and idempotency key, with new attempts.
+
+    One record can be edited: --value, --value-file, --header, --drop-header, and --key, which beside a failure id is
+    the new key. Its letter stays as it was. Say with --idempotency whether services see it as the same call.
 
     Only the group that failed sees them. FAILURE_IDS are as in lists and logs; - reads them from stdin, a line each.
     With a filter in their place, all letters that fit are replayed, as a job of the workers: see `retryapp job`. It
@@ -117,6 +190,7 @@ def replay(**options: Any) -> ExitCode:
     \b
     Examples:
       retryapp dead replay -A billing billing/orders@kq8G0bTz/3/1042 --why "address mended"
+      retryapp dead replay -A billing billing/orders@kq8G0bTz/3/1042 --value-file fixed.json --idempotency keep
       retryapp dead replay -A billing --message "ledger shard 7" --preview
       retryapp dead replay -A billing --cause c1-3f9ca81b02 --rate 100/s --why "ledger is back"
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
@@ -159,7 +233,11 @@ def _steer(
         for name in ("only_preview", "yes", "detach"):
             if options.pop(name):
                 raise click.UsageError("--preview, --yes and --detach belong to a filter, as --cause or --all")
-        return steer(verb, failure_ids, place, **options)
+        try:
+            return steer(verb, failure_ids, place, **options)
+        except ValidationError as error:
+            raise click.UsageError(str(error.errors(include_url=False, include_input=False)[0]["msg"])) from error
+    options.pop("edit", None)
     if failure_ids:
         raise click.UsageError("give failure ids or a filter, not both")
     return begin_job(verb, wanted, place, **options)

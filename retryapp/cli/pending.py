@@ -12,8 +12,9 @@ from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.control import Verb
+from retryapp.kafka import read_record
 from retryapp.lookup.circuits import mark_circuits
-from retryapp.lookup.records import find_waiting, list_waiting, pending_detail, pending_value
+from retryapp.lookup.records import find_waiting, list_waiting, pending_detail, pending_value, place_of, whole_entry
 from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
@@ -92,6 +93,8 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     if entry is None:
         text = "does not wait: it is done, dead ('retryapp dead show'), or being delivered"
         return show_missing(failure_id, text, as_json=as_json)
+    if (there := place_of(entry, topology.main)) is not None:
+        entry = whole_entry(entry, read_record(connection, *there))
     record = pending_detail(entry)
     mark_circuits(connection, topology, [record], SystemClock().wall_ms())
     return show_record(record, pending_value(entry), raw=raw, as_json=as_json)

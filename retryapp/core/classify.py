@@ -48,6 +48,8 @@ class DeadReason(StrEnum):
     """The record does not fit into the topic; its value was dropped, its coordinates kept."""
     CRASHED = "crashed"
     """It ended its worker too often."""
+    GONE = "gone"
+    """It waited by reference, and the main topic does not have it any more."""
     CANCELLED = "cancelled"
     """Somebody has cancelled its retries."""
 

@@ -11,20 +11,26 @@ never takes a mark before its letter, and what reads that topic alone knows what
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from retryapp.core.durations import MAX_DURATION_MS
+from retryapp.core.foreign import shield, split_headers, unshield
 from retryapp.core.headers import RETRY_MARK
 from retryapp.core.hops import Outgoing
 from retryapp.core.metadata import MAX_EPOCH_MS
-from retryapp.core.record import Headers
+from retryapp.core.record import Headers, Record
 
 COMMAND_AGE_MS: Final = 15 * 60_000
 """How long a command waits for a worker, by the broker's time; an older one is refused."""
-MAX_COMMAND_BYTES: Final = 16_384
+MAX_COMMAND_BYTES: Final = 262_144
+"""An edited value is in its command."""
 HOLD_MS: Final = 7 * 86_400_000
 """How long a record is held, unless somebody releases it or says otherwise."""
 JOB_ID: Final = r"^[0-9A-Za-z._:-]{1,64}$"
@@ -87,10 +93,96 @@ class Refusal(StrEnum):
     """It is over, or unknown."""
     TOO_MANY = "too-many"
     """So many jobs go on that no other begins."""
+    ORDERED = "ordered"
+    """The key of a record cannot be edited where records of a key keep an order."""
     NO_CIRCUIT = "no-circuit"
     """The handler has no circuit that could be forced open."""
     NOT_READY = "not-ready"
-    """The dead letters of the partition are still being read."""
+    """The dead letters of the partition are still being read; or the main topic cannot be, where a record waits by
+    reference."""
+
+
+class Edit(BaseModel):
+    """What a replay changes of its record. Bytes are text here, as `encoding` says; see `of`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)  # a part that is not known must not be left out
+    idempotency: Literal["keep", "new"]
+    """``new``: the idempotency key ends with ``-e1``, later ``-e2``, so services act again. There is no default."""
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+    value: str | None = None
+    """None: as it was, as for the key."""
+    key: str | None = None
+    headers: Mapping[str, str] = Field(default_factory=dict)
+    """Each takes the place of all headers of its name, or comes last."""
+    drop: tuple[str, ...] = ()
+    """Names of headers that go."""
+
+    @classmethod
+    def of(
+        cls,
+        idempotency: str,
+        *,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        drop: tuple[str, ...] = (),
+    ) -> Edit:
+        """Make one of bytes.
+
+        Raises:
+            ValueError: nothing is changed, or `idempotency` is neither `keep` nor `new`.
+        """
+
+        def texts(encoding: str, text: Callable[[bytes], str]) -> Edit:
+            parts = {name: text(data) for name, data in (("value", value), ("key", key)) if data is not None}
+            own = {name: text(data) for name, data in (headers or {}).items()}
+            return cls.model_validate(
+                {"idempotency": idempotency, "encoding": encoding, "headers": own, "drop": drop, **parts}
+            )
+
+        try:
+            return texts("utf-8", bytes.decode)
+        except UnicodeDecodeError:
+            return texts("base64", lambda data: b64encode(data).decode())
+
+    @model_validator(mode="after")
+    def _can_be_done(self) -> Edit:
+        if not self.parts:
+            raise ValueError("it changes nothing: give a value, a key, headers or drop")
+        for text in (self.value, self.key, *self.headers.values()):
+            self._bytes(text)
+        return self
+
+    @property
+    def parts(self) -> str:
+        """Names of the parts that it changes."""
+        changed = {"value": self.value is not None, "key": self.key is not None}
+        changed["headers"] = bool(self.headers or self.drop)
+        return ", ".join(name for name, is_changed in changed.items() if is_changed)
+
+    def _bytes(self, text: str | None) -> bytes:
+        return b64decode(text or "", validate=True) if self.encoding == "base64" else (text or "").encode()
+
+    def applied_to(self, letter: Record) -> Record:
+        """Return a dead letter with the changes; its headers are as they travel."""
+        left = {name: self._bytes(text) for name, text in self.headers.items()}
+        headers = list[tuple[str, bytes | None]]()
+        for name, data in unshield(split_headers(letter.headers)[0]):
+            if name in left:
+                headers.append((name, left.pop(name)))
+            elif name not in self.drop and name not in self.headers:
+                headers.append((name, data))
+        return replace(
+            letter,
+            key=letter.key if self.key is None else self._bytes(self.key),
+            value=letter.value if self.value is None else self._bytes(self.value),
+            headers=shield((*headers, *left.items())),
+        )
+
+
+def digest_of(value: bytes | None) -> str:
+    """Return the hash of a record's value, as `sha256sum` prints it; of null its name."""
+    return "null" if value is None else f"sha256:{hashlib.sha256(value).hexdigest()}"
 
 
 class Command(BaseModel):
@@ -113,6 +205,17 @@ class Command(BaseModel):
     """Of `hold`: how long, if nobody releases it; None: `HOLD_MS`."""
     force: bool = False
     """Of `replay`: also a record that ended its workers, or one that may be superseded."""
+    edit: Edit | None = None
+    """Of `replay`: what it changes."""
+
+    @model_validator(mode="after")
+    def _edits_a_letter(self) -> Command:
+        if self.edit is not None:
+            if self.verb is not Verb.REPLAY:
+                raise ValueError("edit belongs to replay")
+            if (size := len(self.model_dump_json(exclude_none=True).encode())) > MAX_COMMAND_BYTES:
+                raise ValueError(f"the edit takes {size} bytes, and a command at most {MAX_COMMAND_BYTES}")
+        return self
 
     @model_validator(mode="after")
     def _has_time(self) -> Command:
@@ -170,6 +273,10 @@ class LetterMark(BaseModel):
     command: str
     by: str = ""
     why: str = ""
+    edited: str = ""
+    """Of a replay: the parts of the record that were edited; empty: none."""
+    original: str = ""
+    """Of an edited one: coordinates of the letter, and the hash of its value."""
 
     def to_record(self, topic: str, partition: int) -> Outgoing:
         """Return it as a record of the letter's topic."""

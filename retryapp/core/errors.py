@@ -356,6 +356,18 @@ class UnreadableRecordsError(RecordError):
         )
 
 
+class RecordGoneError(RecordError):
+    """A record that waited by reference is not on the main topic any more. Reason ``gone``."""
+
+    def __init__(self, coordinates: str, problem: str) -> None:
+        self.coordinates = coordinates
+        self.problem = problem
+        super().__init__(
+            f"{coordinates} waited by reference, and {problem}: was it deleted, or the topic made again? Copies "
+            f"(payload='copy') do not depend on the main topic"
+        )
+
+
 class NewerFormatError(DamagedMetadataError):
     """A record was written by a newer retryapp. Operator action: upgrade this worker."""
 

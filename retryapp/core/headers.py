@@ -34,7 +34,7 @@ from retryapp.core.text import cut_tail, escape_text, unescape_text
 RETRY_VERSION: Final = "retry-version"
 RETRY_NULL_VALUE: Final = "retry-null-value"
 RETRY_NO_PAYLOAD: Final = "retry-no-payload"
-"""Only on retry topics: value and foreign headers are in the pending table, and on an earlier copy."""
+"""Without value and foreign headers: the pending table and an earlier copy have them, or the main topic."""
 RETRY_GROUP: Final = "retry-group"
 RETRY_HANDLER: Final = "retry-handler"
 RETRY_ORIGIN: Final = "retry-origin"
@@ -64,6 +64,8 @@ RETRY_HISTORY: Final = "retry-history"
 RETRY_REPLAY_ID: Final = "retry-replay-id"
 RETRY_LETTER: Final = "retry-letter"
 """The dead letter that was replayed last, as ``name:offset``; without a name, on the usual topic."""
+RETRY_EDITED: Final = "retry-edited"
+"""Somebody has edited the record for a replay: how often with a new idempotency key."""
 RETRY_MARK: Final = "retry-mark"
 """Only on dead-letter topics: the record is no letter, but says what became of one (``core.control``)."""
 RETRY_REPLAYS: Final = "retry-replays"
@@ -74,7 +76,7 @@ OUR_HEADERS: Final = frozenset(
         RETRY_ATTEMPT, RETRY_DELIVERY, RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER,
         RETRY_RULE, RETRY_RULE_FAILURES, RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE,
         RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE, RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY,
-        RETRY_REPLAY_ID, RETRY_REPLAYS, RETRY_NO_PAYLOAD, RETRY_LETTER, RETRY_MARK,
+        RETRY_REPLAY_ID, RETRY_REPLAYS, RETRY_NO_PAYLOAD, RETRY_LETTER, RETRY_EDITED, RETRY_MARK,
     }
 )  # fmt: skip
 """All names that are ours in format version 1."""
@@ -98,6 +100,7 @@ def _check(metadata: RetryMetadata) -> None:
         (RETRY_RULE_FAILURES, metadata.rule_failures, -1, MAX_COUNT),
         (RETRY_HOT_ATTEMPTS, metadata.hot_attempts, 1, MAX_COUNT),
         (RETRY_REPLAYS, metadata.replays, 0, MAX_COUNT),
+        (RETRY_EDITED, metadata.edited or 0, 0, MAX_COUNT),
         (RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS),
         (RETRY_STARTED_MS, metadata.started_ms, 0, MAX_EPOCH_MS),
         (RETRY_FIRST_FAILED_MS, metadata.first_failed_ms, 0, MAX_EPOCH_MS),
@@ -171,6 +174,8 @@ def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
         yield RETRY_REPLAYS, b"%d" % md.replays
     if md.letter is not None:
         yield RETRY_LETTER, escape_text(md.letter, MAX_NAME_BYTES)
+    if md.edited is not None:
+        yield RETRY_EDITED, b"%d" % md.edited
 
 
 def _history_entry(entry: HistoryEntry) -> bytes:
@@ -265,6 +270,7 @@ class HeaderReader:
             replay_id=self.optional_name(RETRY_REPLAY_ID),
             replays=self.number(RETRY_REPLAYS) if RETRY_REPLAYS in self.found else 0,
             letter=self.optional_name(RETRY_LETTER),
+            edited=self.number(RETRY_EDITED) if RETRY_EDITED in self.found else None,
             null_value=self.flag(RETRY_NULL_VALUE),
             no_payload=self.flag(RETRY_NO_PAYLOAD),
         )

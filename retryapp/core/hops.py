@@ -26,7 +26,7 @@ from typing import Final
 from retryapp.core.classify import DeadReason, Failure
 from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import InvalidDurationError
+from retryapp.core.errors import InvalidDurationError, RecordError, UnreadableRecordsError
 from retryapp.core.foreign import escape_names, name_bytes, shield, split_headers, strip, unshield
 from retryapp.core.headers import RETRY_NO_PAYLOAD, encode_metadata
 from retryapp.core.metadata import (
@@ -48,10 +48,12 @@ from retryapp.core.rows import (
     ROW_OVERHEAD_BYTES,
     SEQUENCE,
     PendingRow,
+    Reference,
 )
 from retryapp.core.rules import Rule
 from retryapp.core.text import cut_text
 from retryapp.core.topology import HandlerTopology
+from retryapp.core.traces import qualified_name
 from retryapp.core.values import value_type
 
 REPLAY: Final = "replay"
@@ -152,7 +154,7 @@ def to_tier(record: Record, *, topology: HandlerTopology, metadata: RetryMetadat
 
 
 def without_payload(copy: Outgoing) -> Outgoing:
-    """Return a copy without value and foreign headers: tries without end would publish them again and again."""
+    """Return a copy without value and foreign headers: they are on an earlier copy, or on the main topic."""
     return replace(copy, value=b"", headers=(*split_headers(copy.headers)[1], (RETRY_NO_PAYLOAD, b"1")))
 
 
@@ -171,7 +173,7 @@ def _nominal_ms(tier: str) -> int | None:
         return None  # the tier is for people; the due time decides
 
 
-def to_row(copy: Outgoing, metadata: RetryMetadata, flags: int = 0) -> PendingRow:
+def to_row(copy: Outgoing, metadata: RetryMetadata, flags: int = 0, reference: Reference | None = None) -> PendingRow:
     """Return the row of a record that waits, from its copy; raise `ValueError` without a due time."""
     if metadata.due_at_ms is None:
         raise ValueError(f"{metadata.failure_id} is dead ({metadata.reason}): it has no due time")
@@ -184,6 +186,7 @@ def to_row(copy: Outgoing, metadata: RetryMetadata, flags: int = 0) -> PendingRo
         attempt=metadata.attempt,
         delivery=metadata.delivery,
         flags=flags,
+        reference=reference,
     )
 
 
@@ -315,6 +318,7 @@ def after_failure(
         replay_id=None if previous is None else previous.replay_id,
         replays=0 if previous is None else previous.replays,
         letter=None if previous is None else previous.letter,
+        edited=None if previous is None else previous.edited,
         null_value=False if previous is None else previous.null_value,
     )
 
@@ -343,12 +347,27 @@ def cancelled(metadata: RetryMetadata, message: str, now_ms: int) -> RetryMetada
     """Return the metadata of a record that waits and is not tried again."""
     if metadata.held:  # nothing has failed yet
         metadata = replace(metadata, error_type=DeadReason.CANCELLED.value, error_message=message)
+    return _not_run_again(metadata, DeadReason.CANCELLED, now_ms)
+
+
+def lost(metadata: RetryMetadata, error: RecordError, now_ms: int) -> RetryMetadata:
+    """Return the metadata of a record that has waited by reference, and that the main topic does not have."""
+    reason = DeadReason.DAMAGED if isinstance(error, UnreadableRecordsError) else DeadReason.GONE
+    return replace(
+        _not_run_again(metadata, reason, now_ms),
+        error_type=qualified_name(type(error)),
+        error_message=str(error),
+        fingerprint=reason.value,
+    )
+
+
+def _not_run_again(metadata: RetryMetadata, reason: DeadReason, now_ms: int) -> RetryMetadata:
     return replace(
         metadata,
         delivery=min(metadata.delivery + 1, MAX_COUNT),
         due_at_ms=None,
         tier=None,
-        reason=DeadReason.CANCELLED.value,
+        reason=reason.value,
         last_failed_ms=clamped(now_ms),
     )
 

@@ -171,6 +171,10 @@ class HandlerVerb(StrEnum):
     """Have the circuit probe."""
 
 
+HANDLER_VERBS: Final = {verb.removeprefix("handler-"): verb for verb in HandlerVerb}
+"""As people and programs write them: `pause`, `resume`, `outage-open`, `outage-close`."""
+
+
 class HandlerCommand(BaseModel):
     """A record of the control topic that is about the handler itself. It never expires: the last one counts."""
 

@@ -240,6 +240,10 @@ class Commanded(LifecycleEvent):
     """Offset of the command on the control topic; None: a part of a job has paused itself, or has ended."""
     job: str = ""
     """Id of the job that it is about; empty: of none."""
+    edited: str = ""
+    """Of a replay: the parts of the record that were edited; empty: none."""
+    original: str = ""
+    """Of an edited one: coordinates of the letter, and the hash of its value."""
     at_ms: EpochMs
 
     @property

@@ -94,10 +94,12 @@ class RetryMetadata:
     replays: int = 0
     letter: str | None = None
     """The dead letter that was replayed last, as ``name:offset``; without a name, on the usual topic."""
+    edited: int | None = None
+    """Somebody has edited it for a replay; how often with a new idempotency key. None: it is as on the main topic."""
     null_value: bool = False
     """The original value was null; it travels as empty."""
     no_payload: bool = False
-    """A copy without value and foreign headers; the row has them (`hops.without_payload`)."""
+    """A copy without value and foreign headers (`hops.without_payload`)."""
 
     @property
     def held(self) -> bool:

@@ -122,6 +122,18 @@ class RetryPolicy:
         return (self.schedule, *(rule.schedule for rule in self.on if rule.schedule is not None))
 
     @property
+    def longest_ms(self) -> int | None:
+        """How long all waits of a record may take together, unless a handler asks for another; None: no limit."""
+        longest_ms = None
+        if self.max_attempts is not None:
+            # schedules may take turns, and each begins anew then
+            waits = [max(each.all_nominal_ms) for each in self.schedules]
+            alone_ms, mixed_ms = sum(self.schedule.all_nominal_ms), max(waits) * (self.max_attempts - 1)
+            longest_ms = alone_ms if len(waits) == 1 else mixed_ms
+        bounds = [each for each in (longest_ms, self.max_elapsed_ms) if each is not None]
+        return min(bounds, default=None)
+
+    @property
     def dead_letters(self) -> tuple[str, ...]:
         """Names of the dead-letter topics of its rules."""
         return tuple(dict.fromkeys(rule.dead_letters for rule in self.on if rule.dead_letters is not None))

@@ -112,12 +112,13 @@ def failure_id(group: str, origin: Origin) -> str:
     return f"{group}/{origin.text}"
 
 
-def idempotency_key(failure_id: str) -> str:
+def idempotency_key(failure_id: str, edited: int | None = None) -> str:
     """Return a UUID (version 5, RFC 9562 section 5.5) for a record's effects in services and databases.
 
-    It depends on the failure id alone: it is the same at every attempt, after every crash and in every replay.
+    It depends on the failure id alone: it is the same at every attempt, after every crash and in every replay. Where
+    somebody has `edited` the record and wants its effects again, ``-e1`` or a later number follows.
     """
-    return str(uuid.uuid5(_NAMESPACE, failure_id))
+    return f"{uuid.uuid5(_NAMESPACE, failure_id)}{f'-e{edited}' if edited else ''}"
 
 
 def parse_failure_id(text: str) -> tuple[str, Origin]:

@@ -20,9 +20,11 @@ A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers esc
 No row is empty, so ``b""`` is never valid and a tombstone is never a row. State and hold are 0 in a row that waits for
 its time. State is 1 in one that is held, and `hold` says by what, in bits: 1 by earlier records of its sequence (it was
 never delivered, attempt and delivery are 0), 2 by an operator. The time of a held row is the deadline of an operator's
-hold, without one the last possible time. Others are a newer version's: this one cannot judge them. `flags`, `revision`
-and `more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are kept.
-Tag 1: a hold that begins when the record's run has failed; its deadline, u64.
+hold, without one the last possible time. State is 2 more in a row without value and foreign headers: `more` says what
+the main topic has in their place. Others are a newer version's: this one cannot judge them. `flags`, `revision` and
+`more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are kept.
+Tag 1: a hold that begins when the record's run has failed; its deadline, u64. Tag 2: time i64, size u32, checksum u32
+and the time until which that is safe u64 of a `Reference`.
 """
 
 from __future__ import annotations
@@ -79,12 +81,16 @@ _DUE_AT: Final = 4
 _LAST_DUE: Final = _DUE.pack(MAX_EPOCH_MS)
 _LENGTHS: Final = struct.Struct(">iiII")
 _LENGTHS_AT: Final = _FIXED.size - _LENGTHS.size
-_DUE_ROW: Final = bytes((ROW_VERSION, 0, 0))
 _HELD_ROW: Final = bytes((ROW_VERSION, 1, 1))
 _PAIR: Final = struct.Struct(">Ii")
 _MORE: Final = struct.Struct(">BH")
 _HOLD_NEXT: Final = 1
-_HOLDS: Final = range(1, 4)
+_REFERENCE_TAG: Final = 2
+_REFERENCE: Final = struct.Struct(">qIIQ")
+_REFERRED: Final = 2
+"""Added to the state of a row without payload."""
+_HOLDS: Final = range(1), range(1, 4)
+"""By state."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -97,6 +103,19 @@ class RowKey:
     """Hash of the main topic and its id."""
     partition: int
     origin_offset: int
+
+
+@value_type
+class Reference:
+    """What the main topic has of a record, at its partition and offset."""
+
+    timestamp_ms: int
+    size: int
+    """Of key, value and headers (`held_bytes`)."""
+    checksum: int
+    """CRC-32 over them."""
+    safe_until_ms: int
+    """Until then the main topic keeps it, also if nobody works for a while: later a copy waits."""
 
 
 @value_type
@@ -121,6 +140,8 @@ class PendingRow:
     more: bytes = b""
     hold: int = 0
     """What holds it, in bits; 0: nothing, it waits for its time."""
+    reference: Reference | None = None
+    """Value and foreign headers are on the main topic; None: they are here."""
 
     @property
     def held(self) -> bool:
@@ -224,13 +245,17 @@ def encode_row(row: PendingRow) -> bytes:
         lengths += (len(raw), -1 if value is None else len(value))
         parts += (raw, value or b"")
     numbers = row.due_at_ms, row.since_ms, row.attempt, row.delivery, row.revision
-    counts = _length(row.key), _length(row.value), len(row.headers), len(row.more)
+    state, more = int(row.hold > 0), row.more
     try:
-        fixed = _FIXED.pack(ROW_VERSION, row.hold > 0, row.hold, row.flags, *numbers, *counts)
+        if (told := row.reference) is not None:
+            facts = _REFERENCE.pack(told.timestamp_ms, told.size, told.checksum, told.safe_until_ms)
+            state, more = state + _REFERRED, _MORE.pack(_REFERENCE_TAG, len(facts)) + facts + more
+        counts = _length(row.key), _length(row.value), len(row.headers), len(more)
+        fixed = _FIXED.pack(ROW_VERSION, state, row.hold, row.flags, *numbers, *counts)
         table = struct.pack(">" + "Ii" * len(row.headers), *lengths)
     except struct.error as error:
         raise DamagedRowError("row", f"a number does not fit: {error}") from error
-    return b"".join((fixed, table, row.key or b"", row.value or b"", *parts, row.more))
+    return b"".join((fixed, table, row.key or b"", row.value or b"", *parts, more))
 
 
 def row_header(raw: bytes, name: bytes) -> bytes | None:
@@ -247,7 +272,7 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
         first += key_length
     if value_length > 0:
         first += value_length
-    known = raw[: len(_DUE_ROW)] in (_DUE_ROW, _HELD_ROW)
+    known = raw[0] == ROW_VERSION and _is_known(raw[1], raw[2])
     if not known or key_length < -1 or value_length < -1 or first + total + more != len(raw):
         _lengths(raw)  # says what is wrong
     for start, length in spans:
@@ -278,9 +303,18 @@ def _spans(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]
     return at, tuple(spans)
 
 
+def _is_known(state: int, hold: int) -> bool:
+    return state < 2 * _REFERRED and hold in _HOLDS[state % _REFERRED]
+
+
 def is_held(raw: bytes) -> bool:
     """Tell whether a row waits for earlier records of its sequence and for nothing else, without decoding it."""
     return raw[: len(_HELD_ROW)] == _HELD_ROW
+
+
+def is_reference(raw: bytes) -> bool:
+    """Tell whether a row has no payload, without decoding it."""
+    return raw[0] == ROW_VERSION and raw[1] >= _REFERRED
 
 
 def decode_row(raw: bytes) -> PendingRow:
@@ -300,7 +334,19 @@ def decode_row(raw: bytes) -> PendingRow:
     names = [name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]  # none is: u32
     headers = tuple(zip(names, parts[1::2], strict=True))
     _, _, _, flags, due_at_ms, since_ms, attempt, delivery, revision, *_ = _FIXED.unpack_from(raw)
-    return PendingRow(key, value, headers, due_at_ms, since_ms, attempt, delivery, flags, revision, more, raw[2])
+    numbers = due_at_ms, since_ms, attempt, delivery, flags, revision
+    reference = None
+    if is_reference(raw):
+        reference, more = _split(more)
+    return PendingRow(key, value, headers, *numbers, more, raw[2], reference)
+
+
+def _split(more: bytes) -> tuple[Reference, bytes]:
+    """Return the reference, which comes first, and the other facts."""
+    start, end = _MORE.size, _MORE.size + _REFERENCE.size
+    if more[:start] != _MORE.pack(_REFERENCE_TAG, _REFERENCE.size) or len(more) < end:
+        raise DamagedRowError("row", "it has no payload, and does not say where that is")
+    return Reference(*_REFERENCE.unpack(more[start:end])), more[end:]
 
 
 def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
@@ -319,6 +365,6 @@ def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
     nulls = lengths.count(-1)
     if min(lengths) < -1 or sum(lengths) + nulls + more != len(raw) - at:
         raise DamagedRowError("row", f"its {len(lengths)} parts do not add up to {len(raw) - at} bytes")
-    if (state, hold) != (0, 0) and not (state == 1 and hold in _HOLDS):
+    if not _is_known(state, hold):
         raise NewerRowError(f"{version} with state {state} and hold {hold}", ROW_VERSION)
     return lengths, at, raw[len(raw) - more :] if more else b""

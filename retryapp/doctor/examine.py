@@ -18,9 +18,9 @@ from retryapp.doctor.findings import Finding, note, ok, problem
 from retryapp.doctor.group import Trace, judge_group, judge_offsets
 from retryapp.doctor.rights import REMEDY, judge_rights
 from retryapp.doctor.topics import (
+    judge_level,
     judge_main_retention,
     judge_old_handler,
-    judge_paused,
     judge_plan,
     judge_replicas,
 )
@@ -188,9 +188,12 @@ class _Cluster:
             if topology.pending_changelog in self.states:
                 known = remembered(self.subject.connection, topology)
                 paused = {number: each.paused for number, each in known.items() if each.paused is not None}
-                if paused:
-                    retention_ms = int(self.states[topology.main].config.get("retention.ms", "-1"))
-                    yield judge_paused(topology.main, paused, retention_ms=retention_ms, now_ms=self.wall_ms())
+                forced = {number: each.forced for number, each in known.items() if each.forced is not None}
+                retention_ms = int(self.states[topology.main].config.get("retention.ms", "-1"))
+                times = {"retention_ms": retention_ms, "now_ms": self.wall_ms()}
+                for levels, ends in ((paused, "handler resume"), (forced, "outage close")):
+                    if levels:
+                        yield judge_level(topology.main, levels, ends, **times)
 
     def _leftovers(self) -> Iterator[Finding]:
         names, mains = self.admin.topic_names(), {topology.main for topology in self.topologies}

@@ -61,18 +61,21 @@ def judge_main_retention(
         )
 
 
-def judge_paused(main: str, paused: Mapping[int, Level], *, retention_ms: int, now_ms: int) -> Finding:
-    """Report a handler that somebody has paused; a problem once half of the main topic's retention is over."""
-    first = min(paused.values(), key=lambda each: each.since_ms)
+def judge_level(main: str, levels: Mapping[int, Level], ends: str, *, retention_ms: int, now_ms: int) -> Finding:
+    """Report what somebody has set, a pause or a forced outage, and what `ends` it.
+
+    It is a problem once half of the main topic's retention is over.
+    """
+    first = min(levels.values(), key=lambda each: each.since_ms)
     for_ms = max(0, now_ms - first.since_ms)
     kept = "" if retention_ms < 0 else f"; the topic deletes records after {format_duration_ms(retention_ms)}"
     told = problem if 0 <= retention_ms < 2 * for_ms else warning
     return told(
         f"handler of {main}",
-        f"{first.text}, for {format_duration_ms(for_ms // 1_000 * 1_000)}, {counted(len(paused), 'partition')}",
+        f"{first.text}, for {format_duration_ms(for_ms // 1_000 * 1_000)}, {counted(len(levels), 'partition')}",
         expected="deliveries",
         why=f"nothing is delivered{kept}",
-        remedy=f"Have it go on: retryapp handler resume --topic {main}",
+        remedy=f"Have it go on: retryapp {ends} --topic {main}",
     )
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 from retryapp.core.topology import GROW, TopicRole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from retryapp.core.topology import TopicSpec
     from retryapp.kafka.admin import TopicState
 
 UNLIMITED: Final = -1
+_COPY: Final = "let copies wait (payload='copy')"
 SAFE_REPLICATION: Final = 3
 """Copies that a cluster of at least as many brokers must keep, unless low replication is allowed."""
 
@@ -58,6 +59,30 @@ SERVES: Final[dict[str, tuple[Callable[[str, str], bool], str]]] = {
     "min.insync.replicas": (_at_least, "{want} or more"),
 }
 """Setting → (does what is there serve, how to say what is wanted). Other settings are not checked."""
+
+
+def kept_ms(config: Mapping[str, str]) -> int | None:
+    """Return how long a topic with this configuration keeps every record at least; None: no limit of time."""
+    return min((kept for kept in _bounds(config).values() if kept != UNLIMITED), default=None)
+
+
+def _bounds(config: Mapping[str, str]) -> dict[str, int]:
+    policies = {part.strip() for part in config.get("cleanup.policy", "delete").split(",")}
+    settings = {"delete": "retention.ms", "compact": "min.compaction.lag.ms"}
+    return {setting: int(config.get(setting, UNLIMITED)) for each, setting in settings.items() if each in policies}
+
+
+def keeps(state: TopicState, waits_ms: int) -> Iterator[Problem]:
+    """Yield why a main topic does not keep records for those that wait by reference, together so long."""
+    why = "records wait by reference (payload='reference'), and are read from there again"
+    if (size := state.config.get("retention.bytes", str(UNLIMITED))) != str(UNLIMITED):
+        problem = f"{why}: no time says when a bound of size deletes them"
+        yield Problem("retention.bytes", size, str(UNLIMITED), problem, f"Take it away, with retention.ms, or {_COPY}")
+    for setting, kept in _bounds(state.config).items():
+        if kept != UNLIMITED and kept < 2 * waits_ms:
+            problem = f"{why} at the end of all waits; as much time again is for workers that are away"
+            wanted = f"{2 * waits_ms} or more"
+            yield Problem(setting, str(kept), wanted, problem, f"Raise it, shorten the policy, or {_COPY}")
 
 
 def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_replication: bool) -> Iterator[Problem]:

@@ -26,7 +26,7 @@ from retryapp.core.topology import (
     topic_specs,
 )
 from retryapp.kafka.admin import BROKER_DEFAULT, ClusterState, KafkaAdmin, TopicState
-from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare
+from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare, keeps
 from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError, ReplicationTooLowError
 from retryapp.kafka.owner import UNMARKED, OwnerMark, claim_owner_mark, owner_refusal
 
@@ -217,8 +217,12 @@ def plan_handler(
 
 
 def _main_step(topology: HandlerTopology, main: TopicState | None, partitions: int | None) -> PlanStep:
+    problems: tuple[Problem, ...] = ()
     if main is not None:
-        action, why = Action.OK, {"partitions": "the user's topic: its partition count decides that of all others"}
+        if topology.reference_ms is not None:
+            problems = tuple(keeps(main, topology.reference_ms))
+        action = Action.MISMATCH if problems else Action.OK
+        why = {"partitions": "the user's topic: its partition count decides that of all others"}
     elif partitions is not None:
         action, why = Action.CREATE, {"partitions": "as asked for", "replication": "the broker's default"}
     else:
@@ -232,6 +236,7 @@ def _main_step(topology: HandlerTopology, main: TopicState | None, partitions: i
         partitions=partitions,
         replication=None if main is None else main.replication,
         why=why,
+        problems=problems,
     )
 
 

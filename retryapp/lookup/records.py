@@ -20,11 +20,23 @@ from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
+from retryapp.core.hops import arriving
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Discarded, Handled, Skipped, decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id, short_topic_id
-from retryapp.core.rows import SEQUENCE, PendingRow, decode_row, is_held, parse_row_key, row_due_ms, row_key
+from retryapp.core.reference import as_copy, is_same
+from retryapp.core.rows import (
+    SEQUENCE,
+    PendingRow,
+    decode_row,
+    encode_row,
+    is_held,
+    is_reference,
+    parse_row_key,
+    row_due_ms,
+    row_key,
+)
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic, with_dead_letters
 from retryapp.lookup.payloads import header_text, payload_of
@@ -70,7 +82,23 @@ def pending_detail(entry: PendingEntry) -> Facts:
         "state": _state(row),
         "key": payload_of(row.key),
         "value": payload_of(original_value(row.headers, row.value)),
+        "unread": "the main topic does not have it any more, or does not answer" if row.reference else None,
     }
+
+
+def place_of(entry: PendingEntry, main: str) -> tuple[str, int, int] | None:
+    """Return where the payload of a waiting record is on the main topic; None: in its row."""
+    key = parse_row_key(entry.key)
+    return (main, key.partition, key.origin_offset) if is_reference(entry.value) else None
+
+
+def whole_entry(entry: PendingEntry, found: Record | None) -> PendingEntry:
+    """Return a waiting record with its payload, if that is what the main topic has; else as it was."""
+    with suppress(DamagedRowError):
+        row, shown = decode_row(entry.value), None if found is None else arriving(found)
+        if row.reference is not None and shown is not None and is_same(row.reference, shown):
+            return replace(entry, value=encode_row(as_copy(row, shown)))
+    return entry
 
 
 def _state(row: PendingRow) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from retryapp.core.publication import TopicLook
+from retryapp.core.record import Record
 from retryapp.ports.flow import TopicPartition
 
 
@@ -48,6 +49,12 @@ class TopicReader(Protocol):
 
     async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
         """Read from `start`, or the first offset, to the present end; return it, also when the sink had enough."""
+
+    async def records(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
+        """Return what the partition has at some offsets, which rise: records, or damage at those that it covers.
+
+        Uncommitted records, too: who asks knows that they were committed.
+        """
 
 
 class Passage(Protocol):

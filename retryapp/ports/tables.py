@@ -91,8 +91,8 @@ class DeadLetterTable(LocalTable, Protocol):
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
         """Add rows; `next_offset`: the topic has been read up to there. Marks stay."""
 
-    def mark(self, offset: int, mark: str, job: str | None = None) -> None:
-        """Note what became of the letter at an offset, and the job that did it.
+    def mark(self, marks: Mapping[int, tuple[str, str | None]], next_offset: int | None) -> None:
+        """Note what became of letters, by their offsets, and the jobs that did it; `next_offset` as of `write`.
 
         At most 255 bytes each. The last mark counts, whether the letter was written before or comes later; it goes
         with its letter. A letter with a mark other than ``restored`` is not counted any more.

@@ -41,8 +41,8 @@ from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
 from retryapp.runtime.clients.security import addresses, admin_connection, client_options
 from retryapp.runtime.clients.tail import TailReader
-from retryapp.runtime.clients.unreadable import TOPICS
-from retryapp.runtime.faust.agents import register_agent, to_record
+from retryapp.runtime.clients.unreadable import TOPICS, to_record
+from retryapp.runtime.faust.agents import register_agent
 from retryapp.runtime.faust.consumer import RetryConsumer, RetryTransport
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.runtime.machine.heap import find_trim, give_back_memory

@@ -19,6 +19,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import quick_findings
 from retryapp.engine.worker.placement import Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan, ensure_topics, fold_changelog
+from retryapp.kafka.compare import kept_ms
 from retryapp.ports import Clock
 from retryapp.runtime.clients.security import prove_login
 from retryapp.runtime.clients.unreadable import refuse_missing_codecs
@@ -110,6 +111,7 @@ def _learn(served: Served, plan: Plan) -> None:
     main = plan.states[topology.main]
     served.partitions = served.known = served.complete = main.partitions
     served.topic_id = short_topic_id(main.topic_id)
+    served.kept_ms = kept_ms(main.config)
     served.changelog_id = plan.states[topology.pending_changelog].topic_id
     served.control_id = plan.states[topology.control].topic_id
     served.dlq_ids = {name: plan.states[name].topic_id for name in topology.dlqs}

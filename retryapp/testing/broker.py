@@ -113,6 +113,13 @@ class MemoryBroker:
                 records.append(entry.record)
         return records, max(start, end)
 
+    def pick(self, tp: TopicPartition, offsets: Iterable[int]) -> dict[int, Record]:
+        """Return the records at some offsets, uncommitted ones too, of those that are there."""
+        entries = self.logs[tp].entries
+        found = ((offset, bisect_left(entries, offset, key=_offset)) for offset in offsets)
+        picked = {offset: entries[at].record for offset, at in found if at < len(entries)}
+        return {offset: record for offset, record in picked.items() if record.offset == offset}
+
     def _stable(self, tp: TopicPartition) -> int:
         return min((txn.first[tp] for txn in self.logs[tp].open), default=self.logs[tp].end)
 

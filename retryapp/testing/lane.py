@@ -98,6 +98,11 @@ class MemoryReader(TopicReader):
                 break
         return end
 
+    @override
+    async def records(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
+        found: Mapping[int, Record] = await self.request("records", partial(self.broker.pick, tp, offsets))
+        return found
+
 
 @dataclass(slots=True, kw_only=True)
 class MemoryLane(LaneProtocol):

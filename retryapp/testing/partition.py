@@ -81,6 +81,7 @@ class MemoryPartition:
         transport: Kafka and the local store as a worker has left them; default: new ones.
         pools: for first deliveries and retries, shared by partitions of one handler; default: its own.
         destinations: topics that the handler publishes to; default: every name, with one partition.
+        kept_ms: how long the main topic keeps records, for a handler with `payload="reference"`; default: no limit.
         options: more fields of `Handler`, as `value_type`, `concurrency` and `deduplicate`.
     """
 
@@ -120,6 +121,7 @@ class MemoryPartition:
         transport: MemoryLaneTransport | None = None,
         pools: tuple[DeliveryPool, DeliveryPool] | None = None,
         destinations: MemoryDestinations | None = None,
+        kept_ms: int | None = None,
         **options: Any,
     ) -> None:
         chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
@@ -153,6 +155,7 @@ class MemoryPartition:
                 pace=Pace.of(self.handler, partition, clock=self.clock, random=drawn, shares=1),
                 topic_id="kq8G0bTz",
                 max_bytes=_MAX_BYTES,
+                kept_ms=kept_ms,
                 life=f"worker-{next(_LIVES)}",
             ),
             partition=partition,

@@ -187,7 +187,7 @@ class MemoryDeadLetterTable(_Stored, DeadLetterTable):
     rows: dict[int, IndexedLetter]
 
     def __init__(self, disk: Disk | None = None, name: str = "") -> None:
-        self._marks: dict[int, tuple[str | None, str | None]] = {}
+        self._marks: dict[int, tuple[str, str | None]] = {}
         super().__init__(disk, name)
 
     @override
@@ -195,11 +195,11 @@ class MemoryDeadLetterTable(_Stored, DeadLetterTable):
         self._keep(rows, next_offset)
 
     @override
-    def mark(self, offset: int, mark: str, job: str | None = None) -> None:
-        self._keep((), None, {offset: (mark, job)})
+    def mark(self, marks: Mapping[int, tuple[str, str | None]], next_offset: int | None) -> None:
+        self._keep((), next_offset, marks)
 
     def _apply(
-        self, rows: Sequence[DeadRow], next_offset: int | None, marks: Mapping[int, tuple[str | None, str | None]] = {}
+        self, rows: Sequence[DeadRow], next_offset: int | None, marks: Mapping[int, tuple[str, str | None]] = {}
     ) -> None:
         for row in rows:
             letter = index_letter(row.offset, row.headers, row.key, row.append_ms)

@@ -13,7 +13,7 @@ from aiohttp import web
 from pydantic import ValidationError
 from typing_extensions import override
 
-from retryapp.core.control import Command, Verb
+from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, Verb
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import DamagedMetadataError, InvalidDurationError
 from retryapp.core.record import parse_failure_id
@@ -28,7 +28,8 @@ MAX_BODY_BYTES: Final = 16_384
 MOST_AT_ONCE: Final = 4
 """Commands of one worker's pages that wait for an answer."""
 WAIT_S: Final = 10.0
-_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force")
+_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force", "edit", "value", "idempotency")
+"""The last two are those of a form in place of `edit`."""
 
 
 class Action(Page):
@@ -52,6 +53,7 @@ class CommandPage(Action):
     """Sends a command, waits for the worker that obeys or refuses it, and says which."""
 
     waiting: ClassVar[int] = 0
+    most_bytes: ClassVar[int] = MAX_COMMAND_BYTES
 
     @override
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
@@ -132,6 +134,11 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
         facts: dict[str, Any] = {name: given[name] for name in ("state", "why") if name in given}
         if "at" in given:
             facts["due_at_ms"] = parse_instant(given["at"], now_ms)
+        if "edit" in given:
+            facts["edit"] = Edit.model_validate_json(given["edit"])
+        elif "value" in given or "idempotency" in given:
+            value = given.get("value", "").replace("\r\n", "\n").encode()  # browsers send lines so
+            facts["edit"] = Edit.of(given.get("idempotency", ""), value=value)
         if "for" in given:
             facts["hold_ms"] = parse_duration_ms(given["for"])
         force = given.get("force", "false") in ("true", "on", "1")

@@ -8,20 +8,32 @@ other workers are never guessed at: their numbers are None, and a question for o
 from __future__ import annotations
 
 import asyncio
-import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
+
+from pydantic import ValidationError
 
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import Part
+from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.record import failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back
 from retryapp.lookup.payloads import payload_of
-from retryapp.lookup.records import Facts, dead_detail, dead_summary, original_value, pending_detail, pending_summary
+from retryapp.lookup.records import (
+    Facts,
+    dead_detail,
+    known_sum,
+    original_value,
+    pending_detail,
+    pending_summary,
+    place_of,
+    whole_entry,
+)
 from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Person, Role
@@ -29,14 +41,12 @@ from retryapp.web.attention import needs_action
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
+from retryapp.web.lists import Listing, dead_here, merge, waiting_here
 from retryapp.web.peers import PART, SIGNATURE, Peers, causes_of, jobs_of, merged, silent_of
-from retryapp.web.query import Question, Stream, offsets_text
+from retryapp.web.query import Question
 
-SCAN_ROWS: Final = 2_000
-"""Maximum number of rows that a page of dead letters reads when it filters by reason."""
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
-_CHUNK_ROWS: Final = 50
 LIVE_S: Final = 5
 """Overview and handler are loaded again after this time."""
 
@@ -55,9 +65,10 @@ class Group(NamedTuple):
 class Answers:
     """Answers to all questions that a page can ask this worker."""
 
-    def __init__(self, view: RuntimeView, clock: Clock, operators: Operators = NOBODY) -> None:
+    def __init__(self, view: RuntimeView, clock: Clock, operators: Operators = NOBODY, mask: Mask = UNMASKED) -> None:
         self.view = view
         self.operators = operators
+        self.mask = mask
         self.clock = clock
         self._due = DueCounts(view)
         self.peers = Peers(self.now_ms, operators.peer_secret)
@@ -69,7 +80,8 @@ class Answers:
     def person(self, request: Any) -> Person:
         """Return who asks."""
         url = self.view.url()
-        if request.path == PART and self.peers.has_signed(request.headers.get(SIGNATURE, ""), url):
+        asked = url.rstrip("/") + request.raw_path
+        if request.path.startswith(PART) and self.peers.has_signed(request.headers.get(SIGNATURE, ""), asked):
             return Person("a worker", Role.OPERATE)
         return self.operators.person(request, url)
 
@@ -170,72 +182,73 @@ class Answers:
         }
 
     async def pending(self, question: Question) -> Facts:
-        """Return one page of waiting records by due time."""
-        infos = self._partitions(question)
-
-        def page() -> tuple[list[Facts], str | None]:
-            entries = self.view.pending_page(
-                question.main, after=question.after, limit=question.limit + 1, partition=question.partition
-            )
-            shown = entries[: question.limit]
-            mark = question.address(after=shown[-1].key.hex()) if len(entries) > len(shown) else None
-            return [pending_summary(entry) for entry in shown], mark
-
-        records, following = await asyncio.to_thread(page)
-        holding, now_ms = {item.partition: item.holds_due for item in infos}, self.now_ms()
-        for record in records:
-            mark_held_back(record, holding, now_ms)
-        return {"records": records, "next": following, **_list_facts(question, infos)}
+        """Return one page of waiting records of the group by due time."""
+        facts = await self._list(question, "pending", self.pending_here)
+        narrow = question.cause or question.key or question.message
+        total = None if narrow else await self._total(question, "pending")
+        return {**facts, "cause": question.cause, "key": question.key, "message": question.message, "total": total}
 
     async def dead(self, question: Question) -> Facts:
-        """Return one page of dead letters, newest first over all partitions here."""
+        """Return one page of dead letters of the group, the newest first."""
+        facts = await self._list(question, "dead", self.dead_here)
+        asked: Facts = {name: getattr(question, name) for name in ("reason", "cause", "key", "marked")}
+        asked |= {name: question.query.get(name) for name in ("since", "until")}
+        narrow = any(value for name, value in asked.items() if name != "cause")
+        counted = not narrow and (question.cause is None or question.partition is None)
+        total = await self._total(question, "dead") if counted else None
+        return {**facts, **asked, "total": total, "reasons": sorted({*DeadReason, question.reason or "exhausted"})}
+
+    async def pending_here(self, question: Question) -> Listing:
+        """List what waits in the partitions of this worker."""
+        infos = self._chosen(question)
+        return await asyncio.to_thread(waiting_here, self.view, infos, question, self.now_ms())
+
+    async def dead_here(self, question: Question) -> Listing:
+        """List the dead letters of the partitions of this worker."""
+        info, infos = self.get_handler_or_404(question.main), self._chosen(question)
+        return await asyncio.to_thread(dead_here, self.view, infos, question, info)
+
+    async def _list(self, question: Question, kind: str, own: Callable[[Question], Awaitable[Listing]]) -> Facts:
+        """Merge what all workers list, and say what is left out."""
         infos = self._partitions(question)
-        records, cursor, scanned = await asyncio.to_thread(self._newest, infos, question)
-        return {
-            "records": records,
-            "next": question.address(before=offsets_text(cursor)) if cursor else None,
-            "scanned": scanned,
-            "reason": question.reason,
-            "cause": question.cause,
-            "key": question.key,
-            "reasons": sorted({*DeadReason, question.reason or DeadReason.EXHAUSTED}),
-            **_list_facts(question, infos),
+        path = question.address(f"{PART}/{quote(question.main, safe='')}/{kind}")
+        answers, ours = await asyncio.gather(self.peers.read(self._chosen(question), path), own(question))
+        listings, silent = [ours], list[str]()
+        for url, body in answers.items():
+            try:
+                listings.append(Listing.model_validate_json(body or b""))
+            except ValidationError:
+                silent.append(url)
+        lines, cursor = merge(listings, question.limit, newest=kind == "dead")
+        lost = [item.partition for item in self._chosen(question) if _is_lost(item, silent)]
+        follow = {"after" if kind == "pending" else "before": cursor or "", "seen": str(question.seen + len(lines))}
+        facts: Facts = {
+            "main": question.main,
+            "partition": question.partition,
+            "limit": question.limit,
+            "records": [line.model_dump() for line in lines],
+            "first": question.seen + 1,
+            "next": question.address(**follow) if cursor else None,
+            "scanned": sum(each.scanned for each in listings),
+            "silent": silent,
+            "partitions": [item.partition for item in infos],
+            "partitions_left_out": sorted({*lost, *(number for each in listings for number in each.left_out)}),
         }
+        hidden = sorted({name for each in listings for name in each.hidden})
+        return {**facts, "hidden": hidden} if hidden else facts
 
-    def _newest(
-        self, infos: Sequence[PartitionInfo], question: Question
-    ) -> tuple[list[Facts], dict[Stream, int] | None, int]:
-        """Return the newest dead letters of all partitions, where the next page begins, and how many rows were read."""
-        partitions = [item.partition for item in infos if item.state == OPEN]
-        if question.partition is not None:
-            partitions = [question.partition]
-        topics = (None, *self.get_handler_or_404(question.main).dead_letters)
-        known = [(partition, letters) for partition in partitions for letters in topics]
-        cursor = {stream: offset for stream, offset in (question.before or {}).items() if stream in known}
-        streams = [self._letters(question, stream, cursor.get(stream)) for stream in known]
-        records: list[Facts] = []
-        scanned = 0
-        for row in heapq.merge(*streams, key=_newest_first):
-            if len(records) == question.limit or scanned == SCAN_ROWS:
-                return records, cursor, scanned
-            scanned += 1
-            cursor[row["partition"], row["letters"]] = row["offset"]
-            if question.reason in (None, row["reason"]):
-                records.append(row)
-        return records, None, scanned
+    async def _total(self, question: Question, name: str) -> int | None:
+        """Return how many records a list has; None: not known."""
+        group = await self._everywhere(question.main, self.view.partitions(question.main))
+        if name == "dead" and question.cause is not None:
+            return next((each.records for each in group.causes if each.cause_id == question.cause), 0)
+        chosen = [item for item in group.partitions if question.partition in (None, item.partition)]
+        numbers: list[int | None] = [None if item.state == ELSEWHERE else getattr(item, name) for item in chosen]
+        return None if None in numbers else known_sum(numbers)
 
-    def _letters(self, question: Question, stream: Stream, before: int | None) -> Iterator[Facts]:
-        chunk = 2  # most partitions of a page are asked for no more
-        sought: Facts = {"cause": question.cause, "key": None if question.key is None else question.key.encode()}
-        partition, letters = stream
-        while True:
-            place: Facts = {"partition": partition, "letters": letters, "before": before, "limit": chunk}
-            entries = self.view.dead_page(question.main, **place, **sought)
-            yield from map(dead_summary, entries)
-            if len(entries) < chunk:
-                return
-            before = entries[-1].row.offset
-            chunk = min(_CHUNK_ROWS, 2 * chunk)
+    def _chosen(self, question: Question) -> list[PartitionInfo]:
+        infos = self.view.partitions(question.main)
+        return [item for item in infos if question.partition in (None, item.partition)]
 
     async def pending_record(self, question: Question) -> Facts:
         """Return one waiting record with headers, key and value."""
@@ -251,6 +264,10 @@ class Answers:
             )
         item = self.view.partition(info.main, partition)
         holding = {partition: None if item is None else item.holds_due}
+        if (there := place_of(entry, info.main)) is not None:
+            with suppress(TimeoutError, RetryAppError):
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    entry = whole_entry(entry, await self.view.read_record(*there))
         record = await asyncio.to_thread(pending_detail, entry)
         mark_held_back(record, holding, self.now_ms())
         return {"main": info.main, "policy": _policy(info), "record": record}
@@ -361,13 +378,18 @@ class Answers:
         _refuse_closed(self.view.partition(question.main, number), number, question)
 
     def _partitions(self, question: Question) -> Sequence[PartitionInfo]:
-        """Return all partitions of a list's handler, or refuse when the one asked for cannot be read here."""
+        """Return all partitions of a list's handler, or refuse when nobody can read the one asked for."""
         self.get_handler_or_404(question.main)
         infos = self.view.partitions(question.main)
         if question.partition is not None:
-            number = question.partition
-            _refuse_closed(infos[number] if number < len(infos) else None, number, question)
+            info = infos[question.partition] if question.partition < len(infos) else None
+            if info is None or info.state != ELSEWHERE or web_url(info.owner_url) is None:
+                _refuse_closed(info, question.partition, question)
         return infos
+
+
+def _is_lost(info: PartitionInfo, silent: Sequence[str]) -> bool:
+    return info.state == ELSEWHERE and web_url(info.owner_url) in (None, *silent)
 
 
 def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:
@@ -381,22 +403,5 @@ def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) 
         raise not_open(question.main, number, info.state, info.last_error)
 
 
-def _list_facts(question: Question, infos: Sequence[PartitionInfo]) -> Facts:
-    away = [item for item in infos if item.state == ELSEWHERE]
-    return {
-        "main": question.main,
-        "partition": question.partition,
-        "limit": question.limit,
-        "partitions_here": [item.partition for item in infos if item.state != ELSEWHERE],
-        "partitions_left_out": [item.partition for item in infos if item.state not in {OPEN, ELSEWHERE}],
-        "partitions_elsewhere": [{"partition": item.partition, "owner_url": web_url(item.owner_url)} for item in away],
-    }
-
-
 def _policy(info: HandlerInfo) -> dict[str, str]:
     return {"text": info.policy, "digest": info.policy_digest, "order": info.order}
-
-
-def _newest_first(row: Facts) -> float:
-    """Sort by time of the last failure; where that is unreadable the row comes at once and holds nothing back."""
-    return float("-inf") if row["last_failed_ms"] is None else -row["last_failed_ms"]

@@ -24,6 +24,7 @@ from retryapp.lookup.jobs import Scope
 from retryapp.lookup.payloads import Kind
 from retryapp.ports import PAGES_PREFIX, HandlerInfo, PartitionInfo
 from retryapp.web.access import Role
+from retryapp.web.lists import Line
 from retryapp.web.query import DEFAULT_LIMIT, MAX_LIMIT
 
 Model = type[BaseModel]
@@ -82,7 +83,7 @@ _Part = _model(
 _Job = _model("Job", "A job.", _Part, job=str)
 _PartOf = _model("PartOf", "The part of one partition.", _Part, partition=int)
 _Record = _model(
-    "Record", "Why a record failed; its message is for operators.",
+    "Failure", "Why a record failed; its message is for operators.",
     failure_id=_Text, attempt=_Int, max_attempts=(_Int, None), tier=_Text, reason=_Text, error_type=_Text,
     first_failed_ms=_Int, last_failed_ms=_Int, message=_Text, cause=_Text, cause_id=_Text, origin=Origin | None,
     damaged=_Text, partition=int,
@@ -105,10 +106,15 @@ _Detail: dict[str, Any] = {
     "metadata": _Metadata | None, "headers": _many(_Header) | None, "retry_headers": _many(_Header) | None,
     "key": _Content | None, "value": _Content | None,
 }  # fmt: skip
+_Line = _model(
+    "Record", "A record in a list; one that waits has `due_at_ms`, a dead letter `offset`.", Line,
+    tier=_Text, cause=_Text, first_failed_ms=_Int, origin=Origin | None, held_by=(_Text, None), append_ms=(_Int, None),
+    replays=(_Int, None), job=(_Text, None),
+)  # fmt: skip
 _List: dict[str, Any] = {
-    "main": str, "partition": _Int, "limit": int, "next": _Text, "partitions_here": list[int],
-    "partitions_left_out": list[int],
-    "partitions_elsewhere": _many(_model("Elsewhere", "Who has it.", partition=int, owner_url=_Text)),
+    "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
+    "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "cause": _Text, "key": _Text,
+    "records": _many(_Line),
 }  # fmt: skip
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _STRING: Final = {"type": "string"}
@@ -145,20 +151,21 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {},
     ),
     "/{main}/pending": (
-        _model("Pending", "Waiting records of this worker, the next due first.", _Page, **_List,
-               records=_many(_model("PendingLine", "A record in a list.", _Waits, key=_Text))),
-        {**_LIMITS, "after": _STRING},
+        _model("Pending", "Waiting records, the next due first.", _Page, **_List, message=_Text),
+        {**_LIMITS, "cause": _STRING, "key": _STRING, "message": _STRING, "after": _STRING, "seen": _NUMBER},
     ),
     "/{main}/pending/{partition}/{offset}": (
         _model("PendingRecord", "One waiting record.", _Page, main=str, policy=dict[str, str],
-               record=_model("PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text)),
+               record=_model(
+                   "PendingDetail", "A record.", _Waits, **_Detail, since_ms=_Int, state=_Text, unread=_Text
+               )),
         {},
     ),
     "/{main}/dead": (
-        _model("DeadLetters", "Dead letters of this worker, newest first.", _Page, **_List, scanned=int, reason=_Text,
-               cause=_Text, key=_Text, reasons=list[str],
-               records=_many(_model("DeadLine", "A letter in a list.", _Dead, key=_Text))),
-        {**_LIMITS, "reason": _STRING, "cause": _STRING, "key": _STRING, "before": _STRING},
+        _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool, since=_Text,
+               until=_Text, reasons=list[str]),
+        {**_LIMITS, **dict.fromkeys(("reason", "cause", "key", "since", "until", "marked", "before"), _STRING),
+         "seen": _NUMBER},
     ),
     "/{main}/dead/{partition}/{offset}": (
         _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str],
@@ -199,7 +206,8 @@ COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
         _OUTCOME,
     ),
     "/{main}/command/handler": (
-        _model("TellHandler", "Pause or resume a handler.", verb=Literal["pause", "resume"], why=_Why), _OUTCOMES,
+        _model("TellHandler", "Pause or resume a handler, force its circuit open, or have it probe.",
+               verb=Literal["pause", "resume", "outage-open", "outage-close"], why=_Why), _OUTCOMES,
     ),
     "/{main}/command/job": (
         _model("StartJob", "Begin a job as its preview has shown it.", verb=Verb, filter=LetterFilter, scope=Scope,

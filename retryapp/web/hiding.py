@@ -6,8 +6,11 @@ which have no values of records in them. Keys, values, headers and messages are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
+from retryapp.core.masking import MASKED, UNMASKED, Mask
 from retryapp.lookup.payloads import Kind, Payload
 from retryapp.lookup.records import Facts
 from retryapp.web.access import Role
@@ -16,25 +19,42 @@ PRIVATE: Final = frozenset({"error_message", "error_trace", "headers", "key", "m
 """Names of facts that only operators see; of a payload its size is left."""
 
 
-def hidden_from(role: Role, facts: Facts) -> Facts:
-    """Return facts as a role sees them: what is hidden is None, and named in `hidden`."""
+def hidden_from(role: Role, facts: Facts, mask: Mask = UNMASKED) -> Facts:
+    """Return facts as a role sees them: what is hidden is None, and named in `hidden`; what is masked, nobody sees."""
     if role >= Role.OPERATE:
-        return facts
+        return facts if mask == UNMASKED else _each(facts, lambda name, value: _masked(name, value, mask))
     names: set[str] = set()
-    shown: Facts = _without(facts, names)
+    shown: Facts = _each(facts, lambda name, value: _hidden(name, value, names))
     return {**shown, "hidden": sorted(names)} if names else shown
 
 
-def _without(value: Any, names: set[str]) -> Any:
+def _each(value: Any, change: Callable[[str, Any], Any]) -> Any:
     if isinstance(value, dict):
-        return {name: _hidden(name, each, names) for name, each in value.items()}
-    return [_without(each, names) for each in value] if isinstance(value, (list, tuple)) else value
+        return {name: _each(change(name, each), change) for name, each in value.items()}
+    return [_each(change("", each), change) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _hidden(name: str, value: Any, names: set[str]) -> Any:
-    if name not in PRIVATE:
-        return _without(value, names)
-    if value is None or (isinstance(value, Payload) and value.kind is Kind.NULL):
+    if name not in PRIVATE or value is None or (isinstance(value, Payload) and value.kind is Kind.NULL):
         return value
     names.add(name)
-    return Payload(Kind.HIDDEN, value.size_bytes, b"", "") if isinstance(value, Payload) else None
+    return _without(value) if isinstance(value, Payload) else None
+
+
+def _masked(name: str, value: Any, mask: Mask) -> Any:
+    if isinstance(value, dict) and str(value.get("name")).lower() in mask.headers and "value" in value:
+        return {**value, "value": MASKED}
+    payload = value if isinstance(value, Payload) and value.kind in (Kind.JSON, Kind.TEXT) else None
+    text = payload.text if payload else value if name == "key" and isinstance(value, str) else None
+    if text is None or not mask.pointers:
+        return value
+    shown = mask.json(text)
+    if shown is None:  # it is no JSON, or was cut, or is too deep: if it looks like it, its fields are not found
+        shown = MASKED if text.lstrip()[:1] in ("{", "[") else text
+    if payload is None:
+        return shown
+    return _without(payload) if shown == MASKED else payload if shown == text else replace(payload, text=shown)
+
+
+def _without(payload: Payload) -> Payload:
+    return Payload(Kind.HIDDEN, payload.size_bytes, b"", "")

@@ -15,9 +15,8 @@ from typing_extensions import override
 
 from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Verb
 from retryapp.core.errors import InvalidSettingError
-from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part, PartState
+from retryapp.core.jobs import HANDLER_VERBS, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.rates import parse_rate
-from retryapp.lookup.instants import parse_instant
 from retryapp.lookup.jobs import Order, Preview, Scope, Told, by_job, job_facts, outcomes, part_facts
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, HandlerInfo
@@ -36,7 +35,6 @@ MOST_AT_ONCE: Final = 2
 LIVE_S: Final = 2
 """Pages of jobs that go on are loaded again after this time."""
 _FILTER: Final = ("reason", "error_type", "cause", "message", "key")
-_TIMES: Final = {"since": "from_ms", "until": "until_ms"}
 
 
 class Turns:
@@ -101,7 +99,7 @@ async def job(answers: Answers, question: Question) -> Facts:
 async def preview(answers: Answers, question: Question) -> Facts:
     """Return what a job would do: how many letters, of which causes, some of them; and where it would end."""
     info = answers.get_handler_or_404(question.main)
-    verb, wanted = _wanted(question, answers.now_ms())
+    verb, wanted = _wanted(question)
     found = await _previews.take(lambda: _count(answers.view, info.main, verb, wanted))
     return {
         "main": info.main,
@@ -124,20 +122,16 @@ def _role_for(found: Preview) -> Role:
     return Role.OPERATE if found.complete and found.letters <= MOST_LETTERS else Role.ADMIN
 
 
-def _wanted(question: Question, now_ms: int) -> tuple[Verb, LetterFilter]:
+def _wanted(question: Question) -> tuple[Verb, LetterFilter]:
     given = {name: value for name, value in question.query.items() if value}
     verb = given.get("verb", "")
     if verb not in OF_LETTERS:
         raise bad_parameter("verb", verb, ", ".join(sorted(OF_LETTERS)))
     fields: dict[str, Any] = {name: given[name] for name in _FILTER if name in given}
-    for name, field in _TIMES.items():
-        if name in given:
-            try:
-                fields[field] = parse_instant(given[name], now_ms, back=True)
-            except ValueError as error:
-                raise bad_parameter(name, given[name], str(error)) from error
+    times = {"from_ms": question.since_ms, "until_ms": question.until_ms}
+    fields |= {name: value for name, value in times.items() if value is not None}
     if not fields and "all" not in given:
-        raise bad_parameter("all", "", "all=1, or one of " + ", ".join((*_FILTER, *_TIMES)))
+        raise bad_parameter("all", "", "all=1, or one of " + ", ".join((*_FILTER, "since", "until")))
     try:
         return Verb(verb), LetterFilter(**fields)
     except ValidationError as error:
@@ -230,14 +224,6 @@ class TellJob(_JobAction):
         return lambda: self.answers.view.tell_job(info.main, name, job_verb, **words), f"jobs/{quote(name, safe='')}"
 
 
-_HANDLER_VERBS: Final = {
-    "pause": HandlerVerb.PAUSE,
-    "resume": HandlerVerb.RESUME,
-    "outage-open": HandlerVerb.OPEN,
-    "outage-close": HandlerVerb.CLOSE,
-}
-
-
 class TellHandler(_JobAction):
     """Pauses or resumes a handler, forces its circuit open, or has it probe."""
 
@@ -245,7 +231,7 @@ class TellHandler(_JobAction):
     def order(
         self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
-        verb = _HANDLER_VERBS[_verb(sent, *_HANDLER_VERBS)]
+        verb = HANDLER_VERBS[_verb(sent, *HANDLER_VERBS)]
         return lambda: self.answers.view.tell_handler(info.main, verb, **words), ""
 
 

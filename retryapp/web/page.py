@@ -68,7 +68,8 @@ class Page:
         """Ask, and present the answer."""
         if any(request.query.get(name) for name in PROBING):
             person.require(Role.OPERATE)
-        question = question_of(request.query, request.match_info, request.rel_url.raw_path, person.role)
+        address, now_ms = request.rel_url.raw_path, self.answers.now_ms()
+        question = question_of(request.query, request.match_info, address, person.role, now_ms)
         if self.ask is None:
             raise LookupError(f"nothing to ask at {request.rel_url.path}")
         facts = await self.ask(self.answers, question)
@@ -98,7 +99,7 @@ class Page:
         """
 
         def write() -> str:
-            seen = hidden_from(person.role, facts)
+            seen = hidden_from(person.role, facts, self.answers.mask)
             if as_json or not template:
                 return to_json(seen)
             return to_html(template, {**self._frame(request, person), **seen, "refresh_s": refresh_s})

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import TypeAdapter
+from yarl import URL
 
 from retryapp.core.causes import CauseCount
 from retryapp.core.jobs import Part
@@ -101,39 +102,53 @@ class Peers:
         """Let the next page ask all of them: something was changed."""
         self._answers = {url: replace(answer, fresh=False) for url, answer in self._answers.items()}
 
+    async def read(self, infos: Sequence[PartitionInfo], path: str) -> Mapping[str, bytes | None]:
+        """Ask the workers that have these partitions at an address below `PART`; None: no answer."""
+        urls = sorted({url for info in infos if info.state == ELSEWHERE and (url := web_url(info.owner_url))})
+        return dict(zip(urls, await asyncio.gather(*(self._get(url, path) for url in urls)), strict=True))
+
     async def _ask(self, url: str) -> None:
         try:
-            async with asyncio.timeout(DEADLINE_S):
-                if await _is_link_local(url):
-                    return
-                signed = {SIGNATURE: self._signature(url, self._now_ms())} if self._secret else {}
-                asked: Any = {"allow_redirects": False, "headers": signed}
-                async with aiohttp.ClientSession() as session, session.get(url + PART, **asked) as answer:
-                    if answer.status in (401, 403) and url not in self._refused:
-                        self._refused.add(url)
-                        logger.warning("retryapp.peer_refused: RETRYAPP_PEER_SECRET of %s is another, or none", url)
-                    if answer.status == 200:
-                        body = b""
-                        async for chunk in answer.content.iter_any():
-                            body += chunk
-                            if len(body) > MAX_BYTES:
-                                return
-                        self._answers[url] = Answer(_PARTS.validate_json(body), self._now_ms())
-        except _FAULTS:
+            if (body := await self._get(url, PART)) is not None:
+                self._answers[url] = Answer(_PARTS.validate_json(body), self._now_ms())
+        except ValueError:
             pass  # its last answer is shown with its age, or that there is none
         finally:
             self._asking.pop(url, None)
 
-    def has_signed(self, signature: str, url: str) -> bool:
-        """Tell whether another worker of the group asks this one, which has the address `url`."""
+    async def _get(self, url: str, path: str) -> bytes | None:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                if await _is_link_local(url):
+                    return None
+                signed = {SIGNATURE: self._signature(url + path, self._now_ms())} if self._secret else {}
+                asked: Any = {"allow_redirects": False, "headers": signed}
+                where = URL(url + path, encoded=True)
+                async with aiohttp.ClientSession() as session, session.get(where, **asked) as answer:
+                    if answer.status in (401, 403) and url not in self._refused:
+                        self._refused.add(url)
+                        logger.warning("retryapp.peer_refused: RETRYAPP_PEER_SECRET of %s is another, or none", url)
+                    if answer.status != 200:
+                        return None
+                    body = b""
+                    async for chunk in answer.content.iter_any():
+                        body += chunk
+                        if len(body) > MAX_BYTES:
+                            return None
+                    return body
+        except _FAULTS:
+            return None
+
+    def has_signed(self, signature: str, address: str) -> bool:
+        """Tell whether another worker of the group asks at this address of this one."""
         at = signature.partition(":")[0]
         if not self._secret or not is_number(at) or abs(self._now_ms() - int(at)) > SIGNED_MS:
             return False
-        expected = self._signature(url.rstrip("/"), int(at))
+        expected = self._signature(address, int(at))
         return hmac.compare_digest(signature.encode("utf-8", "replace"), expected.encode())
 
-    def _signature(self, url: str, at_ms: int) -> str:
-        return f"{at_ms}:{hmac.digest(self._secret, f'{at_ms} {url}{PART}'.encode(), 'sha256').hex()}"
+    def _signature(self, address: str, at_ms: int) -> str:
+        return f"{at_ms}:{hmac.digest(self._secret, f'{at_ms} {address}'.encode(), 'sha256').hex()}"
 
 
 async def _is_link_local(url: str) -> bool:

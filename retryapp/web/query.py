@@ -3,7 +3,7 @@
 Cursors are opaque to a reader and mean a place, not a page number, so that a list may change while it is read:
 
 * ``after`` of the waiting records is a row key in hex;
-* ``before`` of the dead letters is an offset per partition and dead-letter topic, as ``0-118.3-97.3-5-invalid``.
+* ``before`` of the dead letters is a `Place`, as ``1760000000000-3-97`` or ``1760000000000-3-5-invalid``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlencode
 
-from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.core.errors import DamagedMetadataError, DamagedRowError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.rows import ROW_KEY_BYTES, decode_row
+from retryapp.lookup.instants import parse_instant
 from retryapp.web.access import Role
 from retryapp.web.errors import bad_parameter, not_found
 
@@ -24,6 +27,8 @@ _MAX_DIGITS: Final = 19
 
 Stream = tuple[int, str | None]
 """Partition, and name of the dead-letter topic of a rule or None."""
+Place = tuple[int, int, str, int]
+"""Of a dead letter in a list: when it was appended, partition, name of the topic of a rule or "", offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +56,18 @@ class Question:
     """A record's key, as text."""
     after: bytes | None = None
     """Waiting records after this row key."""
-    before: Mapping[Stream, int] | None = None
-    """Dead letters below these offsets."""
+    before: Place | None = None
+    """Dead letters older than this."""
+    seen: int = 0
+    """Records on the pages before."""
+    marked: bool = False
+    """Also dead letters that do not lie there any more: replayed, discarded, handled."""
+    since_ms: int | None = None
+    """Dead letters of then or later."""
+    until_ms: int | None = None
+    """Dead letters before."""
+    message: str | None = None
+    """Part of the error's message, in upper or lower case."""
     letters: str | None = None
     """Name of the dead-letter topic of a rule; None: the usual one."""
     refresh_s: int | None = None
@@ -68,6 +83,18 @@ class Question:
         query = urlencode({**rest, **changes})
         return (path or self.path) + (f"?{query}" if query else "")
 
+    def fits_row(self, raw: bytes) -> bool:
+        """Tell whether a waiting record is asked for, by its key and the message of its error."""
+        if self.key is None and self.message is None:
+            return True
+        try:
+            row = decode_row(raw)
+            found = decode_metadata(row.headers)
+        except (DamagedRowError, DamagedMetadataError):
+            return False
+        message = "" if found is None else found.error_message.lower()
+        return (self.key is None or row.key == self.key.encode()) and (self.message or "").lower() in message
+
     def at(self) -> tuple[int, int]:
         """Return partition and offset of the address.
 
@@ -81,7 +108,11 @@ class Question:
 
 
 def question_of(
-    query: Mapping[str, str], match: Mapping[str, str] | None = None, path: str = "", role: Role = Role.NONE
+    query: Mapping[str, str],
+    match: Mapping[str, str] | None = None,
+    path: str = "",
+    role: Role = Role.NONE,
+    now_ms: int = 0,
 ) -> Question:
     """Check the parameters of a request; empty ones (of a form) count as absent.
 
@@ -105,7 +136,12 @@ def question_of(
         cause=given.get("cause"),
         key=given.get("key"),
         after=_row_key(given.get("after")),
-        before=_offsets(given.get("before")),
+        before=None if "before" not in given else place_of(given["before"]),
+        seen=_number(given, "seen", 0, 2**53) or 0,
+        marked="marked" in given,
+        since_ms=_instant(given, "since", now_ms),
+        until_ms=_instant(given, "until", now_ms),
+        message=given.get("message"),
         letters=given.get("letters"),
         refresh_s=_number(given, "refresh", 0, MAX_REFRESH_S),
         routed="routed" in given,
@@ -139,20 +175,28 @@ def _row_key(text: str | None) -> bytes | None:
     return key
 
 
-def _offsets(text: str | None) -> dict[Stream, int] | None:
-    if text is None:
-        return None
-    parts = [(*part.split("-", 2), "", "")[:3] for part in text.split(".")]
-    if not all(is_number(partition) and is_number(offset) for partition, offset, _ in parts):
+def place_of(text: str) -> Place:
+    """Read a cursor of the dead letters."""
+    append, partition, offset, letters = (*text.split("-", 3), "", "", "", "")[:4]
+    if not all(map(is_number, (append, partition, offset))):
         raise bad_parameter("before", text, "a cursor as the link to the next page has it")
-    return {(int(partition), letters or None): int(offset) for partition, offset, letters in parts}
+    return int(append), int(partition), letters, int(offset)
 
 
-def offsets_text(offsets: Mapping[Stream, int]) -> str:
-    """Write a cursor of the dead letters; ``question_of`` reads it back.
+def place_text(place: Place) -> str:
+    """Write a cursor of the dead letters; `place_of` reads it back.
 
-    >>> offsets_text({(3, None): 97, (0, "in-valid"): 5, (0, None): 118})
-    '0-118.0-5-in-valid.3-97'
+    >>> place_text((1_760_000_000_000, 3, "in-valid", 97))
+    '1760000000000-3-97-in-valid'
     """
-    pairs = sorted(offsets.items(), key=lambda item: (item[0][0], item[0][1] or ""))
-    return ".".join(f"{partition}-{offset}{f'-{letters}' if letters else ''}" for (partition, letters), offset in pairs)
+    append, partition, letters, offset = place
+    return f"{append}-{partition}-{offset}{f'-{letters}' if letters else ''}"
+
+
+def _instant(given: Mapping[str, str], name: str, now_ms: int) -> int | None:
+    if name not in given:
+        return None
+    try:
+        return parse_instant(given[name], now_ms, back=True)
+    except ValueError as error:
+        raise bad_parameter(name, given[name], str(error)) from error

@@ -6,11 +6,13 @@ facts as JSON. Every error has one shape (``errors.PageError``): JSON, or a page
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp.typedefs import Handler
 from aiohttp.web import HTTPFound, Request, StreamResponse, middleware
 
+from retryapp.core.masking import UNMASKED, Mask
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, Clock
 from retryapp.runtime.view import RuntimeView
@@ -20,6 +22,7 @@ from retryapp.web.answers import Answers
 from retryapp.web.api import document
 from retryapp.web.errors import PageError, not_found
 from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview
+from retryapp.web.lists import Listing
 from retryapp.web.page import Ask, Page
 from retryapp.web.query import Question
 from retryapp.web.render import JSON, to_json
@@ -68,6 +71,16 @@ async def openapi(_answers: Answers, _question: Question) -> tuple[bytes, str]:
     return to_json(document(tuple(needs.items()))).encode(), JSON
 
 
+def listed(own: Callable[[Answers, Question], Awaitable[Listing]]) -> Ask:
+    """Return what lists the partitions of this worker, for the lists of the others."""
+
+    async def list_own(answers: Answers, question: Question) -> Facts:
+        answers.get_handler_or_404(question.main)
+        return (await own(answers, question)).model_dump()
+
+    return list_own
+
+
 async def nothing(_answers: Answers, question: Question) -> Facts:
     """Refuse every other address below ours."""
     raise not_found("no-such-page", f"no page at {question.path}", f"Start at {PAGES_PREFIX}/")
@@ -79,6 +92,8 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/health", (health, "", Role.NONE)),
     ("/ready", (Answers.ready, "", Role.NONE)),
     ("/part", (Answers.part, "", Role.LOOK)),
+    ("/part/{main}/pending", (listed(Answers.pending_here), "", Role.LOOK)),
+    ("/part/{main}/dead", (listed(Answers.dead_here), "", Role.LOOK)),
     ("/metrics", (metrics, "", Role.LOOK)),
     ("/api/openapi.json", (openapi, "", Role.NONE)),
     ("/{main}", (slash, "", Role.LOOK)),
@@ -124,8 +139,10 @@ def lead_to_overview(server: Any) -> None:
     server.web_app.middlewares.append(lead)
 
 
-def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Operators = NOBODY) -> None:
-    """Add the pages to an app; `operators` says who may do what.
+def register(
+    app: faust.App, view: RuntimeView, *, clock: Clock, operators: Operators = NOBODY, mask: Mask = UNMASKED
+) -> None:
+    """Add the pages to an app; `operators` says who may do what, `mask` what nobody sees.
 
     Call it once per app, at any time before its web server starts, before or after the app is configured. Faust serves
     pages from before the consumer starts until the end, so ``view`` must answer from the first moment (``ready()``
@@ -141,7 +158,7 @@ def register(app: faust.App, view: RuntimeView, *, clock: Clock, operators: Oper
     """
     if "web" in vars(app) and app.web.blueprints.applied:
         raise RuntimeError("the web server of this app has started: register the pages before")
-    answers = Answers(view, clock, operators)
+    answers = Answers(view, clock, operators, mask)
     pages: list[tuple[str, Page]] = [(path, action(answers, app, needs)) for path, (action, needs) in ACTIONS]
     pages += [(path, Page(answers, app, needs, ask, template)) for path, (ask, template, needs) in ROUTES]
     before = app.on_webserver_init

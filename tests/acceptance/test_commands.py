@@ -66,10 +66,10 @@ def test_letters_are_replayed_once_over_a_kill(stage: Stage) -> None:
 
 
 def test_what_waits_is_steered(stage: Stage) -> None:
-    """Now, later, never, held over a kill; queued while no worker runs; refused with a reason."""
+    """Now, later, never, held over a kill, edited; queued while no worker runs; refused with a reason."""
     topic = stage.main_topic()
     stage.program(HandlerSpec(topic=topic, policy="1h*3"))
-    stage.service.rule = lambda visit: Answer(503 if visit.attempt == 1 else 200)
+    stage.service.rule = lambda visit: Answer(503 if visit.attempt == 1 and not visit.replays else 200)
     stage.produce(topic, [{"id": n} for n in range(5)])
     worker = stage.worker(env={"RETRYAPP_WEB_OPERATORS": "local"})
     topology = HandlerTopology(stage.group, topic)
@@ -109,6 +109,14 @@ def test_what_waits_is_steered(stage: Stage) -> None:
     }
     assert retryapp(stage, "dead", "discard", *place, names[2])[0] == 0
     assert balance(stage, topology).discarded == 1
+    edit = ("--value", '{"id": 33}', "--idempotency", "new")
+    assert retryapp(stage, "dead", "replay", *place, names[3], *edit)[0] == 0
+    wait_for(lambda: stage.service.visits[-1].facts["id"] == 33, "the edited record runs")
+    assert stage.service.visits[-1].failure_id == names[3]
+    assert stage.service.visits[-1].idempotency_key == f"{idempotency_key(names[3])}-e1"
+    wait_for(lambda: evidence.waiting() == 0, "it is done")
+    total = balance(stage, topology)
+    assert (total.received, total.done, total.dead, total.discarded) == (5, 4, 0, 1)
     lost = Command(id="x", verb=Verb.CANCEL, failure_id=names[0])
     assert send_commands(stage.connection, topology, [lost])["x"].refused == "not-waiting"
     assert worker.stop() == 0
@@ -161,13 +169,15 @@ def test_a_forced_outage_and_a_rule_that_pauses_hold_over_restarts(stage: Stage)
     assert "The circuit is forced open by ann: ledger down" in worker.get(base)[1]
     assert f'retryapp_circuits{{handler="{topic}",state="forced-open"}} 2.0' in worker.get("/retries/metrics")[1]
     assert stage.service.visits == []
+    findings = retryapp(stage, "doctor", "-A", "app")[1]["findings"]
+    assert "retryapp outage close" in next(each for each in findings if each["name"] == f"handler of {topic}")["remedy"]
 
     assert retryapp(stage, "outage", "close", *where)[0] == 0
     wait_for(lambda: retryapp(stage, "handler", "show", *where)[0] == 1, "the rule has paused its partition")
     said = retryapp(stage, "handler", "show", *where)[1]
     ((number, level),) = said["paused"].items()
     (name,) = {visit.failure_id for visit in stage.service.visits if visit.facts["id"] == 7}
-    assert (level["record"], level["why"]) == (name, "app.ServiceError: 503 from the service")
+    assert (level["record"], level["why"]) == (name, "app.ServiceError: <number> from the service")
     status, text = worker.get("/retries/ready")
     assert (status, f"{topic}[{number}]" in text, "paused by rule pausing=" in text) == (503, True, True)
     assert "retryapp.partition_paused" in worker.log

@@ -182,16 +182,15 @@ def test_letters_are_counted_by_cause_as_they_come_and_go(table: Table, make_dea
 
 def test_a_mark_is_kept_whenever_its_letter_is_written(table: Table, make_dead: MakeDead) -> None:
     """Marks come from elsewhere: before the letter is read, or between two readings of it."""
-    table.mark(2, "replayed", "job-1")
+    table.mark({2: ("replayed", "job-1")}, None)
     table.write([make_dead(1, 1), make_dead(2, 2)], 3)
-    table.mark(1, "discarded")
+    table.mark({1: ("discarded", None)}, None)
     table.write([make_dead(1, 1)], 3)
     assert [(letter.mark, letter.job) for letter in table.page(None, 9)] == [("replayed", "job-1"), ("discarded", None)]
-    table.mark(1, "restored", "job-2")
-    table.mark(2, "discarded")
+    table.mark({1: ("restored", "job-2"), 2: ("discarded", None)}, 5)
     found = table.find(name(1)), table.find(name(2))
     assert [letter and (letter.mark, letter.job) for letter in found] == [("restored", "job-2"), ("discarded", None)]
-    assert table.next_offset == 3
+    assert table.next_offset == 5
 
 
 def test_what_lies_there_is_counted(table: Table, make_dead: MakeDead) -> None:
@@ -209,7 +208,7 @@ def test_what_lies_there_is_counted(table: Table, make_dead: MakeDead) -> None:
         (3, "discarded", 2),
         (3, "restored", 3),
     ):
-        table.mark(offset, mark)
+        table.mark({offset: (mark, None)}, None)
         assert counted() == (left, left), (offset, mark)
     table.write([make_dead(1)], None)
     assert counted() == (3, 3)
@@ -221,8 +220,7 @@ def test_what_lies_there_is_counted(table: Table, make_dead: MakeDead) -> None:
 def test_a_mark_goes_with_its_letter(table: Table, make_dead: MakeDead) -> None:
     """And not with an earlier one."""
     table.write([make_dead(1, 1), make_dead(2, 2), make_dead(3, 3)], 4)
-    for offset in (1, 2, 3):
-        table.mark(offset, "replayed")
+    table.mark(dict.fromkeys((1, 2, 3), ("replayed", None)), None)
     assert table.forget_before(3) == 2
     table.write([make_dead(2, 2)], None)
     assert [(letter.offset, letter.mark) for letter in table.page(None, 9)] == [(3, "replayed"), (2, None)]

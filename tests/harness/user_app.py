@@ -114,6 +114,7 @@ def declare(wanted: dict[str, Any]) -> None:
         max_crashes=wanted["max_crashes"],
         deduplicate=wanted.get("deduplicate") or None,
         order=wanted.get("order", "none"),
+        payload=wanted.get("payload", "copy"),
         rate_limit=wanted.get("rate_limit") or None,
         circuit=CircuitBreaker(**wanted["circuit"]) if wanted.get("circuit") else None,
         publishes=[wanted["publishes"]] if wanted.get("declares") else [],

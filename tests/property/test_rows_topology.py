@@ -12,6 +12,7 @@ from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin
 from retryapp.core.rows import (
     PendingRow,
+    Reference,
     decode_row,
     due_bound,
     encode_row,
@@ -41,6 +42,8 @@ rows = st.builds(
     st.integers(0, 255),
     u32,
     st.binary(max_size=9),
+    st.just(0),
+    st.none() | st.builds(Reference, st.integers(-1, MAX_EPOCH_MS), u32, u32, due_times),
 )
 names = st.from_regex(r"\A[A-Za-z0-9._-]{1,40}\Z").filter(lambda name: name not in {".", ".."})
 

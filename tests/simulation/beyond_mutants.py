@@ -70,13 +70,13 @@ def _unsaid(self: Turn, batch: LaneBatch, positions: Mapping[TopicPartition, int
 
 _join = Turn.join
 
-BEYOND: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...]], ...]] = (
-    ("a note is durable without its turn", ((LaneProtocol, "renew", _note_stays),)),
-    ("a note is written from the former offset", ((Notes, "noted", _former_base),)),
-    ("a note keeps what the offset has passed", ((Notes, "noted", _untrimmed),)),
-    ("what is settled beyond the offset is lost at opening", ((LaneProtocol, "settled", property(_nothing_found)),)),
-    ("what is settled beyond the offset is forgotten with it", ((marks, "read_settled", _not_written),)),
-    ("an outcome goes ahead without a note", ((Turn, "join", _unsaid),)),
-    ("the offset passes a refused turn that went ahead", ((Turn, "floor", property(_no_floor)),)),
+BEYOND: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
+    ("a note is durable without its turn", ((LaneProtocol, "renew", _note_stays),), 286),
+    ("a note is written from the former offset", ((Notes, "noted", _former_base),), 1),
+    ("a note keeps what the offset has passed", ((Notes, "noted", _untrimmed),), 1),
+    ("what is settled beyond the offset is lost at opening", ((LaneProtocol, "settled", property(_nothing_found)),), 1),
+    ("what is settled beyond the offset is forgotten with it", ((marks, "read_settled", _not_written),), 1),
+    ("an outcome goes ahead without a note", ((Turn, "join", _unsaid),), 1),
+    ("the offset passes a refused turn that went ahead", ((Turn, "floor", property(_no_floor)),), 1),
 )
-"""Names, and what is replaced: owner, attribute, by what."""
+"""Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

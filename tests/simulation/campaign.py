@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from simulation.history import History, simulate
 from simulation.mutants import MUTANTS, hunt
-from simulation.plan import DELETED, KINDS, LONG_WAY, OURS, REFUSED, STOPPED, WRONG_TIME, Plan
+from simulation.plan import DELETED, KINDS, LONG_WAY, LOSSES, OURS, REFUSED, STOPPED, WRONG_TIME, Plan
 
 CHUNK = 50
 """Histories that one process runs in a row."""
@@ -20,6 +20,7 @@ _HAND_OFFS = ("fence", "produce", "offsets", "commit")
 STATES = (
     *(f"fault: {kind}" for kind in sorted({*KINDS, REFUSED, STOPPED, OURS, WRONG_TIME, LONG_WAY, DELETED})),
     *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
+    *(f"loss: {kind}" for kind in LOSSES), "a record was lost", "a copy without payload",
     "a handler ended its worker", "a handler did not heed its cancellation",
     "suspects ran together", "a suspect ran alone", "a commit was taken back",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "succeeded", "dead",

@@ -82,6 +82,7 @@ class Handlers:
             concurrency=2,
             max_in_flight=self._plan.in_flight,
             order=Order(order),
+            by_reference=self._plan.referred and kept,
             **judge.options,
             destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),
         )
@@ -148,6 +149,7 @@ class Handlers:
         self._guard(lambda: judge.tries.begun(origin, attempt, number, now, session))
         if number == 1:
             self._guard(lambda: oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
+        self._guard(lambda: oracle.check_key(origin, delivery.idempotency_key[36:]))
         self._guard(lambda: oracle.goes_on(origin, going, started_ms))
         silent_ms = started_ms - self._broker.heard_s.get(worker.consumer.member, 0.0) * 1000
         self._guard(lambda: oracle.check_silence(origin, silent_ms))

@@ -11,6 +11,7 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Final
@@ -18,6 +19,7 @@ from typing import Final
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers, Record
 from retryapp.ports import Committed, Event, Observation, TopicPartition
+from retryapp.testing.broker import Entry
 from simulation.before import leave_replayed
 from simulation.broker import Broker
 from simulation.disk import SimDisk
@@ -27,6 +29,7 @@ from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
 from simulation.plan import FEED_S, HELD, LEVELS, Fault, Plan
+from simulation.referring import age_ms
 from simulation.steering import Steering
 from simulation.story import Result, Violation
 from simulation.worker import SimWorker
@@ -251,7 +254,27 @@ class History:
             headers = (*headers, ("event-id", b"e%d" % event))
         out = Outgoing(tp.topic, number, self.plan.key(event, offset), value, headers)
         self.broker.append(tp, out)
-        judge.oracle.add(self.broker.logs[tp].entries[-1].record, script, None if judge.rule is None else f"e{event}")
+        entries = self.broker.logs[tp].entries
+        if (old_ms := age_ms(event) if self.plan.referred else 0) > 0:
+            record = entries[-1].record
+            entries[-1] = Entry(replace(record, timestamp_ms=record.timestamp_ms - old_ms), None)
+        name = None if judge.rule is None else f"e{event}"
+        judge.oracle.add(entries[-1].record, script, name, age_ms=old_ms)
+
+    def _lose(self, loss: Fault) -> None:
+        """Have the main topics lose records that have an outcome."""
+        self.reached[f"loss: {loss.kind}"] += 1
+        for judge in self.judges.values():
+            if (main := judge.oracle.main) is not None:
+                tp = TopicPartition(judge.topology.main, loss.slot)
+                main.strike(self.broker, tp, loss.kind, Random(int(loss.size * 1e9)))
+
+    def _retain(self) -> None:
+        for judge in self.judges.values():
+            if (main := judge.oracle.main) is not None:
+                for tp in self._partitions([judge.topology.main]):
+                    main.retain(self.broker, tp)
+        self.loop.call_later(1.0, self._retain, context=self.network.context)
 
     def _ask(self) -> None:
         if (steering := self.first.oracle.steering) is not None:
@@ -298,12 +321,17 @@ class History:
                 self.broker,
                 first.oracle.stories,
                 self.random,
+                keys=self.plan.order == "none",
                 levels=self.plan.seed >= LEVELS,
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
         for at_s in self.plan.commands:
             loop.call_at(began_s + at_s, self._ask, context=context)
+        for loss in self.plan.losses:
+            loop.call_at(began_s + loss.at_s, self._lose, loss, context=context)
+        if self.plan.referred:
+            self._retain()
         for fault in self.plan.faults:
             loop.call_at(began_s + fault.at_s, self._strike, fault, context=context)
         self._supervise()
@@ -312,7 +340,7 @@ class History:
                 FEED_S,
                 *(each[0] for each in records),
                 *(at_s + 0.1 for at_s, _ in self.plan.repeats),
-                *(fault.at_s + 1 for fault in self.plan.faults),
+                *(fault.at_s + 1 for fault in self.plan.faults + self.plan.losses),
                 *self.plan.commands,
             ]
         )

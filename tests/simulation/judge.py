@@ -20,6 +20,7 @@ from simulation.oracle import Oracle, Topics
 from simulation.pacing import Pacing
 from simulation.plan import DRAINS, LATER_MS, Plan
 from simulation.quiet import check_outage, check_quiet
+from simulation.referring import Referring
 from simulation.scripts import ENDLESS_MS, HOT_RETRIES, OWN_MS, WAITS_MS, policies
 from simulation.sessions import seen_stores, spends
 from simulation.story import Origin, Violation, step
@@ -64,6 +65,7 @@ class Judge:
                 lists=plan.batch,
             ),
         )
+        self.oracle.main = Referring() if plan.referred else None
         self.notes = Notes(self.oracle.stories)
         self.observed: Counter[Event] = Counter()
         self._failures: dict[int | None, list[float]] = {}

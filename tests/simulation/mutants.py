@@ -36,6 +36,7 @@ from simulation.planted_calls import CALLS
 from simulation.planted_commands import COMMANDS
 from simulation.planted_order import ORDER
 from simulation.planted_pace import PACE
+from simulation.planted_references import REFERENCES
 from simulation.planted_rules import RULES
 from simulation.planted_suspects import SUSPECTS
 from simulation.planted_verdicts import VERDICTS
@@ -333,8 +334,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an idle lane does not confirm what it handed off last", ((Lane, "_confirm", _silent),)),
     Mutant("counts are forgotten at an opening", ((LaneProtocol, "tally", property(_forgotten)),)),
     Mutant("counts stay when they were said", ((Counting, "say", _said_apart),)),
-    *(Mutant(name, patches) for name, patches in BEYOND),
-    *(Mutant(*planted) for planted in (*RULES, *VERDICTS)),
+    *(Mutant(*planted) for planted in BEYOND),
+    *(Mutant(*planted) for planted in (*RULES, *VERDICTS, *REFERENCES)),
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),
     *(Mutant(*planted) for planted in COMMANDS),

@@ -21,6 +21,7 @@ from simulation.broker import SESSION_S
 from simulation.newest import SUPERSEDED, Starts, check_newest, check_replaced
 from simulation.pacing import Pacing
 from simulation.plan import BEYOND_MS
+from simulation.referring import Referring
 from simulation.steering import Steering, begin_again
 from simulation.story import FINE, FIRST, Call, Going, Opening, Origin, Story, Violation, step
 from simulation.waits import Waits
@@ -88,6 +89,8 @@ class Oracle:
         self.pace = pace or Pacing()
         self.steering: Steering | None = None
         """Set where the history has commands."""
+        self.main: Referring | None = None
+        """Set where records wait by reference."""
         self._endless = endless
         """Copies after the first one are without payload."""
         self._max_kills = max_kills
@@ -117,11 +120,12 @@ class Oracle:
 
     # -- what happens -------------------------------------------------------------------------------------------
 
-    def add(self, record: Record, script: str, event: str | None = None) -> None:
-        """Note an input; the first record of an `event` id is the one that counts."""
+    def add(self, record: Record, script: str, event: str | None = None, *, age_ms: int = 0) -> None:
+        """Note an input, which is so old; the first record of an `event` id is the one that counts."""
         origin = record.partition, record.offset
         first = origin if event is None else self._events.setdefault(event, origin)
-        self.stories[origin] = Story(record, script, first=None if first == origin else first)
+        sent_ms = record.timestamp_ms + age_ms
+        self.stories[origin] = Story(record, script, sent_ms, first=None if first == origin else first)
 
     def begun(
         self,
@@ -167,6 +171,11 @@ class Oracle:
         story.begun[attempt] += 1
         kills = story.begun[attempt] - len(story.calls[attempt]) if step(story.script, attempt) in "XK" else 0
         _must(kills <= self._max_kills, "I5", origin, "ended too many workers")
+
+    def check_key(self, origin: Origin, suffix: str) -> None:
+        """A handler call begins with an idempotency key that ends so."""
+        renewed = self._story(origin).renewed
+        _must(suffix == (f"-e{renewed}" if renewed else ""), "I8", origin, f"idempotency key ends with {suffix!r}")
 
     def goes_on(self, origin: Origin, going: Going, now_ms: float) -> None:
         """A handler call begins, and none of its record goes on in that worker, unless it was given up."""
@@ -225,7 +234,7 @@ class Oracle:
                 continue
             if other[1] < origin[1]:
                 _must(
-                    order == "latest" or self._has_ended(each),
+                    order == "latest" or self._has_ended(each) or self._is_lost(other),
                     "I16",
                     origin,
                     f"begins before the end of {other} of its sequence",
@@ -233,6 +242,9 @@ class Oracle:
             elif always:
                 settled = bool(each.settled_ms) and each.fates != [SUPERSEDED]  # else others of them are behind it
                 _must(not settled, "I16", origin, f"begins after {other} of its sequence is settled")
+
+    def _is_lost(self, origin: Origin) -> bool:
+        return self.main is not None and origin in self.main.lost
 
     def _has_ended(self, story: Story) -> bool:
         """Tell whether a final outcome is there, or may be on its way."""
@@ -294,16 +306,27 @@ class Oracle:
         origin = _origin(ours["retry-origin"].decode())
         story, attempt = self._story(origin), int(ours["retry-attempt"])
         delivery = int(ours.get("retry-delivery", attempt))
+        replays = int(ours.get("retry-replays", b"0"))
+        again = self.steering is not None and replays > story.replays
+        if self.steering is not None and again:
+            self.steering.edited(story, ours["retry-replay-id"].decode())
         foreign = tuple((name, value) for name, value in record.headers if not name.startswith("retry-"))
+        lost = self.main is not None and topic.startswith(topics.dlq) and self.main.ended(origin, ours)
         bare = self._endless and delivery > 1 and not topic.startswith(topics.dlq)
+        if self.main is not None and (lost or not topic.startswith(topics.dlq)):
+            bare = lost or "retry-no-payload" in ours
         self.named["a copy without payload"] += bare
         payload = (b"", ()) if bare else (story.record.value, story.record.headers)
         _must((record.key, record.value, foreign) == (story.record.key, *payload), "I8", origin, topic)
         _must(bare == ("retry-no-payload" in ours), "I8", origin, f"its copy on {topic} says otherwise")
-        replays = int(ours.get("retry-replays", b"0"))
-        if self.steering is not None and replays > story.replays:
+        if again:
             begin_again(story, replays)
             story.copies[delivery] += 1
+            return
+        if lost:
+            self.named["a record was lost"] += 1
+            story.stopped = True
+            self._end(origin, story, "dead", delivery, now_ms)
             return
         if ours.get("retry-reason") == b"cancelled":
             _must(story.cancelling, "I19", origin, "cancelled, and nobody has asked for it")
@@ -411,9 +434,10 @@ class Oracle:
             rows.pop(key, None)
         else:
             rows[key] = record.value
-            due_ms = _due_ms(record.value)
-            rows_of = self._story((record.partition, int.from_bytes(key[-8:], "big"))).rows
-            rows_of.add(0 if due_ms == HELD_MS else due_ms)
+            due_ms, origin = _due_ms(record.value), (record.partition, int.from_bytes(key[-8:], "big"))
+            self._story(origin).rows.add(0 if due_ms == HELD_MS else due_ms)
+            if self.main is not None:
+                self.main.written(origin, self._story(origin), record.value)
 
     def moved(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Committed offsets are about to move: everything that they pass has a durable fate."""

@@ -66,6 +66,10 @@ NEWEST: Final = 0x1A7E
 """Draws where newer records of a key replace older ones; drawn apart, too."""
 ENDLESS: Final = 0xE7E3
 """Draws whose policy has a delay without end; drawn apart, too."""
+REFERRED: Final = 0x4F39
+"""Draws where records wait by reference; drawn apart, too."""
+LOSSES: Final = ("settled records deleted", "another record in its place", "batch damaged")
+"""What happens then to records of the main topic that have an outcome."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 COMMANDED: Final = 1_000_000
@@ -145,6 +149,10 @@ class Plan:
     """From when until when its service is down; then it has a circuit."""
     probes: int = 3
     """Of the circuit."""
+    referred: bool = False
+    """Records wait by reference."""
+    losses: tuple[Fault, ...] = ()
+    """When the main topic loses records that have an outcome."""
     commands: tuple[float, ...] = ()
     """When somebody sends a command."""
     replayed: str = ""
@@ -205,7 +213,20 @@ class Plan:
         back = Random(seed ^ BACK)
         plan = plan._come_back(back) if plan.order != "none" and back.random() < 0.2 else plan
         plan = plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 else plan
+        plan = plan._referred(Random(seed ^ REFERRED))
         return plan._commanded(Random(seed ^ COMMANDED))
+
+    def _referred(self, random: Random) -> Plan:
+        """Return the plan with records that wait by reference, and most of these with losses; or as it was."""
+        odd = {fault.kind for fault in self.faults} & {STOPPED, DELETED}
+        if random.random() >= 0.12 or odd or self.replayed or self.endless or self.order == "latest":
+            return self
+        losses = tuple(
+            Fault(random.uniform(0.5, 9.0), random.choice(LOSSES), random.randrange(self.partitions), random.random())
+            for _ in range(random.choice((0, 1, 2, 4)))
+        )
+        plan = replace(self, referred=True, losses=losses)
+        return plan if self.in_flight == CROWD else plan._with(plan._more(random, ("FS", "FFS", "FFDS", "F", "BS"), 5))
 
     def _commanded(self, random: Random) -> Plan:
         """Return the plan with commands, or as it was."""
@@ -397,7 +418,7 @@ class Plan:
     def only(self, kinds: frozenset[str]) -> bool:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
         scripts = {letter for *_, script in self.records + self.others for letter in script}
-        paced = bool(self.rate) or self.outage is not None or bool(self.commands)
+        paced = bool(self.rate) or self.outage is not None or bool(self.commands) or bool(self.losses)
         return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH") and not paced
 
     @property
@@ -430,7 +451,9 @@ class Plan:
             ["a delay without end"] * self.endless
             + ["deliveries try again in place"] * self.hot
             + ["handlers take lists"] * self.batch
+            + ["records wait by reference"] * self.referred
         )
+        sent += [f"loss {loss}" for loss in self.losses]
         sent += [f"{len(self.commands)} commands"] * bool(self.commands)
         again = [f"{at_s:6.2f} s  once more, record {which}" for at_s, which in self.repeats]
         return "\n".join([head, *sent, *again, *map(str, self.faults)])

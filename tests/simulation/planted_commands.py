@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from retryapp.core.circuit import Circuit, CircuitState
+from retryapp.core.control import Edit
+from retryapp.core.hops import after_failure
 from retryapp.core.jobs import Part, Steering
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Record
 from retryapp.core.rows import PendingRow
+from retryapp.engine.delivery import deliver
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.notes import Notes
@@ -122,6 +128,16 @@ def _unpaused(_self: Pace, **_state: Any) -> None:
     """An opening forgets that the handler is paused."""
 
 
+def _unedited(_self: Edit, letter: Record) -> Record:
+    """An edited replay has the record as it was."""
+    return letter
+
+
+def _key_forgotten(*args: Any, **facts: Any) -> RetryMetadata:
+    """A record that fails again has its first idempotency key."""
+    return replace(after_failure(*args, **facts), edited=None)
+
+
 def _not_forced(self: Pace, **state: Any) -> None:
     """An opening forgets that the circuit is forced open."""
     _remember(self, **{**state, "forced": None})
@@ -189,6 +205,8 @@ COMMANDS: Final = (
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_012),
     ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
     ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_062),
+    ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
+    ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_021),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_017),
     ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_044),
     ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_006),

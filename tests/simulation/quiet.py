@@ -40,7 +40,7 @@ def check_outage(oracle: Oracle, healed_ms: float) -> None:
     if {story.script for story in stories} <= {"S", "TS"}:
         for story in stories:
             begun_ms = max((call.started_ms for calls in story.calls.values() for call in calls), default=healed_ms)
-            late_ms = begun_ms - max(healed_ms, float(story.record.timestamp_ms))
+            late_ms = begun_ms - max(healed_ms, story.sent_ms)
             steered = story.replays or story.hurried  # it begins when somebody says so
             if story.script != "TS" and not steered and late_ms > HEALED_MS:
                 raise Violation(f"I18: a record began {late_ms:.0f} ms after the outage was over")
@@ -54,7 +54,7 @@ def longest_idle_wait_ms(stories: Collection[Story]) -> float:
         if story.taken_in is None:
             continue
         began_ms, opening = story.taken_in
-        at_ms, idle_ms = max(float(story.record.timestamp_ms), opening.fenced_ms), 0.0
+        at_ms, idle_ms = max(story.sent_ms, opening.fenced_ms), 0.0
         for call in calls:
             if call.worker == opening.worker and call.ended_ms > at_ms and call.started_ms < began_ms:
                 idle_ms += max(0.0, call.started_ms - at_ms)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from random import Random
 from typing import Any, Final
 
-from retryapp.core.control import Command, MarkKind, Verb, mark_of
+from retryapp.core.control import Command, Edit, MarkKind, Verb, mark_of
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobCommand, JobPart, JobVerb, LetterFilter
 from retryapp.core.record import Origin as Place
@@ -48,6 +49,7 @@ class Steering:
         stories: dict[Origin, Story],
         random: Random,
         *,
+        keys: bool,
         holds: bool,
         calm: bool,
         levels: bool = False,
@@ -56,6 +58,10 @@ class Steering:
         self._broker = broker
         self._stories = stories
         self._random = random
+        self._keys = keys
+        """A key may be edited."""
+        self._edits: dict[str, Edit] = {}
+        """By command."""
         self._verbs = _VERBS + _HOLDS if holds else _VERBS
         self._calm = calm
         """Nobody dies or is cut off."""
@@ -100,6 +106,8 @@ class Steering:
         due_at_ms = int(now_ms + random.uniform(-500, 3_000)) if verb == "reschedule" else None
         record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
         facts: dict[str, Any] = {"due_at_ms": due_at_ms, "force": random.random() < 0.5}
+        if verb == "replay" and (edit := self._edit(name, now_ms)) is not None:
+            self._edits[name] = facts["edit"] = edit
         if verb == "hold":
             facts["hold_ms"] = random.choice((1, 500, 3_000, 12_000))
         command = Command(id=name, verb=Verb(verb), failure_id=record, **facts)
@@ -108,6 +116,37 @@ class Steering:
         story.cancelling = story.cancelling or verb == "cancel"
         self.asked[name] = verb, origin
         self._broker.append(tp, command.to_record(*tp))
+
+    def _edit(self, name: str, now_ms: float) -> Edit | None:
+        random = Random(f"{name} at {now_ms}")  # of its own: without edits a seed takes the same course
+        if random.random() < 0.5:
+            return None
+        value, key = b"\xfe of " + name.encode(), b"key of " + name.encode()
+        changes: dict[str, Any] = (
+            {"headers": {"edit": name.encode()}} if random.random() < 0.5 else {"drop": ("trace",)}
+        )
+        changes |= {"value": value} if random.random() < 0.7 else {}
+        changes |= {"key": key} if random.random() < (0.4 if self._keys else 0.1) else {}
+        return Edit.of(random.choice(("keep", "new")), **changes)
+
+    def edited(self, story: Story, command: str) -> None:
+        """Take a record that a command has replayed: with what it has edited.
+
+        Raises:
+            Violation: it has edited what may not be edited.
+        """
+        if (edit := self._edits.get(command)) is None:
+            return
+        record, own = story.record, command.encode()
+        _must_not(edit.key is not None and not self._keys, f"I19: {command} has edited a key")
+        headers = tuple(each for each in record.headers if each[0] not in (*edit.headers, *edit.drop))
+        if edit.headers:
+            headers = (*headers, ("edit", own))
+        key = record.key if edit.key is None else b"key of " + own
+        value = record.value if edit.value is None else b"\xfe of " + own
+        story.record = replace(record, key=key, value=value, headers=headers)
+        story.renewed += edit.idempotency == "new"
+        self.reached[f"an edited replay, {edit.idempotency} key"] += 1
 
     def send_to_handler(self, verb: str, name: str) -> None:
         """Pause the handler, force its circuit open, or take that back: all partitions get the command together."""

@@ -70,6 +70,7 @@ class Story:
 
     record: Record
     script: str
+    sent_ms: float = 0.0
     calls: dict[int, list[Call]] = field(default_factory=lambda: defaultdict(list))
     """By attempt."""
     going: list[Going] = field(default_factory=list)
@@ -106,6 +107,8 @@ class Story:
     gated: int = 0
     """Calls that have paused its partition."""
     replays: int = 0
+    renewed: int = 0
+    """How often an edit has asked for a new idempotency key."""
     hurried: bool = False
     """Somebody has asked for another due time."""
     cancelling: bool = False

@@ -26,6 +26,7 @@ from simulation.disk import SimDisk
 from simulation.lanes import SimLane
 from simulation.loop import Process
 from simulation.network import Network, Wire
+from simulation.referring import KEPT_MS
 
 TOPIC_ID = "simulated"
 MAX_BYTES = 1 << 20
@@ -151,6 +152,7 @@ class SimWorker(Observer):
                 complete=self.broker.partitions,
                 topic_id=TOPIC_ID,
                 max_bytes=MAX_BYTES,
+                kept_ms=KEPT_MS if handler.by_reference else None,
             )
             for topic in (*handler.topology.consumed, *handler.topology.retry_topics):
                 feed.channels[topic] = _Channel(feed.accept)

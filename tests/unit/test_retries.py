@@ -7,7 +7,7 @@ from typing import Any
 import faust
 import pytest
 
-from retryapp import Batch, CircuitBreaker, Deduplicate, Retries, RetryPolicy, non_retryable
+from retryapp import Batch, CircuitBreaker, Deduplicate, Retries, RetryPolicy, non_retryable, retryable
 from retryapp.core.errors import (
     ConfigurationError,
     DuplicateHandlerError,
@@ -17,6 +17,7 @@ from retryapp.core.errors import (
     PublishCircleError,
     PublishRefusedError,
 )
+from retryapp.core.jobs import HandlerVerb
 from retryapp.runtime.options import SETTINGS
 
 POLICY = RetryPolicy("1s")
@@ -220,9 +221,37 @@ async def test_what_is_no_setting_is_refused_where_it_is_declared(
     assert len(retries.handlers) == 1
 
 
+async def test_a_handler_is_steered_by_its_topic(retries: Retries, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no verb, or no handler of this app, is refused before any broker is asked."""
+    asked: list[Any] = []
+    monkeypatch.setattr("retryapp.retries.tell_handler", lambda *given, **words: asked.append((given[1:], words)) or {})
+    assert await retries.command_handler("outage-open", "orders", by="ann", why="down", wait="2s") == {}
+    words = {"by": "ann", "why": "down", "wait_s": 2.0}
+    assert asked == [((retries.topologies[0], HandlerVerb.OPEN), words)]
+    with pytest.raises(InvalidSettingError, match="outage-close"):
+        await retries.command_handler("stop", "orders")
+    with pytest.raises(LookupError):
+        await retries.command_handler("pause", "refunds")
+
+
 async def test_how_a_handler_is_called_is_told(retries: Retries) -> None:
     """Order and lists in words; nothing where nothing is asked for."""
     retries.handler("a", policy=POLICY, order="key", batch=Batch(50, "20ms"), rate_limit="50/s")(charge)
     told = {handler.main: handler.manner for handler in retries.handlers}
     lists = "lists of up to 50 records, gathered for 20ms"
     assert told == {"a": ("order=key", lists, "retries 50/s in the whole group"), "orders": ()}
+
+
+async def test_a_handler_says_how_its_records_wait(retries: Retries) -> None:
+    """By reference for as long as all waits take together, or until `max_elapsed`; as copies unless it is said."""
+    mixed = RetryPolicy("1m*2", on=[retryable(OSError, schedule="5m*3")])
+    for number, (policy, longest_ms) in enumerate(
+        [("5m*2 1h", 4_200_000), (RetryPolicy("1h*3", max_elapsed="2h"), 7_200_000), (mixed, 900_000)]
+    ):
+        retries.handler(f"large-{number}", policy=policy, payload="reference")(charge)
+        assert (retries.handlers[-1].by_reference, retries.topologies[-1].reference_ms) == (True, longest_ms)
+        assert "payload=reference" in retries.handlers[-1].manner
+    retries.handler("small", policy="1h")(charge)
+    assert (retries.handlers[-1].by_reference, retries.topologies[-1].reference_ms) == (False, None)
+    with pytest.raises(InvalidSettingError, match="one of copy, reference"):
+        retries.handler("other", policy="1h", payload="offset")  # type: ignore[arg-type]

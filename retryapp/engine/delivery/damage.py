@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from retryapp.core.control import LetterMark, MarkKind
 from retryapp.core.errors import RecordError, UnreadableRecordsError
-from retryapp.core.hops import Outgoing, arriving, cancelled, to_dead_letter
+from retryapp.core.hops import Outgoing, arriving, cancelled, lost, to_dead_letter
 from retryapp.core.lifecycle import Discarded, Handled
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES, RetryMetadata
 from retryapp.core.record import Record, failure_id
@@ -34,6 +34,11 @@ def bury_cancelled(run: Run, metadata: RetryMetadata) -> Turn:
     now_ms = run.context.clock.wall_ms()
     end, dead = ended(run.context, run.shown, cancelled(metadata, "", now_ms))
     return run.settle(publishes=(end,), observations=(dead,))
+
+
+def bury_lost(run: Run, metadata: RetryMetadata, error: RecordError) -> Turn:
+    """Return the turn of a row whose record the main topic does not have any more."""
+    return _bury(run, run.shown, lost(metadata, error, run.context.clock.wall_ms()))
 
 
 def last_resort(run: Run, error: BaseException, fault: BaseException, now_ms: int) -> Turn:

@@ -49,12 +49,14 @@ from retryapp.core.text import cut_text
 from retryapp.engine.delivery.damage import (
     bury_cancelled,
     bury_damaged,
+    bury_lost,
     handled,
     last_resort,
     recovered,
     to_end,
     unreadable,
 )
+from retryapp.engine.delivery.reference import reference_of
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox, announced, give_up
@@ -151,6 +153,8 @@ def unpack(run: Run) -> Turn | None:
         try:
             run.metadata = _waiting(record.headers)
             run.shown = restore(record, run.metadata)
+            if claim is not None and claim.lost is not None:
+                return bury_lost(run, run.metadata, claim.lost)
             if claim is not None and claim.cancelled:
                 return bury_cancelled(run, run.metadata)
             if claim is not None and claim.on_hold is not None:
@@ -194,6 +198,7 @@ def _delivery(run: Run) -> Delivery:
         last_error_type=None if failed is None else failed.error_type,
         last_error_message=None if failed is None else failed.error_message,
         replays=0 if metadata is None else metadata.replays,
+        edited=None if metadata is None else metadata.edited,
     )
 
 
@@ -244,7 +249,8 @@ def _judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
             logger.warning("retryapp.predicate_failed", extra={"handler": handler.main, "error_message": text})
 
     try:
-        return classify(error, policy.on, on_fault=warn, **facts)
+        failure = classify(error, policy.on, on_fault=warn, **facts)
+        return replace(failure, message=_free(run, failure.message)) if handler.mask else failure
     except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
         return classify(UnprintableError(handler.name), policy.on, on_fault=warn, **facts)
 
@@ -269,9 +275,16 @@ def hot_wait_s(run: Run, error: BaseException) -> float | None:
     return hot.delay_ms(run.hot_attempt, context.random.random()) / 1000
 
 
-def _trace(error: BaseException) -> str | None:
+def _free(run: Run, text: str) -> str:
+    """Return a text of an error without what is masked in its record."""
+    mask = run.context.handler.mask
+    return text if mask is None else mask.free(text, run.shown.headers, run.shown.value)
+
+
+def _trace(run: Run, error: BaseException) -> str | None:
     try:
-        return trace_of(error)
+        trace = trace_of(error)
+        return trace and _free(run, trace)
     except BaseException:  # noqa: BLE001 - the same: the record is dead, if without a traceback
         return None
 
@@ -409,18 +422,20 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
     rows: tuple[Row, ...] = ()
     if isinstance(decision, RetryAt):
         outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
+        if (reference := reference_of(run, decision.due_at_ms)) is not None:
+            outgoing = without_payload(outgoing)
         if waiting_size(outgoing) > context.max_bytes:
             outgoing, metadata = None, too_large_to_wait(metadata)
         else:
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
             event = Event.SCHEDULED
             flags = ALONE if handler.batch is not None and isinstance(error, HandlerTimeoutError) else 0
-            row = encode_row(to_row(outgoing, metadata, flags))
+            row = encode_row(to_row(outgoing, metadata, flags, reference))
             rows = (Row(identity_of(metadata.origin), row, decision.tier),)
-            if handler.policy.max_attempts is None and metadata.delivery > 1:  # an earlier copy has it
+            if reference is None and handler.policy.max_attempts is None and metadata.delivery > 1:  # an earlier has it
                 outgoing = without_payload(outgoing)
     if outgoing is None:
-        trace = _trace(error)
+        trace = _trace(run, error)
         letters = decision.dead_letters if isinstance(decision, Dead) else None
         outgoing, metadata, event = to_end(context, run.shown, replace(metadata, error_trace=trace), letters)
         facts |= {"reason": metadata.reason, "trace": trace}

@@ -11,7 +11,7 @@ from retryapp.core.errors import RecordError
 from retryapp.core.jobs import Level
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import identity_of
+from retryapp.core.rows import Reference, identity_of
 from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Delivery, Handler
@@ -32,6 +32,8 @@ class DeliveryContext:
     random: Random
     topic_id: str
     max_bytes: int
+    kept_ms: int | None = None
+    """How long the main topic keeps a record at least; None: no limit."""
     life: str = "?"
     """Unique id of this process; see `core.marks`."""
     lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
@@ -59,6 +61,10 @@ class Claim:
     """The row as it waits on: somebody has held it before its run has begun."""
     damage: RecordError | None = None
     """Why the row cannot be read; its bytes are the record's value."""
+    reference: Reference | None = None
+    """What the main topic must have: the row is without payload (`engine.partition.recall`)."""
+    lost: RecordError | None = None
+    """Why the main topic does not have it."""
 
 
 class RunAbortedError(Exception):

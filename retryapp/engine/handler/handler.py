@@ -19,6 +19,7 @@ from retryapp.core.circuit import Circuit, CircuitBreaker
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError, UndecodableError
 from retryapp.core.letters import Letter
+from retryapp.core.masking import Mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit
 from retryapp.core.record import Headers, Origin, idempotency_key
@@ -94,6 +95,8 @@ class Delivery(Publishing):
     last_error_message: str | None = None
     replays: int = 0
     """How often the record was replayed from the dead-letter topic."""
+    edited: int | None = None
+    """Somebody has edited the record for a replay: how often with a new idempotency key; None: nobody has."""
     letter: Letter | None = None
     """Why the record died, for a handler of dead letters."""
 
@@ -101,10 +104,11 @@ class Delivery(Publishing):
     def idempotency_key(self) -> str:
         """36 ASCII characters (a UUID), the same at every attempt and in every replay, on every worker.
 
+        ``-e1`` follows where somebody has edited the record and asked for a new key.
         Pass it to the services that the handler calls, so that a repeated attempt changes nothing twice. To act again
         in each replay, append `replays`.
         """
-        return idempotency_key(self.failure_id)
+        return idempotency_key(self.failure_id, self.edited)
 
     @property
     def lateness_ms(self) -> int | None:
@@ -149,6 +153,8 @@ class Handler:
     max_in_flight_bytes: int = 16 * 1024 * 1024
     max_crashes: int = 3
     """How many workers may die running a record alone before it is dead-lettered as `crashed`."""
+    by_reference: bool = False
+    """What waits is on the main topic; the table has only where."""
     order: Order = Order.NONE
     batch: Batch | None = None
     """How many records the function takes in one call, as a list; None: it takes one."""
@@ -160,6 +166,8 @@ class Handler:
     """When it takes failures for an outage; None: never."""
     deduplicate: Deduplicate | None = None
     """What tells a producer's duplicates, which are skipped; None: nothing does."""
+    mask: Mask | None = field(default=None, repr=False, compare=False)
+    """What messages of errors are freed of; None: nothing."""
     destinations: Destinations | None = field(default=None, repr=False, compare=False)
     """Topics that it may publish to; None: it cannot."""
     _adapter: TypeAdapter[Any] | None = field(default=None, init=False, repr=False, compare=False)
@@ -195,6 +203,12 @@ class Handler:
         if self.policy.max_attempts is None and self.order not in (Order.KEY, Order.PARTITION):
             problem = "a schedule without end only with order='key' or 'partition', where others wait for the record"
             raise InvalidSettingError("policy", self.policy.text, problem)
+        if self.by_reference and self.order is Order.LATEST:
+            problem = "'copy' with order='latest': a newer record may take away what waits while it is read again"
+            raise InvalidSettingError("payload", "reference", problem)
+        if self.by_reference and self.policy.longest_ms is None:
+            problem = "'copy' with a schedule without end, or max_elapsed=…: no topic keeps records for ever"
+            raise InvalidSettingError("payload", "reference", problem)
         object.__setattr__(self, "policy_digest", self.policy.digest)
         if self.value_type is not bytes:
             target = dict[str, Any] if self.value_type is dict else self.value_type
@@ -234,7 +248,8 @@ class Handler:
         """What its declaration says besides the policy, for people."""
         order = "" if self.order is Order.NONE else f"order={self.order}"
         lists = "" if self.batch is None else f"lists of {self.batch.text}"
-        return tuple(filter(None, (order, lists, self.pace)))
+        payload = "payload=reference" if self.by_reference else ""
+        return tuple(filter(None, (order, payload, lists, self.pace)))
 
     def decode(self, value: bytes | None) -> Any:
         """Decode a record's value, or raise `UndecodableError`."""

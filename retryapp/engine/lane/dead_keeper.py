@@ -46,6 +46,8 @@ class DeadLetterKeeper:
         self._reader = reader
         self._clock = clock
         self._faulty = False
+        self._marked: set[int] = set()
+        """Letters that the lane has marked since it opened: other marks that are read of them are older."""
         self.task = self._start()
 
     def write(self, sent: Sequence[tuple[int, Outgoing]]) -> None:
@@ -55,7 +57,9 @@ class DeadLetterKeeper:
         try:
             now_ms = self._clock.wall_ms()
             found = [Record(*self._dlq, offset, now_ms, out.key, out.value, out.headers) for offset, out in sent]
-            _take(self.table, found, sent[-1][0] + 1 if self.known.is_set() else None)
+            marked = _take(self.table, found, sent[-1][0] + 1 if self.known.is_set() else None)
+            if not self.known.is_set():
+                self._marked.update(marked)
         except Exception as exc:  # noqa: BLE001 - whatever it is: the lane must go on
             self._drop(exc)
             self.task.cancel()
@@ -69,6 +73,7 @@ class DeadLetterKeeper:
         logger.log(level, "The dead-letter table of lane %s failed and will be rebuilt: %s", self._lane, fault)
         table, self.table, self._faulty = self.table, None, True
         self.known.clear()
+        self._marked.clear()
         if table is not None:
             table.drop()
 
@@ -95,28 +100,34 @@ class DeadLetterKeeper:
         if not self.known.is_set():
 
             def take(records: list[Any], position: int) -> None:
-                _take(table, records, position)
+                _take(table, records, position, self._marked)
 
             await self._reader.read(self._dlq, table.next_offset, take, background=True)
             self.known.set()
+            self._marked.clear()
             self._faulty = False
 
 
-def _take(table: DeadLetterTable, records: Sequence[Any], next_offset: int | None) -> None:
-    """Write records of a dead-letter topic: letters, and marks of letters before them."""
-    letters, marks = [], []
+def _take(
+    table: DeadLetterTable, records: Sequence[Any], next_offset: int | None, but: Collection[int] = ()
+) -> Collection[int]:
+    """Write records of a dead-letter topic: letters, and marks of letters before them, `but` some; return which."""
+    letters = list[DeadRow]()
+    marks: dict[int, tuple[str, str | None]] = {}
     for record in records:
         headers = tuple(record.headers)
         if is_mark(headers):
-            marks.append(mark_of(headers, record.value))
+            told = mark_of(headers, record.value)
+            if told is not None and told.letter not in but:
+                marks[told.letter] = told.mark, told.command
         else:
             died_ms = record.timestamp_ms if isinstance(record, Record) else record.timestamp
             letters.append(DeadRow(record.offset, headers, record.key, died_ms))
-    table.write(letters, None)
-    for told in marks:
-        if told is not None:
-            table.mark(told.letter, told.mark, told.command)
-    table.write((), next_offset)  # last: a table that has read past a mark has it
+    if letters or not marks:
+        table.write(letters, None if marks else next_offset)
+    if marks:
+        table.mark(marks, next_offset)  # last: a table that has read past a mark has it
+    return marks
 
 
 def dead_rows(topics: Collection[str], batch: LaneBatch, receipt: LaneReceipt) -> dict[str, list[tuple[int, Outgoing]]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,13 @@ from retryapp.core.control import (
     Verb,
     row_state,
 )
-from retryapp.core.errors import DamagedCommandError, DamagedMetadataError, DamagedRowError, NewerRowError
+from retryapp.core.errors import (
+    DamagedCommandError,
+    DamagedMetadataError,
+    DamagedRowError,
+    NewerRowError,
+    RecordError,
+)
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing, cancelled, restore
 from retryapp.core.jobs import (
@@ -63,6 +69,8 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 1_000
 """Commands in memory; the others wait on their topic."""
+MOST_WAITING_BYTES: Final = 4 << 20
+"""The same in bytes: an edited value is in its command."""
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
 MAX_TEXT_BYTES: Final = 1_000
@@ -82,6 +90,7 @@ class Commands:
         submit: Callable[[Turn], None],
         busy: Callable[[], bool],
         taken_in: Callable[[int], bool],
+        read: Callable[[PendingRow, bytes], Awaitable[PendingRow]],
     ) -> None:
         """Begin where the lane has obeyed all before.
 
@@ -93,6 +102,7 @@ class Commands:
             submit: takes a turn of this session.
             busy: whether the lane has turns that are not in the tables.
             taken_in: whether the record at an offset is a first delivery without an outcome.
+            read: returns a row, and its identity, that waits by reference as a copy (`engine.partition.recall`).
         """
         self._next_offset, self._end = transport.control_next, transport.control_end
         """Where the next reading of the control topic begins, and where the topic ends."""
@@ -104,6 +114,7 @@ class Commands:
         self._sequences = sequences
         self._submit = submit
         self._busy = busy
+        self._reread = read
         self.over: set[bytes] = set()
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._queue: deque[Any] = deque()
@@ -180,13 +191,18 @@ class Commands:
             return
         if end < self._next_offset:
             raise PositionGoneError(*control, self._next_offset)
-        if len(self._queue) < MOST_WAITING:
+        if not self._full:
             self._next_offset = self._end = end
 
     def _receive(self, records: Sequence[Any], next_offset: int) -> bool:
         self._queue.extend(records)
         self._next_offset = next_offset
-        return len(self._queue) >= MOST_WAITING
+        return self._full
+
+    @property
+    def _full(self) -> bool:
+        held = sum(len(record.value or b"") for record in self._queue)
+        return len(self._queue) >= MOST_WAITING or held >= MOST_WAITING_BYTES
 
     async def _awaken(self) -> None:
         """Wait for commands, for a rule that pauses the partition, or until a part of a job may go on."""
@@ -231,7 +247,7 @@ class Commands:
             raise DamagedMetadataError("retry-version", None, "a row that was just made has none")
         now_ms = self._context.clock.wall_ms()
         # of the same delivery, which has just ended: its copy says that it would wait, and never becomes visible
-        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery)
+        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery, no_payload=False)
         end, dead = ended(self._context, run.shown, last)
         failed = tuple(seen for seen in outcome.observations if seen.event == "failed")
         return run.settle(publishes=(end,), observations=(*failed, dead))
@@ -340,16 +356,17 @@ class Commands:
 
     def _of_circuit(self, command: HandlerCommand, offset: int) -> Effect:
         steering, pace = self._jobs.steering, self._context.pace
-        if pace.circuit is None:
+        if pace.circuit is None and (command.verb is HandlerVerb.OPEN or steering.forced is None):
             raise RefusedError(Refusal.NO_CIRCUIT, "this handler has no circuit: pause it instead")
-        before = pace.circuit.state if steering.forced is None else steering.forced.text
+        now = CircuitState.CLOSED if pace.circuit is None else pace.circuit.state
+        before = now if steering.forced is None else steering.forced.text
         steering.obey(command, self._context.clock.wall_ms(), offset)
         pace.pauses = steering.pauses
         if steering.forced is not None:
             pace.force(steering.forced.text)
             return Effect("nothing begins, and no attempt is spent", before=before, after=steering.forced.text)
-        shut = pace.circuit.state in (CircuitState.FORCED_OPEN, CircuitState.OPEN)
-        after = CircuitState.HALF_OPEN if shut else pace.circuit.state
+        shut = now in (CircuitState.FORCED_OPEN, CircuitState.OPEN)
+        after = CircuitState.HALF_OPEN if shut else now
         return Effect("a few records try" if shut else f"it is {after}", before=before, after=after)
 
     def _event(self, effect: Effect, refusal: Refusal | None = None, **facts: Any) -> Outgoing:
@@ -364,6 +381,8 @@ class Commands:
             text=cut_text(effect.text, MAX_TEXT_BYTES),
             before=effect.before,
             after=effect.after,
+            edited=effect.edited,
+            original=effect.original,
             at_ms=self._context.clock.wall_ms(),
             **{"verb": "", "failure_id": "", **facts},
         )
@@ -417,6 +436,8 @@ class Commands:
         runs = key in self._scheduler.claimed
         if runs and key in self.over:
             raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
+        if row.reference is not None and command.verb is Verb.CANCEL and not runs:
+            row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
         if command.verb is Verb.CANCEL:
             effect = self._cancel_later(row, metadata, key) if runs else self._cancel(row, metadata, identity)
         else:
@@ -425,6 +446,18 @@ class Commands:
         if not runs:
             effect.claim = self._take(key, len(value))
         return effect
+
+    async def _whole(self, row: PendingRow, key: bytes, value: bytes) -> PendingRow:
+        """Return a row that waits by reference as a copy."""
+        try:
+            row = await self._reread(row, key[IDENTITY_AT:])
+        except RecordError as error:
+            raise RefusedError(Refusal.DAMAGED, str(error)) from error
+        except Exception as error:
+            raise RefusedError(Refusal.NOT_READY, f"the main topic cannot be read now: {error!r}") from error
+        if key in self._scheduler.claimed or self._table.get(key) != value:
+            raise RefusedError(Refusal.RUNNING, "its time has come while it was read: send it again")
+        return row
 
     def _take(self, key: bytes, size: int) -> bytes:
         """Claim a row that a command changes; return its key."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import Command, LetterMark, MarkKind, Refusal, Verb, is_mark, row_state
+from retryapp.core.control import Command, LetterMark, MarkKind, Refusal, Verb, digest_of, is_mark, row_state
 from retryapp.core.dead_index import IndexedLetter
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
@@ -54,6 +54,9 @@ class Effect:
     publishes: tuple[Any, ...] = ()
     observations: tuple[Observation, ...] = ()
     claim: bytes | None = None
+    edited: str = ""
+    original: str = ""
+    """What was edited, and of which letter: for the event and the mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,8 @@ class LetterCommands:
             command=command.id,
             by=command.by,
             why=command.why,
+            edited=effect.edited,
+            original=effect.original,
         )
         effect.before = str(letter.record.offset)
         effect.publishes = (*effect.publishes, told.to_record(*letter.topic))
@@ -230,7 +235,15 @@ class LetterCommands:
         base = context.handler.topology.dlq
         name = f"{letter.topic.topic.removeprefix(base).removeprefix('.')}:{letter.record.offset}"
         anew = replayed(metadata, letter=name, replay_id=cut_text(command.id, _MAX_ID_CHARS), now_ms=now_ms)
-        copy = to_tier(letter.record, topology=context.handler.topology, metadata=anew)
+        record, before, parts = letter.record, "", ""
+        if (edit := command.edit) is not None:
+            if edit.key is not None and context.handler.order is not Order.NONE:
+                raise RefusedError(Refusal.ORDERED, f"with order={context.handler.order} its key cannot be edited")
+            original = None if metadata.null_value and not record.value else record.value
+            before, parts = f"{record.coordinates} {digest_of(original)}", edit.parts
+            record, edited = edit.applied_to(record), (metadata.edited or 0) + (edit.idempotency == "new")
+            anew = replace(anew, edited=edited, null_value=original is None and edit.value is None)
+        copy = to_tier(record, topology=context.handler.topology, metadata=anew)
         if waiting_size(copy) > context.max_bytes:
             raise RefusedError(Refusal.TOO_LARGE, "with its headers it does not fit on the retry topic any more")
         timed_out = context.handler.batch is not None and metadata.error_type == _TIMED_OUT
@@ -238,10 +251,12 @@ class LetterCommands:
         if self._sequences is not None:
             self._sequences.came_back(identity, row.key)
         return Effect(
-            f"due at once, with new attempts; it was dead as {reason}",
+            f"due at once, with new attempts; it was dead as {reason}{f'; edited: {parts}' if parts else ''}",
             after=row_state(anew.replays, 0, row.due_at_ms),
             rows=(Row(identity, encode_row(row), anew.tier or "?"),),
             publishes=(copy,),
+            edited=parts,
+            original=before,
         )
 
     def _check_replay(self, command: Command, metadata: RetryMetadata, mark: str | None) -> None:
@@ -252,6 +267,8 @@ class LetterCommands:
             raise RefusedError(Refusal.DISCARDED, "it was discarded: restore it first")
         if metadata.reason == DeadReason.DAMAGED:
             raise RefusedError(Refusal.DAMAGED, "it is dead because it could not be read")
+        if metadata.reason == DeadReason.GONE:
+            raise RefusedError(Refusal.DAMAGED, "its letter does not have its value: the main topic had lost it")
         if metadata.reason == DeadReason.TOO_LARGE:
             raise RefusedError(Refusal.TOO_LARGE, "its letter does not have its value: it was too large")
         if mark in (MarkKind.REPLAYED, MarkKind.RECOVERED):  # once more would give its deliveries numbers that are used

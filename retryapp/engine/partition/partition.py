@@ -32,6 +32,7 @@ from retryapp.engine.partition.commands import Commands
 from retryapp.engine.partition.duplicates import Duplicates, begin_duplicates
 from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.progress import Counting, OffsetWindow
+from retryapp.engine.partition.recall import Recall
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import GivenUp, Sequences
 from retryapp.engine.partition.suspects import Suspects, begin_suspects
@@ -157,8 +158,10 @@ class PartitionEngine(RunOwner):
             sort = Latest if self.context.handler.order is Order.LATEST else Sequences
             calls: Any = {"settle": self._settle, "submit": partial(self.lane.submit, session)}
             self._sequences = sort(*place, start=lambda run: self._start(run), **calls)
-        facts = self.context, self.partition, transport.pending, emit, self._sequences, loaded, commanded
-        self.scheduler = Scheduler(*facts, self._held)
+        read: Any = transport.reader, self._main, transport.pending, self._sequences
+        recall = Recall(self.context, *read, deliver=emit, submit=partial(self.lane.submit, session))
+        facts = self.context, self.partition, transport.pending, recall.take, self._sequences, loaded, commanded
+        self.scheduler = recall.scheduler = Scheduler(*facts, self._held)
         if commanded is not None:
             self.commands = Commands(
                 self.context,
@@ -168,6 +171,7 @@ class PartitionEngine(RunOwner):
                 submit=partial(self.lane.submit, session),
                 busy=lambda: self.lane.busy,
                 taken_in=self._window.has,
+                read=recall.read_row,
             )
         self._duplicates = begin_duplicates(self.context, transport.seen, self.partition)
         tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
@@ -176,8 +180,8 @@ class PartitionEngine(RunOwner):
         self._suspects = suspects(transport.suspected, self._first.submit)
         self._suspect_rows = suspects(transport.suspected_rows, self._again.submit)
         self._start = self._first.submit if self._suspects is None else self._suspects.add
-        parts = self.scheduler, self.commands, self._suspects, self._suspect_rows
-        works = [each.run for each in parts if each is not None]
+        parts = self.scheduler, recall, self.commands, self._suspects, self._suspect_rows
+        works = [recall.keep, *(each.run for each in parts if each is not None)]
         telling = partial(tell, self.lane, session, self.context, self.partition)
         self.context.pace.begin(self._first.submit, self._again.submit, self._freed, telling, self.lane.fail)
         self._tasks = [asyncio.create_task(self._guard(session, work), name=f"work-{self.lane.name}") for work in works]

@@ -14,7 +14,17 @@ from contextlib import suppress
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
 from retryapp.core.metadata import HELD
 from retryapp.core.record import Record
-from retryapp.core.rows import ALONE, CANCELLED, HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, is_held, parse_row_key
+from retryapp.core.rows import (
+    ALONE,
+    CANCELLED,
+    HELD_ROWS,
+    IDENTITY_AT,
+    PendingRow,
+    decode_row,
+    is_held,
+    parse_row_key,
+    row_due_ms,
+)
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.partition.sequences import Sequences, up_to
 from retryapp.ports import PendingTable
@@ -190,13 +200,32 @@ class Scheduler:
                 self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             if not rows and not heads:
                 break
-            taken = [each for each in (self._claim(key, value) for key, value in heads + rows) if each is not None]
+            taken = self._claim_all(heads + rows)
             self._context.pace.claimed(sum(claim.due_at_ms > 0 for claim, _ in taken))
             self._deliver(taken)
             if not (heads and full) and self._next_due_ms > now_ms:
                 break
             await asyncio.sleep(0)  # many partitions have a flood at once: others in the event loop come between
         return self._next_due_ms
+
+    def _claim_all(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[Claim, Record]]:
+        """Claim rows, as far as there is room for the records that some of them refer to; at least one."""
+        taken: list[tuple[Claim, Record]] = []
+        most = self._context.handler.max_in_flight_bytes
+        for at, (key, value) in enumerate(rows):
+            if taken and self.claimed_bytes >= most:
+                self._leave(rows[at:])
+                break
+            if (claimed := self._claim(key, value)) is not None:
+                taken.append(claimed)
+        return taken
+
+    def _leave(self, rows: list[tuple[bytes, bytes]]) -> None:
+        """Have rows that were found be found again."""
+        for key, value in rows:
+            self._next_due_ms = min(self._next_due_ms, row_due_ms(value))
+            if self._sequences is not None:
+                self._sequences.left(key, value)
 
     def _claim(self, key: bytes, value: bytes) -> tuple[Claim, Record] | None:
         """Claim a row; None: earlier records of its sequence are not done."""
@@ -218,8 +247,9 @@ class Scheduler:
             key=key,
             identity=key[IDENTITY_AT:],
             due_at_ms=due_at_ms,
-            size=len(value),
+            size=len(value) + (0 if row.reference is None else row.reference.size),
             damage=damage,
+            reference=row.reference,
             alone=bool(row.flags & ALONE),
             cancelled=bool(row.flags & CANCELLED),
         )

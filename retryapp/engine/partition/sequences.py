@@ -339,6 +339,11 @@ class Sequences:
         self.aside[identity] = key
         return False
 
+    def left(self, key: bytes, value: bytes) -> None:
+        """Note that a row was not claimed that `heads` may have returned."""
+        if (is_held(value) or key[IDENTITY_AT:] in self.aside) and (name := self._name_of(value)) is not None:
+            self._ready[name] = None
+
     async def caught_up(self) -> None:
         """Wait until rows may run."""
 

@@ -48,6 +48,8 @@ class Served:
     """Partitions that all topics of the handler have."""
     topic_id: str = ""
     max_bytes: int = 0
+    kept_ms: int | None = None
+    """How long the main topic keeps a record at least; None: no limit."""
     changelog_id: str = ""
     control_id: str = ""
     dlq_ids: Mapping[str, str] = field(default_factory=dict)
@@ -121,6 +123,7 @@ class Placer:
                 random=self.random,
                 topic_id=served.topic_id,
                 max_bytes=served.max_bytes,
+                kept_ms=served.kept_ms,
                 life=self.life,
                 pace=pace,
                 alone=self.alone,

@@ -18,6 +18,7 @@ _REMEDIES: Final[Mapping[str | None, str]] = {
     "expired": "Fix what fails, or raise max_elapsed.",
     "damaged": "Find what changed their retry headers, or damaged the batch.",
     "too-large": "Raise max.message.bytes of the handler's topics.",
+    "gone": "Keep records on the main topic for as long as they wait, or let copies wait.",
     "cancelled": "Somebody cancelled their retries.",
     "crashed": "Fix what ends the worker: its last log lines and the system's say what it was.",
 }

@@ -1,6 +1,7 @@
-"""Reads partitions up to their ends, for all lanes of a worker over two shared consumers without a group.
+"""Reads partitions up to their ends, and single records, for all lanes of a worker, without a group.
 
-* One answers where partitions begin and end, for all that wait together; the other reads.
+* Of three shared consumers one answers where partitions begin and end, for all that wait together; one reads up to the
+  end, and one single records.
 * Readers take turns: a reader lets go after a slice if others wait. Background readings queue among themselves first:
   an opening lane waits for one slice of them at most.
 * A consumer is dropped after any error, time-out or cancellation: its state is unknown. The next use makes a new one.
@@ -9,7 +10,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,19 +20,26 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as ClientTopicPartition
 from typing_extensions import override
 
+from retryapp.core.record import Record
 from retryapp.ports import Sink, TopicPartition, TopicReader
 from retryapp.runtime.clients.lifecycle import ClientSettings, end
-from retryapp.runtime.clients.unreadable import bare, install
+from retryapp.runtime.clients.unreadable import Unreadable, bare, install, to_record
 
 TURN_S = 0.25  # how long a reading goes on while others wait; every turn makes some progress
 STALL_S = 10.0  # a reading that gets nothing for so long raises `TimeoutError`
 SLICE_RECORDS = 250  # records that are applied at once; other tasks run between slices (about 1 ms each on RocksDB)
 SLICE_BYTES = 1 << 20
+PICK_BYTES = 256 << 10  # of one request for single records
 
 
 class _SharedConsumer:
-    def __init__(self, settings: ClientSettings, role: str) -> None:
+    def __init__(self, settings: ClientSettings, role: str, **options: Any) -> None:
         self.waiting = 0  # how many tasks wait for their turn
+        self._options = {
+            "isolation_level": "read_committed",
+            "max_partition_fetch_bytes": max(4 << 20, settings.max_request_size),
+            **options,
+        }
         self._settings = settings
         self._name = f"{settings.client_id}-{role}"
         self._consumer: AIOKafkaConsumer | None = None
@@ -70,11 +79,10 @@ class _SharedConsumer:
                 group_id=None,
                 enable_auto_commit=False,
                 auto_offset_reset="none",
-                isolation_level="read_committed",
-                max_partition_fetch_bytes=max(4 << 20, self._settings.max_request_size),
                 request_timeout_ms=self._settings.request_timeout_ms,
                 fetch_max_wait_ms=50,
                 key_deserializer=bare,
+                **self._options,
                 **self._settings.connection,
             )
             await self._consumer.start()
@@ -108,6 +116,9 @@ class TailReader(TopicReader):
     def __init__(self, settings: ClientSettings) -> None:
         self._asker = _SharedConsumer(settings, "bounds")
         self._reader = _SharedConsumer(settings, "tail")
+        # a lone record costs about its batch; one that is larger than the limit comes all the same
+        uncommitted = {"isolation_level": "read_uncommitted", "max_partition_fetch_bytes": PICK_BYTES}
+        self._picker = _SharedConsumer(settings, "records", **uncommitted)
         self._questions: list[_Question] = []
         self._background = asyncio.Lock()
         self._behind: dict[TopicPartition, int] = {}
@@ -151,9 +162,19 @@ class TailReader(TopicReader):
         self._behind.pop(tp, None)
         return end_
 
+    @override
+    async def records(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
+        first, end_ = (await self.bounds([tp]))[tp]
+        wanted = deque(offset for offset in offsets if first <= offset < end_)
+        found: dict[int, Record] = {}
+        while wanted:
+            async with self._picker.turn() as consumer, asyncio.timeout(STALL_S):
+                await _pick(consumer, tp, wanted, found)
+        return found
+
     async def stop(self) -> None:
         """End the consumers; bounded, never raises."""
-        await asyncio.gather(self._asker.stop(), self._reader.stop())
+        await asyncio.gather(*(each.stop() for each in (self._asker, self._reader, self._picker)))
 
     async def _turn(self, consumer: AIOKafkaConsumer, tp: TopicPartition, start: int, end_: int, sink: Sink) -> int:
         """Read until the end, or until others have waited long enough; return the position."""
@@ -182,6 +203,28 @@ class TailReader(TopicReader):
                 )
         consumer.assign([])
         return position
+
+
+async def _pick(consumer: AIOKafkaConsumer, tp: TopicPartition, wanted: deque[int], found: dict[int, Record]) -> None:
+    """Read on from the first offset that is wanted while the next one is near; take what is there out of `wanted`."""
+    client_tp, position, near = ClientTopicPartition(*tp), wanted[0], 1
+    consumer.assign([client_tp])
+    consumer.seek(client_tp, position)
+    while wanted and wanted[0] < position + near:
+        lists = await consumer.getmany(client_tp, timeout_ms=10, max_records=1)  # one list of records (`bare`)
+        fetched: list[Any] = next(iter(lists.get(client_tp, ())), [])
+        for each in fetched:
+            if isinstance(each, Unreadable) and each.stuck:
+                raise RuntimeError(f"{tp.topic}[{tp.partition}] at offset {each.offset}: {each.problem}")
+            last = each.last_offset if isinstance(each, Unreadable) else each.offset
+            while wanted and wanted[0] <= last:
+                if each.offset <= (offset := wanted.popleft()):
+                    found[offset] = to_record(each, tp)
+        reached = int(await consumer.position(client_tp))
+        while wanted and wanted[0] < reached:
+            wanted.popleft()  # nothing is there any more
+        position, near = reached, max(1, len(fetched))
+    consumer.assign([])
 
 
 def _slices(records: list[Any], position: int) -> Iterator[tuple[list[Any], int]]:

@@ -28,6 +28,7 @@ from aiokafka.record.default_records import _DefaultRecordBatchPy
 from aiokafka.record.memory_records import MemoryRecords
 
 from retryapp.core.errors import MissingCodecError
+from retryapp.core.record import Damage, Record
 
 TOPICS: Final[set[str]] = set()  # topics whose readers accept an `Unreadable`; `Runtime.serve` adds to them
 
@@ -38,7 +39,8 @@ _MAGIC_AT = 16
 _BATCH_HEADER_BYTES = 61
 _BAD_CHECKSUM = "the checksum of the batch is wrong"
 _open_ends: Final[dict[Any, int]] = {}
-"""Offset up to which a damaged batch with an unsure end was reported, by partition."""
+"""Offset up to which a damaged batch with an unsure end was reported, by partition, and by who reads: the reader of
+single records reads uncommitted ones."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +60,15 @@ class Unreadable:
     key: None = None
     value: None = None
     headers: tuple[()] = ()
+
+
+def to_record(fetched: Any, place: tuple[str, int] | None = None) -> Record:
+    """Return what the client fetched, or could not read, as the engine's record; `place`: its partition."""
+    topic, partition = place or (fetched.topic, fetched.partition)
+    read = topic, partition, fetched.offset, fetched.timestamp
+    if isinstance(fetched, Unreadable):  # empty, not null: copied, a null dead letter would be a tombstone
+        return Record(*read, None, b"", (), Damage(fetched.last_offset, fetched.problem))
+    return Record(*read, fetched.key, fetched.value, tuple(fetched.headers))
 
 
 class _Slice(bytearray):
@@ -141,6 +152,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
 
     next_fetch_offset: int
     _key_deserializer: Any
+    _isolation_level: Any
     _records: Any
     _tp: Any
 
@@ -205,7 +217,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
     def _rest_of_a_damaged_batch(self) -> Iterator[Unreadable]:
         """Report the offsets between a damaged batch with an unsure end and the batch that comes now."""
         first = self.next_fetch_offset
-        if _open_ends.get(self._tp) != first:
+        if _open_ends.get((self._tp, self._isolation_level)) != first:
             return
         batch = self._records.first
         if batch is not None and batch.sound and batch.base > first:
@@ -238,7 +250,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
         end = max(end, first + 1)
         self.next_fetch_offset = end
         if not sure:
-            _open_ends[self._tp] = end
+            _open_ends[self._tp, self._isolation_level] = end
         yield self._unreadable(first, end - 1, f"{type(error).__name__}: {error}" if batch.sound else _BAD_CHECKSUM)
         return False
 

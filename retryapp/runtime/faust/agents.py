@@ -10,9 +10,7 @@ from faust.channels import Channel
 from mode.utils.queues import FlowControlEvent, ThrowableQueue
 from typing_extensions import override
 
-from retryapp.core.record import Damage, Record
 from retryapp.engine.worker.feed import Batch
-from retryapp.runtime.clients.unreadable import Unreadable
 
 
 class IntakeChannel(Channel[Any]):
@@ -61,11 +59,3 @@ def register_agent(app: faust.App, topic: str, accept: Callable[[Batch], None]) 
     take.__doc__ = f"Takes records of {topic} for retryapp."
     app.agent(channel, name=f"retryapp.{topic}")(take)
     return channel
-
-
-def to_record(fetched: Any) -> Record:
-    """Return what the client fetched, or could not read, as the engine's record."""
-    place = fetched.topic, fetched.partition, fetched.offset, fetched.timestamp
-    if isinstance(fetched, Unreadable):  # empty, not null: copied, a null dead letter would be a tombstone
-        return Record(*place, None, b"", (), Damage(fetched.last_offset, fetched.problem))
-    return Record(*place, fetched.key, fetched.value, tuple(fetched.headers))

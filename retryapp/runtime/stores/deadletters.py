@@ -12,10 +12,11 @@ Marks lie apart from letters, so a letter that is written again, or later than i
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rocksdict import WriteBatch
 from typing_extensions import override
 
 from retryapp.core.causes import OTHER_CAUSE, CauseCount, cause_name
@@ -84,11 +85,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             batch.put(_row_key(row.offset), encode_letter(letter))
             for index in _indexes(letter):
                 batch.put(index, b"")
-        self._causes.write(batch)
-        if next_offset is not None:
-            meta = self._store.meta
-            meta.next_offset = max(meta.next_offset, next_offset)
-        self._store.write(batch, self._now_ms)
+        self._commit(batch, next_offset)
 
     def _count(self, letter: IndexedLetter) -> IndexedLetter:
         """Count a letter; return it as it was counted."""
@@ -112,23 +109,30 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
         counts[_ROW_COUNT] = max(0, counts.get(_ROW_COUNT, 0) + more)
 
     @override
-    def mark(self, offset: int, mark: str, job: str | None = None) -> None:
-        batch, key = self._store.batch(), _MARK + _OFFSET.pack(offset)
-        was_open, raw = is_open(self._mark_of(offset)[0]), self._store.get(_row_key(offset))
-        if raw is not None and was_open != is_open(mark):
-            letter = decode_letter(offset, raw)
-            if was_open:
-                self._uncount(letter)
-            else:
-                for index in _indexes(letter):
-                    batch.delete(index)
-                letter = self._count(letter)
-                for index in _indexes(letter):
-                    batch.put(index, b"")
-                batch.put(_row_key(offset), encode_letter(letter))
-            self._causes.write(batch)
-        name = mark.encode()
-        batch.put(key, bytes((len(name),)) + name + (job or "").encode())
+    def mark(self, marks: Mapping[int, tuple[str, str | None]], next_offset: int | None) -> None:
+        batch = self._store.batch()
+        for offset, (mark, job) in marks.items():
+            was_open, raw = is_open(self._mark_of(offset)[0]), self._store.get(_row_key(offset))
+            if raw is not None and was_open != is_open(mark):
+                letter = decode_letter(offset, raw)
+                if was_open:
+                    self._uncount(letter)
+                else:
+                    for index in _indexes(letter):
+                        batch.delete(index)
+                    letter = self._count(letter)
+                    for index in _indexes(letter):
+                        batch.put(index, b"")
+                    batch.put(_row_key(offset), encode_letter(letter))
+            name = mark.encode()
+            batch.put(_MARK + _OFFSET.pack(offset), bytes((len(name),)) + name + (job or "").encode())
+        self._commit(batch, next_offset)
+
+    def _commit(self, batch: WriteBatch, next_offset: int | None) -> None:
+        self._causes.write(batch)
+        if next_offset is not None:
+            meta = self._store.meta
+            meta.next_offset = max(meta.next_offset, next_offset)
         self._store.write(batch, self._now_ms)
 
     @override

@@ -199,7 +199,7 @@ class Store:
             DiskFullError, StoreBrokenError: the outcome is unknown; drop the store.
         """
         self.meta.used_ms = used_ms
-        batch.put(_META, json.dumps(asdict(self.meta)).encode())
+        batch.put(_META, json.dumps({name: getattr(self.meta, name) for name in StoreMeta.__slots__}).encode())
         db = self.db
         try:
             if not logged:

@@ -24,6 +24,7 @@ from retryapp.core.foreign import shield
 from retryapp.core.headers import encode_metadata
 from retryapp.core.jobs import HandlerVerb, JobPart, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.lifecycle import Commanded
+from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
@@ -269,9 +270,9 @@ class FakeWorker(RuntimeView):
         every = shield(headers) + encode_metadata(md)
         topic = f"{GROUP}.{MAIN}.dlq"
         if letters is None:
-            self.letters.setdefault(partition, []).append(index_letter(offset, every, key, NOW_MS))
+            self.letters.setdefault(partition, []).append(index_letter(offset, every, key, md.last_failed_ms))
         else:
-            self.named.setdefault((partition, letters), []).append(index_letter(offset, every, key, NOW_MS))
+            self.named.setdefault((partition, letters), []).append(index_letter(offset, every, key, md.last_failed_ms))
             topic += f".{letters}"
         self.records[topic, partition, offset] = Record(topic, partition, offset, NOW_MS, key, value, every)
 
@@ -403,10 +404,10 @@ ADMIN = Operators(local=Role.ADMIN)
 
 
 @asynccontextmanager
-async def serving(worker: FakeWorker, operators: Operators = ADMIN) -> AsyncIterator[str]:
+async def serving(worker: FakeWorker, operators: Operators = ADMIN, mask: Mask = UNMASKED) -> AsyncIterator[str]:
     """Serve a worker's pages from a real Faust app; yields its address."""
     app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
-    register(app, worker, clock=VirtualClock(NOW_MS), operators=operators)
+    register(app, worker, clock=VirtualClock(NOW_MS), operators=operators, mask=mask)
     async with TestServer(await app.web.wsgi()) as server:
         yield str(server.make_url("")).rstrip("/")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import re
 from collections import Counter
@@ -20,6 +21,7 @@ from functional.web.test_jobs import fit
 from samples import partition
 
 from retryapp.core.errors import InvalidSettingError
+from retryapp.core.masking import parse_mask
 from retryapp.lookup.jobs import Order, Preview
 from retryapp.testing import VirtualClock
 from retryapp.web import peers, register
@@ -260,20 +262,21 @@ async def test_a_worker_asks_others_with_the_secret_of_the_group(worker: FakeWor
 async def test_a_signature_is_for_one_worker_and_a_minute(worker: FakeWorker) -> None:
     """Whoever gets one cannot use it elsewhere, or later."""
     signing = Peers(lambda: NOW_MS, "s3cret")
-    ours = signing._signature(worker.address, NOW_MS)
+    ours = signing._signature(worker.address + PART, NOW_MS)
     guarded = Operators(local=Role.NONE, peer_secret="s3cret")  # noqa: S106
     async with serving(worker, guarded) as url:
         for signature, status in (
             (ours, 200),
             (ours.upper(), 403),
-            (signing._signature("http://127.0.0.1:6067", NOW_MS), 403),
-            (signing._signature(worker.address, NOW_MS - peers.SIGNED_MS - 1), 403),
+            (signing._signature("http://127.0.0.1:6067" + PART, NOW_MS), 403),
+            (signing._signature(worker.address + PART, NOW_MS - peers.SIGNED_MS - 1), 403),
             (ours.replace(str(NOW_MS), str(NOW_MS + 1)), 403),
             (f"{NOW_MS}:", 403),
             ("\u00fc", 403),
         ):
             assert (await ask(url, PART, {SIGNATURE: signature}))[0] == status, signature
-        assert (await ask(url, "/retries/", {SIGNATURE: ours}))[0] == 403, "it is for one address"
+        for other in ("/retries/", f"{PART}?x=1", f"{PART}/{MAIN}/dead"):
+            assert (await ask(url, other, {SIGNATURE: ours}))[0] == 403, "it is for one address"
 
 
 async def test_the_users_cors_is_for_the_users_pages(worker: FakeWorker) -> None:
@@ -294,3 +297,45 @@ async def test_the_users_cors_is_for_the_users_pages(worker: FakeWorker) -> None
             answer = await client.request(method, path, headers=foreign)
             assert not [name for name in answer.headers if name.startswith("Access-Control")]
         assert (await client.post(f"{BASE}/command", headers=foreign, json={})).status == 403
+
+
+DEEP = '{"a": ' * 10_000 + '"secret-deep"' + "}" * 10_000
+
+
+@pytest.mark.parametrize("form", ["html", "json"])
+async def test_masked_headers_and_fields_are_shown_to_nobody(worker: FakeWorker, form: str) -> None:
+    """Neither of records that wait nor of dead letters; what cannot be looked into is hidden as a whole."""
+    values = (
+        b'{"card": "secret-card", "open": 1}',
+        b'{"card": "secret-card',
+        DEEP.encode(),
+        b'{"card": "secret-' * 9_000,
+    )
+    headers = (("Authorization", b"secret-token"), ("tenant", b"north"))
+    for number, value in enumerate(values):
+        worker.wait(metadata(500 + number), key=b'{"card": "secret-key"}', value=value, headers=headers)
+        worker.bury(500 + number, dead_metadata(600 + number), key=None, value=value, headers=headers)
+    async with serving(worker, mask=parse_mask("authorization, /card")) as url:
+        for number, kind in product(range(len(values)), ("pending", "dead")):
+            status, body = await ask(url, f"{BASE}/{kind}/0/{500 + number}?format={form}")
+            assert status == 200
+            assert "secret-" not in body
+            assert "north" in body
+            assert (('"kind": "hidden"' if form == "json" else ">hidden, ") in body) == (number > 0)
+        assert "***" in (await ask(url, f"{BASE}/pending/0/500?format={form}"))[1]
+        assert "secret-" not in (await ask(url, f"{BASE}/pending?format={form}&limit=500"))[1], "keys of lists"
+
+
+async def test_a_masked_value_is_not_offered_for_an_edit(worker: FakeWorker) -> None:
+    """Or it would be replayed with the mask in place of what is masked."""
+    value = b'\n{"card": "secret-card", "open": "<1>"}'
+    worker.bury(500, dead_metadata(600), value=value)
+    for mask, offered in (("", True), ("/card", False)):
+        async with serving(worker, mask=parse_mask(mask)) as url:
+            _, body = await ask(url, f"{BASE}/dead/0/500?format=html")
+            assert ("Replay with this value" in body, "parts of its value are masked" in body.lower()) == (
+                offered,
+                not offered,
+            )
+            text = html.escape(value.decode(), quote=False).replace('"', "&#34;")
+            assert (f'spellcheck="false">\n{text}</textarea>' in body) == offered, "the first line break is not its own"

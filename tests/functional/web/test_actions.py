@@ -13,11 +13,10 @@ import aiohttp
 import pytest
 from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, serving
 
-from retryapp.core.control import Verb
+from retryapp.core.control import MAX_COMMAND_BYTES, Edit, Verb
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.rows import IDENTITY_AT, decode_row, encode_row, parse_row_key, row_key
 from retryapp.web.access import COOKIE, Operators, Role, parse_operators
-from retryapp.web.actions import MAX_BODY_BYTES
 from retryapp.web.views import ROUTES
 
 TOKEN = "a-secret-of-ann"  # noqa: S105
@@ -88,6 +87,18 @@ async def test_a_held_record_says_so_and_has_a_button_to_release_it(worker: Fake
         assert "held back by the operator" in await site.get(f"{BASE}/pending?partition={place.partition}")
         other = parse_row_key(worker.waiting[1].key)
         assert 'value="release"' not in await site.get(f"{BASE}/pending/{other.partition}/{other.origin_offset}")
+
+
+async def test_a_replay_may_edit_its_record(worker: FakeWorker) -> None:
+    """Programs send an object, with bytes as text or base64; the page's form a value, whose lines end as they did."""
+    async with pages(worker, ANN) as site:
+        edit = {"idempotency": "new", "value": "/w==", "encoding": "base64", "drop": ["trace"]}
+        status, body, _ = await site.post({**REPLAY, "edit": edit}, BEARER)
+        assert (status, json.loads(body)["outcome"]) == (200, "done")
+        assert worker.commands[-1].edit == Edit.of("new", value=b"\xff", drop=("trace",))
+        form = {**REPLAY, "value": '{"a": 1,\r\n "b": 2}', "idempotency": "keep"}
+        await site.post(form, {**BEARER, "Accept": "text/html"})
+        assert worker.commands[-1].edit == Edit.of("keep", value=b'{"a": 1,\n "b": 2}')
 
 
 async def test_a_form_is_answered_with_a_page(worker: FakeWorker) -> None:
@@ -181,9 +192,17 @@ BAD: dict[str, tuple[Any, str]] = {
     "another handler's": ({"verb": "replay", "failure_id": f"{GROUP}/flights@kq8G0bTz/0/1"}, "bad-command"),
     "no time": ({"verb": "reschedule", "failure_id": NAME}, "bad-command"),
     "a time that is none": ({"verb": "reschedule", "failure_id": NAME, "at": "soon"}, "bad-command"),
+    "an edit without a choice of the key": ({**REPLAY, "edit": {"value": "x"}}, "bad-command"),
+    "a form's edit without that choice": ({**REPLAY, "value": "x"}, "bad-command"),
+    "an edit that is no object": ({**REPLAY, "edit": 7}, "bad-command"),
+    "an edit of nothing": ({**REPLAY, "edit": {"idempotency": "keep"}}, "bad-command"),
+    "an edit of a record that waits": (
+        {"verb": "cancel", "failure_id": NAME, "edit": {"idempotency": "keep", "value": "x"}},
+        "bad-command",
+    ),
     "an unknown field": ({**REPLAY, "forces": True}, "bad-command"),
     "a list": ([REPLAY], "bad-body"),
-    "much": ({**REPLAY, "why": "x" * MAX_BODY_BYTES}, "too-large"),
+    "much": ({**REPLAY, "why": "x" * MAX_COMMAND_BYTES}, "too-large"),
 }
 
 

@@ -7,13 +7,24 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from functional.web.house import BASE, MAIN, NOW_MS, FakeWorker, busy_worker, serving
+from functional.web.house import (
+    BASE,
+    MAIN,
+    NOW_MS,
+    FakeWorker,
+    busy_worker,
+    dead_metadata,
+    handler,
+    metadata,
+    serving,
+)  # fmt: skip
 from samples import partition
 
 from retryapp.web import peers
@@ -192,3 +203,77 @@ async def test_a_worker_that_is_asked_asks_nobody() -> None:
         part = await facts(url, peers.PART)
         assert [each["partition"] for each in part["handlers"][MAIN]["partitions"]] == [0]
         assert asked == []
+
+
+def dead_and_waiting(numbers: range, number: int) -> FakeWorker:
+    """Return a worker with one partition, with letters and waiting records in turn with those of another."""
+    worker = FakeWorker(infos=[handler(partitions=2)])
+    for offset in numbers:
+        key = b"k%d" % offset
+        worker.bury(offset, dead_metadata(offset, number, last_failed_ms=NOW_MS - 60_000 + offset), key=key)
+        worker.wait(metadata(offset, number, due_at_ms=NOW_MS + offset * 1_000), key=key, value=b"{}")
+    return worker
+
+
+async def walk(url: str, path: str) -> list[int]:
+    """Return the offsets of a list, page by page: of records that wait, of first deliveries."""
+    found: list[int] = []
+    async with aiohttp.ClientSession() as session:
+        while path:
+            async with session.get(url + path) as answer:
+                listed = json.loads(await answer.text())
+            assert len(listed["records"]) <= listed["limit"]
+            assert listed["first"] == 1 + len(found)
+            name = "offset" if "/dead?" in path else "origin_offset"
+            found += [each[name] for each in listed["records"]]
+            path = listed["next"]
+    return found
+
+
+@pytest.mark.parametrize("scan", [2_000, 3], ids=["", "few rows a page"])
+@pytest.mark.parametrize("limit", [1, 4, 50])
+async def test_lists_are_those_of_all_workers(monkeypatch: pytest.MonkeyPatch, scan: int, limit: int) -> None:
+    """Each record once, in the one order, over pages of any size, whichever worker is asked."""
+    monkeypatch.setattr("retryapp.web.lists.SCAN_ROWS", scan)
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
+    left, right = dead_and_waiting(range(0, 20, 2), 0), dead_and_waiting(range(1, 30, 2), 1)
+    offsets = [*range(20), *range(21, 30, 2)]
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [partition(0, pending=10, dead=10), partition(1, state="elsewhere", owner_url=two)]
+        right.parts[MAIN] = [partition(0, state="elsewhere", owner_url=one), partition(1, pending=15, dead=15)]
+        for url in (one, two):
+            for path, expected in {
+                "dead?": offsets[::-1],
+                "pending?": offsets,
+                "dead?partition=1": [*range(29, 0, -2)],
+                "pending?partition=1": [*range(1, 30, 2)],
+                "dead?key=k7": [7],
+                "pending?key=k7": [7],
+                "dead?since=1m": offsets[::-1],
+                "dead?until=1m": [],
+            }.items():
+                assert await walk(url, f"{BASE}/{path}&format=json&limit={limit}") == expected, path
+        if scan > limit:
+            assert f"1-{min(limit, 25)} of 25" in await page(one, f"{BASE}/dead?limit={limit}")
+
+
+async def test_a_list_without_a_worker_says_so() -> None:
+    """What does not answer, or answers nonsense, is named, and its partitions are left out."""
+    left = dead_and_waiting(range(4), 0)
+    for reply in (garbage, flood):
+        async with answering(reply) as (peer, _), serving(left) as url:
+            left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=peer)]
+            text = await page(url, f"{BASE}/dead")
+            assert f"No answer from {peer}" in text
+            assert "partition 1 is not in this list" in text
+            assert "1-4, the last" in text, "the total is not known"
+
+
+async def test_letters_that_lie_there_no_more_are_shown_if_asked_for() -> None:
+    """A list is of what can be put right; the others are in it with what became of them."""
+    worker = dead_and_waiting(range(40), 0)
+    worker.parts[MAIN] = [partition(0, dead=10), partition(1)]
+    worker.letters[0] = [replace(row, mark="recovered") if row.offset % 4 else row for row in worker.letters[0]]
+    async with serving(worker) as url:
+        assert await walk(url, f"{BASE}/dead?format=json&limit=3") == [*range(36, -1, -4)]
+        assert await walk(url, f"{BASE}/dead?format=json&limit=30&marked=1") == [*range(39, -1, -1)]

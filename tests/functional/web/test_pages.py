@@ -145,14 +145,14 @@ async def test_paging_gives_every_record_once_in_order(site: Site) -> None:
     times = [record["last_failed_ms"] for record in records if record["last_failed_ms"]]
     assert len(places) == len(set(places)) == 124
     assert times == sorted(times, reverse=True)
-    assert places[0] == (1, 12), "a time that cannot be read holds nothing back"
+    assert places[0] == (1, 12), "by the time when it was appended"
     rejected = await walk(site, f"{BASE}/dead?limit=30&reason=rejected&format=json")
     assert [record["reason"] for record in rejected] == ["rejected"] * 40
 
 
 async def test_a_search_by_reason_is_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rare reason ends the page after so many rows, with a link to go on."""
-    monkeypatch.setattr("retryapp.web.answers.SCAN_ROWS", 50)
+    monkeypatch.setattr("retryapp.web.lists.SCAN_ROWS", 50)
     page = await facts(site, f"{BASE}/dead?reason=expired")
     assert page["records"] == []
     assert page["scanned"] == 50
@@ -429,7 +429,7 @@ async def test_a_list_names_the_partitions_that_it_leaves_out(site: Site, worker
     unknown(worker)
     worker.waiting.clear()
     worker.letters.clear()
-    assert (await facts(site, f"{BASE}/{page}"))["partitions_left_out"] == [0, 1, 4, 5]
+    assert (await facts(site, f"{BASE}/{page}"))["partitions_left_out"] == [0, 1, 2, 3, 4, 5]
     text = Outline((await site.get(f"{BASE}/{page}"))[2]).text
-    assert "Partitions 0, 1, 4, 5 of this worker are not open" in text
-    assert "here." not in text
+    assert "dead on partitions 0, 1, 2, 3, 4, 5 is not in this list" in text
+    assert "in the others." in text

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from harness.operator import Operator
 
 from retryapp.ports import TopicPartition
 from retryapp.runtime.clients import tail
@@ -67,6 +68,21 @@ async def test_a_tail_ends_behind_markers_and_aborted_records(
     again = _Taken()
     await reader.read(topic, 595, again)
     assert again.values == [b"%d" % n for n in range(595, 600)]
+
+
+async def test_single_records_are_read_by_their_offsets(
+    bootstrap: str, topic: TopicPartition, reader: TailReader
+) -> None:
+    """Far apart, near each other and across batches; nothing at a marker, past the end, or where all is deleted."""
+    for _ in range(3):
+        await fill(bootstrap, [topic], 400)  # each with a marker behind it
+    found = await reader.records(topic, [0, 1, 7, 399, 400, 401, 800, 801, 802, 1_201, 1_202, 1_203, 9_999])
+    assert {offset: record.value for offset, record in found.items()} == {
+        0: b"0", 1: b"1", 7: b"7", 399: b"399", 401: b"0", 800: b"399", 802: b"0", 1_201: b"399"
+    }  # fmt: skip
+    assert {(record.topic, record.partition, record.headers) for record in found.values()} == {(*topic, ())}
+    Operator(bootstrap).delete_records(*topic, 401)
+    assert (await reader.records(topic, [0, 400, 401])).keys() == {401}
 
 
 async def test_readers_of_several_partitions_take_turns_and_miss_nothing(

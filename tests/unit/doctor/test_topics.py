@@ -11,9 +11,9 @@ from retryapp.core.jobs import Level
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.topics import (
+    judge_level,
     judge_main_retention,
     judge_old_handler,
-    judge_paused,
     judge_plan,
     judge_replicas,
 )
@@ -101,7 +101,7 @@ def test_a_main_topic_that_deletes_before_the_allowed_downtime_ends(
 def test_a_pause_is_a_problem_before_the_topic_deletes_what_waits(retention_ms: int, severity: Severity) -> None:
     """Once half of the retention is over; who has paused it first is named."""
     paused = {1: Level(since_ms=50_000, by="bob"), 0: Level(since_ms=0, by="ann", why="migration")}
-    found = judge_paused("orders", paused, retention_ms=retention_ms, now_ms=3_600_000)
+    found = judge_level("orders", paused, "handler resume", retention_ms=retention_ms, now_ms=3_600_000)
     assert (found.severity, found.seen) == (severity, "paused by ann: migration, for 1h, 2 partitions")
     assert "retryapp handler resume --topic orders" in found.remedy
 

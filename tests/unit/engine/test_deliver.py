@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ from pydantic import BaseModel, field_validator
 from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import to_row
 from retryapp.core.lifecycle import Skipped, decode_event
+from retryapp.core.masking import parse_mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin, Record
 from retryapp.core.rows import decode_row, encode_row
@@ -38,7 +40,7 @@ from retryapp.engine.delivery.run import Run
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.handler.publish import Destinations
 from retryapp.ports import Event, TopicPartition
-from retryapp.testing import MemoryDestinations, VirtualClock
+from retryapp.testing import MemoryDestinations, MemoryPartition, VirtualClock
 
 # -- what becomes of a first delivery ---------------------------------------------------------------------------------
 
@@ -310,3 +312,21 @@ async def test_a_failure_that_is_told_of_is_gone() -> None:
         assert [reference() for reference in seen] == [None]
     finally:
         gc.enable()
+
+
+async def test_messages_are_freed_of_what_is_masked() -> None:
+    """In letters, on the retry topic, in events and for logs, also in the traceback and of another error's cause."""
+
+    async def charge(value: bytes, delivery: Delivery) -> None:
+        cause = KeyError(f"token {dict(delivery.headers)['X-Token']!r}")
+        raise ValueError(f"card {json.loads(value)['card']} was refused") from cause
+
+    mask = parse_mask("x-token, /card")
+    async with MemoryPartition(charge, "1s", mask=mask) as orders:
+        await orders.send(b'{"card": "4111-secret"}', headers=(("X-Token", b"t-secret"),))
+        await orders.to_rest()
+        (letter,) = orders.dead_letters
+        assert letter.error_message == "card *** was refused"
+        assert "***" in (letter.error_trace or "")
+        assert any(each.trace for each in orders.observer.seen)
+        assert not [each for each in orders.observer.seen if "secret" in f"{each.message} {each.trace}"]

@@ -168,6 +168,11 @@ async def test_an_open_circuit_can_be_let_probe_at_once() -> None:
 
 
 async def test_a_handler_without_a_circuit_is_paused_instead() -> None:
-    """There is nothing that could be open."""
-    async with MemoryPartition(Service()) as orders:
+    """There is nothing that could be open; what was forced when it had one can be taken back."""
+    orders = partition(Service())
+    async with orders:
+        await tell(orders, OPEN)
+    async with MemoryPartition(Service(), transport=orders.transport) as orders:
+        assert (await tell(orders, CLOSE))["refused"] is None
+        assert (await tell(orders, CLOSE))["refused"] == Refusal.NO_CIRCUIT
         assert (await tell(orders, OPEN))["refused"] == Refusal.NO_CIRCUIT

@@ -10,15 +10,18 @@ from doubles import Refusing
 from test_commands import CONTROL, DLQ, FIRST, Calls
 from test_jobs import Service, begin, letters, part_of, partition, tell, told
 
-from retryapp.core.control import Command, Verb
-from retryapp.core.jobs import JobPart, JobVerb, LetterFilter
+from retryapp.core.control import Command, MarkKind, Verb
+from retryapp.core.hops import Outgoing
+from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobPart, JobVerb, LetterFilter
 from retryapp.core.record import Headers, Record
 from retryapp.engine.handler.handler import Order
+from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
 from retryapp.engine.partition.commands import Commands
 from retryapp.engine.partition.jobs import MOST_AHEAD_BYTES, Jobs
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import MemoryReader, Step
+from retryapp.testing.tables import MemoryDeadLetterTable
 
 
 def failures(orders: MemoryPartition) -> list[str]:
@@ -308,3 +311,114 @@ async def test_each_session_of_a_job_has_its_canary() -> None:
         await orders.advance(1_000)
         await orders.advance(1_000)
         assert (part_of(orders).state, len(service.again)) == ("paused", 20)
+
+
+@pytest.mark.parametrize("fine", [True, False])
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("waits", range(3))
+async def test_a_cancelled_record_has_one_end_wherever_its_worker_dies(
+    waits: int, after: int, durable: bool, fine: bool
+) -> None:
+    """The cancel comes before its run, while it waits for a runner, or amid it; the worker is killed at each commit."""
+    gate = asyncio.Event()
+
+    async def handle(value: bytes, delivery: Any) -> None:
+        if delivery.attempt > 1:
+            await gate.wait()
+        if value == b"one" and (delivery.attempt == 1 or not fine):
+            raise ValueError("down")
+
+    async with MemoryPartition(handle, "1s 1h", concurrency=1) as orders:
+        await orders.send(b"one")
+        if waits == 1:
+            orders.transport.append(TopicPartition("orders", 0), None, b"first")
+        await orders.advance(1_000 if waits else 10)
+        dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
+        orders.transport.append(CONTROL, None, single(""))
+        await orders.advance(10)
+        gate.set()
+        for _ in range(5):
+            await orders.advance(300)
+    async with MemoryPartition(handle, "1s 1h", transport=orders.transport) as orders:
+        await orders.to_rest()
+        assert len([event for event in told(orders) if event["command"] == "a"]) == 1
+        succeeded = [each for each in orders.records("app.orders.events") if b'"succeeded"' in (each.value or b"")]
+        ends = [*(letter.reason for letter in orders.dead_letters), *("done" for _ in succeeded)]
+        assert ends == (["cancelled"] if not (fine and waits) else ends[:1])
+        assert dying.reached or after > (1 if waits else 0)
+
+
+async def test_no_command_is_obeyed_again_after_a_reset_of_all_offsets() -> None:
+    """Also a pause stays, and a job has ended; the group's metadata is gone with its offsets."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 10)
+        await orders.command("replay", 3)
+        await orders.command("discard", 4)
+        await orders.command("restore", 4)
+        await begin(orders)
+        await orders.to_rest()
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
+        before, again = len(told(orders)), len(service.again)
+    orders.transport.broker.notes.clear()
+    orders.transport.broker.committed[TopicPartition("orders", 0)] = 0
+    orders.transport.lose_store()
+    async with partition(service, transport=orders.transport) as orders:
+        await orders.advance(1_000)
+        assert (len(told(orders)), len(service.again), part_of(orders).state) == (before, again, "ended")
+        calls = len(service.calls)
+        await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
+        await orders.to_rest()
+        assert len(service.calls) == calls + 10
+        assert len(service.again) == again
+
+
+async def test_what_was_recovered_stays_so_without_history_and_disk() -> None:
+    """The retry topic and events are expired, the stores gone: the same job sends nothing."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 10)
+        await begin(orders)
+        await orders.to_rest()
+    for name in ("app.orders.retry", "app.orders.events"):
+        orders.transport.broker.logs[TopicPartition(name, 0)].entries.clear()
+    orders.transport.lose_store()
+    async with partition(service, transport=orders.transport) as orders:
+        await orders.settle()
+        before = len(service.calls)
+        await begin(orders, "j2")
+        await orders.to_rest()
+        assert (len(service.calls), part_of(orders, "j2").refused) == (before, {"replayed": 10})
+        (table,) = orders.transport.dead.values()
+        assert {letter.mark for letter in table.page(None, 20)} == {MarkKind.RECOVERED}
+
+
+async def test_a_mark_that_comes_while_letters_are_read_stays() -> None:
+    """The reading finds an older mark of its letter behind it."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 1)
+        await orders.command("replay", 0)
+        await orders.to_rest()
+        found, reading = orders.records(DLQ), asyncio.Event()
+
+        class Slow(MemoryReader):
+            async def read(self, tp: TopicPartition, start: int, sink: Any, *, background: bool = False) -> int:
+                await reading.wait()
+                sink(found[:2], 3)
+                return 3
+
+        table = MemoryDeadLetterTable()
+        slow = Slow(orders.transport.broker, orders.transport.request)
+        keeper = DeadLetterKeeper(
+            "lane", lambda: table, dlq=TopicPartition(DLQ, 0), reader=slow, clock=orders.transport.clock
+        )
+        await orders.settle()
+        last = found[-1]
+        keeper.write([(last.offset, Outgoing(DLQ, 0, last.key, last.value, last.headers))])
+        reading.set()
+        await orders.settle()
+        assert keeper.known.is_set()
+        keeper.task.cancel()
+        assert [letter.mark for letter in table.page(None, 9)] == [MarkKind.RECOVERED]

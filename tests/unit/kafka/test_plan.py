@@ -22,7 +22,7 @@ from retryapp.kafka import (
 )
 from retryapp.kafka.acls import needed_acls
 from retryapp.kafka.admin import ClusterState
-from retryapp.kafka.compare import compare
+from retryapp.kafka.compare import compare, keeps, kept_ms
 from retryapp.kafka.discovery import with_dead_letters
 from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
 from retryapp.kafka.owner import decode_owner_mark, encode_owner_mark
@@ -300,3 +300,26 @@ def test_a_handler_of_dead_letters_needs_no_right_of_its_own():
     """All its topics have the group's prefix, its main topic too."""
     letters = HandlerTopology("billing", "billing.orders.dlq", drop=True, letters_of="orders")
     assert needed_acls([TOPOLOGY, letters]) == needed_acls([TOPOLOGY])
+
+
+@pytest.mark.parametrize(
+    ("config", "kept", "setting"),
+    [
+        ({"retention.ms": "-1", "retention.bytes": "-1"}, None, None),
+        ({"retention.ms": "7200000"}, 7_200_000, None),
+        ({"retention.ms": "7199999"}, 7_199_999, "retention.ms"),
+        ({"retention.ms": "-1", "retention.bytes": "1000000000"}, None, "retention.bytes"),
+        ({"cleanup.policy": "compact", "retention.ms": "1", "min.compaction.lag.ms": "7200000"}, 7_200_000, None),
+        ({"cleanup.policy": "compact", "retention.ms": "-1", "min.compaction.lag.ms": "0"}, 0, "min.compaction.lag.ms"),
+        ({"cleanup.policy": "compact,delete", "retention.ms": "9", "min.compaction.lag.ms": "-1"}, 9, "retention.ms"),
+    ],
+)
+def test_a_main_topic_keeps_what_waits_by_reference(config, kept, setting):
+    """For twice all waits, whatever deletes its records; else the plan says which setting is in the way."""
+    main = main_state(config={"max.message.bytes": "2000000", **config})
+    topology = dataclasses.replace(TOPOLOGY, reference_ms=3_600_000)
+    (step, *_) = plan_handler(topology, {"orders": main}, THREE, PlanOptions())
+    assert kept_ms(main.config) == kept
+    assert [problem.setting for problem in keeps(main, 3_600_000)] == [setting] * (setting is not None)
+    assert step.action is (Action.OK if setting is None else Action.MISMATCH)
+    assert steps([main])["orders"].action is Action.OK

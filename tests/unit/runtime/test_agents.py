@@ -13,8 +13,8 @@ from retryapp.core.record import Damage
 from retryapp.engine.worker.feed import Batch
 from retryapp.ports import TopicPartition
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.clients.unreadable import Unreadable
-from retryapp.runtime.faust.agents import IntakeChannel, register_agent, to_record
+from retryapp.runtime.clients.unreadable import Unreadable, to_record
+from retryapp.runtime.faust.agents import IntakeChannel, register_agent
 from retryapp.runtime.faust.consumer import RetryConsumer
 
 TP = TopicPartition("clicks", 0)

@@ -14,7 +14,7 @@ from retryapp.engine.partition.progress import OffsetWindow
 from retryapp.engine.worker.feed import Feed
 from retryapp.engine.worker.intake import Intake
 from retryapp.ports import TopicPartition
-from retryapp.runtime.faust.agents import to_record
+from retryapp.runtime.clients.unreadable import to_record
 
 TP, ROWS = TopicPartition("orders", 0), TopicPartition("app.orders.retry", 0)
 

@@ -1,0 +1,93 @@
+"""Parts of records that nobody sees: headers by name, and fields of JSON values by pointer (RFC 6901).
+
+Pages and the API show ``***`` in their place. Messages and tracebacks of errors are freed of their values when a record
+fails, before these are logged or published. The record itself stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from retryapp.core.errors import InvalidSettingError
+from retryapp.core.record import Headers
+
+MASKED: Final = "***"
+LEAST_CHARS: Final = 3
+"""Shorter values are not looked for in messages: they would be found in any."""
+_EVERY: Final = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What is masked."""
+
+    headers: frozenset[str] = frozenset()
+    """Names in lower case."""
+    pointers: tuple[tuple[str, ...], ...] = ()
+
+    def json(self, text: str) -> str | None:
+        """Return JSON with its fields masked, written anew if there is one; None for what cannot be read as JSON."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        places = [place for pointer in self.pointers for place in _places(found, pointer)]
+        for container, key in places:
+            container[key] = MASKED
+        return json.dumps(found, ensure_ascii=False) if places else text
+
+    def free(self, text: str, headers: Headers, value: bytes | None) -> str:
+        """Return a text about a record without the values that are masked in it."""
+        secrets = {raw.decode("utf-8", "replace") for name, raw in headers if raw and name.lower() in self.headers}
+        with suppress(ValueError, RecursionError):  # it is no JSON, or is nested too deep to be looked into
+            found = json.loads(value) if self.pointers and value else None
+            places = [place for pointer in self.pointers for place in _places(found, pointer)]
+            secrets.update(leaf for container, key in places for leaf in _leaves(container[key]))
+        for secret in sorted(secrets, key=len, reverse=True):
+            text = text.replace(secret, MASKED) if len(secret) >= LEAST_CHARS else text
+        return text
+
+
+UNMASKED: Final = Mask()
+
+
+def parse_mask(text: str) -> Mask:
+    """Read the setting: names of headers and pointers (``/customer/email``, ``/items/*/card``), commas between.
+
+    Raises:
+        InvalidSettingError: a pointer with an escape that is none.
+    """
+    entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+    if wrong := [entry for entry in entries if entry[0] == "/" and "~" in entry.replace("~0", "").replace("~1", "")]:
+        raise InvalidSettingError("RETRYAPP_MASK", wrong[0], "a JSON pointer, in which ~ is written as ~0 and / as ~1")
+    parts = (entry[1:].split("/") for entry in entries if entry[0] == "/")
+    return Mask(
+        headers=frozenset(entry.lower() for entry in entries if entry[0] != "/"),
+        pointers=tuple(tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer) for pointer in parts),
+    )
+
+
+def _places(value: Any, pointer: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
+    """Yield container and key of what a pointer points to; `*` is every element of a list."""
+    keys: list[Any] = []
+    if isinstance(value, dict):
+        keys = [pointer[0]] if pointer[0] in value else []
+    elif isinstance(value, list):
+        keys = [n for n in range(len(value)) if pointer[0] in (_EVERY, str(n))]
+    for key in keys:
+        if len(pointer) == 1:
+            yield value, key
+        else:
+            yield from _places(value[key], pointer[1:])
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(each)
+    elif not isinstance(value, bool) and value is not None:
+        yield value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,48 @@
+"""What waits in place of a record that is on the main topic: time, size and checksum of what the handler saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+from zlib import crc32
+
+from retryapp.core.foreign import name_bytes, shield
+from retryapp.core.headers import RETRY_NO_PAYLOAD
+from retryapp.core.record import Headers, Record, held_bytes
+from retryapp.core.rows import PendingRow, Reference
+
+_NULL: Final = b"\xff\xff\xff\xff"
+
+
+def refer(record: Record, safe_until_ms: int) -> Reference:
+    """Return what waits in place of a record, as its handler sees it."""
+    size = held_bytes(record.key, record.value, record.headers)
+    return Reference(record.timestamp_ms, size, _checksum(record), safe_until_ms)
+
+
+def is_same(told: Reference, record: Record) -> bool:
+    """Tell whether a record is the one that has waited."""
+    return refer(record, told.safe_until_ms) == told
+
+
+def _checksum(record: Record) -> int:
+    """Return the CRC-32 over key, value and headers; each has its length before it, so nothing can change places."""
+    parts = [record.key, record.value]
+    for name, value in record.headers:
+        parts += (name_bytes(name), value)
+    checksum = 0
+    for part in parts:
+        length = _NULL if part is None else len(part).to_bytes(4, "big")
+        checksum = crc32(part or b"", crc32(length, checksum))
+    return checksum
+
+
+def travelling(waiting: Headers, record: Record) -> Headers:
+    """Return the headers of a copy of a record, from those that have waited."""
+    return shield(record.headers) + tuple(pair for pair in waiting if pair[0] != RETRY_NO_PAYLOAD)
+
+
+def as_copy(row: PendingRow, record: Record) -> PendingRow:
+    """Return a row with the payload of its record."""
+    headers = travelling(row.headers, record)
+    return replace(row, value=record.value or b"", headers=headers, reference=None, revision=row.revision + 1)

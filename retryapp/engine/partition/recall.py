@@ -1,0 +1,204 @@
+"""Read the records of due rows again that hold only a reference (`engine.delivery.reference`), of one session.
+
+They are claimed like others, and so count as in flight with their sizes. What was claimed is read in offset order, a
+bounded number of bytes at once: neighbours come in one request. A fault of the broker costs no attempt: the rows stay
+claimed, and are read a little later.
+
+A row that waits on (a hold, a rate, a pause, an outage, workers that were away) becomes a copy, before the main topic
+may lose the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from itertools import takewhile
+from typing import Final
+
+from retryapp.core.errors import RecordError
+from retryapp.core.headers import RETRY_TIER
+from retryapp.core.record import Record
+from retryapp.core.rows import (
+    IDENTITY_AT,
+    PendingRow,
+    Reference,
+    decode_row,
+    encode_row,
+    is_reference,
+    origin_offset,
+    parse_row_key,
+    row_header,
+)
+from retryapp.engine.delivery.reference import whole
+from retryapp.engine.delivery.run import Claim, DeliveryContext
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.scheduler import Scheduler
+from retryapp.engine.partition.sequences import Sequences
+from retryapp.ports import PendingTable, Row, TopicPartition, TopicReader
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES: Final = 1 << 20
+"""Bytes that are read at once; a larger record is read alone."""
+FAULT_WAIT_S: Final = 1.0
+LOOKS: Final = 20
+"""How often the time that the main topic keeps records is divided, to look for rows that wait on."""
+_PAGE: Final = 200
+
+Rows = list[tuple[Claim, Record]]
+
+
+class Recall:
+    """The reading of one session of a partition."""
+
+    def __init__(
+        self,
+        context: DeliveryContext,
+        reader: TopicReader,
+        main: TopicPartition,
+        pending: PendingTable | None,
+        sequences: Sequences | None,
+        *,
+        deliver: Callable[[Rows], None],
+        submit: Callable[[Turn], None],
+    ) -> None:
+        """Begin.
+
+        Args:
+            context: of the handler.
+            reader: of the lane.
+            main: where the records are.
+            pending: the table.
+            sequences: of an ordered handler.
+            deliver: takes rows whose records are whole.
+            submit: takes a turn of this session.
+        """
+        self.scheduler: Scheduler
+        self._context = context
+        self._reader = reader
+        self._main = main
+        self._pending = pending
+        self._deliver = deliver
+        self._submit = submit
+        self._sequences = sequences
+        self._queue: Rows = []
+        self._wake = asyncio.Event()
+        self._troubled = False
+
+    def take(self, rows: Rows) -> None:
+        """Take claimed rows: those with their records are delivered at once."""
+        copies = [row for row in rows if row[0].reference is None]
+        if len(copies) < len(rows):
+            self._queue += [row for row in rows if row[0].reference is not None]
+            self._wake.set()
+        if copies:
+            self._deliver(copies)
+
+    async def run(self) -> None:
+        """Read until the session is over."""
+        while True:
+            if not self._queue:
+                self._wake.clear()
+                await self._wake.wait()
+            await self._read()
+
+    async def keep(self) -> None:
+        """Have copies wait in place of references that are not safe any more, until the session is over."""
+        while (kept_ms := self._context.kept_ms) is not None and self._context.handler.by_reference:
+            await self._keep()
+            await asyncio.sleep(kept_ms / LOOKS / 1000)
+
+    async def _read(self) -> None:
+        """Read the next few of those that are claimed."""
+        self._queue.sort(key=lambda row: row[0].identity)
+        size = 0
+
+        def fits(row: tuple[Claim, Record]) -> bool:
+            nonlocal size
+            size += row[0].size
+            return size <= READ_BYTES
+
+        rows = [*takewhile(fits, self._queue)] or self._queue[:1]
+        found = await self._find([origin_offset(claim.identity) for claim, _ in rows])
+        del self._queue[: len(rows)]  # what came meanwhile is behind them
+        self._deliver([(claim, self._complete(claim, waiting, found)) for claim, waiting in rows])
+
+    def _complete(self, claim: Claim, waiting: Record, found: Mapping[int, Record]) -> Record:
+        if claim.reference is None:
+            return waiting
+        try:
+            return self.whole(waiting, claim.identity, claim.reference, found)
+        except RecordError as lost:
+            claim.lost = lost
+            return waiting
+
+    def whole(self, waiting: Record, identity: bytes, told: Reference, found: Mapping[int, Record]) -> Record:
+        """Return a record that waits, with its payload; raise `RecordError` if that is not to be had."""
+        return whole(self._context, waiting, identity, told, found.get(origin_offset(identity)))
+
+    async def _find(self, offsets: list[int]) -> Mapping[int, Record]:
+        while True:
+            try:
+                found = await self._reader.records(self._main, offsets)
+            except Exception as exc:  # noqa: BLE001 - of whatever client: the records wait, and cost no attempt
+                if not self._troubled:
+                    logger.warning("%s[%s] cannot be read again now: %r", *self._main, exc)
+                self._troubled = True
+                await asyncio.sleep(FAULT_WAIT_S)
+            else:
+                self._troubled = False
+                return found
+
+    async def read_row(self, row: PendingRow, identity: bytes) -> PendingRow:
+        """Return a row as a copy.
+
+        Raises:
+            RecordError: the main topic does not have its record.
+            Exception: whatever the client raises.
+        """
+        if row.reference is None:
+            return row
+        offset = origin_offset(identity)
+        found = await self._reader.records(self._main, [offset])
+        waiting = Record(self._main.topic, self._main.partition, offset, row.since_ms, row.key, row.value, row.headers)
+        read = self.whole(waiting, identity, row.reference, found)
+        return replace(row, value=read.value, headers=read.headers, reference=None, revision=row.revision + 1)
+
+    # -- rows that wait on --------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        after: bytes | None = None
+        while self._pending is not None and (rows := self._pending.page(after, _PAGE)):
+            for key, value in rows:
+                if is_reference(value) and self._is_unsafe(value):
+                    await self._copy(key, value)
+            after = rows[-1][0]
+            await asyncio.sleep(0)
+
+    def _is_unsafe(self, value: bytes) -> bool:
+        with suppress(RecordError):  # whoever claims it says so
+            told = decode_row(value).reference
+            return told is not None and told.safe_until_ms < self._context.clock.wall_ms()
+        return False
+
+    async def _copy(self, key: bytes, value: bytes) -> None:
+        if self._pending is None or key in self.scheduler.claimed or self._pending.get(key) != value:
+            return
+        identity = key[IDENTITY_AT:]
+        self.scheduler.take(key, identity, len(value))
+        claim = self.scheduler.claimed[key]
+        row = None
+        try:
+            row = await self.read_row(decode_row(value), identity)
+        except Exception as exc:  # noqa: BLE001 - lost, or a fault of the broker: its claim will see
+            logger.debug("Row %s stays a reference: %r", identity.hex(), exc)
+        if row is None or claim.cancelled or claim.on_hold is not None:  # a command has written it meanwhile
+            self.scheduler.give_back(replace(claim, due_at_ms=parse_row_key(key).due_at_ms))
+            return
+        if self._sequences is not None:
+            self._sequences.moved(identity, row)
+        tier = (row_header(value, RETRY_TIER.encode()) or b"?").decode("ascii", "replace")
+        self._submit(Turn(rows=(Row(identity, encode_row(row), tier),), claim=key))

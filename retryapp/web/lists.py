@@ -1,0 +1,181 @@
+"""Lists over the whole group: each worker lists what its partitions have, and any worker merges these.
+
+A cursor is a place in the list's order, not a page number, and no longer with more partitions: for waiting records a
+row key, for dead letters `Place`. A worker looks at so many rows for one page, and says how far it has come: the merged
+page ends there, and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from retryapp.core.control import is_open
+from retryapp.lookup.circuits import mark_held_back
+from retryapp.lookup.records import Facts, dead_summary, pending_summary
+from retryapp.ports import HandlerInfo, PartitionInfo
+from retryapp.runtime.view import RuntimeView
+from retryapp.web.figures import ELSEWHERE, OPEN
+from retryapp.web.query import Place, Question, Stream, place_of, place_text
+
+SCAN_ROWS: Final = 2_000
+"""Rows that a worker looks at for one page."""
+_CHUNK_ROWS: Final = 50
+
+_Text = str | None
+
+
+class Line(BaseModel):
+    """One record of a list, as any worker of the group tells it."""
+
+    model_config = ConfigDict(extra="allow")
+    cursor: str
+    partition: int
+    failure_id: _Text = None
+    key: _Text = None
+    attempt: int | None = None
+    max_attempts: int | None = None
+    error_type: _Text = None
+    message: _Text = None
+    cause_id: _Text = None
+    damaged: _Text = None
+    # of waiting records
+    origin_offset: int | None = None
+    due_at_ms: int | None = None
+    held_until_ms: int | None = None
+    held_back_by: _Text = None
+    # of dead letters
+    offset: int | None = None
+    letters: _Text = None
+    reason: _Text = None
+    mark: _Text = None
+    last_failed_ms: int | None = None
+
+
+class Listing(BaseModel):
+    """What one worker lists."""
+
+    lines: list[Line]
+    upto: str | None = None
+    """Cursor of the last row that it has looked at; None: of all."""
+    scanned: int = 0
+    left_out: list[int] = Field(default_factory=list)
+    """Its partitions that cannot be read now."""
+    hidden: list[str] = Field(default_factory=list)
+    """What it does not show to who asks."""
+
+
+def merge(listings: Sequence[Listing], limit: int, *, newest: bool) -> tuple[list[Line], str | None]:
+    """Return the first lines of all workers, and the cursor of the next page; `newest` first, or by rising cursors."""
+
+    def place(cursor: str) -> Any:
+        return place_of(cursor) if newest else cursor
+
+    bounds = [place(each.upto) for each in listings if each.upto is not None]
+    bound = (max if newest else min)(bounds, default=None)
+    lines = sorted((line for each in listings for line in each.lines), key=lambda line: place(line.cursor))
+    if newest:
+        lines.reverse()
+    if bound is not None:  # past it, some worker has not looked
+        lines = [line for line in lines if (place(line.cursor) >= bound if newest else place(line.cursor) <= bound)]
+    if len(lines) > limit:
+        return lines[:limit], lines[limit - 1].cursor
+    return lines, next((each.upto for each in listings if each.upto and place(each.upto) == bound), None)
+
+
+def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, now_ms: int) -> Listing:
+    """List what waits in the partitions here by due time."""
+    listing, after = Listing(lines=[], left_out=_closed(infos)), question.after
+    holding = {item.partition: item.holds_due for item in infos}
+    while True:
+        size = question.limit + 1
+        entries = view.pending_page(question.main, after=after, limit=size, partition=question.partition)
+        for entry in entries:
+            if len(listing.lines) == question.limit or listing.scanned == SCAN_ROWS:
+                listing.upto = None if after is None else after.hex()
+                return listing
+            listing.scanned += 1
+            after = entry.key
+            if question.fits_row(entry.value):
+                facts = pending_summary(entry)
+                if question.cause in (None, facts["cause_id"]):
+                    mark_held_back(facts, holding, now_ms)
+                    listing.lines.append(Line(cursor=after.hex(), **facts))
+        if len(entries) < size:
+            return listing
+
+
+def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, info: HandlerInfo) -> Listing:
+    """List the dead letters of the partitions here, the newest first; those that lie there, or all."""
+    open_here = [item.partition for item in infos if item.state == OPEN]
+    chosen = [number for number in open_here if question.partition in (None, number)]
+    before = question.before
+    if question.until_ms is not None:
+        until = (question.until_ms, -1, "", -1)
+        before = until if before is None else min(before, until)
+    sought: Facts = {"cause": question.cause, "key": None if question.key is None else question.key.encode()}
+    streams = []
+    for number in chosen:
+        for letters in (None, *info.dead_letters):
+            page = partial(view.dead_page, info.main, partition=number, letters=letters, **sought)
+            streams.append(_letters(page, (number, letters), before))
+    listing, last = Listing(lines=[], left_out=_closed(infos)), before
+    for row in heapq.merge(*streams, key=_place, reverse=True):
+        if question.since_ms is not None and (row["append_ms"] or 0) < question.since_ms:
+            break
+        if len(listing.lines) == question.limit or listing.scanned == SCAN_ROWS:
+            listing.upto = None if last is None else place_text(last)
+            break
+        listing.scanned += 1
+        last = _place(row)
+        if question.reason in (None, row["reason"]) and (question.marked or is_open(row["mark"])):
+            listing.lines.append(Line(cursor=place_text(last), **row))
+    return listing
+
+
+def _closed(infos: Sequence[PartitionInfo]) -> list[int]:
+    return [item.partition for item in infos if item.state not in (OPEN, ELSEWHERE)]
+
+
+def _place(row: Facts) -> Place:
+    return row["append_ms"] or 0, row["partition"], row["letters"] or "", row["offset"]
+
+
+def _letters(page: Callable[..., Any], stream: Stream, before: Place | None) -> Iterator[Facts]:
+    """Walk over the dead letters of a topic and partition from a place on, a few at a time."""
+    chunk, offset = 2, None if before is None else _start(page, stream, before)  # most are asked for no more
+    while offset is None or offset > 0:
+        rows = [dead_summary(entry) for entry in page(before=offset, limit=chunk)]
+        yield from rows
+        if len(rows) < chunk:
+            return
+        offset, chunk = rows[-1]["offset"], min(_CHUNK_ROWS, 2 * chunk)
+
+
+def _start(page: Callable[..., Any], stream: Stream, before: Place) -> int | None:
+    """Return the offset below which letters are older than a place; None: all are.
+
+    Letters are in the order of their times, so it is searched for by halves.
+    """
+    if (before[1], before[2]) == (stream[0], stream[1] or ""):
+        return before[3]
+
+    def first(offset: int | None) -> Facts | None:
+        return next((dead_summary(entry) for entry in page(before=offset, limit=1)), None)
+
+    newest = first(None)
+    if newest is None or _place(newest) < before:
+        return None
+    older, newer = 0, newest["offset"] + 1
+    while newer - older > 1:
+        middle = (older + newer) // 2
+        found = first(middle)
+        if found is None or _place(found) < before:
+            older = middle
+        else:
+            newer = found["offset"] + 1
+    return older

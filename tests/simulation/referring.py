@@ -1,0 +1,103 @@
+"""Records that wait by reference: what happens to the main topic meanwhile, and what is judged of it (I21)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from retryapp.core.record import Damage, Record
+from retryapp.ports import TopicPartition
+from retryapp.testing.broker import Entry
+from simulation.broker import Broker
+from simulation.plan import LOSSES
+from simulation.story import Origin, Story, Violation
+
+KEPT_MS: Final = 120_000
+"""How long the main topic keeps a record; half of it is for workers that are away."""
+STEP_MS: Final = 12_000
+DELETED, _, BROKEN = LOSSES
+_REFERENCE: Final = struct.Struct(">BHqIIQ")
+_DUE_AT: Final = 4
+
+
+def age_ms(event: int) -> int:
+    """Return how old a record is when it comes; some are too old to wait by reference."""
+    return event * 5 % 8 * STEP_MS
+
+
+class Referring:
+    """What is known of the main topic of a handler."""
+
+    def __init__(self) -> None:
+        self.lost: set[Origin] = set()
+        """Records that are not there any more."""
+        self.copies = 0
+        """Rows with payloads, of records that may wait by reference."""
+        self.references = 0
+
+    def strike(self, broker: Broker, tp: TopicPartition, kind: str, random: Random) -> None:
+        """Have records be lost that have an outcome."""
+        entries, settled = broker.logs[tp].entries, broker.committed.get(tp, 0)
+        found = [at for at, entry in enumerate(entries) if entry.record.offset < settled]
+        if not found:
+            return
+        at = random.choice(found)
+        record = entries[at].record
+        if kind == DELETED:  # the beginning of the topic, as of somebody who makes room
+            self.lost.update((tp.partition, entry.record.offset) for entry in entries[: at + 1])
+            broker.delete_before(tp, record.offset + 1)
+            return
+        self.lost.add((tp.partition, record.offset))
+        entries[at] = Entry(_changed(record, kind), None)
+
+    def retain(self, broker: Broker, tp: TopicPartition) -> None:
+        """Delete what the main topic need not keep; nothing that waits by reference may be among it."""
+        old_ms = broker.now_ms() - KEPT_MS
+        for entry in broker.logs[tp].entries[:]:
+            if entry.record.timestamp_ms >= old_ms or entry.record.offset >= broker.committed.get(tp, 0):
+                return
+            broker.delete_before(tp, entry.record.offset + 1)
+
+    def written(self, origin: Origin, story: Story, row: bytes) -> None:
+        """Judge a row: one without payload says what the main topic has, and is due while that is safe.
+
+        Raises:
+            Violation: it is not so.
+        """
+        is_reference = row[1] >= 2
+        self.references += is_reference
+        self.copies += not is_reference
+        if not is_reference:
+            return
+        at = row.rfind(struct.pack(">BH", 2, _REFERENCE.size - 3))
+        _, _, time_ms, _, _, safe_ms = _REFERENCE.unpack_from(row, at)
+        due_ms = int.from_bytes(row[_DUE_AT : _DUE_AT + 8], "big")
+        latest_ms = story.record.timestamp_ms + KEPT_MS // 2
+        if (
+            time_ms != story.record.timestamp_ms
+            or (not story.hurried and not row[2] and due_ms > latest_ms)
+            or safe_ms > latest_ms
+        ):
+            raise Violation(f"I21 {origin[0]}/{origin[1]}: waits by reference until {due_ms}, is safe to {latest_ms}")
+        if (story.record.value or b"") in row:
+            raise Violation(f"I21 {origin[0]}/{origin[1]}: waits by reference, and its value is in the row")
+
+    def ended(self, origin: Origin, ours: Mapping[str, bytes]) -> bool:
+        """Judge a dead letter; tell whether its record was lost.
+
+        Raises:
+            Violation: the main topic has it.
+        """
+        lost = ours.get("retry-reason") in (b"gone", b"damaged")
+        if lost and origin not in self.lost:
+            raise Violation(f"I21 {origin[0]}/{origin[1]}: dead as gone, and the main topic need not have lost it")
+        return lost
+
+
+def _changed(record: Record, kind: str) -> Record:
+    if kind == BROKEN:
+        return replace(record, key=None, value=b"", headers=(), damage=Damage(record.offset, "a wrong checksum"))
+    return replace(record, value=(record.value or b"")[::-1])  # as of a topic that has lost its end

@@ -1,0 +1,60 @@
+"""What is masked: headers by name, fields of JSON values by pointer; and texts are freed of their values."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from retryapp.core.errors import InvalidSettingError
+from retryapp.core.masking import Mask, parse_mask
+
+VALUE = '{"id": 1.50, "card": "4111-22", "a/b": {"~": "tilde"}, "items": [{"pin": 9876}, {"pin": 9877, "n": 2}]}'
+
+
+@pytest.mark.parametrize(
+    ("setting", "masked"),
+    [
+        ("/card", {"card": "***"}),
+        ("/a~1b/~0", {"a/b": {"~": "***"}}),
+        ("/items/1/pin", {"items": [{"pin": 9876}, {"pin": "***", "n": 2}]}),
+        ("/items/*/pin", {"items": [{"pin": "***"}, {"pin": "***", "n": 2}]}),
+        ("/items", {"items": "***"}),
+        ("/card, /items/0", {"card": "***", "items": ["***", {"pin": 9877, "n": 2}]}),
+    ],
+)
+def test_a_pointer_masks_its_field_and_no_other(setting: str, masked: dict[str, object]) -> None:
+    """As RFC 6901 has it; `*` is every element of a list."""
+    shown = parse_mask(setting).json(VALUE)
+    assert shown is not None
+    assert json.loads(shown) == {**json.loads(VALUE), **masked}
+
+
+@pytest.mark.parametrize("setting", ["/Card", "/items/2/pin", "/items/-", "/items/pin", "/id/x", "card", "/*"])
+def test_what_is_not_there_changes_nothing(setting: str) -> None:
+    """The text stays as it was sent, numbers too."""
+    assert parse_mask(setting).json(VALUE) == VALUE
+
+
+def test_a_name_that_is_there_twice_is_masked_twice() -> None:
+    """Readers take the last one; the first one is a secret as well."""
+    assert "one" not in str(parse_mask("/card").json('{"card": "one", "card": "two"}'))
+
+
+def test_a_text_is_freed_of_masked_values() -> None:
+    """Of headers, and of all that is in a masked field; not of what is too short to be looked for."""
+    mask = parse_mask("X-Token, /card, /items, /n")
+    value = b'{"card": "4111-22", "items": [{"pin": 9876}], "n": 1, "name": "ann"}'
+    text = "ann: card 4111-22 with 9876 and tok3n was refused 1 time"
+    assert mask.free(text, (("x-token", b"tok3n"), ("other", b"time")), value) == (
+        "ann: card *** with *** and *** was refused 1 time"
+    )
+    assert mask.free(text, (), b"\xff") == text
+    assert mask.free(text, (), b"[" * 100_000) == text
+
+
+def test_a_setting_that_is_no_pointer_is_refused() -> None:
+    """Else it would mask nothing, in silence."""
+    assert parse_mask("") == Mask()
+    with pytest.raises(InvalidSettingError, match="RETRYAPP_MASK"):
+        parse_mask("/a~2b")
