@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from retryapp.core.policy import RetryPolicy
     from retryapp.core.rules import non_retryable, pausing, retryable, skippable
     from retryapp.core.schedule import exp, fixed, forever, sequence
-    from retryapp.core.verdicts import Reject, RetryLater, Skip
-    from retryapp.engine.delivery.deliver import HandlerTimeoutError
+    from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip
+    from retryapp.engine.delivery.deliver import HandlerTimeoutError, ReleaseTimeoutError
     from retryapp.retries import Delivery, Retries
 
 __all__ = [
     "Batch",
     "CircuitBreaker",
     "Deduplicate",
+    "Defer",
     "Delivery",
     "Edit",
     "HandlerTimeoutError",
     "Reject",
+    "ReleaseTimeoutError",
     "Retries",
     "RetryAppError",
     "RetryLater",
@@ -50,10 +52,12 @@ _HOME = {
     "Batch": "retryapp.core.batch",
     "CircuitBreaker": "retryapp.core.circuit",
     "Deduplicate": "retryapp.core.deduplicate",
+    "Defer": "retryapp.core.verdicts",
     "Delivery": "retryapp.retries",
     "Edit": "retryapp.core.control",
     "HandlerTimeoutError": "retryapp.engine.delivery.deliver",
     "Reject": "retryapp.core.verdicts",
+    "ReleaseTimeoutError": "retryapp.engine.delivery.deliver",
     "Retries": "retryapp.retries",
     "RetryAppError": "retryapp.core.errors",
     "RetryLater": "retryapp.core.verdicts",

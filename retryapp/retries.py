@@ -23,7 +23,7 @@ import faust
 from retryapp import web
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker
-from retryapp.core.control import Command, Edit, Verb
+from retryapp.core.control import Command, Edit, Verb, named_by
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
@@ -332,7 +332,7 @@ class Retries:
 
         Args:
             verb: `retry-now`, `reschedule`, `hold`, `release`, `cancel`, `replay`, `discard` or `restore`.
-            failure_id: of the record, as `Delivery.failure_id`.
+            failure_id: of the record, as `Delivery.failure_id`; of `release`, `Delivery.token` as well.
             by: who asks, for the audit.
             why: the reason, for the audit.
             at: of `reschedule`: when, with a time zone.
@@ -353,12 +353,13 @@ class Retries:
         if at is not None and at.tzinfo is None:
             raise InvalidSettingError("at", at, "a time with a time zone: datetime(…, tzinfo=UTC)")
         try:
-            group, origin = parse_failure_id(failure_id)
+            named = named_by(failure_id)
+            group, origin = parse_failure_id(named["failure_id"])
             due_at_ms = None if at is None else round(at.timestamp() * 1000)
             hold_ms = None if hold_for is None else parse_duration_ms(hold_for)
             facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms, "force": force}
             facts["edit"] = edit
-            command = Command(id=secrets.token_hex(8), verb=Verb(verb), failure_id=failure_id, **facts)
+            command = Command(id=secrets.token_hex(8), verb=Verb(verb), **named, **facts)
         except (DamagedMetadataError, ValueError) as error:
             raise InvalidSettingError("command", f"{verb} {failure_id}", str(error)) from error
         found = [known for known in self.topologies if (known.group, known.main) == (group, origin.topic)]

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from retryapp.core.circuit import CircuitState
 from retryapp.lookup.instants import length_text
+from retryapp.lookup.payloads import printable
 
 PLAIN_INTERVAL_S: Final = 3.0
 """Time between two moments that are printed."""
@@ -119,14 +120,18 @@ class LiveView:
                 self._live.stop()
 
 
+def _plain(text: str) -> str:
+    return escape(printable(text))
+
+
 def group_table(group: Group) -> RenderableType:
     """Return one moment of a group for a terminal."""
     count = len(group.workers)
-    parts: list[RenderableType] = [f"[bold]{escape(group.group)}[/]  {count} worker{'' if count == 1 else 's'}"]
+    parts: list[RenderableType] = [f"[bold]{_plain(group.group)}[/]  {count} worker{'' if count == 1 else 's'}"]
     if group.note:
-        parts.append(f"[yellow]{escape(group.note)}[/]")
+        parts.append(f"[yellow]{_plain(group.note)}[/]")
     for figures in group.handlers:
-        parts += ["", f"[bold cyan]{escape(figures.main)}[/]", _figures_table(figures, group.now_ms)]
+        parts += ["", f"[bold cyan]{_plain(figures.main)}[/]", _figures_table(figures, group.now_ms)]
     if group.lanes:
         parts += ["", _lanes_table(group), *_held_lines(group)]
     return Stack(*parts)
@@ -138,7 +143,7 @@ def _figures_table(figures: HandlerFigures, now_ms: int) -> Table:
     table.add_row("waiting", f"[yellow]{_number_text(figures.pending)}[/]{_due_text(figures, now_ms)}")
     if figures.due_next_minute is not None:
         table.add_row("due", f"{figures.due_next_minute:,}{'' if figures.due_is_exact else '+'} in the next minute")
-    table.add_row("dead", f"[red]{_number_text(figures.dead)}[/]{escape(_reasons(figures))}")
+    table.add_row("dead", f"[red]{_number_text(figures.dead)}[/]{_plain(_reasons(figures))}")
     if limits := _limits_text(figures, now_ms):
         table.add_row("", f"[yellow]{limits}[/]")
     if figures.deliveries_per_s is not None or figures.failures_per_s is not None:
@@ -151,7 +156,7 @@ def _figures_table(figures: HandlerFigures, now_ms: int) -> Table:
 def _circuit_text(lane: Mapping[str, Any]) -> str:
     circuit = lane.get("circuit")
     paused = "[red], paused[/]" if lane.get("paused") else ""
-    return paused if circuit in {None, "closed"} else f"{paused}[red], circuit {escape(circuit)}[/]"
+    return paused if circuit in {None, "closed"} else f"{paused}[red], circuit {_plain(circuit)}[/]"
 
 
 def _held_lines(group: Group) -> Iterator[str]:
@@ -166,7 +171,7 @@ def _held_lines(group: Group) -> Iterator[str]:
         since = [lane[name] for lane in lanes if lane.get(name) is not None]
         age = f" for {length_text(max(0, group.now_ms - min(since)))}" if since else ""
         numbers = ", ".join(str(lane["partition"]) for lane in sorted(lanes, key=lambda lane: lane["partition"]))
-        yield f"[red]{escape(main)} {escape(text)}[/]{age}, partition {numbers}"
+        yield f"[red]{_plain(main)} {_plain(text)}[/]{age}, partition {numbers}"
 
 
 def _lanes_table(group: Group) -> Table:
@@ -178,13 +183,13 @@ def _lanes_table(group: Group) -> Table:
         numbers = [lane.get(name) for name in _NUMBERS.values()]
         state, since_ms = lane["state"], lane.get("since_ms")
         table.add_row(
-            escape(lane["worker"].removeprefix("http://")),
-            escape(lane["main"]),
+            _plain(lane["worker"].removeprefix("http://")),
+            _plain(lane["main"]),
             str(lane["partition"]),
-            f"[{_STATE_STYLES.get(state, 'dim')}]{escape(state)}[/]{_circuit_text(lane)}",
+            f"[{_STATE_STYLES.get(state, 'dim')}]{_plain(state)}[/]{_circuit_text(lane)}",
             "-" if since_ms is None else length_text(max(0, group.now_ms - since_ms)),
             *("-" if number is None else f"{number:,}" for number in numbers),
-            escape(lane.get("last_error") or ""),
+            _plain(lane.get("last_error") or ""),
         )
     return table
 

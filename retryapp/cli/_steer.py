@@ -17,7 +17,7 @@ from retryapp.cli._options import Length, Place, json_option, place_options
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve_failure
 from retryapp.cli.console import ExitCode, emit
-from retryapp.core.control import MAX_WORDS, Command, Verb
+from retryapp.core.control import MAX_WORDS, Command, Verb, named_by
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.rates import parse_rate
@@ -26,6 +26,8 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.commands import WAIT_S, send_commands
 
+_Records = Mapping[str, Mapping[str, Any]]
+"""By failure id: the fields of its command that name it."""
 BATCH: Final = 500
 """Commands that are sent together."""
 
@@ -86,8 +88,8 @@ def steer(
     known: dict[str, Target] = {}
     if not failure_ids:
         raise click.UsageError("say which records: failure ids, or - to read them from stdin")
-    names = list(dict.fromkeys(_names(failure_ids)))
-    for name in names:
+    records = {facts["failure_id"]: facts for facts in (_named(verb, name) for name in _names(failure_ids))}
+    for name in (names := list(records)):
         handler = "/".join(name.split("/")[:2])
         if handler not in known:
             connection, topology, _ = resolve_failure(place, name)
@@ -103,13 +105,20 @@ def steer(
         if per_s is not None and (wait_s := began_s + at / per_s - time.monotonic()) > 0:
             time.sleep(wait_s)  # a rate is kept by the sender: what is sent is due at once
         some = {name: targets[name] for name in names[at : at + size]}
-        done += _send(verb, some, at, job, by=by, why=why, wait_ms=wait_ms, **more)
+        done += _send(verb, some, records, at, job, by=by, why=why, wait_ms=wait_ms, **more)
     refused = sum(each["outcome"] == "refused" for each in done)
     queued = sum(each["outcome"] == "queued" for each in done)
     rows = [[each["failure_id"], each["outcome"], each["text"]] for each in done]
     summary = f"{len(done) - refused - queued} of {len(done)} done, {refused} refused, {queued} queued"
     emit({"verb": verb, "outcomes": done}, f"{table(['failure id', 'outcome', ''], rows)}\n{summary}", as_json=as_json)
     return ExitCode.FINDING if refused or queued else ExitCode.FINE
+
+
+def _named(verb: Verb, name: str) -> dict[str, Any]:
+    try:
+        return named_by(name) if verb is Verb.RELEASE else {"failure_id": name}
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _names(failure_ids: Sequence[str]) -> Iterator[str]:
@@ -121,11 +130,11 @@ def _names(failure_ids: Sequence[str]) -> Iterator[str]:
 
 
 def _send(
-    verb: Verb, targets: Mapping[str, Target], first: int, job: str, *, wait_ms: int, **more: Any
+    verb: Verb, targets: Mapping[str, Target], records: _Records, first: int, job: str, *, wait_ms: int, **more: Any
 ) -> list[dict[str, Any]]:
     """Send one command for each failure id of `targets`; `first`: number of the first one in the job."""
     commands = {
-        name: Command(id=f"{job}-{number}", verb=verb, failure_id=name, **more)
+        name: Command(id=f"{job}-{number}", verb=verb, **records[name], **more)
         for number, name in enumerate(targets, start=first)
     }
     outcomes: dict[str, Commanded] = {}

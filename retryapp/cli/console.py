@@ -17,6 +17,8 @@ import click
 from pydantic_core import to_json
 from rich.console import Console
 
+from retryapp.lookup.payloads import escaped_json, printable
+
 stderr_console = Console(stderr=True, soft_wrap=True)
 """For progress and live views: never mixes with results."""
 
@@ -50,8 +52,8 @@ def on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) 
 
 
 def emit(result: object, text: str, *, as_json: bool) -> None:
-    """Print a result."""
-    click.echo(to_json(result).decode() if as_json else text)
+    """Print a result; nothing in a record, a message or a reason can steer the terminal."""
+    click.echo(escaped_json(to_json(result).decode()) if as_json else printable(text))
 
 
 def emit_error(error_type: str, message: str, exit_code: int, *, as_json: bool) -> None:
@@ -59,4 +61,4 @@ def emit_error(error_type: str, message: str, exit_code: int, *, as_json: bool) 
     if as_json:
         emit({"error": {"type": error_type, "message": message, "exit_code": exit_code}}, "", as_json=True)
     else:
-        click.echo(f"retryapp: {message}", file=sys.stderr)
+        click.echo(f"retryapp: {printable(message)}", file=sys.stderr)

@@ -164,9 +164,12 @@ def hold(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitC
 def release(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
     """Let held records go on: each is due when it was due before, or now if that has passed.
 
+    In place of a failure id the token of a delivery that has raised Defer, or will: its record is due at once.
+
     \b
     Examples:
       retryapp pending release -A billing billing/orders@kq8G0bTz/3/1042
+      retryapp pending release -A billing Mi9iaWxsaW5nL29yZGVyc0BrcThHMGJUei8zLzEwNDI
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return steer(Verb.RELEASE, failure_ids, place, **options)
 

@@ -2,8 +2,9 @@
 
 The first answer wins:
 
-1. A verdict that the handler raised: ``Reject``, ``Skip`` or ``RetryLater``, the outermost along ``__cause__``. In a
-   group ``Reject`` always counts; else each member has to be one, and the longest ``RetryLater`` goes before ``Skip``.
+1. A verdict that the handler raised: ``Reject``, ``Skip``, ``RetryLater`` or ``Defer``, the outermost along
+   ``__cause__``. In a group ``Reject`` always counts; else each member has to be one, and the longest wait of
+   ``RetryLater`` and ``Defer`` goes before ``Skip``.
 2. The first of the policy's rules that matches (`core.rules`).
 3. An undecodable value is ``undecodable``.
 4. The class of errors that no rule names.
@@ -24,8 +25,10 @@ from retryapp.core.rules import MAX_NESTING, ErrorClass, OnFault, Rule, chain, n
 from retryapp.core.text import cut_text
 from retryapp.core.traces import fingerprint_of, place_of, qualified_name, shorten_trace
 from retryapp.core.values import keyword_value_type
-from retryapp.core.verdicts import Reject, RetryLater, Skip
+from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip
 
+Verdict = Reject | Skip | RetryLater | Defer
+"""What a handler says by raising it."""
 _UNDECODABLE = non_retryable(UndecodableError)
 
 
@@ -72,17 +75,19 @@ class Failure:
     """Where it was raised in the user's code."""
     rule: Rule | None = None
     """The rule that decided; None: no rule did."""
+    deferred: bool = False
+    """It is no failure: the record waits for its release, so long at most."""
 
 
 class _Verdict(NamedTuple):
     """What a handler has said by raising it."""
 
-    error: Reject | Skip | RetryLater
+    error: Verdict
     whole: bool = True
     """It speaks for everything that has failed."""
 
     def rank(self, now_ms: int) -> tuple[int, int]:
-        if isinstance(self.error, RetryLater):
+        if isinstance(self.error, RetryLater | Defer):
             return 1, self.error.wait_ms(now_ms)
         return (2, 0) if isinstance(self.error, Reject) else (0, 0)
 
@@ -126,7 +131,8 @@ def classify(
         decisive = culprit or decisive
     asked_ms = None
     if error_class is ErrorClass.RETRYABLE:
-        if verdict is not None and isinstance(verdict.error, RetryLater):
+        waits = RetryLater | Defer if verdict is not None and verdict.whole else RetryLater
+        if verdict is not None and isinstance(verdict.error, waits):
             asked_ms = verdict.error.wait_ms(now_ms)
         elif rule is not None and rule.wait is not None and decisive is not None:
             asked_ms = rule.wait(decisive, now_ms)
@@ -141,6 +147,7 @@ def classify(
         fingerprint=fingerprint_of(error, message),
         place=place_of(shown),
         rule=rule,
+        deferred=verdict is not None and verdict.whole and isinstance(verdict.error, Defer),
     )
 
 
@@ -149,7 +156,7 @@ def trace_of(error: BaseException) -> str | None:
     return shorten_trace(error, _text_of)
 
 
-def _class_of(verdict: Reject | Skip | RetryLater) -> ErrorClass:
+def _class_of(verdict: Verdict) -> ErrorClass:
     if isinstance(verdict, Reject):
         return ErrorClass.NON_RETRYABLE
     return ErrorClass.SKIPPABLE if isinstance(verdict, Skip) else ErrorClass.RETRYABLE
@@ -157,7 +164,7 @@ def _class_of(verdict: Reject | Skip | RetryLater) -> ErrorClass:
 
 def _verdict(error: BaseException, seen: set[int], levels: int, now_ms: int) -> _Verdict | None:
     for current in chain(error, seen):
-        if isinstance(current, (Reject, Skip, RetryLater)):
+        if isinstance(current, Verdict):
             return _Verdict(current)
         if isinstance(current, BaseExceptionGroup) and levels:
             members = [_verdict(member, seen, levels - 1, now_ms) for member in current.exceptions]

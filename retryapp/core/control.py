@@ -12,11 +12,11 @@ never takes a mark before its letter, and what reads that topic alone knows what
 from __future__ import annotations
 
 import hashlib
-from base64 import b64decode, b64encode
+from base64 import b64decode, b64encode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -35,6 +35,7 @@ HOLD_MS: Final = 7 * 86_400_000
 """How long a record is held, unless somebody releases it or says otherwise."""
 JOB_ID: Final = r"^[0-9A-Za-z._:-]{1,64}$"
 """Shape of the ids of commands and jobs."""
+_MAX_DIGITS: Final = 10
 MAX_WORDS: Final = 500
 """Characters of what a command says of who sends it, and why."""
 
@@ -68,6 +69,8 @@ class Refusal(StrEnum):
     WAITING = "waiting"
     """A dead letter whose record waits already."""
     RUNNING = "running"
+    TOO_LATE = "too-late"
+    """The delivery that a token names has ended otherwise, or its deadline has passed."""
     HELD = "held"
     """Earlier records of its sequence wait."""
     NOT_HELD = "not-held"
@@ -203,6 +206,8 @@ class Command(BaseModel):
     """Of `reschedule`."""
     hold_ms: Annotated[int, Field(ge=1, le=MAX_DURATION_MS)] | None = None
     """Of `hold`: how long, if nobody releases it; None: `HOLD_MS`."""
+    delivery: Annotated[int, Field(ge=1)] | None = None
+    """Of `release`: the delivery that has raised `Defer`, or will; None: whatever holds the record."""
     force: bool = False
     """Of `replay`: also a record that ended its workers, or one that may be superseded."""
     edit: Edit | None = None
@@ -223,6 +228,8 @@ class Command(BaseModel):
             raise ValueError("due_at_ms belongs to reschedule, and to it alone")
         if self.hold_ms is not None and self.verb is not Verb.HOLD:
             raise ValueError("hold_ms belongs to hold alone")
+        if self.delivery is not None and self.verb is not Verb.RELEASE:
+            raise ValueError("a token is for release alone")
         return self
 
     def to_record(self, topic: str, partition: int) -> Outgoing:
@@ -230,6 +237,33 @@ class Command(BaseModel):
         return Outgoing(
             topic, partition, self.failure_id.encode(), self.model_dump_json(exclude_none=True).encode(), ()
         )
+
+
+def token_of(failure_id: str, delivery: int) -> str:
+    """Return what names a delivery of a record, for URLs; it is an address, no secret.
+
+    >>> token_of("billing/orders@kq8G0bTz/3/1042", 2)
+    'Mi9iaWxsaW5nL29yZGVyc0BrcThHMGJUei8zLzEwNDI'
+    """
+    return urlsafe_b64encode(f"{delivery}/{failure_id}".encode()).decode().rstrip("=")
+
+
+def named_by(name: str) -> dict[str, Any]:
+    """Return the fields of a `Command` about a record that a failure id or a token names.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if "/" in name:
+        return {"failure_id": name}
+    try:
+        text = b64decode(name + "=" * (-len(name) % 4), altchars=b"-_", validate=True).decode()
+    except ValueError:
+        text = ""
+    delivery, _, failure_id = text.partition("/")
+    if not delivery.isdecimal() or len(delivery) > _MAX_DIGITS or not failure_id:
+        raise ValueError(f"{name!r} is neither a failure id (group/topic@id/partition/offset) nor a token")
+    return {"failure_id": failure_id, "delivery": int(delivery)}
 
 
 def row_state(replays: int, attempt: int, due_at_ms: int) -> str:

@@ -30,12 +30,14 @@ from retryapp.core.errors import InvalidDurationError, RecordError, UnreadableRe
 from retryapp.core.foreign import escape_names, name_bytes, shield, split_headers, strip, unshield
 from retryapp.core.headers import RETRY_NO_PAYLOAD, encode_metadata
 from retryapp.core.metadata import (
+    DEFERRED,
     HELD,
     MAX_COUNT,
     MAX_EPOCH_MS,
     MAX_HISTORY,
     MAX_HISTORY_TYPE_BYTES,
     NAMELESS,
+    RELEASED,
     HistoryEntry,
     RetryMetadata,
     clamped,
@@ -47,6 +49,7 @@ from retryapp.core.rows import (
     ROW_HEADER_OVERHEAD_BYTES,
     ROW_OVERHEAD_BYTES,
     SEQUENCE,
+    TOKEN,
     PendingRow,
     Reference,
 )
@@ -186,6 +189,7 @@ def to_row(copy: Outgoing, metadata: RetryMetadata, flags: int = 0, reference: R
         attempt=metadata.attempt,
         delivery=metadata.delivery,
         flags=flags,
+        hold=TOKEN if metadata.tier == DEFERRED else 0,
         reference=reference,
     )
 
@@ -373,20 +377,24 @@ def _not_run_again(metadata: RetryMetadata, reason: DeadReason, now_ms: int) -> 
 
 
 def due_anew(row: PendingRow, metadata: RetryMetadata, due_at_ms: int) -> PendingRow:
-    """Return a row that is due at another time; one that is held is so once it is released."""
+    """Return a row that is due at another time; one that an operator holds is so once it is released."""
     headers = split_headers(row.headers)[0] + encode_metadata(replace(metadata, due_at_ms=due_at_ms))
-    until_ms = row.due_at_ms if row.hold else due_at_ms
+    until_ms = row.due_at_ms if row.hold & OPERATOR else due_at_ms
     return replace(row, headers=headers, due_at_ms=until_ms, revision=row.revision + 1)
 
 
-def released(row: PendingRow, metadata: RetryMetadata, now_ms: int) -> PendingRow:
-    """Return a row that an operator has held, as it waited before; ``max_elapsed`` does not count the hold."""
-    free = replace(row.held_next(None), hold=row.hold & ~OPERATOR)
+def released(row: PendingRow, metadata: RetryMetadata, now_ms: int, holds: int) -> tuple[PendingRow, RetryMetadata]:
+    """Return a row and its metadata without some of its `holds`; ``max_elapsed`` does not count the time.
+
+    An operator's: it waits as it did before. Its handler's: it is due now.
+    """
+    free, by_token = replace(row.held_next(None), hold=row.hold & ~holds), bool(row.hold & holds & TOKEN)
     if free.held:  # it waits for earlier records of its sequence, as before
-        return replace(free, due_at_ms=MAX_EPOCH_MS, revision=row.revision + 1)
+        return replace(free, due_at_ms=MAX_EPOCH_MS, revision=row.revision + 1), metadata
     held_ms = max(0, now_ms - row.since_ms) if row.hold else 0
     later = replace(metadata, first_failed_ms=clamped(metadata.first_failed_ms + held_ms))
-    return due_anew(free, later, max(now_ms, metadata.due_at_ms or 0))
+    later = replace(later, tier=RELEASED) if by_token else later
+    return due_anew(free, later, now_ms if by_token else max(now_ms, metadata.due_at_ms or 0)), later
 
 
 def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:

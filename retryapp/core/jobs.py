@@ -43,6 +43,8 @@ MOST_ENDED: Final = 5
 """Jobs that are remembered after their end: each transaction writes them. Events have all."""
 MOST_PAUSES: Final = 5
 """Pauses that are remembered after their end: deadlines do not count them."""
+MOST_EARLY: Final = 1_000
+"""Releases that are kept because their deliveries go on."""
 CANARY: Final = 10
 """Replays of a job whose outcomes are waited for before the others go."""
 LEAST_CANARY: Final = 3
@@ -262,6 +264,8 @@ class Steering(BaseModel):
     """Begin and end of the last pauses and forced outages, epoch milliseconds."""
     parts: list[Part] = Field(default_factory=list)
     """Those that go on, and the last ones that are over; the oldest first."""
+    early: dict[str, int] = Field(default_factory=dict)
+    """Releases that came before their deliveries have ended: by offset on the main topic the number of the delivery."""
 
     def part(self, job: str) -> Part | None:
         """Return the part of a job."""
@@ -301,7 +305,7 @@ class Steering(BaseModel):
     @property
     def written(self) -> str:
         """Return it as text; empty where there is nothing to remember."""
-        some = self.parts or self.paused or self.forced or self.pauses
+        some = self.parts or self.paused or self.forced or self.pauses or self.early
         return self.model_dump_json(exclude_defaults=True) if some else ""
 
 

@@ -28,6 +28,10 @@ MAX_COUNT: Final = 2_000_000_000
 """Largest attempt, delivery, number of tries and of replays; a count that reaches it stays there."""
 HELD: Final = "held"
 """Tier of a record that waits, undelivered, for earlier ones of its sequence; its attempt and delivery are 0."""
+DEFERRED: Final = "deferred"
+"""Tier of a record that waits for its release by a token; its due time is the deadline."""
+RELEASED: Final = "released"
+"""Tier of a record that was released by a token, until its next delivery ends."""
 NAMELESS: Final = "?"
 """Replaces the empty name that a class or a function may have."""
 

@@ -19,10 +19,11 @@ Row, version 2, big-endian::
 A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers escape them as lone surrogates) survive.
 No row is empty, so ``b""`` is never valid and a tombstone is never a row. State and hold are 0 in a row that waits for
 its time. State is 1 in one that is held, and `hold` says by what, in bits: 1 by earlier records of its sequence (it was
-never delivered, attempt and delivery are 0), 2 by an operator. The time of a held row is the deadline of an operator's
-hold, without one the last possible time. State is 2 more in a row without value and foreign headers: `more` says what
-the main topic has in their place. Others are a newer version's: this one cannot judge them. `flags`, `revision` and
-`more` (tag u8, length u16, content; any number of these) are for facts that a reader may ignore, and are kept.
+never delivered, attempt and delivery are 0), 2 by an operator, 4 by its handler until an outside event (a token). The
+time of a held row is the deadline of that, without one the last possible time. State is 2 more in a row without value
+and foreign headers: `more` says what the main topic has in their place. Others are a newer version's: this one cannot
+judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these) are for facts that a
+reader may ignore, and are kept.
 Tag 1: a hold that begins when the record's run has failed; its deadline, u64. Tag 2: time i64, size u32, checksum u32
 and the time until which that is safe u64 of a `Reference`.
 """
@@ -62,6 +63,8 @@ SEQUENCE: Final = 1
 """Hold: earlier records of its sequence come first, and it was never delivered."""
 OPERATOR: Final = 2
 """Hold: an operator's, until a deadline; header ``retry-due-ms`` has the due time that it had."""
+TOKEN: Final = 4
+"""Hold: its handler waits for a release by the token of its last delivery; ``retry-due-ms`` has the deadline."""
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
 
@@ -89,7 +92,7 @@ _REFERENCE_TAG: Final = 2
 _REFERENCE: Final = struct.Struct(">qIIQ")
 _REFERRED: Final = 2
 """Added to the state of a row without payload."""
-_HOLDS: Final = range(1), range(1, 4)
+_HOLDS: Final = range(1), range(1, 8)
 """By state."""
 
 
@@ -151,7 +154,8 @@ class PendingRow:
     @property
     def held_by(self) -> str | None:
         """What holds it, in a word; None: it waits for its time."""
-        return "operator" if self.hold & OPERATOR else "sequence" if self.hold else None
+        words = (OPERATOR, "operator"), (TOKEN, "token"), (SEQUENCE, "sequence")
+        return next((word for bit, word in words if self.hold & bit), None)
 
     @property
     def hold_next_ms(self) -> int | None:

@@ -87,6 +87,36 @@ class RetryLater(Exception):  # noqa: N818 - a verdict that reads as one: raise 
         return _later, (type(self), self.after_ms, self.at_ms, self.text)
 
 
+class Defer(Exception):  # noqa: N818 - a verdict that reads as one: raise Defer(deadline="1h")
+    """The record waits for an event outside: somebody releases it by `Delivery.token`, or its deadline passes.
+
+    That spends no attempt: after the release it is delivered again at once, with the same attempt number. At the
+    deadline the attempt has failed with `ReleaseTimeoutError`, which spends it: the policy decides, and if an attempt
+    is left, it begins at once. In a group, only where all members are verdicts.
+
+    Raises:
+        InvalidDurationError: ``deadline`` is negative, no number, no duration, or longer than ten years.
+    """
+
+    def __init__(self, deadline: float | timedelta | str, text: str = "") -> None:
+        """Set how long it waits.
+
+        Args:
+            deadline: seconds, a ``timedelta``, or text: a duration (``"1h"``) or digits, which are seconds.
+            text: what it waits for, in a few words; it is stored with the record.
+        """
+        self.deadline_ms = _wait_ms(deadline)
+        self.text = text
+        super().__init__(text or f"waits for its release for {self.deadline_ms} ms")
+
+    def wait_ms(self, _now_ms: int) -> int:
+        """Return the wait from now on."""
+        return self.deadline_ms
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (timedelta(milliseconds=self.deadline_ms), self.text)
+
+
 def _later(kind: type[RetryLater], after_ms: int | None, at_ms: int | None, text: str) -> RetryLater:
     if at_ms is None:
         return kind(timedelta(milliseconds=after_ms or 0), text)

@@ -177,3 +177,12 @@ def printable(text: str) -> str:
     'a\\x00b'
     """
     return _UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
+
+
+def escaped_json(text: str) -> str:
+    r"""Escape the same characters in JSON, which stays JSON.
+
+    >>> escaped_json('"a\x9b"')
+    '"a\\u009b"'
+    """
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)

@@ -79,6 +79,7 @@ def pending_detail(entry: PendingEntry) -> Facts:
         **_detail(row.headers, damaged),
         **key,
         "since_ms": row.since_ms or None,
+        "max_attempts": entry.max_attempts,
         "state": _state(row),
         "key": payload_of(row.key),
         "value": payload_of(original_value(row.headers, row.value)),

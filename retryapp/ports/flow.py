@@ -65,6 +65,7 @@ class Event(StrEnum):
     SUPERSEDED = "superseded"
     FAILED = "failed"
     SCHEDULED = "scheduled"
+    DEFERRED = "deferred"
     DEAD = "dead"
     DISCARDED = "discarded"
     LETTER_FAILED = "letter_failed"

@@ -42,6 +42,7 @@ from retryapp.lookup.jobs import (
     tell_handler,
     tell_job,
 )
+from retryapp.lookup.journeys import Journey, journey
 from retryapp.ports import (
     DeadEntry,
     HandlerInfo,
@@ -206,6 +207,10 @@ class RuntimeView:
     def tell_handler(self, main: str, verb: HandlerVerb, **more: Unpack[Words]) -> Told:
         """Pause or resume a handler. Blocks."""
         return tell_handler(*self._steered(main), verb, **more)
+
+    def journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
+        """Return what the topics say of one record. Blocks."""
+        return journey(*self._steered(main), origin, since_ms, go_on)
 
     def _steered(self, main: str) -> tuple[KafkaConnection, HandlerTopology]:
         return self._runtime.connection, self._runtime.served[main].handler.topology

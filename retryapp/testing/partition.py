@@ -25,7 +25,7 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from retryapp.core.control import Command, Verb, is_mark
+from retryapp.core.control import Command, Verb, is_mark, named_by
 from retryapp.core.deduplicate import rule_of
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import AnyCommand
@@ -227,7 +227,7 @@ class MemoryPartition:
 
         Args:
             verb: `retry-now`, `reschedule`, `hold`, `release`, `cancel`, `replay`, `discard` or `restore`.
-            record: its offset on the main topic, or its failure id.
+            record: its offset on the main topic, or its failure id; of `release`, `Delivery.token` as well.
             more: further fields of `core.control.Command`.
 
         Raises:
@@ -236,7 +236,7 @@ class MemoryPartition:
         topology, number = self.handler.topology, next(_COMMANDS)
         place = topology.main, self.engine.context.topic_id, self._site.partition
         name = record if isinstance(record, str) else failure_id(topology.group, Origin(*place, record))
-        return await self.obey(Command(id=f"test-{number}", verb=Verb(verb), failure_id=name, **more))
+        return await self.obey(Command(id=f"test-{number}", verb=Verb(verb), **named_by(name), **more))
 
     async def obey(self, command: AnyCommand) -> dict[str, Any]:
         """Send a command, also one about a job or the handler; return its outcome, as `command` does."""

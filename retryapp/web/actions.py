@@ -13,7 +13,7 @@ from aiohttp import web
 from pydantic import ValidationError
 from typing_extensions import override
 
-from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, Verb
+from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, Verb, named_by
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import DamagedMetadataError, InvalidDurationError
 from retryapp.core.record import parse_failure_id
@@ -143,8 +143,9 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
             facts["hold_ms"] = parse_duration_ms(given["for"])
         force = given.get("force", "false") in ("true", "on", "1")
         name, verb = given.get("failure_id", ""), Verb(given.get("verb", ""))
-        origin = parse_failure_id(name)[1]
-        command = Command(id=secrets.token_hex(8), verb=verb, failure_id=name, by=by, force=force, **facts)
+        facts |= named_by(name)
+        origin = parse_failure_id(facts["failure_id"])[1]
+        command = Command(id=secrets.token_hex(8), verb=verb, by=by, force=force, **facts)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise PageError(400, "bad-command", str(first["msg"]), f"Send {', '.join(_FIELDS)}") from error

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.classify import DeadReason
+from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import Part
 from retryapp.core.masking import UNMASKED, Mask
@@ -47,6 +49,8 @@ from retryapp.web.query import Question
 
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
+_NEAR: Final = 100
+"""Offsets in which the next newer dead letter is looked for."""
 LIVE_S: Final = 5
 """Overview and handler are loaded again after this time."""
 
@@ -291,7 +295,11 @@ class Answers:
             )
         topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
         record = await self._content(topic, entries[0])
-        return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record}
+        page = partial(self.view.dead_page, info.main, partition=partition, letters=letters)
+        near = [entry.row.offset for entry in page(before=offset + _NEAR, limit=_NEAR) if entry.row.offset > offset]
+        older = [entry.row.offset for entry in page(before=offset, limit=1)]
+        beside = {"newer": min(near, default=None), "older": older[0] if older else None}
+        return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record, **beside}
 
     async def _content(self, topic: str, entry: DeadEntry) -> Facts:
         """Return a letter with its headers, key and value, or why these cannot be shown.
@@ -322,10 +330,10 @@ class Answers:
         return {**content, "key": payload_of(record.key), "value": payload_of(value)}
 
     def find(self, question: Question) -> str:
-        """Return the path of the page of a failure id: waiting or dead.
+        """Return the path of the page of a failure id: waiting, dead, or what has become of it.
 
         Raises:
-            PageError: 400 when it is no failure id of this handler; 404 when it neither waits nor is dead here.
+            PageError: 400 when it is no failure id of this handler.
         """
         info = self.get_handler_or_404(question.main)
         wanted = question.query.get("id", "").strip()
@@ -335,20 +343,19 @@ class Answers:
             raise bad_parameter("id", wanted, "a failure id: group/topic@id/partition/offset") from error
         if (group, origin.topic) != (info.group, info.main):
             raise bad_parameter("id", wanted, f"a failure id of {info.group}/{info.main}")
-        self.get_open_partition_or_404(origin.partition, question)
         same = failure_id(group, origin)
         base = f"{PAGES_PREFIX}/{quote(info.main, safe='')}"
+        item = self.view.partition(info.main, origin.partition)
+        if item is not None and item.state == ELSEWHERE and question.query.get("here"):
+            return f"{base}/journey?id={quote(same, safe='')}"  # browsers send no form on to another worker
+        self.get_open_partition_or_404(origin.partition, question)
         waiting = self.view.pending_find(info.main, origin.partition, origin.offset)
         if waiting is not None and pending_summary(waiting)["failure_id"] in {same, None}:
             return f"{base}/pending/{origin.partition}/{origin.offset}"
         dead = self.view.dead_find(info.main, origin.partition, same)
-        if dead is not None:
+        if dead is not None and is_open(dead.row.mark):
             return f"{base}/dead/{dead.partition}/{dead.row.offset}" + (f"?letters={dead.letters}" * bool(dead.letters))
-        raise not_found(
-            "not-failed",
-            f"{same} neither waits nor is dead here",
-            "It may have succeeded, be in delivery, or be older than the dead-letter topic's retention",
-        )
+        return f"{base}/journey?id={quote(same, safe='')}"
 
     async def ready(self, question: Question) -> Facts:
         """Return ``{"ok": true}`` when a broker answers and every lane here is open and moves, or refuse with 503."""

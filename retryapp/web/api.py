@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, create_model
 from pydantic.json_schema import models_json_schema
 
 from retryapp.core.causes import CauseCount
-from retryapp.core.control import JOB_ID, MAX_WORDS, Verb
+from retryapp.core.control import JOB_ID, MAX_WORDS, Edit, Verb
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin
@@ -169,8 +169,22 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/dead/{partition}/{offset}": (
         _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str],
-               record=_model("DeadDetail", "A letter.", _Dead, **_Detail, read_from=str, unread=_Text)),
+               record=_model("DeadDetail", "A letter.", _Dead, **_Detail, read_from=str, unread=_Text),
+               newer=_Int, older=_Int),
         {"letters": _STRING},
+    ),
+    "/{main}/journey": (
+        _model(
+            "Journey", "What a record has been through, the oldest first, and the attempts that are planned.", _Page,
+            main=str, failure_id=str, idempotency_key=str, origin=dict[str, int], looked=int, complete=bool,
+            max_attempts=_Int, find=str, planned=_many(_model("Planned", "An attempt.", attempt=int, due_at_ms=int)),
+            steps=_many(_model(
+                "Step", "An attempt, a command, or what became of it.", kind=str, at_ms=int, attempt=_Int,
+                delivery=(_Int, None),
+                replays=_Int, duration_ms=_Int, error_type=_Text, message=_Text, cause_id=_Text, due_at_ms=_Int,
+                reason=_Text, by=_Text, text=_Text)),
+        ),
+        {"id": _STRING},
     ),
     "/{main}/jobs": (
         _model("Jobs", "Jobs that go on and the last ones that are over, the newest first.", _Page,
@@ -202,7 +216,7 @@ _OUTCOMES = _model(
 COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
     "/{main}/command": (
         _model("Command", "Steer one record.", verb=Verb, failure_id=str, why=(str, ""), state=(str, ""), at=(str, ""),
-               force=(bool, False), **{"for": (str, "")}),
+               force=(bool, False), edit=(Edit | None, None), **{"for": (str, "")}),
         _OUTCOME,
     ),
     "/{main}/command/handler": (

@@ -127,7 +127,7 @@ class Peers:
                 async with aiohttp.ClientSession() as session, session.get(where, **asked) as answer:
                     if answer.status in (401, 403) and url not in self._refused:
                         self._refused.add(url)
-                        logger.warning("retryapp.peer_refused: RETRYAPP_PEER_SECRET of %s is another, or none", url)
+                        logger.warning("retryapp.peer_refused: RETRYAPP_PEER_SECRET of %r is another, or none", url)
                     if answer.status != 200:
                         return None
                     body = b""

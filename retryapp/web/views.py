@@ -22,6 +22,7 @@ from retryapp.web.answers import Answers
 from retryapp.web.api import document
 from retryapp.web.errors import PageError, not_found
 from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview
+from retryapp.web.journeys import journey
 from retryapp.web.lists import Listing
 from retryapp.web.page import Ask, Page
 from retryapp.web.query import Question
@@ -104,6 +105,7 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/{main}/pending/{partition}/{offset}", (Answers.pending_record, "pending_record.html", Role.LOOK)),
     ("/{main}/dead", (Answers.dead, "dead.html", Role.LOOK)),
     ("/{main}/dead/{partition}/{offset}", (Answers.dead_letter, "dead_letter.html", Role.LOOK)),
+    ("/{main}/journey", (journey, "journey.html", Role.LOOK)),
     ("/{main}/jobs", (jobs, "jobs.html", Role.LOOK)),
     ("/{main}/jobs/new", (preview, "preview.html", Role.OPERATE)),
     ("/{main}/jobs/{job}", (job, "job.html", Role.LOOK)),

@@ -79,6 +79,15 @@ def test_an_operator_puts_right_what_failed(stage: Stage) -> None:
         assert done.inner_text() == f"{OF_LEDGER} of {OF_LEDGER}"
         wait_for(lambda: evidence.waiting() == 2, "all replays are done", timeout_s=60)
 
+        name = next(visit.failure_id for visit in stage.service.visits if visit.replays)
+        page.goto(f"{workers[0].url}/retries/{topic}/")
+        page.get_by_label("Failure id").fill(name)
+        page.get_by_role("button", name="Find").click()
+        page.get_by_role("heading", name="Journey of").wait_for()
+        shown = page.get_by_role("row").locator(".state").all_inner_texts()
+        assert shown == ["failed", "dead", "replayed", "succeeded", "recovered"], "a recovered record is found, too"
+        assert page.get_by_text("HTTP 503 from the service").count() == 2
+
         page.goto(f"{workers[0].url}/retries/{topic}/pending")
         names = [link.inner_text() for link in page.get_by_role("row").get_by_role("link").filter(has_text="/").all()]
         for name, verb in zip(sorted(names), ("Cancel", "Reschedule"), strict=True):

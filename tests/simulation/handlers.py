@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextvars import Context
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -48,6 +50,7 @@ class Handlers:
         random: Random,
         reached: Counter[str],
         now_ms: Callable[[], float],
+        context: Context,
         guard: Callable[[Callable[[], None]], None],
         note: Callable[..., None],
     ) -> None:
@@ -57,6 +60,7 @@ class Handlers:
         self._random = random
         self._reached = reached
         self._now_ms = now_ms
+        self._broker_context = context
         self._guard = guard
         self._note = note
 
@@ -159,6 +163,11 @@ class Handlers:
             self._guard(lambda: oracle.suspects(origin, attempt, delivery.due_at_ms, note, opening))
         if now == "G":
             now = "F" if number == 1 else "S"
+        if now == "W" and oracle.steering is not None:
+            now = "S" if delivery.released else "W"
+            if now == "W":
+                later = partial(asyncio.get_running_loop().call_later, context=self._broker_context)
+                oracle.steering.release(origin, delivery.number, later=later)
         return _Open(origin, attempt, now, started_ms, going)
 
     def _stop(self, worker: SimWorker, judge: Judge, call: _Open) -> None:
@@ -182,4 +191,6 @@ class Handlers:
             worker.process.kill()
         if call.now in "THXK":
             await asyncio.sleep(60)
+        if call.now == "W":
+            await asyncio.sleep(self._random.choice((0.0, 0.1, 0.6)))
         await asyncio.sleep(1.2 if call.now == "D" else (call.origin[1] * 7 + call.attempt * 3) % 5 * 0.01)

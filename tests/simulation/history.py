@@ -63,6 +63,7 @@ class History:
         self._handlers = Handlers(
             plan, self.judges, self.broker,
             random=self.random, reached=self.reached, now_ms=self._now_ms, guard=self._guard, note=self._note,
+            context=self.network.context,
         )  # fmt: skip
 
     # -- what it is told ----------------------------------------------------------------------------------------

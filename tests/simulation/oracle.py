@@ -78,7 +78,7 @@ class Oracle:
         self.latest_ms = 0.0
         """Largest lateness of a call."""
         self._topics = topics
-        self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS}, own_ms, per_delay=per_delay)
+        self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS, "W": 0}, own_ms, per_delay=per_delay)
         self._skew_ms = skew_ms
         self._timeout_ms = timeout_ms
         self.orders: dict[str, str] = {}
@@ -332,6 +332,11 @@ class Oracle:
             _must(story.cancelling, "I19", origin, "cancelled, and nobody has asked for it")
             story.stopped = True
             self._end(origin, story, "dead", delivery, now_ms)
+            return
+        if self.steering is not None and self.steering.deferred(origin, story, ours, now_ms):
+            story.copies[delivery] += 1
+            story.dues[delivery].add(int(ours["retry-due-ms"]))
+            _once(origin, story.copies[delivery], f"copy of delivery {delivery}")
             return
         timed_out = ours.get("retry-error-type") == TIMED_OUT.encode()
         self._cut_short(story, attempt, now_ms, timed_out=timed_out)

@@ -9,10 +9,13 @@ from typing import Final
 
 SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
 """What handlers do, attempt by attempt; the last letter goes on: success, success after a while (D), failure, time-out,
-reject, later, and by rules busy (Y), invalid (V), skip (P), pause (Q). X ends the worker at once, K after a while. N
-asks to be called again now, B after more than the longest wait. H does not heed its cancellation for some time."""
+reject, later, and by rules busy (Y), invalid (V), skip (P), pause (Q). W waits for its release, and is done after it.
+X ends the worker at once, K after a while. N asks to be called again now, B after more than the longest wait. H does
+not heed its cancellation for some time."""
 LATER_MS: Final = 700
 BEYOND_MS: Final = 9_000
+DEFERRED_MS: Final = 2_500
+DEFERRED: Final = ("W", "W", "FW", "WS", "WWF", "WFS")
 ASKING: Final = ("NS", "FNS", "FNNS", "NNS", "FFNS", "BS", "FBS", "BNR", "FLNS")
 HUNG: Final = ("H", "HS", "HFS", "FHS", "HHS")
 VERDICTS: Final = ("P", "FP", "V", "FV", "YS", "YYFS", "YYYS", "YFYS", "FFYS", "FYP", "YYV", "YP")
@@ -234,7 +237,11 @@ class Plan:
         if self.seed < COMMANDED or odd or self.replayed or self.order == "latest" or self.endless:
             return self
         plan = replace(self, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
-        return plan if self.seed < LEVELS else plan._levelled(random)
+        if self.seed >= LEVELS:
+            return plan._levelled(random)
+        if self.seed < HELD or self.outage is not None or random.random() < 0.3:
+            return plan
+        return plan._with(self._more(random, DEFERRED, random.randint(1, 4)))
 
     def _levelled(self, random: Random) -> Plan:
         """Return the plan with a circuit, if it may have one, and records that pause their partition."""

@@ -20,8 +20,10 @@ from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import jobs
 from retryapp.engine.partition.commands import Commands
-from retryapp.engine.partition.holds import Holds
 from retryapp.engine.partition.jobs import Jobs
+from retryapp.engine.partition.letter_commands import Effect
+from retryapp.engine.partition.releases import Releases
+from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.testing.tables import MemoryDeadLetterTable
@@ -167,7 +169,7 @@ def _in_memory(self: Commands) -> None:
 _close_gate = Commands._close_gate
 
 
-def _runs_on(_self: Holds, _run: Run, outcome: Outcome) -> Outcome:
+def _runs_on(_self: RowCommands, _run: Run, outcome: Outcome) -> Outcome:
     """A record that was held while it ran waits for its time."""
     return outcome
 
@@ -186,23 +188,46 @@ def _not_moved(_self: Sequences, _identity: bytes, _row: PendingRow) -> None:
     """A sequence does not know that its head is held."""
 
 
+def _dropped(_self: Releases, *_args: Any) -> Effect:
+    """A release that comes before its record waits is obeyed, and forgotten."""
+    return Effect("it is released", after="released")
+
+
+def _unkept(self: Releases, *args: Any) -> Effect:
+    """A release that comes before its record waits is forgotten by a crash."""
+    effect = _keep_release(self, *args)
+    effect.steered = False
+    return effect
+
+
+_keep_release = Releases.keep
+
+
+def _unconcerned(_self: Releases, _turns: Any) -> bool:
+    """A release that has come early is looked at by an opening only."""
+    return False
+
+
 COMMANDS: Final = (
-    ("a held run waits for its time", ((Holds, "judged", _runs_on),), 2_000_183),
-    ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_406),
+    ("an early release is dropped", ((Releases, "keep", _dropped),), 2_000_007),
+    ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_052),
+    ("an early release waits for an opening", ((Releases, "concern", _unconcerned),), 2_000_007),
+    ("a held run waits for its time", ((RowCommands, "_held_after", _runs_on),), 2_000_196),
+    ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_224),
     ("a hold ends in silence", ((Commands, "take_held", _in_silence),), 2_000_003),
-    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_957),
+    ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_237),
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
-    ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_025),
+    ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_035),
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_012),
     ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_002),
-    ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_128),
+    ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_213),
     ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_047),
     ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_014),
     ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_041),
     ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_131),
     ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_005),
-    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_128),
-    ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_012),
+    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_291),
+    ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_013),
     ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
     ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_062),
     ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import non_retryable, pausing, retryable, skippable
-from retryapp.core.verdicts import Reject, RetryLater, Skip
-from simulation.plan import BEYOND_MS, LATER_MS
+from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip
+from simulation.plan import BEYOND_MS, DEFERRED_MS, LATER_MS
 
 LATER: Final = {"L": f"{LATER_MS}ms", "N": "0", "B": f"{BEYOND_MS}ms"}
 INVALID: Final = "invalid"
@@ -63,5 +63,7 @@ def end(now: str, offset: int) -> None:
         raise GateError("somebody has to act")
     if now == "P":
         raise Skip("the script says so") if offset % 2 else KeyError("the script says so")
+    if now == "W":
+        raise Defer(f"{DEFERRED_MS}ms")
     if now in LATER:
         raise RetryLater(after=LATER[now])

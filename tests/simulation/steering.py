@@ -3,7 +3,8 @@
 Each control record has one `command` event in the end, whatever dies meanwhile. One that is obeyed changes what its
 record comes to: a cancelled one is dead, unless the run that went on was fine; a replayed one begins anew, once for
 each letter; one that is hurried may be early by its policy; one that is held does not begin before its release, by a
-command or at its deadline, is told. A part of a job ends, has looked at each letter once, and
+command or at its deadline, is told. A release by a token is not refused while its delivery has not ended, and one that
+is obeyed comes before the deadline. A part of a job ends, has looked at each letter once, and
 has left as many marks as it says.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -73,6 +74,8 @@ class Steering:
         self.told: Counter[str] = Counter()
         """Visible events of each command."""
         self.reached: Counter[str] = Counter()
+        self._tokens: dict[str, tuple[Origin, int]] = {}
+        """Of releases by token: record and delivery."""
         self.shut_ms: dict[str, defaultdict[int, float]] = {verb: defaultdict(lambda: inf) for verb in _ENDS.values()}
         """By verb and partition: since when it is paused, or its circuit forced open."""
         self._over: dict[str, set[str]] = {verb: set() for verb in _ENDS.values()}
@@ -116,6 +119,51 @@ class Steering:
         story.cancelling = story.cancelling or verb == "cancel"
         self.asked[name] = verb, origin
         self._broker.append(tp, command.to_record(*tp))
+
+    def release(self, origin: Origin, delivery: int, *, later: Callable[[float, Callable[[], None]], object]) -> None:
+        """Have somebody release a delivery that goes on: now, in a while, or never."""
+        wait_s = self._random.choice((0.0, 0.0, 0.05, 1.0, None))
+        if wait_s is not None:
+            later(wait_s * self._random.random(), lambda: self._send_release(origin, delivery))
+
+    def _send_release(self, origin: Origin, delivery: int) -> None:
+        self._count += 1
+        name, tp = f"t{self._count}", TopicPartition(self._topology.control, origin[0])
+        record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
+        command = Command(id=name, verb=Verb.RELEASE, failure_id=record, delivery=delivery)
+        self.asked[name], self._tokens[name] = ("token", origin), (origin, delivery)
+        self._broker.append(tp, command.to_record(*tp))
+
+    def deferred(self, origin: Origin, story: Story, ours: Mapping[str, bytes], now_ms: float) -> bool:
+        """Take a visible copy; tell whether it waits for a release.
+
+        Raises:
+            Violation: its deadline has passed, and it was released.
+        """
+        delivery = int(ours.get("retry-delivery", ours["retry-attempt"]))
+        if ours.get("retry-error-type", b"").endswith(b".ReleaseTimeoutError"):
+            self.reached["a deadline has passed"] += 1
+            story.held_ms = inf
+            _must_not(delivery - 1 in story.freed, f"I19: {origin} was released, and its deadline has passed")
+        if ours.get("retry-tier") != b"deferred":
+            return False
+        self.reached["a record waits for its release"] += 1
+        story.stopped, story.held_ms = True, min(story.held_ms, now_ms)
+        story.deferred[delivery] = int(ours["retry-due-ms"])
+        return True
+
+    def _released(self, name: str, told: Mapping[str, Any], now_ms: float) -> None:
+        """Take what was said of a release by token."""
+        origin, delivery = self._tokens[name]
+        story = self._stories[origin]
+        if told["refused"] is None:
+            story.freed.add(delivery)
+            self.reached["a release came early"] += told["after"] == "released"
+        elif told["refused"] in ("too-late", "not-held", "not-waiting"):
+            waits = delivery in story.deferred and now_ms < story.deferred[delivery] and delivery not in story.freed
+            ended = max(story.copies, default=0) >= delivery or any(call.fine for call in story.calls[1])
+            over = story.fates or story.replays or story.cancelling or (ended and not waits)
+            _must_not(not over, f"I19: the release of {origin}, delivery {delivery}, is {told['refused']}")
 
     def _edit(self, name: str, now_ms: float) -> Edit | None:
         random = Random(f"{name} at {now_ms}")  # of its own: without edits a seed takes the same course
@@ -202,7 +250,9 @@ class Steering:
             self.reached[f"a part of a job is {told['after']}"] += 1
             if told["after"] == "ended":
                 self._judge_part(*place, told["text"])
-        if told["verb"] in ("hold", "release") and told["refused"] is None:
+        if name in self._tokens:
+            self._released(name, told, now_ms)
+        if told["verb"] in ("hold", "release") and told["refused"] is None and told["after"] != "released":
             self._hold(told["verb"], told["failure_id"], now_ms, loudly=not name)
         if not name:
             self._gated(told, now_ms)
@@ -243,6 +293,8 @@ class Steering:
         story = self._stories[place.partition, place.offset]
         story.held_ms = inf if verb == "release" else min(story.held_ms, now_ms)
         self.reached[f"{verb} by its deadline or a crash"] += loudly
+        if verb == "release" and not loudly:
+            story.freed.update(story.deferred)
 
     def _judge_part(self, job: str, number: int, text: str) -> None:
         done, looked = int(text.split()[0]), int(text.split("; ")[-1].split()[0])

@@ -117,6 +117,10 @@ class Story:
     """When it was visible that this is obeyed."""
     held_ms: float = inf
     """When it was visible that it is held."""
+    deferred: dict[int, int] = field(default_factory=dict)
+    """Deadlines of copies that wait for a release, by the delivery that ended."""
+    freed: set[int] = field(default_factory=set)
+    """Deliveries whose release was obeyed."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
 

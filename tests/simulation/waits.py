@@ -72,7 +72,7 @@ class Waits:
         return False
 
 
-_ENDS = {**dict.fromkeys(FINE, "done"), "Q": "done", "R": "dead", "V": "dead", "P": "skipped"}
+_ENDS = {**dict.fromkeys(FINE, "done"), "Q": "done", "R": "dead", "V": "dead", "P": "skipped", "W": "done"}
 
 
 def _in_a_row(script: str, attempt: int) -> int:

@@ -40,7 +40,7 @@ from retryapp.core.hops import (
 from retryapp.core.jobs import Level
 from retryapp.core.letters import opened, read_letter
 from retryapp.core.lifecycle import Skipped, Succeeded
-from retryapp.core.metadata import RetryMetadata
+from retryapp.core.metadata import DEFERRED, MAX_EPOCH_MS, RELEASED, RetryMetadata, clamped
 from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import ALONE, encode_row, identity_of
@@ -86,6 +86,14 @@ class WorkerCrashedError(RetryAppError):
             f"{times} workers ended while this record ran alone in handler {handler} (killed, out of memory, exit): "
             f"it is not run again (max_crashes)"
         )
+
+
+class ReleaseTimeoutError(RetryAppError, TimeoutError):
+    """Nobody has released a record before the deadline of `Defer`: a retryable failure, which spends the attempt."""
+
+    def __init__(self, handler: str, waited_ms: int) -> None:
+        self.waited_ms = waited_ms
+        super().__init__(f"nobody has released the record within {waited_ms} ms after handler {handler} raised Defer")
 
 
 class UnprintableError(RetryAppError):
@@ -159,11 +167,26 @@ def unpack(run: Run) -> Turn | None:
                 return bury_cancelled(run, run.metadata)
             if claim is not None and claim.on_hold is not None:
                 return run.settle(rows=(claim.on_hold,))
+            if claim is not None and claim.expired:
+                return _expired(run, run.metadata)
         except NewerFormatError as exc:
             raise NewerRecordError(record.coordinates, exc.finding) from exc
         except DamagedMetadataError as exc:
             damage = exc
     return None if damage is None else bury_damaged(run, damage, run.context.clock.wall_ms())
+
+
+def _expired(run: Run, metadata: RetryMetadata) -> Turn:
+    """Return the turn of a record that nobody has released: its attempt has failed, and the next begins at once."""
+    context, held_ms = run.context, max(0, (metadata.due_at_ms or 0) - metadata.last_failed_ms)
+    now_ms = run.started_ms = context.clock.wall_ms()
+    run.metadata = replace(metadata, first_failed_ms=clamped(metadata.first_failed_ms + held_ms))
+    error = ReleaseTimeoutError(context.handler.name, held_ms)
+    decision = _decision(run, _judge(error, run, now_ms), now_ms)
+    if isinstance(decision, RetryAt):
+        decision = replace(decision, due_at_ms=now_ms, delay_ms=0)
+    logger.warning("retryapp.defer_expired", extra={"handler": context.handler.main, "failure_id": metadata.failure_id})
+    return _failed_turn(run, now_ms, error, decision)
 
 
 def _waiting(headers: Headers) -> RetryMetadata:
@@ -198,6 +221,8 @@ def _delivery(run: Run) -> Delivery:
         last_error_type=None if failed is None else failed.error_type,
         last_error_message=None if failed is None else failed.error_message,
         replays=0 if metadata is None else metadata.replays,
+        number=1 if metadata is None else metadata.delivery + 1,
+        released=metadata is not None and metadata.tier == RELEASED,
         edited=None if metadata is None else metadata.edited,
     )
 
@@ -233,8 +258,8 @@ async def close_delivery(run: Run) -> None:
 def cause_of(run: Run, error: BaseException) -> str | None:
     """Return what tells causes of failures apart; None for an error that is about a record by its kind."""
     failure = _judge(error, run, run.context.clock.wall_ms())
-    alike = ErrorClass.RETRYABLE, ErrorClass.PAUSING
-    return failure.fingerprint if failure.error_class in alike else None
+    alike = failure.error_class in (ErrorClass.RETRYABLE, ErrorClass.PAUSING) and not failure.deferred
+    return failure.fingerprint if alike else None
 
 
 def _judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
@@ -365,6 +390,9 @@ def is_last(run: Run, error: BaseException) -> bool:
 
 
 def _decision(run: Run, failure: Failure, failed_ms: int) -> Decision:
+    if failure.deferred:
+        wait_ms = failure.retry_after_ms or 0
+        return RetryAt(min(failed_ms + wait_ms, MAX_EPOCH_MS - 1), wait_ms, DEFERRED)
     context, first_ms = run.context, first_failed_ms(run.metadata, failed_ms)
     return decide(
         context.handler.policy,
@@ -387,8 +415,9 @@ def _level(delivery: Delivery, failure: Failure, now_ms: int) -> Level:
 def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decision | None = None) -> Turn:
     context = run.context
     handler, delivery = context.handler, delivery_of(run)
-    failure, spent = _judge(error, run, failed_ms), 1
-    if decision is None and (wait_ms := context.pace.failed(run, failure)) is not None:  # in an outage
+    failure = _judge(error, run, failed_ms)
+    spent = int(not failure.deferred)
+    if decision is None and spent and (wait_ms := context.pace.failed(run, failure)) is not None:  # in an outage
         decision, spent = for_free(handler.policy, wait_ms=wait_ms, now_ms=failed_ms), 0
     elif decision is None and failure.error_class is ErrorClass.PAUSING:
         run.pauses, spent = _level(delivery, failure, failed_ms), 0
@@ -428,7 +457,7 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
             outgoing, metadata = None, too_large_to_wait(metadata)
         else:
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
-            event = Event.SCHEDULED
+            event = Event.DEFERRED if failure.deferred else Event.SCHEDULED
             flags = ALONE if handler.batch is not None and isinstance(error, HandlerTimeoutError) else 0
             row = encode_row(to_row(outgoing, metadata, flags, reference))
             rows = (Row(identity_of(metadata.origin), row, decision.tier),)
@@ -439,8 +468,7 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
         letters = decision.dead_letters if isinstance(decision, Dead) else None
         outgoing, metadata, event = to_end(context, run.shown, replace(metadata, error_trace=trace), letters)
         facts |= {"reason": metadata.reason, "trace": trace}
+    then = _observation(event, run, delivery, failed_ms, **facts)
     return run.settle(
-        rows=rows,
-        publishes=(outgoing,),
-        observations=(failed, _observation(event, run, delivery, failed_ms, **facts)),
+        rows=rows, publishes=(outgoing,), observations=(then,) if event is Event.DEFERRED else (failed, then)
     )

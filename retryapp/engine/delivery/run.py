@@ -59,6 +59,8 @@ class Claim:
     """It is not run: its retries were cancelled during its last run, or before this one has begun."""
     on_hold: Row | None = None
     """The row as it waits on: somebody has held it before its run has begun."""
+    expired: bool = False
+    """Nobody has released it: its deadline is what is due."""
     damage: RecordError | None = None
     """Why the row cannot be read; its bytes are the record's value."""
     reference: Reference | None = None

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import Circuit, CircuitBreaker
+from retryapp.core.control import token_of
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError, UndecodableError
 from retryapp.core.letters import Letter
@@ -74,6 +75,8 @@ class Delivery(Publishing):
     """`group/topic@id/partition/offset` of the first delivery; the same at every attempt. See `idempotency_key`."""
     attempt: int
     """Number of this delivery; the first is 1."""
+    number: int = 1
+    """Number of this delivery of the record: it rises with each, whatever that spends, and never starts again."""
     hot_attempt: int = 1
     """Number of this try within the delivery; the first is 1, others follow with ``RetryPolicy(hot=…)``."""
     origin: Origin
@@ -99,6 +102,8 @@ class Delivery(Publishing):
     """Somebody has edited the record for a replay: how often with a new idempotency key; None: nobody has."""
     letter: Letter | None = None
     """Why the record died, for a handler of dead letters."""
+    released: bool = False
+    """The last delivery has raised `Defer`, and somebody has released the record since."""
 
     @property
     def idempotency_key(self) -> str:
@@ -109,6 +114,14 @@ class Delivery(Publishing):
         in each replay, append `replays`.
         """
         return idempotency_key(self.failure_id, self.edited)
+
+    @property
+    def token(self) -> str:
+        """What releases the record once this delivery has raised `Defer`; safe in a URL.
+
+        Whoever has it may use it before that, too: the release is kept until the delivery has ended.
+        """
+        return token_of(self.failure_id, self.number)
 
     @property
     def lateness_ms(self) -> int | None:

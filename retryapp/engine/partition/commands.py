@@ -36,7 +36,7 @@ from retryapp.core.errors import (
     RecordError,
 )
 from retryapp.core.headers import decode_metadata
-from retryapp.core.hops import Outgoing, cancelled, restore
+from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import (
     AnyCommand,
     HandlerCommand,
@@ -48,22 +48,22 @@ from retryapp.core.jobs import (
     PartState,
     decode_command,
 )
-from retryapp.core.lane_errors import PositionGoneError
+from retryapp.core.lane_errors import LaneClosedError, PositionGoneError
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
-from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, PendingRow, decode_row, encode_row, identity_of
+from retryapp.core.rows import IDENTITY_AT, OPERATOR, TOKEN, PendingRow, decode_row, identity_of
 from retryapp.core.text import cut_text
-from retryapp.engine.delivery.damage import ended
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, observed, to_event
-from retryapp.engine.partition.holds import Holds
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, check_place
+from retryapp.engine.partition.releases import Releases
+from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
-from retryapp.ports import Event, PendingTable, Row
+from retryapp.ports import Event, PendingTable
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,7 @@ class Commands:
         busy: Callable[[], bool],
         taken_in: Callable[[int], bool],
         read: Callable[[PendingRow, bytes], Awaitable[PendingRow]],
+        applied_to: Callable[[], int],
     ) -> None:
         """Begin where the lane has obeyed all before.
 
@@ -103,6 +104,7 @@ class Commands:
             busy: whether the lane has turns that are not in the tables.
             taken_in: whether the record at an offset is a first delivery without an outcome.
             read: returns a row, and its identity, that waits by reference as a copy (`engine.partition.recall`).
+            applied_to: the offset of the main topic before which what became of all records is in the tables.
         """
         self._next_offset, self._end = transport.control_next, transport.control_end
         """Where the next reading of the control topic begins, and where the topic ends."""
@@ -124,7 +126,8 @@ class Commands:
         place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.caught_up.set}
         self._letters = LetterCommands(context, transport, sequences, **place)
         self._jobs = Jobs(context, transport, self._letters)
-        self._holds = Holds(context, sequences)
+        self._rows = RowCommands(context, transport, sequences)
+        self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)
         remembered = self._jobs.steering
         context.pace.remember(
             paused=remembered.paused is not None,
@@ -133,8 +136,6 @@ class Commands:
         )
         self._gate: tuple[Record, Level] | None = None
         """What a rule has paused the partition for, until that is in a turn."""
-        self._cancelled: set[bytes] = set()
-        """Identities of records that run, and are not tried again."""
 
     def come(self, end: int) -> None:
         """Note that the control topic ends there."""
@@ -159,6 +160,7 @@ class Commands:
 
     async def run(self) -> None:
         """Obey commands until the session is over."""
+        self._release_early()
         while True:
             if not self._queue and self._end != self._next_offset:
                 await self._read()
@@ -235,22 +237,7 @@ class Commands:
             self._context.pace.pause()  # the turn follows: until it is durable a crash only has the record run again
             self._gate = run.shown, run.pauses
             self._wake.set()
-        outcome = self._holds.judged(run, outcome)
-        if run.place not in self._cancelled:
-            return outcome
-        self._cancelled.discard(run.place)
-        again = [] if isinstance(outcome, int) else [row for row in outcome.rows if row.value is not None]
-        if not again or not isinstance(outcome, Turn) or again[0].identity != run.place:
-            return outcome
-        metadata = decode_metadata(decode_row(again[0].value or b"").headers)
-        if metadata is None:
-            raise DamagedMetadataError("retry-version", None, "a row that was just made has none")
-        now_ms = self._context.clock.wall_ms()
-        # of the same delivery, which has just ended: its copy says that it would wait, and never becomes visible
-        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery, no_payload=False)
-        end, dead = ended(self._context, run.shown, last)
-        failed = tuple(seen for seen in outcome.observations if seen.event == "failed")
-        return run.settle(publishes=(end,), observations=(*failed, dead))
+        return self._rows.judged(run, outcome)
 
     def _close_gate(self) -> None:
         """Write down that a rule has paused the partition."""
@@ -301,7 +288,7 @@ class Commands:
             effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record), record.offset)
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
-        steered = isinstance(command, JobCommand | HandlerCommand)
+        steered = isinstance(command, JobCommand | HandlerCommand) or effect.steered
         facts: dict[str, Any] = {"command": ""}
         if not isinstance(command, RefusedError):
             facts = {"command": command.id, **command.model_dump(include={"verb", "failure_id", "by", "why", "job"})}
@@ -422,6 +409,8 @@ class Commands:
             key = table.find(identity)
         value = None if key is None else table.get(key)
         if key is None or value is None:
+            if command.delivery is not None:
+                return self._releases.keep(origin, command.delivery, None)
             raise RefusedError(Refusal.NOT_WAITING, "it does not wait: it is done, dead, or not tried yet")
         try:
             row = decode_row(value)
@@ -430,6 +419,8 @@ class Commands:
             raise RefusedError(Refusal.DAMAGED, str(error)) from error
         if metadata is None:
             raise RefusedError(Refusal.DAMAGED, "its row has no retry metadata")
+        if command.delivery is not None and not (row.hold & TOKEN and metadata.delivery == command.delivery):
+            return self._releases.keep(origin, command.delivery, metadata.delivery)
         before = row_state(metadata.replays, metadata.attempt, row.due_at_ms)
         if command.state is not None and command.state != before:
             raise RefusedError(Refusal.CHANGED, f"its state is {before}, not {command.state}")
@@ -438,10 +429,7 @@ class Commands:
             raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
         if row.reference is not None and command.verb is Verb.CANCEL and not runs:
             row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
-        if command.verb is Verb.CANCEL:
-            effect = self._cancel_later(row, metadata, key) if runs else self._cancel(row, metadata, identity)
-        else:
-            effect = self._holds.obey(command, row, metadata, identity, self._scheduler.claimed.get(key))
+        effect = self._rows.obey(command, row, metadata, identity, self._scheduler.claimed.get(key))
         effect.before = before
         if not runs:
             effect.claim = self._take(key, len(value))
@@ -473,12 +461,32 @@ class Commands:
             metadata = decode_metadata(row.headers)
         except DamagedMetadataError:
             return False  # its delivery says what is wrong
-        if metadata is None or (due := self._holds.due(key, row, metadata)) is None:
+        if metadata is None or (due := self._rows.due(key, row, metadata)) is None:
             return False
         verb, effect = due
-        event = self._event(effect, command="", verb=str(verb), failure_id=metadata.failure_id)
-        self._submit(Turn(rows=effect.rows, claim=self._take(key, len(row.value or b"")), publishes=(event,)))
+        self._change(key, row.value or b"", effect, verb, metadata)
         return True
+
+    def applied(self, turns: Sequence[Turn]) -> None:
+        """Take note of turns that are in the tables."""
+        if self._releases.concern(turns):
+            with suppress(LaneClosedError):  # the next session does it
+                self._release_early()
+
+    def _release_early(self) -> None:
+        """Release what waits now and was released before: at once, so that no deadline comes first."""
+        main = self._transport.place.main
+        for key, value, row, metadata in self._releases.obey():
+            effect = self._rows.released(row, metadata, key[IDENTITY_AT:])
+            steering = self._jobs.steering.written
+            self._change(key, value, effect, Verb.RELEASE, metadata, source=main, next_offset=0, steering=steering)
+
+    def _change(
+        self, key: bytes, value: bytes, effect: Effect, verb: Verb, metadata: RetryMetadata, **more: Any
+    ) -> None:
+        """Submit a turn that changes a row without a command of now."""
+        event = self._event(effect, command="", verb=str(verb), failure_id=metadata.failure_id)
+        self._submit(Turn(rows=effect.rows, claim=self._take(key, len(value)), publishes=(event,), **more))
 
     @property
     def _table(self) -> PendingTable:
@@ -486,33 +494,6 @@ class Commands:
         if table is None:
             raise RuntimeError("the lane has no pending table")
         return table
-
-    def _cancel(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
-        shown = self._shown(row, metadata)
-        now_ms = self._context.clock.wall_ms()
-        end, dead = ended(self._context, shown, cancelled(metadata, "cancelled before its first attempt", now_ms))
-        if self._sequences is not None:
-            self._sequences.removed(identity, row.key)
-        gone = (Row(identity, None, "?"),)
-        return Effect(
-            "it is dead, and not tried again", after="dead", rows=gone, publishes=(end,), observations=(dead,)
-        )
-
-    def _cancel_later(self, row: PendingRow, metadata: RetryMetadata, key: bytes) -> Effect:
-        """Cancel a record that runs: its row gets a flag under the same key, so the claim stays."""
-        if row.held:
-            raise RefusedError(Refusal.RUNNING, "its first attempt runs now: send it again once that has ended")
-        identity = key[IDENTITY_AT:]
-        self._cancelled.add(identity)
-        self._scheduler.claimed[key].cancelled = True  # it may not have begun
-        value = encode_row(replace(row, flags=row.flags | CANCELLED, revision=row.revision + 1))
-        text = f"attempt {metadata.attempt + 1} runs now; if it fails, it is the last"
-        return Effect(text, after="cancelling", rows=(Row(identity, value, metadata.tier or "?"),))
-
-    def _shown(self, row: PendingRow, metadata: RetryMetadata) -> Record:
-        changelog = self._transport.place.changelog
-        waiting = Record(*changelog, metadata.origin.offset, row.since_ms, row.key, row.value, row.headers)
-        return restore(waiting, metadata)
 
 
 def _sent_ms(record: Any) -> int:

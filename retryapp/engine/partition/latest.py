@@ -93,7 +93,7 @@ class Latest(Sequences):
         rows = () if isinstance(outcome, int) else tuple((row.identity, row.value) for row in outcome.rows if row.value)
         if line.waiting and rows and isinstance(outcome, Turn):
             row, replays = decode_row(rows[0][1]), 0 if run.metadata is None else run.metadata.replays
-            seen = tuple(each for each in outcome.observations if each.event is not Event.SCHEDULED)
+            seen = tuple(each for each in outcome.observations if each.event not in (Event.SCHEDULED, Event.DEFERRED))
             numbers = {"delivery": row.delivery, "attempt": row.attempt, "replays": replays}
             by = line.waiting[-1].record.offset
             outcome, rows = self._told(run.settle(observations=seen), run.origin, by, **numbers), ()

@@ -54,6 +54,8 @@ class Effect:
     publishes: tuple[Any, ...] = ()
     observations: tuple[Observation, ...] = ()
     claim: bytes | None = None
+    steered: bool = False
+    """It changes what is remembered (`core.jobs.Steering`)."""
     edited: str = ""
     original: str = ""
     """What was edited, and of which letter: for the event and the mark."""

@@ -96,6 +96,8 @@ class PartitionEngine(RunOwner):
         self._progress_ms = progress_ms
         self._letters = topology.letters_of is not None
         self._counting = Counting(context.handler, self._main, Tally(from_offset=0, since_ms=0), 0)
+        self._applied_to = 0
+        """Before this offset of the main topic, what became of all records is in the tables."""
         self._outcomes: list[Turn] = []
         """Turns of due rows that are not in the lane yet."""
         self._unreleased = False
@@ -171,11 +173,13 @@ class PartitionEngine(RunOwner):
                 submit=partial(self.lane.submit, session),
                 busy=lambda: self.lane.busy,
                 taken_in=self._window.has,
+                applied_to=lambda: self._applied_to,
                 read=recall.read_row,
             )
         self._duplicates = begin_duplicates(self.context, transport.seen, self.partition)
         tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
         self._counting = Counting(self.context.handler, self._main, tally, start)
+        self._applied_to = start
         suspects = partial(begin_suspects, self.context, self.lane, session, self.scheduler.claimed)
         self._suspects = suspects(transport.suspected, self._first.submit)
         self._suspect_rows = suspects(transport.suspected_rows, self._again.submit)
@@ -428,6 +432,9 @@ class PartitionEngine(RunOwner):
                 scheduler.release(turn.claim)
                 if self.commands is not None:
                     self.commands.over.discard(turn.claim)
+            self._applied_to = max(self._applied_to, turn.moves_to)
+        if self.commands is not None:
+            self.commands.applied(turns)
         if self._sequences is not None:
             self._sequences.applied(turns)
         if self._suspect_rows is not None:

@@ -19,6 +19,7 @@ from retryapp.core.rows import (
     CANCELLED,
     HELD_ROWS,
     IDENTITY_AT,
+    TOKEN,
     PendingRow,
     decode_row,
     is_held,
@@ -252,6 +253,7 @@ class Scheduler:
             reference=row.reference,
             alone=bool(row.flags & ALONE),
             cancelled=bool(row.flags & CANCELLED),
+            expired=bool(row.hold & TOKEN),
         )
         self.claimed[key] = claim
         self.claimed_bytes += claim.size

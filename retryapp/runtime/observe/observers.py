@@ -36,6 +36,7 @@ EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.SUPERSEDED: ("retryapp.superseded", logging.DEBUG),
     Event.FAILED: ("retryapp.attempt_failed", logging.DEBUG),  # its consequence follows
     Event.SCHEDULED: ("retryapp.retry_scheduled", logging.DEBUG),
+    Event.DEFERRED: ("retryapp.deferred", logging.DEBUG),
     Event.DEAD: ("retryapp.dead_lettered", logging.ERROR),
     Event.DISCARDED: ("retryapp.discarded", logging.ERROR),
     Event.LETTER_FAILED: ("retryapp.letter_failed", logging.ERROR),
@@ -63,6 +64,7 @@ MOST_DEAD_LINES: Final = 10  # dead letters of a handler that have a line of the
 _SUMMED: Final = {
     Event.SUCCEEDED: "succeeded",
     Event.SCHEDULED: "scheduled",
+    Event.DEFERRED: "deferred",
     Event.DEAD: "dead",
     Event.DISCARDED: "discarded",
     Event.LETTER_FAILED: "letters_failed",

@@ -29,6 +29,7 @@ from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
 from retryapp.lookup.jobs import Order, Preview, Scope, Told
+from retryapp.lookup.journeys import Journey
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
@@ -40,6 +41,8 @@ GROUP = "billing"
 MAIN = "shop.orders"
 TOPIC_ID = "kq8G0bTz"
 BASE = f"/retries/{MAIN}"
+UNTOLD = 78
+"""Offset of a record of which the topics say nothing."""
 EVIL = "<script>alert(1)</script>"
 
 
@@ -211,6 +214,10 @@ class FakeWorker(RuntimeView):
         self.asked.append((main, verb, more))
         return {number: self._told(number, verb) for number in range(2)}
 
+    @override
+    def journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
+        return Journey([] if origin.offset == UNTOLD else steps(), 12, complete=True)
+
     def _told(self, partition: int, verb: str) -> Commanded | None:
         if self.answer is None:
             return None
@@ -321,6 +328,29 @@ def job_parts() -> dict[int, list[Part]]:
     again = "60 of the last 100 failed again"
     stopped = Part(job="77aa00bb11", why="second try", state=PartState.PAUSED, paused=again, done=100, **facts)
     return {0: [stopped, going[0]], 1: [going[1]]}
+
+
+LATER_MS = NOW_MS + 220_000
+
+
+def steps() -> list[dict[str, Any]]:
+    """Return the journey of a record that failed, died, was replayed, and failed again."""
+    failed: Any = {"kind": "failed", "delivery": 1, "replays": 0, "reason": None, "due_at_ms": NOW_MS - 400_000}
+    failed |= {"error_type": "app.ServiceError", "message": f"HTTP 503 {EVIL}", "cause_id": "c1-0011223344"}
+    return [
+        {**failed, "at_ms": NOW_MS - 900_000, "attempt": 1, "duration_ms": 2_300},
+        {**failed, "at_ms": NOW_MS - 400_000, "attempt": 7, "duration_ms": 40, "kind": "dead", "reason": "exhausted"},
+        {"kind": "replay", "at_ms": NOW_MS - 90_000, "by": "ann", "text": "it waits", "message": "ledger is back"},
+        {"kind": "replayed", "at_ms": NOW_MS - 90_000, "by": "ann"},
+        {
+            **failed,
+            "at_ms": NOW_MS - 80_000,
+            "attempt": 1,
+            "replays": 1,
+            "duration_ms": 9,
+            "due_at_ms": NOW_MS + 220_000,
+        },
+    ]
 
 
 def busy_worker(peer: str = "http://127.0.0.1:6067") -> FakeWorker:

@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def address_of(path: str) -> str:
     """Return an address that a route is for."""
     some = path.replace("{main}", MAIN).replace("{rest:.*}", "x/y/z").replace("{job}", "3f9ca81b02")
     some = some.replace("pending/{partition}/{offset}", "pending/0/10001")
+    some = some.replace("/journey", f"/journey?id={NAME}")
     return f"/retries{some.replace('dead/{partition}/{offset}', 'dead/0/238')}"
 
 
@@ -324,6 +326,27 @@ async def test_masked_headers_and_fields_are_shown_to_nobody(worker: FakeWorker,
             assert (('"kind": "hidden"' if form == "json" else ">hidden, ") in body) == (number > 0)
         assert "***" in (await ask(url, f"{BASE}/pending/0/500?format={form}"))[1]
         assert "secret-" not in (await ask(url, f"{BASE}/pending?format={form}&limit=500"))[1], "keys of lists"
+
+
+HOSTILE = "\x1b]0;owned\x07\u202e\x9b2J</script><script>alert(1)</script>"
+
+
+@pytest.mark.parametrize(("path", "form"), list(product(ADDRESSES, ("html", "json"))))
+async def test_no_text_of_a_record_steers_a_browser_or_a_terminal(worker: FakeWorker, path: str, form: str) -> None:
+    """Wherever it stands: key, value, header, type, message and trace of an error, reason of a pause, deep JSON."""
+    raw: Any = {"headers": ((HOSTILE, HOSTILE.encode()),), "key": HOSTILE.encode()}
+    texts: Any = {"error_message": HOSTILE, "error_trace": HOSTILE, "error_type": HOSTILE}
+    worker.waiting.clear()
+    worker.letters.clear()
+    for number, value in enumerate((HOSTILE.encode(), DEEP.encode())):
+        worker.wait(metadata(10_001 + number, **texts), **raw, value=value)
+        worker.bury(238 + number, dead_metadata(2_119 + number, **texts), **raw, value=value)
+    worker.parts[MAIN][0] = replace(worker.parts[MAIN][0], paused=HOSTILE, last_error=HOSTILE, circuit_cause=HOSTILE)
+    async with serving(worker) as url:
+        for address in {address_of(path), address_of(path).replace("10001", "10002").replace("238", "239")}:
+            _, body = await ask(url, f"{address}?format={form}", HTML)
+            assert not set("\x1b\x07\x9b\u202e") & set(body)
+            assert body.startswith("{") or "<script>alert" not in body
 
 
 async def test_a_masked_value_is_not_offered_for_an_edit(worker: FakeWorker) -> None:

@@ -16,6 +16,7 @@ from hypothesis.errors import Unsatisfiable
 from samples import partition
 
 from retryapp.web.access import Role
+from retryapp.web.actions import _FIELDS
 from retryapp.web.api import ANSWERS, COMMANDS, Error
 from retryapp.web.views import ACTIONS, ROUTES
 
@@ -45,7 +46,8 @@ async def test_answers_are_as_the_document_says(worker: FakeWorker, path: str, r
     worker.bury(240, dead_metadata(9_000, last_failed_ms=NOW_MS), value=b"\xff\x00")
     model, _ = ANSWERS[path]
     more = ["&verb=replay&all=1", "&verb=replay&cause=c1"] if path.endswith("/new") else [""]
-    addresses = [f"{address_of(path)}?format=json{each}" for each in more]
+    whole = address_of(path)
+    addresses = [f"{whole}{'&' if '?' in whole else '?'}format=json{each}" for each in more]
     addresses += [f"{BASE}/dead/{place}?format=json" for place in ("1/5", "1/7", "1/12", "0/240") if "dead/{" in path]
     async with serving(worker, ACCESS) as url:
         for address in addresses:
@@ -66,6 +68,11 @@ SENT: dict[str, dict[str, Any]] = {
     },
     "/{main}/command/job/{job}": {"verb": "cancel", "why": "x"},
 }  # fmt: skip
+
+
+def test_all_that_a_command_may_be_sent_is_in_the_document() -> None:
+    """But what a form has in place of an `edit`."""
+    assert {*COMMANDS["/{main}/command"][0].model_fields} == {*_FIELDS} - {"value", "idempotency"}
 
 
 @pytest.mark.parametrize(("path", "answer"), list(product(COMMANDS, ("", "not-waiting", None))))

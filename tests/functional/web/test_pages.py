@@ -13,6 +13,8 @@ from functional.web.house import BASE, EVIL, NOW_MS, FakeWorker, Site, dead_meta
 from html5lib import HTMLParser as HTMLParser5
 from samples import partition
 
+from retryapp.core.record import idempotency_key
+
 HTML_PAGES = [
     "/retries/",
     f"{BASE}/",
@@ -31,6 +33,7 @@ HTML_PAGES = [
     f"{BASE}/dead/1/7",
     f"{BASE}/dead/1/9",
     f"{BASE}/dead/1/12",
+    f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77",
     f"{BASE}/jobs",
     f"{BASE}/jobs/3f9ca81b02",
     f"{BASE}/jobs/77aa00bb11",
@@ -102,7 +105,7 @@ async def test_every_page_is_whole_html_with_a_title_safe_headers_and_links_that
         if link.startswith(("/", "?")) and not link.endswith(("/find", "/jobs/new")) and "/command" not in link
     }:
         target = link if link.startswith("/") else path.partition("?")[0] + link
-        assert (await site.get(target))[0] == 200, target
+        assert (await site.get(target))[0] == (303 if "/find?" in target else 200), target
 
 
 async def test_index_sums_up_what_is_on_this_worker(site: Site) -> None:
@@ -264,6 +267,36 @@ async def test_dead_letter_without_its_record_still_shows_why_it_died(site: Site
     status, _, body = await site.get(f"{BASE}/dead/0/238")
     assert status == 200
     assert "no Kafka broker answers" in body
+
+
+async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> None:
+    """Found by its failure id, wherever the record is now; times of today's policy follow the last failure."""
+    name = "billing/shop.orders@kq8G0bTz/0/77"
+    status, headers, _ = await site.get(f"{BASE}/find?id={name}")
+    assert (status, headers["Location"]) == (303, f"{BASE}/journey?id={quote(name, safe='')}&format=json") or (
+        status,
+        headers["Location"],
+    ) == (303, f"{BASE}/journey?id={quote(name, safe='')}")
+    elsewhere = "billing/shop.orders@kq8G0bTz/2/77"
+    _, headers, _ = await site.get(f"{BASE}/find?here=1&id={elsewhere}")
+    assert headers["Location"] == f"{BASE}/journey?id={quote(elsewhere, safe='')}", "a form is not sent to others"
+    assert (await facts(site, f"{BASE}/journey?id={elsewhere}"))["find"].startswith("http://127.0.0.1:6067/retries/")
+    page = await facts(site, f"{BASE}/journey?id={name}")
+    assert page["idempotency_key"] == idempotency_key(name)
+    assert [step["kind"] for step in page["steps"]] == ["failed", "dead", "replay", "replayed", "failed"]
+    dues = [(each["attempt"], each["due_at_ms"] - NOW_MS) for each in page["planned"]]
+    assert dues == [(2, 220_000), (3, 520_000), (4, 2_320_000), (5, 4_120_000), (6, 5_920_000), (7, 9_520_000)]
+    text = Outline((await site.get(f"{BASE}/journey?id={name}"))[2]).text
+    for shown in ("2.3 s", "by ann", "ledger is back", "replay 1", "1 of 7", "exhausted", name):
+        assert shown in text, shown
+
+
+async def test_a_dead_letter_leads_to_those_beside_it(site: Site) -> None:
+    """On its partition; the newest has no newer one."""
+    links = Outline((await site.get(f"{BASE}/dead/0/236"))[2]).links
+    assert {f"{BASE}/dead/0/238", f"{BASE}/dead/0/234"} <= set(links)
+    newest = await facts(site, f"{BASE}/dead/0/238")
+    assert (newest["newer"], newest["older"]) == (None, 236)
 
 
 async def test_damaged_metadata_is_shown_as_damaged(site: Site) -> None:

@@ -9,6 +9,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from functional.web.house import FakeWorker
 
+from retryapp import Retries
 from retryapp.testing import VirtualClock
 from retryapp.web import register
 
@@ -51,3 +52,10 @@ async def test_two_apps_in_one_process_keep_their_workers_apart(worker: FakeWork
     register(second, tired, clock=VirtualClock(0))
     assert await statuses(first, "/retries/ready") == [200]
     assert await statuses(second, "/retries/ready") == [503]
+
+
+async def test_fausts_own_pages_that_pass_requests_on_are_off() -> None:
+    """They send all headers, tokens too, to whatever address a member of the group advertises."""
+    app = faust.App("billing")
+    Retries(app)
+    assert await statuses(app, "/table/", "/table/x/y/", "/router/", "/router/x/y/") == [404] * 4

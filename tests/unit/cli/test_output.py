@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import click
 import pytest
+from rich.console import Console
 
 from retryapp.cli._options import When
 from retryapp.cli._output import table
+from retryapp.cli.console import emit, emit_error
+from retryapp.terminal import Group, HandlerFigures, group_table
 
 
 def test_a_table_shows_text_as_it_is():
@@ -14,6 +17,28 @@ def test_a_table_shows_text_as_it_is():
     shown = table(("id", "what"), [("x" * 150, "[red]a\x1b[0m[/red]")])
     assert "x" * 150 in shown
     assert "[red]a\\x1b[0m[/red]" in shown
+
+
+def test_no_text_steers_the_terminal(capsys):
+    """Whatever prints it: a result, an error, a group that is watched."""
+    hostile = "a\x1b]0;owned\x07\u202e\x9b2J[red]"
+    figures = HandlerFigures(main=hostile, pending=1, next_due_ms=None, dead_by_reason={hostile: 1})
+    lane = {
+        "worker": hostile,
+        "main": hostile,
+        "partition": 0,
+        "state": hostile,
+        "last_error": hostile,
+        "paused": hostile,
+    }
+    group = Group(group=hostile, now_ms=0, workers=[hostile], handlers=[figures], lanes=[lane], note=hostile)
+    emit({}, hostile, as_json=False)
+    emit({"why": hostile}, "", as_json=True)
+    emit_error("E", hostile, 1, as_json=False)
+    Console(width=200).print(group_table(group))
+    said = "".join(capsys.readouterr())
+    assert said.count("[red]") >= 9
+    assert not set("\x1b\x07\x9b\u202e") & set(said)
 
 
 @pytest.mark.parametrize(

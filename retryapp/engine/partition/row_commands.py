@@ -1,4 +1,4 @@
-"""Change when a record that waits is tried: now, later, or not before somebody releases it.
+"""What commands about records that wait come to: they are tried now, later, after a release, or not again.
 
 A held row is in the table under the time of its deadline: no scan finds it before, and then it is released, loudly. A
 record that runs is held once its run has failed: its row says so until then, also over a crash. Success wins.
@@ -7,14 +7,20 @@ record that runs is held once its run has failed: its row says so until then, al
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Final
 
 from retryapp.core.control import HOLD_MS, Command, Refusal, Verb, row_state
 from retryapp.core.durations import format_duration_ms
-from retryapp.core.hops import due_anew, released
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import cancelled, due_anew, released, restore
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
-from retryapp.core.rows import IDENTITY_AT, OPERATOR, PendingRow, decode_row, encode_row
+from retryapp.core.record import Record
+from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, TOKEN, PendingRow, decode_row, encode_row
+from retryapp.engine.delivery.damage import ended
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run
+from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.letter_commands import Effect, RefusedError
 from retryapp.engine.partition.sequences import Sequences
@@ -26,12 +32,15 @@ _LAST_MS: Final = MAX_EPOCH_MS - 1
 """Latest deadline: the last possible time is that of rows without one."""
 
 
-class Holds:
-    """The times and holds of the rows of one session of a partition."""
+class RowCommands:
+    """The commands about rows of one session of a partition."""
 
-    def __init__(self, context: DeliveryContext, sequences: Sequences | None) -> None:
+    def __init__(self, context: DeliveryContext, transport: LaneProtocol, sequences: Sequences | None) -> None:
         self._context = context
+        self._transport = transport
         self._sequences = sequences
+        self._cancelled: set[bytes] = set()
+        """Identities of records that run, and are not tried again."""
         self._next: dict[bytes, int] = {}
         """Deadlines of holds that begin when a run has failed, by identity."""
 
@@ -45,11 +54,16 @@ class Holds:
         """
         if command.verb in (Verb.RETRY_NOW, Verb.RESCHEDULE):
             return self._reschedule(command, row, metadata, identity, runs=claim is not None)
+        if command.verb is Verb.CANCEL and claim is None:
+            return self._cancel(row, metadata, identity)
         if claim is not None and row.held:
             text = "its first attempt runs now: send it again once that has ended"
             raise RefusedError(Refusal.RUNNING, text)
+        if command.verb is Verb.CANCEL and claim is not None:
+            return self._cancel_later(row, metadata, identity, claim)
         if command.verb is Verb.RELEASE:
-            return self._release(row, metadata, identity, claim)
+            holds = TOKEN if command.delivery is not None else TOKEN | OPERATOR
+            return self._release(row, metadata, identity, claim, holds)
         now_ms = self._context.clock.wall_ms()
         hold_ms = command.hold_ms or HOLD_MS
         until_ms = min(now_ms + hold_ms, _LAST_MS)
@@ -67,6 +81,8 @@ class Holds:
         if runs:
             text = f"attempt {metadata.attempt + 1} runs now: send it again once that has ended"
             raise RefusedError(Refusal.RUNNING, text)
+        if row.hold & TOKEN:
+            raise RefusedError(Refusal.HELD, "its handler waits for an event: release it, or cancel it")
         if row.held:
             raise RefusedError(Refusal.HELD, "it runs after the earlier records of its key, whatever its time")
         now_ms = self._context.clock.wall_ms()
@@ -77,20 +93,24 @@ class Holds:
         text = f"due in {max(0, due_at_ms - now_ms)} ms{gate}"
         return self._moved(due_anew(row, metadata, due_at_ms), metadata, identity, text)
 
-    def _release(self, row: PendingRow, metadata: RetryMetadata, identity: bytes, claim: Claim | None) -> Effect:
+    def _release(
+        self, row: PendingRow, metadata: RetryMetadata, identity: bytes, claim: Claim | None, holds: int
+    ) -> Effect:
         if claim is not None and self._next.pop(identity, None) is not None:
             claim.on_hold = None
             rows = (_row(row.held_next(None), metadata, identity),)
             return Effect("it is not held once its attempt has ended", after="running", rows=rows)
-        if claim is not None or not row.hold & OPERATOR:
+        if claim is not None or not row.hold & holds:
             why = "it waits for earlier records of its key" if row.held else "it waits for its time, or runs"
             raise RefusedError(Refusal.NOT_HELD, f"nobody holds it: {why}")
-        return self._released(row, metadata, identity)
+        return self.released(row, metadata, identity, holds)
 
-    def _released(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
+    def released(self, row: PendingRow, metadata: RetryMetadata, identity: bytes, holds: int = TOKEN) -> Effect:
+        """Return what it comes to that a row loses some of its holds."""
         now_ms = self._context.clock.wall_ms()
-        free = released(row, metadata, now_ms)
+        free, metadata = released(row, metadata, now_ms, holds)
         text = "it runs after the earlier records of its key" if free.held else f"due in {free.due_at_ms - now_ms} ms"
+        text = "somebody holds it on" if free.hold & OPERATOR else text
         return self._moved(free, metadata, identity, text)
 
     def _moved(self, row: PendingRow, metadata: RetryMetadata, identity: bytes, text: str) -> Effect:
@@ -100,7 +120,24 @@ class Holds:
         return Effect(text, after=after, rows=(_row(row, metadata, identity),))
 
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
-        """Return the outcome that counts: a record that is to be held after its run does not wait for its time."""
+        """Return the outcome that counts: one that was cancelled is not tried again, one that is held waits on."""
+        if run.place not in self._cancelled:
+            return self._held_after(run, outcome)
+        self._cancelled.discard(run.place)
+        again = [] if isinstance(outcome, int) else [row for row in outcome.rows if row.value is not None]
+        if not again or not isinstance(outcome, Turn) or again[0].identity != run.place:
+            return outcome
+        metadata = decode_metadata(decode_row(again[0].value or b"").headers)
+        if metadata is None:
+            raise DamagedMetadataError("retry-version", None, "a row that was just made has none")
+        now_ms = self._context.clock.wall_ms()
+        # of the same delivery, which has just ended: its copy says that it would wait, and never becomes visible
+        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery, no_payload=False)
+        end, dead = ended(self._context, run.shown, last)
+        failed = tuple(seen for seen in outcome.observations if seen.event == "failed")
+        return run.settle(publishes=(end,), observations=(*failed, dead))
+
+    def _held_after(self, run: Run, outcome: Outcome) -> Outcome:
         until_ms = self._next.pop(run.place, None)
         if until_ms is not None and isinstance(outcome, Turn):
             outcome.rows = tuple(self._after_run(row, run.place, until_ms) for row in outcome.rows)
@@ -119,7 +156,7 @@ class Holds:
         """
         identity, now_ms, until_ms = key[IDENTITY_AT:], self._context.clock.wall_ms(), row.hold_next_ms
         if row.hold & OPERATOR or (until_ms is not None and until_ms <= now_ms):
-            effect = self._released(row, metadata, identity)
+            effect = self.released(row, metadata, identity, OPERATOR)
             effect.text = f"nobody has released it within its time: {effect.text}"
             facts = {"handler": self._context.handler.main, "failure_id": metadata.failure_id}
             logger.warning("retryapp.hold_expired", extra={**facts, "attempt": metadata.attempt})
@@ -128,6 +165,30 @@ class Holds:
             return None
         text = f"its last run has left no outcome; no attempt begins for {format_duration_ms(until_ms - now_ms)}"
         return Verb.HOLD, self._moved(row.held_until(until_ms, now_ms), metadata, identity, text)
+
+    def _cancel(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
+        shown = self._shown(row, metadata)
+        now_ms = self._context.clock.wall_ms()
+        end, dead = ended(self._context, shown, cancelled(metadata, "cancelled before its first attempt", now_ms))
+        if self._sequences is not None:
+            self._sequences.removed(identity, row.key)
+        gone = (Row(identity, None, "?"),)
+        return Effect(
+            "it is dead, and not tried again", after="dead", rows=gone, publishes=(end,), observations=(dead,)
+        )
+
+    def _cancel_later(self, row: PendingRow, metadata: RetryMetadata, identity: bytes, claim: Claim) -> Effect:
+        """Cancel a record that runs: its row gets a flag under the same key, so the claim stays."""
+        self._cancelled.add(identity)
+        claim.cancelled = True  # it may not have begun
+        value = encode_row(replace(row, flags=row.flags | CANCELLED, revision=row.revision + 1))
+        text = f"attempt {metadata.attempt + 1} runs now; if it fails, it is the last"
+        return Effect(text, after="cancelling", rows=(Row(identity, value, metadata.tier or "?"),))
+
+    def _shown(self, row: PendingRow, metadata: RetryMetadata) -> Record:
+        changelog = self._transport.place.changelog
+        waiting = Record(*changelog, metadata.origin.offset, row.since_ms, row.key, row.value, row.headers)
+        return restore(waiting, metadata)
 
 
 def _row(row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Row:

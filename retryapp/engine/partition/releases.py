@@ -1,0 +1,95 @@
+"""Keep releases that come before their records wait: a callback is faster than a commit.
+
+A handler may hand out the token of its delivery before it raises `Defer`. A release that comes while that delivery goes
+on, or while its row is on the way to the table, is remembered in the turn that answers it (`core.jobs.Steering`), so
+over a crash, too. It is obeyed once the row is in the table, and forgotten where the delivery has ended otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+
+from retryapp.core.control import Refusal
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.jobs import MOST_EARLY, Steering
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Origin
+from retryapp.core.rows import TOKEN, PendingRow, decode_row, identity_of, origin_offset
+from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.lane.transport import LaneProtocol
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.letter_commands import Effect, RefusedError
+
+
+class Releases:
+    """The early releases of one session of a partition."""
+
+    def __init__(
+        self,
+        context: DeliveryContext,
+        transport: LaneProtocol,
+        steering: Steering,
+        claimed: Collection[bytes],
+        applied_to: Callable[[], int],
+    ) -> None:
+        """Begin.
+
+        Args:
+            context: of the handler.
+            transport: of the lane.
+            steering: what the partition remembers.
+            claimed: keys of the rows that are being delivered or changed.
+            applied_to: the offset of the main topic before which what became of all records is in the tables.
+        """
+        self._context = context
+        self._transport = transport
+        self._steering = steering
+        self._claimed = claimed
+        self._applied_to = applied_to
+
+    def keep(self, origin: Origin, delivery: int, last: int | None) -> Effect:
+        """Keep a release; `last`: number of the record's last delivery that has ended, None: it has no row.
+
+        Raises:
+            RefusedError: the delivery has ended, or too many are kept.
+        """
+        if delivery != (last or 0) + 1 or (last is None and not self._goes_on(origin)):
+            text = f"delivery {delivery} has ended otherwise, or its deadline has passed"
+            raise RefusedError(Refusal.TOO_LATE, text)
+        if len(self._steering.early) >= MOST_EARLY:
+            text = f"{MOST_EARLY} records are released whose deliveries go on: send it again once some have ended"
+            raise RefusedError(Refusal.TOO_MANY, text)
+        self._steering.early[str(origin.offset)] = delivery
+        text = f"delivery {delivery} has not ended: the record is released as soon as it waits"
+        return Effect(text, after="released", steered=True)
+
+    def _goes_on(self, origin: Origin) -> bool:
+        """Tell whether a record without a row may be one whose first delivery has not ended."""
+        return origin.topic_id == self._context.topic_id and origin.offset >= self._applied_to()
+
+    def concern(self, turns: Sequence[Turn]) -> bool:
+        """Tell whether turns that are in the tables are about a record that was released before."""
+        early = self._steering.early
+        return bool(early) and any(str(origin_offset(row.identity)) in early for turn in turns for row in turn.rows)
+
+    def obey(self) -> Iterator[tuple[bytes, bytes, PendingRow, RetryMetadata]]:
+        """Yield the rows, with their keys, that are to be released now; forget what has ended otherwise."""
+        early, main, table = self._steering.early, self._transport.place.main, self._transport.pending
+        for offset, number in list(early.items()):
+            origin = Origin(main.topic, self._context.topic_id, main.partition, int(offset))
+            key = None if table is None else table.find(identity_of(origin))
+            value = None if table is None or key is None else table.get(key)
+            if key is None or value is None:
+                if not self._goes_on(origin):
+                    del early[offset]
+                continue
+            row, metadata = decode_row(value), None
+            with suppress(DamagedMetadataError):
+                metadata = decode_metadata(row.headers)
+            if key in self._claimed or (metadata is not None and metadata.delivery < number):
+                continue  # it runs, or a command changes it
+            del early[offset]
+            if metadata is not None and metadata.delivery == number and row.hold & TOKEN:
+                yield key, value, row, metadata

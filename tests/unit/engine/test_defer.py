@@ -1,0 +1,231 @@
+"""`Defer`: a record waits for an event outside, and its token releases it, however early it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
+from retryapp.core.control import Command, Verb, named_by, token_of
+from retryapp.engine.handler.handler import Delivery, Order
+from retryapp.ports import Event, TopicPartition
+from retryapp.testing import MemoryPartition
+from retryapp.testing.lane import Step
+
+CONTROL = TopicPartition("app.orders.control", 0)
+HOUR_MS = 3_600_000
+
+
+class Caller:
+    """Defers until it is released; hands its token out before."""
+
+    def __init__(self, deadline: str = "1h") -> None:
+        self.deadline = deadline
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.tokens: list[str] = []
+        self.seen: list[tuple[bytes, int, int, bool, str | None]] = []
+
+    async def __call__(self, value: bytes, delivery: Delivery) -> None:
+        """Note the call."""
+        error = (delivery.last_error_type or "").rpartition(".")[2] or None
+        self.seen.append((value, delivery.attempt, delivery.number, delivery.released, error))
+        self.tokens.append(delivery.token)
+        await self.gate.wait()
+        if not delivery.released:
+            raise Defer(self.deadline, "the bank calls back")
+
+
+def append(partition: MemoryPartition, token: str) -> None:
+    """Put a release on the control topic, and wait for nothing."""
+    sent = Command(id="early", verb=Verb.RELEASE, **named_by(token)).to_record(*CONTROL)
+    partition.transport.append(CONTROL, sent.key, sent.value)
+
+
+def early(partition: MemoryPartition) -> list[str]:
+    """Return what was said of the release that `append` has sent."""
+    events = partition.records("app.orders.events")
+    return [(each.value or b"").decode() for each in events if b'"command":"early"' in (each.value or b"")]
+
+
+async def test_a_deferred_record_waits_for_its_token_and_spends_no_attempt() -> None:
+    """Over a restart; it is delivered at once, with the same attempt number."""
+    caller = Caller()
+    async with MemoryPartition(caller, "1s*2") as orders:
+        await orders.send(b"one")
+        assert orders.waiting == {"deferred": 1}
+        assert [seen.event for seen in orders.observer.seen if seen.offset == 0] == [Event.DEFERRED]
+    async with MemoryPartition(caller, "1s*2", transport=orders.transport) as orders:
+        await orders.advance(HOUR_MS - 1)
+        assert len(caller.seen) == 1
+        outcome = await orders.command("release", caller.tokens[0], by="bank")
+        assert (outcome["refused"], outcome["by"]) == (None, "bank")
+        assert caller.seen == [(b"one", 1, 1, False, None), (b"one", 1, 2, True, "Defer")]
+        assert not orders.waiting
+        assert (await orders.command("release", caller.tokens[0]))["refused"] == "too-late"
+
+
+async def test_at_the_deadline_the_attempt_has_failed_and_the_next_begins_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """So the policy ends a record that nobody ever releases; its time is not counted by `max_elapsed`."""
+    caller = Caller()
+    with caplog.at_level(logging.WARNING, "retryapp.events"):
+        async with MemoryPartition(caller, RetryPolicy("1s*2", max_elapsed="10m")) as orders:
+            await orders.send(b"one")
+            await orders.advance(HOUR_MS)
+            assert caller.seen[1:] == [(b"one", 2, 3, False, "ReleaseTimeoutError")]
+            await orders.command("release", caller.tokens[0])
+            assert len(caller.seen) == 2
+            await orders.to_rest()
+    assert [call[1:3] for call in caller.seen] == [(1, 1), (2, 3), (3, 5)]
+    (letter,) = orders.dead_letters
+    assert (letter.reason, letter.attempt, letter.delivery) == ("exhausted", 3, 6)
+    assert caplog.messages == ["retryapp.defer_expired"] * 3
+
+
+async def test_a_rule_may_end_a_record_at_its_deadline() -> None:
+    """It is a time-out like others."""
+    caller = Caller()
+    policy = RetryPolicy("1s*9", on=[non_retryable(ReleaseTimeoutError)])
+    async with MemoryPartition(caller, policy) as orders:
+        await orders.send(b"one")
+        await orders.to_rest()
+        assert [letter.reason for letter in orders.dead_letters] == ["non-retryable"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_release_that_comes_while_the_delivery_goes_on_is_kept(again: bool, crash: bool) -> None:
+    """At the first delivery and at a later one; also if its worker dies before the record waits."""
+    caller = Caller("1s")
+    async with MemoryPartition(caller, "1s*9") as orders:
+        await orders.send(b"one")
+        caller.gate.clear()
+        await (orders.advance(1_000) if again else orders.send(b"two"))
+        assert (await orders.command("release", caller.tokens[-1]))["after"] == "released"
+        if not crash:
+            caller.gate.set()
+            await orders.settle()
+    caller.gate.set()
+    async with MemoryPartition(caller, "1s*9", transport=orders.transport) as orders:
+        await orders.settle()
+        assert caller.seen[-1] == ((b"one", 2, 4, True, "Defer") if again else (b"two", 1, 2, True, "Defer"))
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+async def test_a_release_that_overtakes_the_commit_of_its_record_is_kept(first: bool, durable: bool) -> None:
+    """The handler has ended, its row is on its way; and the worker dies in the commit of one or of the other."""
+    caller = Caller()
+    async with MemoryPartition(caller, "1s*9") as orders:
+        dying = orders.transport.pause(Step.COMMIT, durable=durable)
+        await orders.send(b"one")
+        assert dying.reached
+        if first:
+            append(orders, caller.tokens[0])
+            await orders.settle()
+    if not first:
+        append(orders, caller.tokens[0])
+    async with MemoryPartition(caller, "1s*9", transport=orders.transport) as orders:
+        await orders.settle()
+        assert len(early(orders)) == 1
+        assert caller.seen[-1] == (b"one", 1, 2, True, "Defer")
+        assert not orders.waiting
+
+
+async def test_a_crash_in_the_commit_of_the_kept_release_does_not_forget_it() -> None:
+    """Nor between that and the commit of its record."""
+    for durable in (False, True):
+        caller = Caller()
+        async with MemoryPartition(caller, "1s*9") as orders:
+            caller.gate.clear()
+            await orders.send(b"one")
+            dying = orders.transport.pause(Step.COMMIT, durable=durable)
+            append(orders, caller.tokens[0])
+            await orders.settle()
+            assert dying.reached
+        async with MemoryPartition(caller, "1s*9", transport=orders.transport) as orders:
+            await orders.settle()
+            dying = orders.transport.pause(Step.COMMIT, durable=True)
+            caller.gate.set()
+            await orders.settle()
+            assert dying.reached
+        async with MemoryPartition(caller, "1s*9", transport=orders.transport) as orders:
+            await orders.settle()
+            assert (len(early(orders)), caller.seen[-1]) == (1, (b"one", 1, 2, True, "Defer"))
+
+
+async def test_a_release_is_for_one_delivery() -> None:
+    """It is forgotten where that ends otherwise, refused once it has; and a token of nothing is refused."""
+    calls: list[int] = []
+
+    async def handle(_value: bytes, delivery: Delivery) -> None:
+        calls.append(delivery.number)
+        if delivery.number == 1:
+            await gate.wait()
+            raise ValueError("down")
+        raise Defer("1h")
+
+    gate = asyncio.Event()
+    async with MemoryPartition(handle, "1s*9") as orders:
+        await orders.send(b"one")
+        name = "app/orders@kq8G0bTz/0/0"
+        assert (await orders.command("release", token_of(name, 1)))["refused"] is None
+        gate.set()
+        await orders.settle()
+        await orders.advance(1_000)
+        assert (calls, orders.waiting) == ([1, 2], {"deferred": 1})
+        for token in (token_of(name, 1), token_of(name, 4), token_of("app/orders@kq8G0bTz/0/7", 2)):
+            assert (await orders.command("release", token))["refused"] == "too-late"
+        assert (await orders.command("retry-now", 0))["refused"] == "held"
+        assert (await orders.command("release", 0))["refused"] is None
+        assert calls == [1, 2, 3]
+
+
+async def test_an_operator_may_hold_a_deferred_record_on() -> None:
+    """The token takes away its own hold only; an operator's release takes both."""
+    caller = Caller()
+    async with MemoryPartition(caller, "1s*9") as orders:
+        await orders.send(b"one", b"two")
+        for offset in (0, 1):
+            await orders.command("hold", offset)
+        assert "holds it on" in (await orders.command("release", caller.tokens[0]))["text"]
+        assert len(caller.seen) == 2
+        for offset in (0, 1):
+            await orders.command("release", offset)
+        assert [call[:4] for call in caller.seen[2:]] == [(b"one", 1, 2, True), (b"two", 1, 2, True)]
+
+
+@pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
+async def test_in_order_others_wait_for_a_deferred_record(order: Order) -> None:
+    """As for one that has failed."""
+    caller = Caller()
+    async with MemoryPartition(caller, "1s*9", order=order) as orders:
+        await orders.send(b"one", b"two", key=b"k")
+        assert [call[0] for call in caller.seen] == [b"one"]
+        await orders.command("release", caller.tokens[0])
+        assert [call[0] for call in caller.seen] == [b"one", b"one", b"two"]
+
+
+async def test_one_record_of_a_list_is_deferred() -> None:
+    """The others are not; and no circuit takes it for a failure."""
+    seen: list[list[bytes]] = []
+
+    async def handle(values: list[bytes], deliveries: list[Delivery]) -> None:
+        seen.append(values)
+        for delivery in deliveries:
+            if delivery.raw_value == b"two" and not delivery.released:
+                delivery.fail(Defer("1h"))
+
+    breaker = CircuitBreaker(failure_ratio=0.1, minimum_calls=2)
+    async with MemoryPartition(handle, "1s", batch=Batch(3, "10ms"), circuit=breaker) as orders:
+        await orders.send(b"one", b"two", b"three")
+        await orders.advance(20)
+        assert orders.waiting == {"deferred": 1}
+        await orders.command("release", 1)
+        await orders.to_rest()
+        assert seen[-1] == [b"two"]
+        assert not orders.dead_letters
