@@ -128,8 +128,8 @@ def _json(columns: Mapping[str, Column]) -> Column:
 
 def _whole(rows: DataFrame) -> DataFrame:
     """Add the columns that are the same everywhere."""
+    from retryapp.pipeline.read import utc_day
     from retryapp.pipeline.schemas import RECORDS
-    from retryapp.pipeline.transform import utc_day
 
     plain = {
         "cluster_id": F.lit(CLUSTER), "topic_id": F.concat(F.lit("id-"), "station"), "epoch": F.lit(1),

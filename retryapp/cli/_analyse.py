@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from retryapp.pipeline.analysis.checks import Verdict
-    from retryapp.pipeline.analysis.comparison import Difference
     from retryapp.pipeline.analysis.cuts import TakenCut
     from retryapp.pipeline.archive import Archive, Archived
     from retryapp.pipeline.lake import Lake
@@ -279,7 +278,7 @@ class Compared:
 
     at_rest: bool
     """The groups were idle meanwhile, so both are of one moment."""
-    differences: Sequence[Difference]
+    differences: Sequence[Mapping[str, Any]]
     counted: Mapping[str, int]
     """The ledger's received, first_try_ok, done."""
 
@@ -324,8 +323,6 @@ def _compared(compared: Compared) -> str:
         return "retryapp ledger counts the same"
     moving = "" if compared.at_rest else ", but the group was active meanwhile, so the two are of different moments"
     lines = [f"retryapp ledger counts otherwise{moving}:"]
-    lines += [
-        f"  {each.main}[{each.partition}] {each.name}: analysis {each.analysis:,}, ledger {each.ledger:,}"
-        for each in compared.differences
-    ]
+    text = "  {main}[{partition}] {name}: analysis {analysis:,}, ledger {ledger:,}"
+    lines += [text.format_map(each) for each in compared.differences]
     return "\n".join(lines)

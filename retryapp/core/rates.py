@@ -59,9 +59,8 @@ class LeakyBucket:
     Times are monotonic milliseconds.
     """
 
-    def __init__(self, every_ms: float, now_ms: float, catch_up_ms: float = CATCH_UP_MS) -> None:
+    def __init__(self, every_ms: float, now_ms: float) -> None:
         self.every_ms = every_ms
-        self.catch_up_ms = catch_up_ms
         self.next_ms = 0.0
         """When the next may go."""
         self.empty(now_ms)
@@ -79,7 +78,7 @@ class LeakyBucket:
         self.next_ms = self._from_ms(now_ms) + count * self.every_ms
 
     def _from_ms(self, now_ms: float) -> float:
-        return max(self.next_ms, now_ms - self.catch_up_ms)
+        return max(self.next_ms, now_ms - CATCH_UP_MS)
 
 
 class SharedTurns:

@@ -38,12 +38,11 @@ from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Offsets, Start, find_start, next_ranges
-from retryapp.pipeline.read import read_range
+from retryapp.pipeline.read import archive_rows, read_range
 from retryapp.pipeline.schemas import RECORDS
 from retryapp.pipeline.sources import find_sources
 from retryapp.pipeline.state import WRITER, Life, State, read_state
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables
-from retryapp.pipeline.transform import archive_rows
 
 JOB: Final = "archive"
 _OF_LIFE: Final = ("topic_id", "epoch", "topic", "group", "main", "station")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from retryapp.core.errors import PortTakenError
-
-M = TypeVar("M")
 
 
 class PipelineMetrics:
@@ -18,14 +16,12 @@ class PipelineMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._gaps = self._make(Counter, "gaps", "Ranges that were lost before they were read.")
-        self._last_round = self._make(Gauge, "last_round_timestamp_seconds", "When a round last ended in order.")
-        self._loss = self._make(
-            Gauge, "loss_timestamp_seconds", "When retention may delete what is not read yet, at the earliest.", "topic"
-        )
-
-    def _make(self, kind: Callable[..., M], name: str, text: str, *labels: str) -> M:
-        return kind(f"retryapp_pipeline_{name}", text, ("group", *labels), registry=self.registry)
+        ours: dict[str, Any] = {"namespace": "retryapp", "subsystem": "pipeline", "registry": self.registry}
+        lost, ended = "Ranges that were lost before they were read.", "When a round last ended in order."
+        self._gaps = Counter("gaps", lost, ("group",), **ours)
+        self._last_round = Gauge("last_round_timestamp_seconds", ended, ("group",), **ours)
+        gone = "When retention may delete what is not read yet, at the earliest."
+        self._loss = Gauge("loss_timestamp_seconds", gone, ("group", "topic"), **ours)
 
     def round_ended(
         self, group: str, *, began_ms: int, ended_ms: int, gaps: int, retention_ms: Mapping[str, int | None]

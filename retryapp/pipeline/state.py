@@ -80,7 +80,7 @@ class State:
 
 def read_state(tables: Tables) -> State:
     """Return how far the archive has come."""
-    if not tables.exists(RECORDS_TABLE):
+    if not tables.exists():
         tables.check_never_made()
         return State()
     head = upto = None
@@ -96,7 +96,7 @@ def read_state(tables: Tables) -> State:
             upto = restored
         elif commit.get("operation") not in _KEEPING:
             break
-    return _state_of_rows(tables.read(RECORDS_TABLE), head or 0)
+    return _state_of_rows(tables.read(), head or 0)
 
 
 def _state_of(commit: Mapping[str, Any], tables: Tables) -> State | None:

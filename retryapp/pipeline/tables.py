@@ -32,7 +32,7 @@ _COMMENT: Final = "Every record of the retry, dead-letter and events topics, onc
 
 
 class Tables:
-    """The tables of one lake."""
+    """The table of records of one lake, and the files beside it."""
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
         self.spark = spark
@@ -43,7 +43,7 @@ class Tables:
     def ensure_records(self) -> None:
         """Make the archive's table where there is none; add what a former version did not have."""
         place = quoted(self.lake.table(RECORDS_TABLE))
-        if not self.exists(RECORDS_TABLE):
+        if not self.exists():
             self.check_never_made()
             self.spark.sql(_create_records(place))
         elif not self.is_current():
@@ -56,15 +56,14 @@ class Tables:
 
     def is_current(self) -> bool:
         """Tell whether the archive's table is there, and has all that it has today; looks closely once."""
-        if not self.exists(RECORDS_TABLE):
+        if not self.exists():
             return False
         self._is_current = self._is_current or not any(self._missing())
         return self._is_current
 
     def _missing(self) -> tuple[list[str], dict[str, str]]:
         """Return the columns and properties that a former version's table does not have; what somebody set stays."""
-        place = self.lake.table(RECORDS_TABLE)
-        found = self.spark.read.format("delta").load(place).schema.fieldNames()
+        found, place = self.read().schema.fieldNames(), self.lake.table(RECORDS_TABLE)
         columns = [f"`{field.name}` {field.dataType.simpleString()}" for field in RECORDS if field.name not in found]
         known = {row["key"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {quoted(place)}").collect()}
         return columns, {name: value for name, value in _PROPERTIES.items() if name not in known}
@@ -106,15 +105,13 @@ class Tables:
     def _log(self) -> Log:
         return Log(self.files, self.lake.table(RECORDS_TABLE))
 
-    def exists(self, name: str) -> bool:
-        """Tell whether a table exists."""
-        return self._log.exists() if name == RECORDS_TABLE else self.files.exists(self.lake.table(name))
+    def exists(self) -> bool:
+        """Tell whether the table of records is there."""
+        return self._log.exists()
 
-    def read(self, name: str) -> DataFrame:
-        """Return a Delta table of the lake, as a version before this one may have made it; ``records`` may be empty."""
-        if name == RECORDS_TABLE and not self.exists(name):
-            return self.spark.createDataFrame([], RECORDS)
-        return self.spark.read.format("delta").load(self.lake.table(name))
+    def read(self) -> DataFrame:
+        """Return the records, as a version before this one may have archived them."""
+        return self.spark.read.format("delta").load(self.lake.table(RECORDS_TABLE))
 
 
 class Log:

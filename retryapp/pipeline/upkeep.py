@@ -63,7 +63,7 @@ class Upkeep:
         self._erasures = Erasures(Facts(spark, lake))
         self._take = partial(Holds(spark, lake).take, wait_s=wait_s, on_wait=on_wait, stopped=stopped)
         self._tables = Tables(spark, lake)
-        if not self._tables.exists(RECORDS_TABLE):
+        if not self._tables.exists():
             raise TableMissingError(lake.uri)
         self._records = quoted(lake.table(RECORDS_TABLE))
 
@@ -127,7 +127,7 @@ class Upkeep:
             ErasureUnfinishedError: one is still there.
         """
         place = self._lake.table(RECORDS_TABLE)
-        live = {name.rsplit("/", 1)[-1] for name in self._tables.read(RECORDS_TABLE).inputFiles()}
+        live = {name.rsplit("/", 1)[-1] for name in self._tables.read().inputFiles()}
         files = self._tables.files
 
         def left() -> list[str]:
@@ -146,5 +146,5 @@ class Upkeep:
 
 
 def hash_key(key: bytes, salt: str) -> str:
-    """Return a key's hash as the archive has it; see ``transform.key_hash``."""
+    """Return a key's hash as the archive has it; see ``read.key_hash``."""
     return hashlib.sha256(bytes.fromhex(salt) + key).hexdigest()

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, create_model
 from pydantic.json_schema import models_json_schema
 
 from retryapp.core.causes import CauseCount
-from retryapp.core.control import JOB_ID, MAX_WORDS, Verb
+from retryapp.core.control import JOB_ID, MAX_WORDS, Edit, Verb
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin
@@ -216,7 +216,7 @@ _OUTCOMES = _model(
 COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
     "/{main}/command": (
         _model("Command", "Steer one record.", verb=Verb, failure_id=str, why=(str, ""), state=(str, ""), at=(str, ""),
-               force=(bool, False), **{"for": (str, "")}),
+               force=(bool, False), edit=(Edit | None, None), **{"for": (str, "")}),
         _OUTCOME,
     ),
     "/{main}/command/handler": (

@@ -18,7 +18,7 @@ from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.positions import RECREATED, RETENTION
-from retryapp.pipeline.tables import RECORDS_TABLE, Tables
+from retryapp.pipeline.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -45,7 +45,7 @@ def lake(spark: SparkSession, folder: Path) -> Lake:
 @pytest.fixture
 def rows(spark: SparkSession, lake: Lake) -> Rows:
     """Read the archive."""
-    return lambda *order: Tables(spark, lake).read(RECORDS_TABLE).orderBy(*order).collect()
+    return lambda *order: Tables(spark, lake).read().orderBy(*order).collect()
 
 
 def test_each_record_once_with_its_bytes(
@@ -70,7 +70,7 @@ def test_each_record_once_with_its_bytes(
     died, strange = found["dlq", 1, 0], found["dlq", 0, 0]
     assert (died["key"], died["value"]) == (None, None)
     assert [(h["key"], h["value"]) for h in strange["headers"][1:]] == [("h", None), ("h", b"2")]
-    read = readings_of(Tables(spark, lake).read(RECORDS_TABLE)).collect()
+    read = readings_of(Tables(spark, lake).read()).collect()
     said = {(row["topic"], row["found_partition"], row["found_offset"]): row["said"] for row in read}
     assert said[retried["topic"], 0, 0]["failure_id"] == waiting(0).failure_id
     assert [said[died["topic"], *place]["reason"] for place in ((0, 0), (0, 1), (1, 0))] == [None, None, "exhausted"]

@@ -53,11 +53,9 @@ def test_an_older_table_is_continued(spark: SparkSession, group: Group, lake: La
     properties = {tuple(row) for row in spark.sql(f"SHOW TBLPROPERTIES {quoted(place)}").collect()}
     assert ("delta.logRetentionDuration", "interval 7 days") in properties
     assert places_of(tmp_path / "lake") == group.places()
-    first, second = tables.read(RECORDS_TABLE).orderBy("offset").select("run_id", "failure_id").collect()
+    first, second = tables.read().orderBy("offset").select("run_id", "failure_id").collect()
     assert tuple(first) == (None, "g/t@i/0/0"), "what it had parsed stays, and nothing reads it"
     assert tuple(second) == (read_state(tables).run_id, None)
-    said = [
-        row["said"]["failure_id"] for row in readings_of(tables.read(RECORDS_TABLE)).orderBy("found_offset").collect()
-    ]
+    said = [row["said"]["failure_id"] for row in readings_of(tables.read()).orderBy("found_offset").collect()]
     assert said == [dead(0).failure_id, dead(1).failure_id]
     assert job.run_once().rows == 0

@@ -63,7 +63,7 @@ def test_small_files_are_joined_and_the_state_is_found_behind_that(
         read.clear()
         state = read_state(tables)
         assert len(read) == 2 + joined, "the mark of the last checkpoint, and commits"
-        rows = tables.read(RECORDS_TABLE)
+        rows = tables.read()
         days = rows.select("date").distinct().count()
         assert len(rows.inputFiles()) == (days if joined else days + 1), "each batch adds one"
     assert state.sequence == 4
@@ -111,7 +111,7 @@ def test_a_restored_table_is_archived_again(spark: SparkSession, group: Group, l
     ]
     assert result.rows == 4
     assert places_of(tmp_path / "lake") == group.places() + Counter((dlq, 0, offset) for offset in range(3))
-    rows = Tables(spark, lake).read(RECORDS_TABLE)  # overwritten, its log no longer says how far it reaches
+    rows = Tables(spark, lake).read()  # overwritten, its log no longer says how far it reaches
     rows.where("offset < 4").write.format("delta").mode("overwrite").save(lake.table(RECORDS_TABLE))
     assert job.run_once().rows == 3
     assert places_of(tmp_path / "lake").total() == 10

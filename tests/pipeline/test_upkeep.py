@@ -77,7 +77,7 @@ def files_with(folder: Path, needle: bytes) -> Iterator[Path]:
 
 def keys(spark: SparkSession, lake: Lake) -> list[bytes]:
     """Return the archived records' keys."""
-    return sorted(bytes(row["key"]) for row in Tables(spark, lake).read(RECORDS_TABLE).select("key").collect())
+    return sorted(bytes(row["key"]) for row in Tables(spark, lake).read().select("key").collect())
 
 
 def dies(*_: object) -> None:
@@ -276,7 +276,7 @@ def test_expire_and_vacuum(
     spark.sql("DROP TABLE named")
     assert job.expire(DAY) == 0
     assert job.expire(date(2200, 1, 1)) == 3
-    assert table.read(RECORDS_TABLE).count() == 0
+    assert table.read().count() == 0
     for commit in sorted((folder / RECORDS_TABLE / "_delta_log").glob("*.json"))[:-1]:
         commit.unlink()
     assert read_state(table) == before

@@ -78,7 +78,7 @@ class Referring:
         latest_ms = story.record.timestamp_ms + KEPT_MS // 2
         if (
             time_ms != story.record.timestamp_ms
-            or (not story.hurried and not row[2] and due_ms > latest_ms)
+            or (not story.hurried and not row[2] and due_ms > latest_ms and origin not in self.lost)
             or safe_ms > latest_ms
         ):
             raise Violation(f"I21 {origin[0]}/{origin[1]}: waits by reference until {due_ms}, is safe to {latest_ms}")

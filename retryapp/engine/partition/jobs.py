@@ -50,8 +50,8 @@ MOST_UNDELIVERED: Final = 1_000
 """Replayed records that wait for their first run, in a partition."""
 UNDELIVERED_MS: Final = 10_000.0
 """The same as time at the part's rate."""
-CATCH_UP_MS: Final = 100.0
-"""What a part may catch up of its rate: a turn takes some time."""
+CATCH_UP_MS: Final = 250.0
+"""What a part may catch up of its rate: a transaction takes some time, on a busy machine more than 100 ms."""
 LOOK_S: Final = 0.05
 """How often a part looks whether it may go on."""
 _TOGETHER: Final = 20  # letters that are judged before others in the event loop come between
@@ -170,7 +170,7 @@ class Jobs:
         now_ms = self._context.clock.wall_ms()
         turns = [self._turns.get(part.job) for part in self.running]
         waits = [0.0 if each is None else each.wait_ms(now_ms) / 1_000 for each in turns]
-        return min((wait if wait > 0 else LOOK_S for wait in waits), default=None)
+        return max(LOOK_S, min(waits)) if waits else None  # several letters at once: each step is a transaction
 
     def _room(self, part: Part) -> int:
         """Return how many letters a part may take now."""

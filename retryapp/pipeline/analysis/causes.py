@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -97,8 +97,3 @@ def offenders(journeys: DataFrame) -> Row:
         F.count(F.lit(1)).alias("keys"), F.count_if(F.col("dead") > 1).alias("deadly"), worst.alias("rows")
     ).collect()
     return {**found.asDict(recursive=True), "rows": [row.asDict() for row in found["rows"] or ()]}
-
-
-def fingerprints(rows: Iterable[Row]) -> list[str]:
-    """Return the causes of rows, each once, in their order."""
-    return list(dict.fromkeys(row["fingerprint"] for row in rows))

@@ -65,7 +65,7 @@ class Readings:
 
     def archive_version(self) -> int:
         """Return the present version of the archive's table."""
-        if not self._tables.exists(RECORDS_TABLE):
+        if not self._tables.exists():
             raise TableMissingError(self._tables.lake.uri)
         return int(next(self._tables.commits())["version"])
 

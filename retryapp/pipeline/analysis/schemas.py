@@ -92,22 +92,12 @@ JOURNEYS: Final = table(
 CUT: Final = struct("cluster_id string, group string, main string, topic_id string, partition integer, cut_offset long")
 """The group's committed offsets: records before ``cut_offset`` are analysed; ``topic_id`` is the main topic's."""
 
-PROGRESS: Final = table("""
-    cluster_id string Kafka's cluster id
-    group string consumer group
-    main string main topic of the handler
-    partition integer partition number
-    from_offset long first offset of the range
-    to_offset long offset behind it
-    from_ms long when the range began
-    to_ms long when it ended
-    received long records that workers counted in it
-    first_try_ok long of these, done at their first delivery
-    failed long of these, failed at their first delivery
-    skipped long of these, passed over, or skipped at their first delivery
-    gap_offsets long offsets between the range before and this one; not a count of records
-    overlap_offsets long offsets that the range before had as well
-""")
+PROGRESS: Final = struct(
+    "cluster_id string, group string, main string, partition integer, from_offset long, to_offset long, from_ms long, "
+    "to_ms long, received long, first_try_ok long, failed long, skipped long, gap_offsets long, overlap_offsets long"
+)
+"""What workers counted from one offset to before another; ``gap_offsets`` lie between the range before and this one,
+``overlap_offsets`` in both. Of ``received`` are ``first_try_ok``, ``failed`` or held, and ``skipped``."""
 
 ROLLUP: Final = table(
     """
@@ -150,30 +140,16 @@ DELAYS: Final = table("""
     max_ms long the longest
 """)
 
-LEDGER: Final = table("""
-    group string consumer group
-    main string main topic of the handler
-    partition integer partition number
-    from_offset long first offset that workers counted
-    to_offset long offset behind the last one
-    cut_offset long up to where outcomes are looked at
-    received long records, as workers counted them
-    done long first-try successes, skipped, and recovered
-    first_try_ok long of these, done at their first delivery
-    skipped long of these, skipped, also after a failure
-    recovered long of these, done after a failure
-    superseded long replaced by newer records of their keys
-    pending long wait
-    held long wait for earlier records of their sequences, not delivered yet
-    dead long dead
-    discarded long discarded by somebody, or dead without a dead-letter topic
-    failed long failed at their first delivery, as workers counted them
-    lost long failed as workers counted, and nothing tells of them
-    extra long records with a trace of a failure that workers did not count
-    uncounted long records with a trace, of offsets before the cut that no progress event covers
-    gaps long holes between the ranges that workers counted
-    overlaps long ranges that workers counted twice
-""")
+LEDGER: Final = struct(
+    "group string, main string, partition integer, from_offset long, to_offset long, cut_offset long, received long, "
+    "done long, first_try_ok long, skipped long, recovered long, superseded long, pending long, held long, dead long, "
+    "discarded long, failed long, lost long, extra long, uncounted long, gaps long, overlaps long"
+)
+"""One partition, from the first to the last offset that workers counted: ``received`` and ``failed`` by their counts.
+
+``done`` are ``first_try_ok``, ``skipped`` and ``recovered``. ``lost`` failed and have no journey, ``extra`` have one
+and did not fail, ``uncounted`` ones lie where nobody has counted yet. ``gaps`` and ``overlaps`` are of the ranges.
+"""
 
 DERIVED_TABLES: Final[Mapping[str, T.StructType]] = {
     JOURNEYS_TABLE: JOURNEYS,

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis import figures
-from retryapp.pipeline.analysis.causes import SHOWN, causes, fingerprints, timeline
+from retryapp.pipeline.analysis.causes import SHOWN, causes, timeline
 from retryapp.pipeline.analysis.checks import freshness
 from retryapp.pipeline.analysis.comparison import is_covered
 from retryapp.pipeline.analysis.counts import retention
@@ -54,7 +54,8 @@ def collect(
     begin_ms = _begin(since_ms, bin_ms)
     try:
         every = _causes(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
-        shown = fingerprints(sorted(every, key=lambda row: row["change"] != "regressed"))[:SHOWN]
+        first = sorted(every, key=lambda row: row["change"] != "regressed")
+        shown = list(dict.fromkeys(row["fingerprint"] for row in first))[:SHOWN]
         ways = all_ways = figures.ways(rollup)
         if begin_ms is not None:
             ways = figures.ways(rollup.where(F.col("bin_ms") >= begin_ms))

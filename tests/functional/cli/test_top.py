@@ -80,6 +80,19 @@ def test_a_circuit_that_is_not_closed_is_shown(circuit: str | None, lane: str) -
     assert ("circuit" in row) == ("circuit" in lane)
 
 
+def test_who_has_records_wait_and_since_when_is_said() -> None:
+    """Once for all partitions of a handler: a pause, and a circuit that is forced open."""
+    since = {"circuit_since_ms": GROUP.now_ms - 60_000, "paused_since_ms": GROUP.now_ms - 120_000}
+    forced = {"circuit": "forced-open", "circuit_cause": "forced open by ann: ledger down"}
+    lanes = [{**GROUP.lanes[0], **since, **forced, "partition": number} for number in (1, 0)]
+    lanes[0]["paused"] = "paused by bob"
+    text = drawn(replace(GROUP, lanes=lanes))
+    main = GROUP.lanes[0]["main"]
+    assert f"{main} forced open by ann: ledger down for 1m, partition 0, 1" in text
+    assert f"{main} paused by bob for 2m, partition 1" in text
+    assert "open, paused, circuit forced-open" in text
+
+
 def test_what_is_not_known_is_said() -> None:
     """Unknown is a word, old numbers have an age, and sums say what they leave out."""
     known = HandlerFigures(

@@ -23,6 +23,7 @@ from samples import partition
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.masking import parse_mask
+from retryapp.core.record import idempotency_key
 from retryapp.lookup.jobs import Order, Preview
 from retryapp.testing import VirtualClock
 from retryapp.web import peers, register
@@ -362,3 +363,11 @@ async def test_a_masked_value_is_not_offered_for_an_edit(worker: FakeWorker) -> 
             )
             text = html.escape(value.decode(), quote=False).replace('"', "&#34;")
             assert (f'spellcheck="false">\n{text}</textarea>' in body) == offered, "the first line break is not its own"
+
+
+async def test_the_page_of_an_edited_record_has_its_own_idempotency_key(worker: FakeWorker) -> None:
+    """That which its handler sends now."""
+    worker.bury(500, replace(dead_metadata(600), edited=2))
+    async with serving(worker) as url:
+        _, body = await ask(url, f"{BASE}/dead/0/500?format=html")
+        assert f"{idempotency_key(dead_metadata(600).failure_id)}-e2</code>" in body

@@ -16,6 +16,7 @@ from hypothesis.errors import Unsatisfiable
 from samples import partition
 
 from retryapp.web.access import Role
+from retryapp.web.actions import _FIELDS
 from retryapp.web.api import ANSWERS, COMMANDS, Error
 from retryapp.web.views import ACTIONS, ROUTES
 
@@ -67,6 +68,11 @@ SENT: dict[str, dict[str, Any]] = {
     },
     "/{main}/command/job/{job}": {"verb": "cancel", "why": "x"},
 }  # fmt: skip
+
+
+def test_all_that_a_command_may_be_sent_is_in_the_document() -> None:
+    """But what a form has in place of an `edit`."""
+    assert {*COMMANDS["/{main}/command"][0].model_fields} == {*_FIELDS} - {"value", "idempotency"}
 
 
 @pytest.mark.parametrize(("path", "answer"), list(product(COMMANDS, ("", "not-waiting", None))))

@@ -12,6 +12,7 @@ from retryapp.core.control import Verb
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import JobPart, LetterFilter, shared
 from retryapp.core.rates import LeakyBucket, RateLimit, SharedTurns, parse_rate
+from retryapp.engine.partition.jobs import CATCH_UP_MS
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_sharers_together_keep_to_the_rate_and_lose_no_time(parts: int, letters:
     numbers = Counter(min(parts - 1, int(random.random() ** 2 * parts)) for _ in range(letters))
     whole = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={}, every_ms=1_000 / rate)
     orders, left = shared(whole, numbers, {part: {} for part in numbers}), dict(numbers)
-    sharers = {part: SharedTurns(1_000 / rate, order.share, began_ms, 100.0) for part, order in orders.items()}
+    sharers = {part: SharedTurns(1_000 / rate, order.share, began_ms, CATCH_UP_MS) for part, order in orders.items()}
     went: list[float] = []
     looks = [(began_ms + 50 * random.random(), part) for part in sharers]
     heapify(looks)
