@@ -88,6 +88,7 @@ def _attempt(read: RetryMetadata) -> dict[str, Any]:
         "cause_id": cause_id(read.error_type, read.fingerprint, read.error_message),
         "due_at_ms": read.due_at_ms,
         "reason": read.reason,
+        "edited": read.edited,
     }
 
 

@@ -30,6 +30,8 @@ MOST_AT_ONCE: Final = 4
 WAIT_S: Final = 10.0
 _FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force", "edit", "value", "idempotency")
 """The last two are those of a form in place of `edit`."""
+_OF_ONE_BUTTON: Final = {"at": "reschedule", "for": "hold"}
+"""Fields of a form with several buttons that belong to one of them."""
 
 
 class Action(Page):
@@ -119,7 +121,8 @@ async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:
             if not isinstance(found, dict):
                 raise PageError(400, "bad-body", "the JSON is no object", f"Send an object with {', '.join(_FIELDS)}")
             return {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
-        return {name: values[-1] for name, values in parse_qs(body.decode(), max_num_fields=50).items()}
+        form = {name: values[-1] for name, values in parse_qs(body.decode(), max_num_fields=50).items()}
+        return {name: value for name, value in form.items() if _OF_ONE_BUTTON.get(name) in (None, form.get("verb"))}
     except ValueError as error:
         raise PageError(
             400, "bad-body", f"the body cannot be read: {error}", "Send a form, or JSON in UTF-8"

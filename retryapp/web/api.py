@@ -182,7 +182,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
                 "Step", "An attempt, a command, or what became of it.", kind=str, at_ms=int, attempt=_Int,
                 delivery=(_Int, None),
                 replays=_Int, duration_ms=_Int, error_type=_Text, message=_Text, cause_id=_Text, due_at_ms=_Int,
-                reason=_Text, by=_Text, text=_Text)),
+                reason=_Text, by=_Text, text=_Text, edited=_Int)),
         ),
         {"id": _STRING},
     ),

@@ -22,7 +22,19 @@ READ_S: Final = 5.0
 """How long a page reads topics for one record."""
 MOST_PLANNED: Final = 20
 _UNKNOWN: Final = dict.fromkeys(
-    ("attempt", "by", "cause_id", "due_at_ms", "duration_ms", "error_type", "message", "reason", "replays", "text")
+    (
+        "attempt",
+        "by",
+        "cause_id",
+        "due_at_ms",
+        "duration_ms",
+        "edited",
+        "error_type",
+        "message",
+        "reason",
+        "replays",
+        "text",
+    )
 )
 
 _readings: Final = Turns()
@@ -48,12 +60,13 @@ async def journey(answers: Answers, question: Question) -> Facts:
     last: Facts = next((step for step in reversed(found.steps) if "attempt" in step), {})
     waits = last.get("kind") == "failed" and last.get("due_at_ms") is not None
     name = failure_id(group, origin)
+    edited = next((step["edited"] for step in reversed(found.steps) if step.get("edited")), None)
     item = answers.view.partition(info.main, origin.partition)
     owner = "" if item is None or item.state != ELSEWHERE else web_url(item.owner_url) or ""
     return {
         "main": info.main,
         "failure_id": name,
-        "idempotency_key": idempotency_key(name),
+        "idempotency_key": idempotency_key(name, edited),
         "origin": {"partition": origin.partition, "offset": origin.offset},
         "steps": [{**_UNKNOWN, **step} for step in found.steps],
         "looked": found.looked,

@@ -334,7 +334,7 @@ LATER_MS = NOW_MS + 220_000
 
 
 def steps() -> list[dict[str, Any]]:
-    """Return the journey of a record that failed, died, was replayed, and failed again."""
+    """Return the journey of a record that failed, died, was edited and replayed, and failed again."""
     failed: Any = {"kind": "failed", "delivery": 1, "replays": 0, "reason": None, "due_at_ms": NOW_MS - 400_000}
     failed |= {"error_type": "app.ServiceError", "message": f"HTTP 503 {EVIL}", "cause_id": "c1-0011223344"}
     return [
@@ -347,6 +347,7 @@ def steps() -> list[dict[str, Any]]:
             "at_ms": NOW_MS - 80_000,
             "attempt": 1,
             "replays": 1,
+            "edited": 1,
             "duration_ms": 9,
             "due_at_ms": NOW_MS + 220_000,
         },

@@ -101,6 +101,16 @@ async def test_a_replay_may_edit_its_record(worker: FakeWorker) -> None:
         assert worker.commands[-1].edit == Edit.of("keep", value=b'{"a": 1,\n "b": 2}')
 
 
+async def test_a_button_sends_no_field_of_another(worker: FakeWorker) -> None:
+    """A form has the fields of all its buttons; a program that sends one too many is refused."""
+    sent = {"verb": "cancel", "failure_id": NAME, "why": "test", "at": "10m", "for": "2d"}
+    async with pages(worker, ANN) as site:
+        assert (await site.post(sent, {**BEARER, "Accept": "text/html"}))[0] == 200
+        command = worker.commands[-1]
+        assert (command.verb, command.due_at_ms, command.hold_ms) == (Verb.CANCEL, None, None)
+        assert (await site.post(sent, BEARER))[0] == 400
+
+
 async def test_a_form_is_answered_with_a_page(worker: FakeWorker) -> None:
     """It says what became of it, and leads to the record."""
     async with pages(worker, LOCAL) as site:

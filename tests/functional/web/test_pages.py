@@ -282,7 +282,7 @@ async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> Non
     assert headers["Location"] == f"{BASE}/journey?id={quote(elsewhere, safe='')}", "a form is not sent to others"
     assert (await facts(site, f"{BASE}/journey?id={elsewhere}"))["find"].startswith("http://127.0.0.1:6067/retries/")
     page = await facts(site, f"{BASE}/journey?id={name}")
-    assert page["idempotency_key"] == idempotency_key(name)
+    assert page["idempotency_key"] == f"{idempotency_key(name)}-e1", "it was edited for its replay"
     assert [step["kind"] for step in page["steps"]] == ["failed", "dead", "replay", "replayed", "failed"]
     dues = [(each["attempt"], each["due_at_ms"] - NOW_MS) for each in page["planned"]]
     assert dues == [(2, 220_000), (3, 520_000), (4, 2_320_000), (5, 4_120_000), (6, 5_920_000), (7, 9_520_000)]
