@@ -53,10 +53,10 @@ def close(*, place: Place, **options: Any) -> ExitCode:
 @json_option
 @place_options
 def show(*, place: Place, as_json: bool) -> ExitCode:
-    """Show whether somebody has forced it open, who, and why; reads topics.
+    """Show whether an operator has forced it open, who, and why; reads topics.
 
     \b
-    Exit codes: 0 nobody has, 1 somebody has.
+    Exit codes: 0 not forced open, 1 forced open.
 
     \b
     Examples:

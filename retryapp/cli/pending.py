@@ -145,7 +145,7 @@ def reschedule(*, failure_ids: tuple[str, ...], place: Place, **options: Any) ->
     type=Length(),
     default="7d",
     show_default=True,
-    help="How long, if nobody releases them: then they are released, with a warning in the worker's log.",
+    help="How long the hold lasts without a release; then the worker releases the records and logs a warning.",
 )
 def hold(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
     """Begin no attempt before somebody releases them.

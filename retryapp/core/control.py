@@ -287,7 +287,7 @@ class MarkKind(StrEnum):
 
 
 def is_open(mark: str | None) -> bool:
-    """Tell whether a letter with this mark, or without one, lies there and waits for somebody."""
+    """Tell whether a letter with this mark, or without one, is open: it waits for an operator."""
     return mark in (None, MarkKind.RESTORED)
 
 

@@ -29,7 +29,7 @@ class _Failure(NamedTuple):
 
 
 def list_causes(connection: KafkaConnection, topologies: Sequence[HandlerTopology]) -> list[dict[str, Any]]:
-    """Return the causes of what waits and of the dead letters that lie there, the most frequent first.
+    """Return the causes of what waits and of open dead letters, the most frequent first.
 
     Memory is some 300 bytes for each letter. What is damaged has no cause, and is left out.
     """

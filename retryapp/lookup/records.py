@@ -328,7 +328,7 @@ def marks_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[tup
     """Return what has become of letters, by topic, partition and offset.
 
     That is `replayed`, `recovered`, `discarded` or `restored` by a command, and `handled`, `skipped` or `failed` by a
-    handler of dead letters; nothing where a letter just lies there.
+    handler of dead letters; nothing where a letter is open.
     """
     admin, marks = KafkaAdmin(connection), dict[tuple[str, int, int], str]()
     names = admin.topic_names()

@@ -110,10 +110,10 @@ class DeadLetterTable(LocalTable, Protocol):
         """Return the newest dead letter of a failure id, or None."""
 
     def count(self) -> int:
-        """Return how many letters lie there: without a mark, or restored."""
+        """Return how many letters are open: without a mark, or restored."""
 
     def causes(self) -> Sequence[CauseCount]:
-        """Return how many letters that lie there each cause has, the most first: ``MAX_CAUSES`` and one of the rest.
+        """Return how many open letters each cause has, the most first: ``MAX_CAUSES`` and one of the rest.
 
         ``OTHER_CAUSE`` are letters of further causes, and those whose headers name none.
         """

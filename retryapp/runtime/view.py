@@ -216,7 +216,7 @@ class RuntimeView:
         return self._runtime.connection, self._runtime.served[main].handler.topology
 
     def causes(self, main: str) -> Sequence[CauseCount]:
-        """Return the causes of the dead letters that lie there, of the partitions here, the most frequent first."""
+        """Return the causes of open dead letters, of the partitions here, the most frequent first."""
         numbers = range(self._runtime.served[main].partitions)
         placed = [each for number in numbers if (each := self._open(main, number)) is not None]
         return summed(count for each in placed for table in each.transport.dead.values() for count in table.causes())

@@ -110,7 +110,7 @@ def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Qu
 
 
 def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, info: HandlerInfo) -> Listing:
-    """List the dead letters of the partitions here, the newest first; those that lie there, or all."""
+    """List the dead letters of the partitions here, the newest first; the open ones, or all."""
     open_here = [item.partition for item in infos if item.state == OPEN]
     chosen = [number for number in open_here if question.partition in (None, number)]
     before = question.before

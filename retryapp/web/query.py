@@ -61,7 +61,7 @@ class Question:
     seen: int = 0
     """Records on the pages before."""
     marked: bool = False
-    """Also dead letters that do not lie there any more: replayed, discarded, handled."""
+    """Also dead letters that are not open any more: replayed, discarded, handled."""
     since_ms: int | None = None
     """Dead letters of then or later."""
     until_ms: int | None = None
