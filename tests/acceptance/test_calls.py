@@ -47,9 +47,9 @@ def test_each_record_of_a_list_has_its_own_fate(stage: Stage) -> None:
     """What fails waits or is dead, alone; what raises for its whole list is found; the others are done, once."""
     topic, out = stage.main_topic(), stage.main_topic("receipts")
     stage.program(HandlerSpec(topic=topic, policy="300ms 600ms", batch=20, publishes=out, max_crashes=9))
-    worker = stage.worker()
     facts = [{"id": n, "fail": (0, 0, 1, 9)[n % 4]} for n in range(40)] + [{"id": 40, "fail": 9, "poison": True}]
     stage.produce(topic, facts)
+    worker = stage.worker()  # it finds all of them, so the poison has neighbours in its list
     stage.wait_settled(topic)
     fine = {fact["id"]: 1 + fact["fail"] for fact in facts if fact["fail"] < 9}
     assert sorted((result["id"], result["attempt"]) for _, result in results(stage, out)) == sorted(fine.items())

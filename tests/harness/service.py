@@ -31,10 +31,11 @@ class Visit:
     due_at_ms: int | None
     pid: int
     hot_attempt: int
-    replays: int
-    idempotency_key: str
     facts: dict[str, Any]
     """The value, where it is a JSON object; else empty."""
+    replays: int = 0
+    idempotency_key: str = ""
+    """Empty for what is not the call of a handler of ours."""
 
 
 class Gate(threading.Event):
