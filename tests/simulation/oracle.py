@@ -287,7 +287,7 @@ class Oracle:
         self.visible[tp.topic] += len(records)
         for record in records:
             if tp.topic == topics.changelog:
-                self._logged(record)
+                self._logged(record, now_ms)
             elif tp.topic == topics.seen:
                 self._seen_rows[tp.partition][record.key or b""] = record.value or b""
             elif tp.topic == topics.events:
@@ -430,7 +430,7 @@ class Oracle:
         story.settled_ms.setdefault(0, now_ms)
         _once(origin, len(story.fates), f"end {fate}", "I2")
 
-    def _logged(self, record: Record) -> None:
+    def _logged(self, record: Record, now_ms: float) -> None:
         key = record.key or b""
         if len(key) < 16:
             return  # a mark
@@ -442,7 +442,7 @@ class Oracle:
             due_ms, origin = _due_ms(record.value), (record.partition, int.from_bytes(key[-8:], "big"))
             self._story(origin).rows.add(0 if due_ms == HELD_MS else due_ms)
             if self.main is not None:
-                self.main.written(origin, self._story(origin), record.value)
+                self.main.written(origin, self._story(origin), record.value, now_ms + self._skew_ms)
 
     def moved(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Committed offsets are about to move: everything that they pass has a durable fate."""

@@ -61,8 +61,10 @@ class Referring:
                 return
             broker.delete_before(tp, entry.record.offset + 1)
 
-    def written(self, origin: Origin, story: Story, row: bytes) -> None:
-        """Judge a row: one without payload says what the main topic has, and is due while that is safe.
+    def written(self, origin: Origin, story: Story, row: bytes, now_ms: float) -> None:
+        """Judge a row: one without payload says what the main topic has, and is due while that is safe, or by now.
+
+        One whose hold has just ended is due at once: nobody need have made it a copy before.
 
         Raises:
             Violation: it is not so.
@@ -76,11 +78,8 @@ class Referring:
         _, _, time_ms, _, _, safe_ms = _REFERENCE.unpack_from(row, at)
         due_ms = int.from_bytes(row[_DUE_AT : _DUE_AT + 8], "big")
         latest_ms = story.record.timestamp_ms + KEPT_MS // 2
-        if (
-            time_ms != story.record.timestamp_ms
-            or (not story.hurried and not row[2] and due_ms > latest_ms and origin not in self.lost)
-            or safe_ms > latest_ms
-        ):
+        waits_on = not story.hurried and not row[2] and due_ms > max(latest_ms, now_ms)
+        if time_ms != story.record.timestamp_ms or (waits_on and origin not in self.lost) or safe_ms > latest_ms:
             raise Violation(f"I21 {origin[0]}/{origin[1]}: waits by reference until {due_ms}, is safe to {latest_ms}")
         if (story.record.value or b"") in row:
             raise Violation(f"I21 {origin[0]}/{origin[1]}: waits by reference, and its value is in the row")

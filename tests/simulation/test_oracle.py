@@ -9,8 +9,10 @@ from operator import methodcaller as do
 import pytest
 
 from retryapp.core.record import Record
+from retryapp.core.rows import OPERATOR, PendingRow, Reference, encode_row
 from retryapp.ports import TopicPartition
 from simulation.oracle import Oracle, Topics
+from simulation.referring import KEPT_MS, Referring
 from simulation.story import Call, Opening, Story, Violation
 from simulation.waits import Waits
 
@@ -358,3 +360,16 @@ def test_a_busy_service_has_waits_of_its_own(script: str, fate: str) -> None:
     assert waits.fate(script) == fate
     least = [waits.least_ms(Story(Record("orders", 0, 0, 7, KEY, b"v", ()), "YYFY"), n, "w") for n in (1, 2, 3, 4)]
     assert least == [10, 20, 100, 10]
+
+
+@pytest.mark.parametrize(
+    ("hold", "due_ms", "holds"), [(0, -1, True), (0, 500, True), (0, 501, False), (OPERATOR, 501, True)]
+)
+def test_a_row_waits_by_reference_until_it_is_safe(hold: int, due_ms: int, *, holds: bool) -> None:
+    """One that is due by now waits no longer, as after a release; both times count from the last that is safe."""
+    story = Story(Record("orders", 0, 0, 7, KEY, b"v", HEADERS), "FS", 7)
+    safe_ms = 7 + KEPT_MS // 2
+    told = Reference(7, 10, 1, safe_ms)
+    row = encode_row(PendingRow(KEY, b"", (), due_at_ms=safe_ms + due_ms, hold=hold, reference=told))
+    with nullcontext() if holds else pytest.raises(Violation, match=r"^I21 "):
+        Referring().written((0, 0), story, row, safe_ms + 500)
