@@ -133,6 +133,10 @@ class Broker(MemoryBroker):
         self._used_s[name] = self._loop.time()
         return super().init_producer(name)
 
+    def is_fenced(self, name: str, epoch: int) -> bool:
+        """Tell whether nothing that a producer does comes to be any more."""
+        return self._producers[name].epoch != epoch
+
     @override
     def _txn(self, name: str, epoch: int) -> Txn:
         if self._loop.time() - self._used_s.get(name, 0.0) > FORGOTTEN_S:

@@ -30,6 +30,7 @@ from simulation.network import Network
 from simulation.ours import break_one
 from simulation.plan import FEED_S, HELD, LEVELS, Fault, Plan
 from simulation.referring import age_ms
+from simulation.sessions import opened_store
 from simulation.steering import Steering
 from simulation.story import Result, Violation
 from simulation.worker import SimWorker
@@ -101,10 +102,8 @@ class History:
         if seen.event is Event.LANE_FAILED:
             self._guard(lambda: judge.failed(seen.partition, self.loop.time()))
         if seen.event is Event.LANE_OPENED and seen.partition is not None:
-            placed = worker.ownership.placed.get((seen.handler, seen.partition))
-            store = placed.transport.pending if placed else None
-            if store is not None:
-                number = seen.partition
+            number = seen.partition
+            if (store := opened_store(worker, seen.handler, number)) is not None:
                 self._guard(lambda: judge.oracle.recovered(number, dict(store.page(None, 1 << 30))))
 
     # -- machines -----------------------------------------------------------------------------------------------

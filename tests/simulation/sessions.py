@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from retryapp.core.circuit import CircuitState
 from retryapp.engine.lane.lane import LaneState
+from retryapp.ports import PendingTable
 from retryapp.testing.tables import MemorySeenTable
 from simulation.lanes import SimLane
 from simulation.story import Opening
@@ -32,6 +33,18 @@ def taken_in(worker: SimWorker, main: str, number: int) -> int:
     """Return how many records of a partition a worker has taken in and not settled."""
     placed = worker.ownership.placed.get((main, number))
     return 0 if placed is None else len(placed.engine._window)
+
+
+def opened_store(worker: SimWorker, main: str, number: int) -> PendingTable | None:
+    """Return the table of a lane that has opened; None where its next owner has fenced it meanwhile.
+
+    A process that was stopped just before its lane opened goes on with what was true then. It changes nothing:
+    its first transaction is refused. That it begins nothing is I10.
+    """
+    placed = worker.ownership.placed.get((main, number))
+    if placed is None or not isinstance(lane := placed.transport, SimLane):
+        return None
+    return None if worker.broker.is_fenced(lane.place.name, lane.epoch) else lane.pending
 
 
 def seen_stores(

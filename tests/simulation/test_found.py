@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from retryapp.ports import TopicPartition
 from simulation import History, Plan
+from simulation.lanes import SimLane
 from simulation.plan import Fault
 
 
@@ -66,3 +73,29 @@ def test_a_partition_that_comes_back_finds_its_runs_that_still_go_on() -> None:
     result = History(plan).run()
     assert result.violation is None
     assert result.reached["lane_opened"] == 2
+
+
+def test_a_worker_that_stopped_while_its_lane_opened_has_the_table_of_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge took rows for lost that the next owner had written: this one's first transaction is refused."""
+    reposition = SimLane.reposition
+
+    async def stop(lane: SimLane, starts: Mapping[TopicPartition, int]) -> None:
+        monkeypatch.undo()
+        await reposition(lane, starts)
+        worker = lane.worker
+        worker.process.stopped = True
+        asyncio.get_running_loop().call_later(45.0, worker.process.cont, context=worker.wire.network.context)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(SimLane, "reposition", stop)
+    plan = Plan(
+        seed=1,
+        partitions=1,
+        workers=2,
+        offsets_ms=(0.0, 0.0, 0.0),
+        records=tuple((42.0 + at / 2, 0, "FFFFS") for at in range(8)),
+        faults=(Fault(0.0, "pause", 1, 0.0),),  # lanes may fail
+    )
+    result = History(plan).run()
+    assert result.violation is None
+    assert (result.reached["lane_opened"], result.reached["lane_failed"]) == (3, 1)
