@@ -49,7 +49,7 @@ def test_each_record_of_a_list_has_its_own_fate(stage: Stage) -> None:
     stage.program(HandlerSpec(topic=topic, policy="300ms 600ms", batch=20, publishes=out, max_crashes=9))
     facts = [{"id": n, "fail": (0, 0, 1, 9)[n % 4]} for n in range(40)] + [{"id": 40, "fail": 9, "poison": True}]
     stage.produce(topic, facts)
-    worker = stage.worker()  # it finds all of them, so the poison has neighbours in its list
+    worker = stage.worker()
     stage.wait_settled(topic)
     fine = {fact["id"]: 1 + fact["fail"] for fact in facts if fact["fail"] < 9}
     assert sorted((result["id"], result["attempt"]) for _, result in results(stage, out)) == sorted(fine.items())
@@ -58,7 +58,6 @@ def test_each_record_of_a_list_has_its_own_fate(stage: Stage) -> None:
     assert {number: metadata.attempt for number, metadata in dead.items()} == dict.fromkeys([*range(3, 40, 4), 40], 3)
     calls = [(visit.facts["id"], visit.attempt, visit.hot_attempt) for visit in stage.service.of(topic)]
     assert len(set(calls)) == len(calls), "no try was repeated"
-    assert max(number for id_, _, number in calls if id_ != 40) > 1, "neighbours of the poison were called again"
     assert {id_ for id_, attempt, _ in calls if attempt == 2} == {fact["id"] for fact in facts if fact["fail"]}
     assert not stage.evidence(topic).repeated_handoffs()
     assert worker.stop() == 0
