@@ -23,7 +23,7 @@ from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import Part
 from retryapp.core.masking import UNMASKED, Mask
-from retryapp.core.record import failure_id, parse_failure_id
+from retryapp.core.record import Origin, failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import (
@@ -336,14 +336,8 @@ class Answers:
             PageError: 400 when it is no failure id of this handler.
         """
         info = self.get_handler_or_404(question.main)
-        wanted = question.query.get("id", "").strip()
-        try:
-            group, origin = parse_failure_id(wanted)
-        except DamagedMetadataError as error:
-            raise bad_parameter("id", wanted, "a failure id: group/topic@id/partition/offset") from error
-        if (group, origin.topic) != (info.group, info.main):
-            raise bad_parameter("id", wanted, f"a failure id of {info.group}/{info.main}")
-        same = failure_id(group, origin)
+        origin = origin_asked(info, question)
+        same = failure_id(info.group, origin)
         base = f"{PAGES_PREFIX}/{quote(info.main, safe='')}"
         item = self.view.partition(info.main, origin.partition)
         if item is not None and item.state == ELSEWHERE and question.query.get("here"):
@@ -412,3 +406,19 @@ def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) 
 
 def _policy(info: HandlerInfo) -> dict[str, str]:
     return {"text": info.policy, "digest": info.policy_digest, "order": info.order}
+
+
+def origin_asked(info: HandlerInfo, question: Question) -> Origin:
+    """Return the record that a question names by its failure id.
+
+    Raises:
+        PageError: 400 when it is no failure id of this handler.
+    """
+    wanted = question.query.get("id", "").strip()
+    try:
+        group, origin = parse_failure_id(wanted)
+    except DamagedMetadataError as error:
+        raise bad_parameter("id", wanted, "a failure id: group/topic@id/partition/offset") from error
+    if (group, origin.topic) != (info.group, info.main):
+        raise bad_parameter("id", wanted, f"a failure id of {info.group}/{info.main}")
+    return origin

@@ -7,12 +7,12 @@ import time
 from typing import Final
 from urllib.parse import quote
 
-from retryapp.core.errors import DamagedMetadataError, RetryAppError
+from retryapp.core.errors import RetryAppError
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.record import Origin, failure_id, idempotency_key, parse_failure_id
+from retryapp.core.record import Origin, failure_id, idempotency_key
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
-from retryapp.web.answers import READ_TIMEOUT_S, Answers
+from retryapp.web.answers import READ_TIMEOUT_S, Answers, origin_asked
 from retryapp.web.errors import bad_parameter, not_found
 from retryapp.web.figures import ELSEWHERE, web_url
 from retryapp.web.jobs import Turns
@@ -43,23 +43,19 @@ _readings: Final = Turns()
 async def journey(answers: Answers, question: Question) -> Facts:
     """Return what the topics say of a record, whoever has it now, and whether it waits, is dead or done."""
     info = answers.get_handler_or_404(question.main)
-    wanted = question.query.get("id", "").strip()
-    try:
-        group, origin = parse_failure_id(wanted)
-    except DamagedMetadataError as error:
-        raise bad_parameter("id", wanted, "a failure id: group/topic@id/partition/offset") from error
-    if (group, origin.topic) != (info.group, info.main) or origin.partition >= info.partitions:
-        raise bad_parameter("id", wanted, f"a failure id of {info.group}/{info.main}")
+    origin = origin_asked(info, question)
+    name = failure_id(info.group, origin)
+    if origin.partition >= info.partitions:
+        raise bad_parameter("id", name, f"a failure id of {info.group}/{info.main}")
     since_ms, until_s = await _begun(answers, origin), time.monotonic() + READ_S
     found = await _readings.take(
         lambda: answers.view.journey(info.main, origin, since_ms, lambda: time.monotonic() < until_s)
     )
     if not found.steps and found.complete:
         hint = "It may be done at its first delivery, run now, or have left the topics by their retention"
-        raise not_found("no-journey", f"no topic of {info.main} says anything of {wanted}", hint)
+        raise not_found("no-journey", f"no topic of {info.main} says anything of {name}", hint)
     last: Facts = next((step for step in reversed(found.steps) if "attempt" in step), {})
     waits = last.get("kind") == "failed" and last.get("due_at_ms") is not None
-    name = failure_id(group, origin)
     edited = next((step["edited"] for step in reversed(found.steps) if step.get("edited")), None)
     item = answers.view.partition(info.main, origin.partition)
     owner = "" if item is None or item.state != ELSEWHERE else web_url(item.owner_url) or ""
