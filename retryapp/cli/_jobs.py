@@ -154,7 +154,7 @@ def watch(
                     whole = summed(parts)
                     bar.update(task, completed=whole.done + whole.refused.total())
                 elif letters is None:
-                    return show_job(connection, topology, job, as_json=as_json)  # nobody knows it
+                    return show_job(connection, topology, job, as_json=as_json)  # it is unknown
                 time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             stderr_console.print(f"job {job} goes on: retryapp job show {job}, or job cancel {job}")
