@@ -289,11 +289,15 @@ class KafkaAdmin:
             if not late:
                 return states
             if budget_s <= 0:
-                remedy = f"It was created and is not ready after {self.timeout_s:g} s: look at the brokers' health"
-                raise TopicMissingError(late[0], self.connection.bootstrap, remedy)
+                raise self.not_ready(late[0])
             threading.Event().wait(pause_s)
             budget_s -= pause_s
             pause_s = min(pause_s * 2, 1.0)
+
+    def not_ready(self, created: str) -> TopicMissingError:
+        """Return the error for a topic that was created and that a broker does not show in time."""
+        remedy = f"It was created and is not ready after {self.timeout_s:g} s: look at the brokers' health"
+        return TopicMissingError(created, self.connection.bootstrap, remedy)
 
     def _create(self, topics: list[NewTopic]) -> tuple[str, ...]:
         futures = self._client.create_topics(topics, request_timeout=self.timeout_s, operation_timeout=self.timeout_s)

@@ -10,6 +10,7 @@ partitions.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -25,7 +26,7 @@ from retryapp.core.topology import (
     check_names,
     topic_specs,
 )
-from retryapp.kafka.admin import BROKER_DEFAULT, ClusterState, KafkaAdmin, TopicState
+from retryapp.kafka.admin import BROKER_DEFAULT, PAUSE_S, ClusterState, KafkaAdmin, TopicState
 from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare, keeps
 from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError, ReplicationTooLowError
 from retryapp.kafka.owner import UNMARKED, OwnerMark, claim_owner_mark, owner_refusal
@@ -311,7 +312,8 @@ def ensure_topics(
     """
     plan = plan_topics(admin, topologies, options)
     _raise_ours(plan)
-    if plan.to_create:
+    budget_s = admin.timeout_s
+    while plan.to_create:
         for step in plan.to_create:
             if step.spec is None:
                 admin.create_main_topic(step.topic, partitions=step.partitions or 1)
@@ -319,6 +321,11 @@ def ensure_topics(
         admin.wait_for_topics([step.topic for step in plan.to_create])
         plan = plan_topics(admin, topologies, options)
         _raise_ours(plan)
+        if plan.to_create:  # this time a broker answered that has not heard of them yet
+            if budget_s <= 0:
+                raise admin.not_ready(plan.to_create[0].topic)
+            threading.Event().wait(PAUSE_S)
+            budget_s -= PAUSE_S
     for topology in topologies:
         mark = OwnerMark(topology.group, topology.main)
         claim_owner_mark(admin.connection, topology.pending_changelog, mark, adopt=options.adopt)

@@ -90,6 +90,22 @@ def test_our_topics_grow_with_the_main_topic(admin, bootstrap, topology):
     assert grow_topics(admin, [topology]) == ()
 
 
+def test_a_broker_that_hears_late_of_new_topics_is_asked_again(connection, topology, monkeypatch):
+    """The brokers of a cluster learn of a topic one after the other: the next answer may come from the last of them."""
+    admin = KafkaAdmin(connection)
+    told, unheard = admin.describe_topics, iter([(), (), {topology.pending_changelog, topology.dlq}])
+
+    def describe(names, **how):  # before the topics are made, when one waits for them, then the late broker
+        hidden = next(unheard, ())
+        return {name: state for name, state in told(names, **how).items() if name not in hidden}
+
+    monkeypatch.setattr(admin, "describe_topics", describe)
+    plan = ensure_topics(admin, [topology])
+    assert plan.ok
+    assert set(plan.states) == {topology.main, *topology.owned}
+    assert next(unheard, None) is None
+
+
 def test_many_workers_at_once_make_one_set_of_topics(connection, topology):
     """Whoever comes second finds the topics made; all end with the same plan and one owner."""
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
