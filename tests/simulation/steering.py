@@ -292,6 +292,7 @@ class Steering:
         place = parse_failure_id(name)[1]
         story = self._stories[place.partition, place.offset]
         story.held_ms = inf if verb == "release" else min(story.held_ms, now_ms)
+        story.freed_ms = now_ms if verb == "release" else story.freed_ms
         self.reached[f"{verb} by its deadline or a crash"] += loudly
         if verb == "release" and not loudly:
             story.freed.update(story.deferred)
