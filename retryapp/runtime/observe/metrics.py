@@ -48,6 +48,7 @@ _COUNTERS: Final[Mapping[Event, tuple[str, str]]] = {
     Event.SUCCEEDED: ("succeeded", "Deliveries that the handler finished without an error."),
     Event.SKIPPED: ("skipped", "Records passed over: duplicates of an event, or as the handler or a rule said."),
     Event.HELD: ("held", "Records held, undelivered, behind earlier ones of their sequence."),
+    Event.STOPPED: ("stopped", "Sequences stopped behind a dead record, until somebody decides."),
     Event.DEFERRED: ("deferred", "Records that their handler has put off until somebody releases them."),
     Event.SUPERSEDED: ("superseded", "Records that a newer one of their key has replaced."),
     Event.DAMAGED: ("damaged", "Records that could not be read as written."),
