@@ -19,19 +19,20 @@ def test_a_sequence_stops_behind_a_dead_record_over_a_kill_until_it_is_released(
     stage.service.rule = lambda visit: Answer(503 if visit.facts["id"] in {0, 1} - mended else 200)
     stage.program(HandlerSpec(topic=topic, policy="100ms", order="key", on_dead="hold"))
     stage.produce(topic, [{"id": n, "key": f"k{n % 3}"} for n in range(12)], 1)
-    worker, evidence = stage.worker("killed"), stage.evidence(topic)
+    worker, evidence, letters = stage.worker("killed"), stage.evidence(topic), stage.topology(topic).dlq
 
     def seen(key: int) -> list[int]:
         return [visit.facts["id"] for visit in stage.service.of(topic) if visit.facts["id"] % 3 == key]
 
-    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 8), "two have stopped, three wait behind each")
+    wait_for(lambda: len(evidence.records(letters)) == 2, "two have stopped")
+    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 8), "three wait behind each")
     worker.kill()
     worker = stage.worker("second")
     stage.produce(topic, [{"id": 12, "key": "k0"}, {"id": 14, "key": "k2"}], 1)
     wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 9), "one more waits")
     assert (seen(0), seen(1), seen(2)) == ([0, 0], [1, 1], [2, 5, 8, 11, 14])
     records = retryapp(stage, "pending", "list", "-A", "app")[1]["records"]
-    assert [record["held_back_by"] for record in records] == ["stopped"] * 2 + ["sequence"] * 7
+    assert [record["held_by"] for record in records] == ["stopped"] * 2 + ["sequence"] * 7
     names = {record["origin_offset"]: record["failure_id"] for record in records[:2]}
     assert sorted(names) == [0, 1]
     ledger = take_ledger(stage.connection, stage.topology(topic))
