@@ -333,7 +333,7 @@ class MemoryPartition:
             self._pump(tp)
         commands, control = self.engine.commands, self._site.control
         if commands is not None and control is not None:
-            commands.come(self.transport.broker.bounds([control])[control][1])
+            commands.queue.come(self.transport.broker.bounds([control])[control][1])
 
     def _pump(self, tp: TopicPartition) -> None:
         room = self.engine.room(tp) if self.transport.released is not None else 0
