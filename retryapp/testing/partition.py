@@ -313,7 +313,6 @@ class MemoryPartition:
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """Waiting records by tier."""
         return {} if self.transport.pending is None else dict(self.transport.pending.counts())
 
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
