@@ -149,7 +149,6 @@ def cause_bytes(cause: str | None) -> bytes | None:
 
 
 def cause_text(raw: bytes) -> str:
-    """Return the cause id of such bytes."""
     return _CAUSE_PREFIX + raw.hex()
 
 

@@ -22,9 +22,8 @@ from retryapp.core.control import Command, Verb
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part
 from retryapp.core.lifecycle import Commanded
-from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import identity_of
+from retryapp.core.rows import STOPPED_MS, identity_of
 from retryapp.core.topology import GROW, HandlerTopology
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
@@ -79,7 +78,6 @@ class RuntimeView:
         return str(self._runtime.app.conf.canonical_url)
 
     def handlers(self) -> Sequence[HandlerInfo]:
-        """Return the handlers of this app."""
         return [_info(self._runtime, main) for main in self._runtime.served]
 
     def partitions(self, main: str) -> Sequence[PartitionInfo]:
@@ -182,7 +180,6 @@ class RuntimeView:
         return send_commands(*self._steered(main), [command], wait_s=wait_s).get(command.id)
 
     def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
-        """Return the parts of jobs that the partitions here remember."""
         numbers = range(self._runtime.served[main].partitions)
         placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
         known = {number: each.engine.commands for number, each in placed.items()}
@@ -365,7 +362,7 @@ def _circuit_since_ms(placed: Placed, now_ms: int) -> int | None:
 
 def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:
     due_at_ms = pending.due(0, 0, claimed)[1]
-    return None if due_at_ms == MAX_EPOCH_MS else due_at_ms  # only held rows are there
+    return None if due_at_ms is not None and due_at_ms >= STOPPED_MS else due_at_ms  # only what is held is there
 
 
 def _replays(entry: DeadEntry) -> int:
