@@ -14,7 +14,7 @@ from retryapp.core import marks
 from retryapp.core.errors import DamagedEventError, TopicMissingError
 from retryapp.core.lifecycle import Progress
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import is_identity
+from retryapp.core.rows import is_identity, is_stopped
 from retryapp.core.settled import decode_settled
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, TopicState, read_offsets, read_topic
@@ -202,7 +202,7 @@ class _Taking:
                         self.settled[record.partition] = note.settled
             elif not is_identity(key):  # an owner mark, a mark of the clock
                 continue
-            elif record.value is None:
+            elif record.value is None or is_stopped(record.value):  # its record is dead: its letter says so
                 rows.pop(key, None)
             else:
                 rows[key] = record.partition, told_by_row(record, topic_id, topics)

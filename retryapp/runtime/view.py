@@ -22,9 +22,8 @@ from retryapp.core.control import Command, Verb
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part
 from retryapp.core.lifecycle import Commanded
-from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import identity_of
+from retryapp.core.rows import STOPPED_MS, identity_of
 from retryapp.core.topology import GROW, HandlerTopology
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
@@ -364,7 +363,7 @@ def _circuit_since_ms(placed: Placed, now_ms: int) -> int | None:
 
 def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:
     due_at_ms = pending.due(0, 0, claimed)[1]
-    return None if due_at_ms == MAX_EPOCH_MS else due_at_ms  # only held rows are there
+    return None if due_at_ms is not None and due_at_ms >= STOPPED_MS else due_at_ms  # only what is held is there
 
 
 def _replays(entry: DeadEntry) -> int:

@@ -23,6 +23,7 @@ from simulation.pacing import Pacing
 from simulation.plan import BEYOND_MS
 from simulation.referring import Referring
 from simulation.steering import Steering, begin_again
+from simulation.stopping import Stops
 from simulation.story import FINE, FIRST, Call, Going, Opening, Origin, Story, Violation, step
 from simulation.waits import Waits
 
@@ -88,6 +89,8 @@ class Oracle:
         self.pace = pace or Pacing()
         self.steering: Steering | None = None
         """Set where the history has commands."""
+        self.stops: Stops | None = None
+        """Set where sequences stop behind dead records."""
         self.main: Referring | None = None
         """Set where records wait by reference."""
         self._endless = endless
@@ -226,6 +229,8 @@ class Oracle:
                 continue
             beside = any(going.worker == opening.worker for going in each.going)
             _must(not beside, "I16", origin, f"begins beside {other} of its sequence")
+            if self.stops is not None and other[1] < origin[1]:
+                self.stops.check(origin, other, each, always=always)
             if each.first is not None or each.replays or each.cancelling:
                 continue
             if other[1] < origin[1]:
@@ -430,6 +435,10 @@ class Oracle:
         if len(key) < 16:
             return  # a mark
         rows = self._rows[record.partition]
+        if self.stops is not None:
+            place = record.partition, int.from_bytes(key[-8:], "big")
+            self.stops.logged(place, self._story(place), record.value)
+            self.named["a sequence has stopped"] += place in self.stops.now
         if record.value is None:
             rows.pop(key, None)
         else:

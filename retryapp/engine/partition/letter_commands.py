@@ -19,7 +19,7 @@ from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
 from retryapp.core.jobs import JobPart, Part
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import ALONE, encode_row, identity_of
+from retryapp.core.rows import ALONE, decode_row, encode_row, identity_of, is_stopped
 from retryapp.core.text import cut_text
 from retryapp.core.traces import qualified_name
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
@@ -147,7 +147,7 @@ class LetterCommands:
             effect, kind = self._replay(command, letter, mark, identity), MarkKind.REPLAYED
             replays += 1
         else:
-            effect = self._set_aside(command, mark)
+            effect = self._set_aside(command, mark, identity)
             kind = MarkKind.DISCARDED if command.verb is Verb.DISCARD else MarkKind.RESTORED
         told = LetterMark(
             mark=kind,
@@ -228,7 +228,7 @@ class LetterCommands:
         reason, now_ms = metadata.reason, context.clock.wall_ms()
         if self._taken_in(metadata.origin.offset):
             raise RefusedError(Refusal.RUNNING, "the main topic was set back, and it runs again")
-        if table is not None and (key := table.find(identity)) is not None:
+        if table is not None and (key := table.find(identity)) is not None and self._stopping(identity) is None:
             runs = key in self._claimed
             raise RefusedError(Refusal.RUNNING if runs else Refusal.WAITING, "it waits for its next attempt already")
         self._check_replay(command, metadata, mark)
@@ -283,7 +283,14 @@ class LetterCommands:
             text = "a newer record of its key may have replaced it; --force replays it all the same"
             raise RefusedError(Refusal.SUPERSEDED, text)
 
-    def _set_aside(self, command: Command, mark: str | None) -> Effect:
+    def _stopping(self, identity: bytes) -> bytes | None:
+        """Return the row by which the sequence of a dead record has stopped; None: it has not."""
+        table = self._transport.pending
+        key = None if table is None else table.find(identity)
+        value = None if table is None or key is None or key in self._claimed else table.get(key)
+        return value if value is not None and is_stopped(value) else None
+
+    def _set_aside(self, command: Command, mark: str | None, identity: bytes) -> Effect:
         if command.verb is Verb.RESTORE:
             if mark != MarkKind.DISCARDED:
                 raise RefusedError(Refusal.NOT_DISCARDED, f"it is {mark or 'a dead letter'}: nothing to restore")
@@ -292,4 +299,10 @@ class LetterCommands:
             raise RefusedError(Refusal.REPLAYED, f"it is {mark} already")
         if mark == MarkKind.DISCARDED:
             raise RefusedError(Refusal.DISCARDED, "it is discarded already")
-        return Effect("it is discarded; restore takes that back until retention deletes it", after="discarded")
+        effect = Effect("it is discarded; restore takes that back until retention deletes it", after="discarded")
+        if (value := self._stopping(identity)) is not None:
+            effect.rows = (Row(identity, None, "?"),)
+            effect.text = f"{effect.text}; its sequence goes on"
+            if self._sequences is not None:
+                self._sequences.removed(identity, decode_row(value).key)
+        return effect
