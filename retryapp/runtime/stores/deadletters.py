@@ -138,10 +138,13 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             meta.next_offset = max(meta.next_offset, next_offset)
         self._store.write(batch, self._now_ms)
 
-    @override
     def page(
         self, before: int | None, limit: int, *, cause: str | None = None, key: bytes | None = None
     ) -> list[IndexedLetter]:
+        """Return at most `limit` letters with an offset below `before`, newest first: all, of a cause id, or of a key.
+
+        Of a cause *and* a key: those of the key are looked through, at most `limit` of them match.
+        """
         if key is not None:
             prefix = _BY_KEY + hash_of(key)
         elif cause is not None:
@@ -192,12 +195,15 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
                 return letter
         return None
 
-    @override
     def count(self) -> int:
+        """Return how many letters are open: without a mark, or restored."""
         return self._store.meta.counts.get(_ROW_COUNT, 0)
 
-    @override
     def causes(self) -> Sequence[CauseCount]:
+        """Return how many open letters each cause has, the most first: ``MAX_CAUSES`` and one of the rest.
+
+        ``OTHER_CAUSE`` are letters of further causes, and those whose headers name none.
+        """
         return self._causes.counts()
 
     @override
