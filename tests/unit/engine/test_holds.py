@@ -146,13 +146,15 @@ async def test_retry_now_and_cancel_of_a_held_record() -> None:
         assert calls.seen[2:] == [(b"one", 2)]
 
 
-async def test_a_hold_does_not_count_against_the_time_of_the_policy() -> None:
-    """Else a record that was held for long would die of the next failure."""
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_hold_does_not_count_against_the_time_of_the_policy(times: int) -> None:
+    """Else a record that was held for long, or held again before that has ended, would die of the next failure."""
     calls = Calls(failing=True)
     async with MemoryPartition(calls, RetryPolicy("1m*9", max_elapsed="5m")) as orders:
         await orders.send(b"one")
-        await orders.command("hold", 0)
-        await orders.advance(DAY_MS)
+        for _ in range(times):
+            await orders.command("hold", 0)
+            await orders.advance(DAY_MS)
         await orders.command("release", 0)
         assert (len(calls.seen), len(orders.dead_letters)) == (2, 0)
         await orders.to_rest()
