@@ -470,6 +470,5 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
         outgoing, metadata, event = to_end(context, run.shown, replace(metadata, error_trace=trace), letters)
         facts |= {"reason": metadata.reason, "trace": trace}
     then = _observation(event, run, delivery, failed_ms, **facts)
-    return run.settle(
-        rows=rows, publishes=(outgoing,), observations=(then,) if event is Event.DEFERRED else (failed, then)
-    )
+    waits = event is Event.DEFERRED
+    return run.settle(rows=rows, publishes=(outgoing,), observations=(then,) if waits else (failed, then), held=waits)

@@ -106,6 +106,25 @@ async def test_a_record_that_runs_is_held_after_its_run(crash: bool) -> None:
         assert not orders.waiting
 
 
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_cancel_goes_before_a_hold(crash: bool) -> None:
+    """Of a record that runs; also if its worker dies then."""
+    calls = Calls(failing=True)
+    async with MemoryPartition(calls, "1s*9") as orders:
+        await orders.send(b"one")
+        calls.gate.clear()
+        await orders.advance(1_000)
+        for verb in ("hold", "cancel"):
+            assert (await orders.command(verb, 0))["refused"] is None
+        if not crash:
+            calls.gate.set()
+            await orders.settle()
+    calls.gate.set()
+    async with MemoryPartition(calls, "1s*9", transport=orders.transport) as orders:
+        assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
+        assert len(calls.seen) == 2
+
+
 async def test_success_goes_before_a_hold() -> None:
     calls = Calls()
     async with MemoryPartition(calls, "1s*9") as orders:
