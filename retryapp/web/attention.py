@@ -11,7 +11,7 @@ from retryapp.core.jobs import Part, PartState
 from retryapp.lookup.jobs import by_job, summed
 from retryapp.lookup.records import Facts, known_sum
 from retryapp.ports import PAGES_PREFIX, PartitionInfo
-from retryapp.web.figures import CLOSED, ELSEWHERE, OPEN
+from retryapp.web.figures import ELSEWHERE, OPEN, open_circuits
 
 LATE_MS: Final = 60_000
 """A record that is due for longer is late."""
@@ -43,8 +43,10 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
         yield _STALLED, f"no worker is known for {_named(unowned)}", ""
     if paused := [item for item in infos if item.paused and not item.stalled]:
         yield _PAUSED, f"{paused[0].paused} ({_named(paused)})", ""
-    if away := [item for item in infos if item.circuit not in (None, CLOSED)]:
-        yield _CIRCUIT, f"circuit {away[0].circuit} at {_named(away)}: {away[0].circuit_cause}", ""
+    for name in sorted({name for item in infos for name in open_circuits(item)}):
+        away = [(item, each) for item in infos if (each := open_circuits(item).get(name)) is not None]
+        words = f"circuit {name} {away[0][1].state}" if name else f"circuit {away[0][1].state}"
+        yield _CIRCUIT, f"{words} at {_named([item for item, _ in away])}: {away[0][1].cause}", ""
     dues = [item.next_due_ms for item in infos if item.next_due_ms is not None]
     if dues and now_ms - min(dues) > LATE_MS:
         yield _LATE, f"the oldest waiting record is overdue for {(now_ms - min(dues)) // 1_000:,} s", "pending"

@@ -70,7 +70,7 @@ def spends(worker: SimWorker, main: str, number: int) -> bool:
     Not by `Circuit.free`, which a planted fault replaces.
     """
     now_ms = worker.clock.monotonic_s() * 1_000
-    circuits = (handler.circuits.get(number) for handler in worker.handlers if handler.main == main)
+    circuits = (handler.known_circuits.get(number, {}).get("") for handler in worker.handlers if handler.main == main)
     return all(
         each is None
         or each.closed
