@@ -222,8 +222,9 @@ class Retries:
             raise InvalidSettingError("order", order, "one of " + ", ".join(Order)) from None
         if tiers not in list(Tiers):
             raise InvalidSettingError("tiers", tiers, "one of " + ", ".join(Tiers))
-        named = [(f"circuits[{name}]", each, CircuitBreaker) for name, each in (circuits or {}).items()]
-        for name, given, kind in (("batch", batch, Batch), ("circuit", circuit, CircuitBreaker), *named):
+        if not all(isinstance(each, CircuitBreaker) for each in (circuits or {}).values()):
+            raise InvalidSettingError("circuits", circuits, 'a CircuitBreaker(...) for each name: {"ledger": ...}')
+        for name, given, kind in (("batch", batch, Batch), ("circuit", circuit, CircuitBreaker)):
             if given is not None and not isinstance(given, kind):  # callers without type checks pass anything here
                 raise InvalidSettingError(name, given, f"a {kind.__name__}(...), or None")
         if isinstance(value, str):

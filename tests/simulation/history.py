@@ -28,7 +28,7 @@ from simulation.judge import Judge
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
-from simulation.plan import FEED_S, HELD, LEVELS, Fault, Plan
+from simulation.plan import FEED_S, HELD, LEVELS, SERVICES, Fault, Plan
 from simulation.referring import age_ms
 from simulation.sessions import opened_store
 from simulation.steering import Steering
@@ -297,7 +297,11 @@ class History:
             self.violation,
             self._trace.hexdigest(),
             sum(
-                (named for judge in self.judges.values() for named in (judge.oracle.named, judge.tries.reached)),
+                (
+                    named
+                    for judge in self.judges.values()
+                    for named in (judge.oracle.named, judge.tries.reached, judge.services.reached)
+                ),
                 self.reached,
             ),
             self.loop.steps,
@@ -326,6 +330,7 @@ class History:
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
+            first.oracle.steering.circuits = [name for name, *_ in self.plan.services] and SERVICES
         for at_s in self.plan.commands:
             loop.call_at(began_s + at_s, self._ask, context=context)
         for loss in self.plan.losses:
@@ -365,6 +370,8 @@ class History:
         if steering is not None and self.plan.seed >= LEVELS and not steering.unanswered and self.first.waits():
             for verb in ("outage-close", "handler-resume"):
                 steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
+            for circuit, *_ in self.plan.services:
+                steering.send_to_handler("outage-close", f"close-{circuit}-{self.loop.time():.1f}", circuit)
 
     def _judge_restless(self) -> None:
         for judge in self.judges.values():
