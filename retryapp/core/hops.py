@@ -38,6 +38,7 @@ from retryapp.core.metadata import (
     MAX_HISTORY_TYPE_BYTES,
     NAMELESS,
     RELEASED,
+    STOPPED_TIER,
     HistoryEntry,
     RetryMetadata,
     clamped,
@@ -49,6 +50,8 @@ from retryapp.core.rows import (
     ROW_HEADER_OVERHEAD_BYTES,
     ROW_OVERHEAD_BYTES,
     SEQUENCE,
+    STOPPED,
+    STOPPED_MS,
     TOKEN,
     PendingRow,
     Reference,
@@ -220,6 +223,13 @@ def to_held_row(
     return PendingRow(record.key, value, headers, MAX_EPOCH_MS, metadata.last_failed_ms, hold=SEQUENCE)
 
 
+def to_stopped_row(key: bytes | None, letter: RetryMetadata) -> PendingRow:
+    """Return the row that stops the sequence of a dead record, from its key and the metadata of its letter."""
+    told = replace(letter, tier=STOPPED_TIER, error_trace=None, history=(), no_payload=True)
+    numbers = STOPPED_MS, letter.last_failed_ms, letter.attempt, letter.delivery
+    return PendingRow(key, b"", encode_metadata(told), *numbers, hold=STOPPED)
+
+
 def to_dead_letter(
     record: Record,
     *,
@@ -259,7 +269,6 @@ def to_dead_letter(
 
 
 def _shorter(metadata: RetryMetadata, max_bytes: int, payload_bytes: int) -> Iterator[RetryMetadata]:
-    """Yield the metadata with fewer and fewer of its explanations."""
     yield metadata
     yield (untraced := replace(metadata, error_trace=None))
     yield (bare := replace(untraced, history=()))

@@ -22,10 +22,11 @@ A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers esc
 No row is empty, so ``b""`` is never valid and a tombstone is never a row. State and hold are 0 in a row that waits for
 its time. State is 1 in one that is held, and `hold` says by what, in bits: 1 by earlier records of its sequence (it was
 never delivered, attempt and delivery are 0), 2 by an operator, 4 by its handler until an outside event (a token). The
-time of a held row is the deadline of that, without one the last possible time. State is 2 more in a row without value
-and foreign headers: `more` says what the main topic has in their place. Others are a newer version's: this one cannot
-judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these) are for facts that a
-reader may ignore, and are kept. Flag 4: there is a tag 3.
+time of a held row is the deadline of that, without one the last possible time. 8, alone: the record is dead, and later
+ones of its sequence wait until somebody decides; the row has no payload, and the last time but one. State is 2 more in
+a row without value and foreign headers: `more` says what the main topic has in their place. Others are a newer
+version's: this one cannot judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these)
+are for facts that a reader may ignore, and are kept. Flag 4: there is a tag 3.
 Tag 1: a hold that begins when the record's run has failed; its deadline, u64. Tag 2: time i64, size u32, checksum u32
 and the time until which that is safe u64 of a `Reference`. Tag 3: the circuit that has counted the last failure.
 """
@@ -69,11 +70,15 @@ OPERATOR: Final = 2
 """Hold: an operator's, until a deadline; header ``retry-due-ms`` has the due time that it had."""
 TOKEN: Final = 4
 """Hold: its handler waits for a release by the token of its last delivery; ``retry-due-ms`` has the deadline."""
+STOPPED: Final = 8
+"""Hold: the record is dead, and its sequence has stopped; the metadata is that of its dead letter."""
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
 
 HELD_ROWS: Final = MAX_EPOCH_MS.to_bytes(8, "big")
 """Below the keys of held rows, and above all others."""
+STOPPED_MS: Final = MAX_EPOCH_MS - 1
+"""Time of rows of stopped sequences: they are never due, and are no held rows, which may run."""
 
 _NO_ROW_BYTES: Final = 1 << 62
 _COMMON_HEADERS: Final = 64
@@ -92,7 +97,8 @@ _QUEUE_AT: Final = 1
 _TIME_MASK: Final = (1 << 48) - 1
 _LENGTHS: Final = struct.Struct(">iiII")
 _LENGTHS_AT: Final = _FIXED.size - _LENGTHS.size
-_HELD_ROW: Final = bytes((ROW_VERSION, 1, 1))
+_HELD_ROW: Final = bytes((ROW_VERSION, 1, SEQUENCE))
+_STOPPED_ROW: Final = bytes((ROW_VERSION, 1, STOPPED))
 _PAIR: Final = struct.Struct(">Ii")
 _MORE: Final = struct.Struct(">BH")
 _HOLD_NEXT: Final = 1
@@ -101,7 +107,7 @@ _CIRCUIT_TAG: Final = 3
 _REFERENCE: Final = struct.Struct(">qIIQ")
 _REFERRED: Final = 2
 """Added to the state of a row without payload."""
-_HOLDS: Final = range(1), range(1, 8)
+_HOLDS: Final = range(1), range(1, STOPPED + 1)
 """By state."""
 
 
@@ -163,7 +169,7 @@ class PendingRow:
     @property
     def held_by(self) -> str | None:
         """What holds it, in a word; None: it waits for its time."""
-        words = (OPERATOR, "operator"), (TOKEN, "token"), (SEQUENCE, "sequence")
+        words = (STOPPED, "stopped"), (OPERATOR, "operator"), (TOKEN, "token"), (SEQUENCE, "sequence")
         return next((word for bit, word in words if self.hold & bit), None)
 
     @property
@@ -190,7 +196,6 @@ class PendingRow:
         return replace(self, more=more, revision=self.revision + 1)
 
     def held_until(self, until_ms: int, now_ms: int) -> PendingRow:
-        """Return the row as an operator holds it."""
         return replace(self.held_next(None), hold=self.hold | OPERATOR, due_at_ms=until_ms, since_ms=now_ms)
 
 
@@ -228,17 +233,14 @@ def _main_hash(topic: str, topic_id: str) -> int:
 
 
 def identity_of(origin: Origin) -> bytes:
-    """Return the identity of the row of a record."""
     return _IDENTITY.pack(COPY, _main_hash(origin.topic, origin.topic_id), origin.partition, origin.offset)
 
 
 def is_identity(key: bytes | None) -> bool:
-    """Tell whether the key of a changelog record is that of a row."""
     return key is not None and len(key) == IDENTITY_BYTES and key[0] == COPY
 
 
 def origin_offset(identity: bytes) -> int:
-    """Return the offset of the first delivery in an identity."""
     return int.from_bytes(identity[OFFSET_AT:], "big")
 
 
@@ -248,6 +250,10 @@ def row_key(due_at_ms: int, identity: bytes) -> bytes:
         return _DUE.pack(due_at_ms) + identity
     except struct.error as error:
         raise DamagedRowError("row key", f"due={due_at_ms}: {error}") from error
+
+
+BEFORE_STOPPED: Final = _KEY.pack(STOPPED_MS, 0, 0, 0, 0)
+"""Key before those of the rows of stopped sequences."""
 
 
 def due_bound(due_at_ms: int) -> bytes:
@@ -358,6 +364,11 @@ def _is_known(state: int, hold: int) -> bool:
 def is_held(raw: bytes) -> bool:
     """Tell whether a row waits for earlier records of its sequence and for nothing else, without decoding it."""
     return raw[: len(_HELD_ROW)] == _HELD_ROW
+
+
+def is_stopped(raw: bytes) -> bool:
+    """Tell whether a row stops a sequence, behind a record that is dead, without decoding it."""
+    return raw[: len(_STOPPED_ROW)] == _STOPPED_ROW
 
 
 def is_reference(raw: bytes) -> bool:

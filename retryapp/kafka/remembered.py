@@ -30,4 +30,4 @@ def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[i
         for record in read_topic(connection, topic, partitions=missing):
             if record.key == marks.PROGRESS:
                 last[record.partition] = record.value or b""
-    return {number: read_steering(marks.read_steering(value)) for number, value in sorted(last.items())}
+    return {number: read_steering(marks.read_progress(value).steering) for number, value in sorted(last.items())}

@@ -77,7 +77,6 @@ def _facts(delivery: Delivery) -> dict[str, Any]:
 
 
 def declare(wanted: dict[str, Any]) -> None:
-    """Declare one handler of the spec."""
 
     async def handle(value: Any, delivery: Delivery) -> None:
         if wanted["value"] == "bytes" and value != delivery.raw_value:
@@ -119,6 +118,7 @@ def declare(wanted: dict[str, Any]) -> None:
         max_crashes=wanted["max_crashes"],
         deduplicate=wanted.get("deduplicate") or None,
         order=wanted.get("order", "none"),
+        on_dead=wanted.get("on_dead", "release"),
         payload=wanted.get("payload", "copy"),
         rate_limit=wanted.get("rate_limit") or None,
         circuit=CircuitBreaker(**wanted["circuit"]) if wanted.get("circuit") else None,

@@ -28,10 +28,11 @@ from simulation.judge import Judge
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
-from simulation.plan import FEED_S, HELD, LEVELS, SERVICES, Fault, Plan
+from simulation.plan import FEED_S, HELD, SERVICES, Fault, Plan
 from simulation.referring import age_ms
 from simulation.sessions import opened_store
 from simulation.steering import Steering
+from simulation.stopping import Stops
 from simulation.story import Result, Violation
 from simulation.worker import SimWorker
 
@@ -136,7 +137,6 @@ class History:
         self.loop.call_later(0.5, self._supervise, context=self.network.context)
 
     def _strike(self, fault: Fault) -> None:
-        """Have a fault happen."""
         loop, slot, size = self.loop, fault.slot % self.plan.workers, fault.size
         worker, now_s = self.slots[slot], self.loop.time()
         alive = worker is not None and worker.alive
@@ -283,7 +283,6 @@ class History:
     # -- the run ------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        """Run the plan to its end."""
         hook, sys.unraisablehook = sys.unraisablehook, lambda _told: None
         try:
             self.loop.run_until_complete(self._live())
@@ -325,12 +324,14 @@ class History:
                 self.broker,
                 first.oracle.stories,
                 self.random,
-                keys=self.plan.order == "none",
-                levels=self.plan.seed >= LEVELS,
+                keys=self.plan.order == "none" or (self.plan.stops and self.plan.changes),
+                levels=self.plan.levels,
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
             first.oracle.steering.circuits = [name for name, *_ in self.plan.services] and SERVICES
+            if self.plan.stops:
+                first.oracle.stops = Stops(first.oracle.fate, first.oracle.steering.decides)
         for at_s in self.plan.commands:
             loop.call_at(began_s + at_s, self._ask, context=context)
         for loss in self.plan.losses:
@@ -366,8 +367,11 @@ class History:
 
     def _have_go_on(self) -> None:
         """Do what somebody does who finds a partition paused by a rule, or a circuit forced open."""
-        steering = self.first.oracle.steering
-        if steering is not None and self.plan.seed >= LEVELS and not steering.unanswered and self.first.waits():
+        steering, stops = self.first.oracle.steering, self.first.oracle.stops
+        if steering is not None and stops is not None and not steering.waiting:  # a job may wait for what is stopped
+            for origin in stops.now:
+                steering.decide(origin)
+        if steering is not None and self.plan.levels and not steering.unanswered and self.first.waits():
             for verb in ("outage-close", "handler-resume"):
                 steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
             for circuit, *_ in self.plan.services:
@@ -390,5 +394,4 @@ class History:
 
 
 def simulate(seed: int) -> Result:
-    """Run the history of a seed."""
     return History(Plan.of(seed)).run()

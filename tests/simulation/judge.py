@@ -77,12 +77,10 @@ class Judge:
 
     @property
     def rate(self) -> RateLimit | None:
-        """The handler's limit."""
         return parse_rate(self.plan.rate) if self.plan.rate else None
 
     @property
     def options(self) -> dict[str, Any]:
-        """Fields of the handler."""
         breaker = CircuitBreaker(
             minimum_calls=3, sampling="3s", break_for="400ms", ramp="1s", max_open="20s", probes=self.plan.probes
         )
@@ -125,11 +123,9 @@ class Judge:
 
     @property
     def retry_topics(self) -> list[str]:
-        """Those of all policies."""
         return sorted({topic for topology in self.topologies for topic in topology.retry_topics})
 
     def owns(self, topic: str) -> bool:
-        """Tell whether a topic is about its records."""
         return topic in {self.topology.main, self.names.results} or topic.startswith(f"{self.topology.prefix}.")
 
     @property
@@ -158,7 +154,6 @@ class Judge:
             raise Violation(f"I15: {taken_in} records in flight, and {self.plan.in_flight} are allowed")
 
     def waits(self) -> bool:
-        """Tell whether a record has no end yet."""
         if self.oracle.steering is not None and self.oracle.steering.unanswered:
             return True
         return bool(self.oracle.open_ends()) or any(map(self.oracle.waiting, range(self.plan.partitions)))

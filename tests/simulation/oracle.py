@@ -23,6 +23,7 @@ from simulation.pacing import Pacing
 from simulation.plan import BEYOND_MS
 from simulation.referring import Referring
 from simulation.steering import Steering, begin_again
+from simulation.stopping import Stops
 from simulation.story import FINE, FIRST, Call, Going, Opening, Origin, Story, Violation, step
 from simulation.waits import Waits
 
@@ -51,7 +52,6 @@ class Topics(NamedTuple):
 
     @classmethod
     def of(cls, topology: HandlerTopology, *, results: str) -> Topics:
-        """Return those of a handler."""
         ours = f"{topology.prefix}.retry", topology.dlq, topology.events, topology.pending_changelog
         return cls(topology.main, *ours, topology.seen_changelog, results)
 
@@ -89,6 +89,8 @@ class Oracle:
         self.pace = pace or Pacing()
         self.steering: Steering | None = None
         """Set where the history has commands."""
+        self.stops: Stops | None = None
+        """Set where sequences stop behind dead records."""
         self.main: Referring | None = None
         """Set where records wait by reference."""
         self._endless = endless
@@ -111,11 +113,9 @@ class Oracle:
 
     @property
     def max_attempts(self) -> int:
-        """Deliveries that the policy allows."""
         return self.waits.count + 1
 
     def waiting(self, partition: int) -> list[bytes]:
-        """Return the keys of the rows that wait by the changelog."""
         return list(self._rows[partition])
 
     # -- what happens -------------------------------------------------------------------------------------------
@@ -136,7 +136,6 @@ class Oracle:
         now_ms: float,
         opening: Opening | None = None,
     ) -> None:
-        """A handler call begins."""
         story = self._story(origin)
         record = story.record
         if opening is not None:
@@ -230,6 +229,8 @@ class Oracle:
                 continue
             beside = any(going.worker == opening.worker for going in each.going)
             _must(not beside, "I16", origin, f"begins beside {other} of its sequence")
+            if self.stops is not None and other[1] < origin[1]:
+                self.stops.check(origin, other, each, always=always)
             if each.first is not None or each.replays or each.cancelling:
                 continue
             if other[1] < origin[1]:
@@ -282,7 +283,6 @@ class Oracle:
         return any(now_ms - call.started_ms >= self._timeout_ms for call in story.calls[attempt])
 
     def appeared(self, tp: TopicPartition, records: list[Record], now_ms: float) -> None:
-        """Committed readers see records."""
         topics = self._topics
         self.visible[tp.topic] += len(records)
         for record in records:
@@ -435,6 +435,10 @@ class Oracle:
         if len(key) < 16:
             return  # a mark
         rows = self._rows[record.partition]
+        if self.stops is not None:
+            place = record.partition, int.from_bytes(key[-8:], "big")
+            self.stops.logged(place, self._story(place), record.value)
+            self.named["a sequence has stopped"] += place in self.stops.now
         if record.value is None:
             rows.pop(key, None)
         else:
@@ -487,7 +491,6 @@ class Oracle:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def open_ends(self) -> list[Origin]:
-        """Return the inputs that have no fate yet."""
         return [origin for origin, story in self.stories.items() if not self._settled(story)]
 
     def _settled(self, story: Story) -> bool:

@@ -35,7 +35,6 @@ class Fault:
     """Between 0 and 1: how long or how much."""
 
     def __str__(self) -> str:
-        """Return it as one line."""
         return f"{self.at_s:6.2f} s  {self.kind} (machine {self.slot}, {self.size:.2f})"
 
 
@@ -81,7 +80,9 @@ HELD: Final = 2_000_000
 """From this seed on they hold and release records, too."""
 LEVELS: Final = 3_000_000
 """From this seed on somebody also forces circuits open, and rules pause partitions."""
-SERVED: Final = 4_000_000
+STOPS: Final = 4_000_000
+"""From this seed on handlers keep an order, and a sequence stops behind a dead record."""
+SERVED: Final = 5_000_000
 """From this seed on records need services, which are down for a while and have circuits with names."""
 SERVICES: Final = ("", "ledger", "mail")
 """What a record needs, by its offset."""
@@ -142,6 +143,8 @@ class Plan:
     """Every other life has another policy."""
     order: str = "none"
     """The handlers' `order`, where policies change only in every other life; a few keys, and none, are mixed then."""
+    stops: bool = False
+    """A sequence stops behind a dead record."""
     endless: bool = False
     """The policy has a delay without end."""
     ruled: bool = False
@@ -219,11 +222,11 @@ class Plan:
         plan = plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
         plan = plan._widened(Random(seed ^ WIDER))._judged(Random(seed ^ JUDGED))._called(seed)
         plan = plan._paced(Random(seed ^ PACED))
-        plan = plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 else plan
+        plan = plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 or seed >= STOPS else plan
         plan = plan._newest(newest) if (newest := Random(seed ^ NEWEST)).random() < 0.08 else plan
         back = Random(seed ^ BACK)
         plan = plan._come_back(back) if plan.order != "none" and back.random() < 0.2 else plan
-        plan = plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 else plan
+        plan = plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 and seed < STOPS else plan
         plan = plan._referred(Random(seed ^ REFERRED))
         return plan._commanded(Random(seed ^ COMMANDED))
 
@@ -247,6 +250,9 @@ class Plan:
         plan = replace(self, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
         if self.seed >= SERVED:
             return plan._served(random)
+        if self.seed >= STOPS and self.order != "none":
+            plan = replace(plan, stops=True)
+            return plan if self.in_flight == CROWD else plan._with(self._more(random, ("R", "F", "FR", "S", "S"), 5))
         if self.seed >= LEVELS:
             return plan._levelled(random)
         if self.seed < HELD or self.outage is not None or random.random() < 0.3:
@@ -462,8 +468,12 @@ class Plan:
         """
         return (3 + (self.in_flight - 1).bit_length() + 3) * (1 + len(self.faults))
 
+    @property
+    def levels(self) -> bool:
+        """Whether somebody forces circuits open, and has partitions go on that rules have paused."""
+        return LEVELS <= self.seed < STOPS or self.seed >= SERVED
+
     def is_out(self, at_s: float) -> bool:
-        """Tell whether the service is down."""
         return self.outage is not None and self.outage[0] <= at_s < self.outage[1]
 
     def lacks(self, offset: int, at_s: float) -> str:
@@ -477,7 +487,6 @@ class Plan:
         return replace(self, records=self.records[:at] + self.records[at + 1 :], repeats=repeats)
 
     def __str__(self) -> str:
-        """Return the plan as lines."""
         head = f"seed {self.seed}: {self.partitions} partitions, {self.workers} workers, clocks {self.offsets_ms}"
         sent = [f"{at_s:6.2f} s  record on {number}: {script}" for at_s, number, script in self.records]
         sent += [f"{at_s:6.2f} s  the other handler's on {number}: {script}" for at_s, number, script in self.others]
@@ -489,6 +498,7 @@ class Plan:
             ["a delay without end"] * self.endless
             + ["deliveries try again in place"] * self.hot
             + ["handlers take lists"] * self.batch
+            + ["sequences stop behind dead records"] * self.stops
             + ["records wait by reference"] * self.referred
         )
         sent += [f"loss {loss}" for loss in self.losses]

@@ -60,11 +60,11 @@ PACE: Final[tuple[tuple[Any, ...], ...]] = (
     ("what the circuit held is not let go", ((Pace, "_release", _never),)),
     ("a probe that hangs is waited for", ((Circuit, "begin", _waited_for),)),
     ("probes that go well end no outage", ((Circuit, "_judge_probes", _never),)),
-    ("rows wait for the services of others", ((MemoryPendingTable, "due", _one_queue),), SERVED + 6),
-    ("a row forgets its service", ((PendingRow, "in_circuit", _in_none),), SERVED + 6),
+    ("rows wait for the services of others", ((MemoryPendingTable, "due", _one_queue),), SERVED + 13),
+    ("a row forgets its service", ((PendingRow, "in_circuit", _in_none),), SERVED + 4),
     (
         "rows begin although their service is out",
         ((Pace, "limits", lambda *_given: {}), (Pace, "sends_back", lambda *_given: False)),
-        SERVED + 6,
+        SERVED + 3,
     ),
 )

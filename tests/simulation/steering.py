@@ -123,6 +123,19 @@ class Steering:
         self.asked[name] = verb, origin
         self._broker.append(tp, command.to_record(*tp))
 
+    def decides(self, origin: Origin) -> bool:
+        """Tell whether a command about a record may be on its way."""
+        waiting = [self.asked[name] for name in self.waiting]
+        return "running" in self._parts.values() or any(at == origin or verb == "job" for verb, at in waiting)
+
+    def decide(self, origin: Origin) -> None:
+        """Have a sequence go on that has stopped behind a dead record."""
+        self._count += 1
+        verb, name = self._random.choice(("release", "release", "replay", "discard")), f"d{self._count}"
+        record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
+        self.asked[name], tp = (verb, origin), TopicPartition(self._topology.control, origin[0])
+        self._broker.append(tp, Command(id=name, verb=Verb(verb), failure_id=record, force=True).to_record(*tp))
+
     def release(self, origin: Origin, delivery: int, *, later: Callable[[float, Callable[[], None]], object]) -> None:
         """Have somebody release a delivery that goes on: now, in a while, or never."""
         wait_s = self._random.choice((0.0, 0.0, 0.05, 1.0, None))
@@ -334,7 +347,12 @@ class Steering:
     def unanswered(self) -> list[str]:
         """Commands without an event, and parts of jobs that go on."""
         running = [f"{job}@{number}" for (job, number), state in self._parts.items() if state == "running"]
-        return [name for name in self.asked if not self.told[name]] + running
+        return self.waiting + running
+
+    @property
+    def waiting(self) -> list[str]:
+        """Commands without an event."""
+        return [name for name in self.asked if not self.told[name]]
 
     def judge(self) -> None:
         """Judge the end.

@@ -11,7 +11,7 @@ import pytest
 
 from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
-from simulation.plan import COMMANDED, HELD, LEVELS, SERVED
+from simulation.plan import COMMANDED, HELD, LEVELS, SERVED, STOPS
 
 SEEDS = 3_000
 QUICK = 500
@@ -31,6 +31,10 @@ LEVELLED_PARTS = [
 SERVED_PARTS = [
     pytest.param(SERVED + first, count, marks=[pytest.mark.extended] if first else [])
     for first, count in ((0, 50), (50, 250), (300, 250))
+]
+STOPPED_PARTS = [
+    pytest.param(STOPS + first, count, marks=[pytest.mark.extended] if first else [])
+    for first, count in ((0, 50), (50, 250), (300, 250), (550, 250))
 ]
 
 
@@ -70,6 +74,14 @@ def test_records_wait_for_their_own_service_alone(first: int, count: int) -> Non
     assert part.failed == []
     states = "closed", "half-open", "recovering"
     assert min(part.reached[f"a row of a service began, {state}"] for state in states) > 0
+
+
+@pytest.mark.parametrize(("first", "count"), STOPPED_PARTS)
+def test_a_sequence_stops_behind_a_dead_record(first: int, count: int) -> None:
+    """Until somebody replays, discards or releases it, whatever dies meanwhile; then it goes on in order."""
+    part = run_seeds(range(first, first + count))
+    assert part.failed == []
+    assert part.reached["a sequence has stopped"] > count
 
 
 @pytest.mark.extended

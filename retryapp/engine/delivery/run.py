@@ -67,6 +67,8 @@ class Claim:
     """What the main topic must have: the row is without payload (`engine.partition.recall`)."""
     circuit: str = ""
     """Name of the circuit that has counted its last failure; empty: none."""
+    metadata: RetryMetadata | None = None
+    """What its headers say, where that is known; None: they are not decoded yet."""
     lost: RecordError | None = None
     """Why the main topic does not have it."""
 

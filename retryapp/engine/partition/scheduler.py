@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
-from retryapp.core.metadata import HELD
+from retryapp.core.metadata import HELD, RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import (
     ALONE,
@@ -37,10 +37,16 @@ CLAIM_LIMIT = 200
 CLAIM_BYTES = 1 << 20
 """Bytes of these; a larger row is claimed alone."""
 LEAST_AHEAD = 64
+REFERENCES_AHEAD = 256
+"""What one request brings; a shorter one costs as much."""
 NEVER_MS = 1 << 62
 MAX_SLEEP_S = 60.0
 BLOCKED_SLEEP_S = 0.25
 """Longest sleep without room for due rows."""
+
+MOST_FRESH = 1_000
+"""Rows that are remembered as they were written, of at most `FRESH_BYTES` each."""
+FRESH_BYTES = 4 << 10
 
 Deliver = Callable[[list[tuple[Claim, Record]]], None]
 
@@ -67,11 +73,14 @@ class Scheduler:
         """The same of each named circuit."""
         self._limited = False
         """A circuit had a limit in the last scan: it has not seen all that is due."""
+        self._fresh: dict[bytes, tuple[bytes, PendingRow, RetryMetadata]] = {}
+        """By identity: rows that `remember` took, until they are claimed."""
         self.over = False
         self.looked_ms = context.clock.wall_ms()
         """Time of the last scan for due rows; at first, of the session's begin."""
         batch = context.handler.batch
-        self._ahead = max(LEAST_AHEAD, 2 * context.handler.concurrency * (1 if batch is None else batch.size))
+        least = REFERENCES_AHEAD if context.handler.by_reference else LEAST_AHEAD
+        self._ahead = max(least, 2 * context.handler.concurrency * (1 if batch is None else batch.size))
         self._worth = max(1, min(CLAIM_LIMIT, self._ahead, context.handler.max_in_flight) // 2)
         """Room that is worth a look at the table while runners have claims to go on with."""
         self._context = context
@@ -134,8 +143,14 @@ class Scheduler:
 
     def take(self, key: bytes, identity: bytes, size: int) -> None:
         """Claim a row that is not delivered, but changed by a command: until the turn of that is applied."""
+        self._fresh.pop(identity, None)
         self.claimed[key] = Claim(key=key, identity=identity, due_at_ms=0, size=size)
         self.claimed_bytes += size
+
+    def remember(self, identity: bytes, raw: bytes, row: PendingRow, metadata: RetryMetadata) -> None:
+        """Keep what a row that is written now and due at once says, so that its claim need not decode it."""
+        if len(raw) <= FRESH_BYTES and len(self._fresh) < MOST_FRESH:
+            self._fresh[identity] = raw, row, metadata
 
     def give_back(self, claim: Claim) -> None:
         """End a claim without an outcome: the row waits on. In an ordered handler, before its sequence goes on."""
@@ -243,9 +258,13 @@ class Scheduler:
     def _claim(self, key: bytes, value: bytes) -> tuple[Claim, Record] | None:
         """Claim a row; None: earlier records of its sequence are not done."""
         place = parse_row_key(key)
-        row, damage = PendingRow(None, value, ()), None
+        row, damage, metadata = PendingRow(None, value, ()), None, None
+        fresh = self._fresh.pop(key[IDENTITY_AT:], None)
         try:
-            row = decode_row(value)
+            if fresh is not None and fresh[0] == value:
+                _, row, metadata = fresh
+            else:
+                row = decode_row(value)
         except NewerRowError as exc:
             where = f"the row of {self._context.handler.main}[{self._partition}]@{place.origin_offset}"
             raise NewerRecordError(f"{where} in the pending table", exc.finding) from exc
@@ -267,6 +286,7 @@ class Scheduler:
             alone=bool(row.flags & ALONE),
             cancelled=bool(row.flags & CANCELLED),
             expired=bool(row.hold & TOKEN),
+            metadata=metadata,
         )
         self.claimed[key] = claim
         self.claimed_bytes += claim.size

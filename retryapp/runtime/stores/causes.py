@@ -66,7 +66,6 @@ class CauseTally:
         self._changed.add(bucket)
 
     def write(self, batch: WriteBatch) -> None:
-        """Put what has changed into a batch."""
         for bucket in self._changed:
             count = self._counts.get(bucket)
             if count is None:
@@ -75,9 +74,8 @@ class CauseTally:
                 batch.put(_PREFIX + bucket, _encode(count))
         self._changed.clear()
 
-    def name_of(self, cause: bytes | None) -> str | None:
-        """Return the name of a cause, or None."""
-        count = None if cause is None else self._counts.get(cause)
+    def name_of(self, cause: bytes) -> str | None:
+        count = self._counts.get(cause)
         return None if count is None else count.name
 
     def counts(self) -> list[CauseCount]:

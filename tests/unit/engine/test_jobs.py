@@ -19,6 +19,8 @@ from retryapp.core.jobs import (
     Part,
     read_steering,
 )
+from retryapp.core.rows import PendingRow, decode_row
+from retryapp.engine.partition import scheduler
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
@@ -37,14 +39,12 @@ class Service:
         self.calls: list[tuple[bytes, int, str]] = []
 
     async def __call__(self, value: bytes, delivery: Any) -> None:
-        """Note the call."""
         self.calls.append((value, delivery.replays, delivery.idempotency_key))
         if self.all_down or value in self.down:
             raise ValueError(f"no {value.decode()}")
 
     @property
     def again(self) -> list[bytes]:
-        """Values of replays."""
         return [value for value, replays, _ in self.calls if replays]
 
 
@@ -61,7 +61,6 @@ async def letters(orders: MemoryPartition, service: Service, number: int) -> Non
 
 
 async def begin(orders: MemoryPartition, job: str = "j1", verb: Verb = Verb.REPLAY, **more: Any) -> dict[str, Any]:
-    """Begin a job about all letters that there are."""
     fields = {"filter": LetterFilter(**more.pop("filter", {})), "canary": 0, **more}
     part = JobPart(verb=verb, upto={DLQ: orders.records(DLQ)[-1].offset + 1}, **fields)
     return await tell(orders, JobVerb.START, job, part=part)
@@ -74,7 +73,6 @@ async def tell(orders: MemoryPartition, verb: JobVerb, job: str = "j1", **more: 
 
 
 def part_of(orders: MemoryPartition, job: str = "j1") -> Part:
-    """Return what the changelog remembers of a job."""
     (last,) = [
         record.value
         for record in orders.records(orders.handler.topology.pending_changelog)
@@ -86,13 +84,11 @@ def part_of(orders: MemoryPartition, job: str = "j1") -> Part:
 
 
 def told(orders: MemoryPartition) -> list[dict[str, Any]]:
-    """Return the events of commands."""
     events = [json.loads(record.value or b"{}") for record in orders.records("app.orders.events")]
     return [event for event in events if event["kind"] == "command"]
 
 
 def marks(orders: MemoryPartition, kind: MarkKind) -> list[LetterMark]:
-    """Return the marks of a kind, in order."""
     found = (mark_of(record.headers, record.value) for record in orders.records(DLQ))
     return [mark for mark in found if mark is not None and mark.mark is kind]
 
@@ -333,3 +329,28 @@ async def test_the_changelog_alone_knows_the_jobs() -> None:
             await orders.advance(1_000)
         assert part_of(orders).done == 20 > done
         assert len(service.again) == 20
+
+
+async def test_a_row_that_was_just_written_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its claim knows what it says; a row that a command has changed since is read."""
+    service, decoded = Service(), list[bytes]()
+
+    def counted(raw: bytes) -> PendingRow:
+        decoded.append(raw)
+        return decode_row(raw)
+
+    async with partition(service) as orders:
+        await letters(orders, service, 4)
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
+        await begin(orders)
+        await orders.settle()
+        assert sum(orders.waiting.values()) == 4
+        now_ms = orders.clock.wall_ms()
+        assert (await orders.command("reschedule", 2, due_at_ms=now_ms + 60_000))["refused"] is None
+        monkeypatch.setattr(scheduler, "decode_row", counted)
+        await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
+        await orders.settle()
+        assert (sorted(service.again), len(decoded)) == ([b"0", b"1", b"3"], 0)
+        await orders.to_rest()
+        assert (service.again[-1], len(decoded)) == (b"2", 1)
+        assert orders.clock.wall_ms() >= now_ms + 60_000

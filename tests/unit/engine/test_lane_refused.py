@@ -82,7 +82,7 @@ async def test_due_rows_go_on_beside_refused_turns_of_both_kinds(rig: Rig) -> No
     assert settled(rig) == [("row", True), *((f"row{n}", True) for n in range(30))]
     assert rig.transport.offsets[MAIN] == 0
     written = [record.value for record in rig.transport.read(rig.transport.place.changelog)]
-    assert marks.read_progress(written[-1] or b"", "", MAIN.topic) == {MAIN.topic: 0}
+    assert marks.read_progress(written[-1] or b"", "", MAIN.topic).positions == {MAIN.topic: 0}
     assert len(rig.observer.of(Event.HAND_OFF_REFUSED)) == 2
     refusing.prefixes = ()
     await rig.advance(30_000)
@@ -123,7 +123,6 @@ async def test_a_mark_of_rows_does_not_wait_for_a_refused_turn(rig: Rig) -> None
 
 
 async def test_a_session_that_fails_while_a_held_turn_is_retried_gives_each_back_once(rig: Rig) -> None:
-    """With those that waited for it."""
     refusing = Refusing(rig.transport, b"bad")
     rig.submit("bad", 1, publishes=1)
     await rig.settle()
@@ -249,7 +248,6 @@ async def test_what_is_after_a_held_turn_waits_although_another_was_held_and_pas
 
 
 def denied(_name: str, _epoch: int, _records: Sequence[Outgoing]) -> list[int]:
-    """Refuse everything."""
     raise HandOffRefusedError("app.orders.pending.changelog", "denied")
 
 

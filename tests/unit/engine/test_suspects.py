@@ -134,18 +134,6 @@ async def test_a_clean_end_takes_the_mark_back() -> None:
     assert transport.broker.notes[MAIN] == ""
 
 
-# -- marks of older builds --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("note", "mark"), [("r1:old", "s1@0"), ("r5:old", "s1@0"), ("s1:old", "s2@0")])
-async def test_a_mark_of_an_older_build_counts(note: str, mark: str) -> None:
-    """About the record at the offset where it was found."""
-    gate, transport = Gate(), found(note, b"a")
-    async with MemoryPartition(gate, transport=transport, max_in_flight=1) as orders:
-        assert list(gate.running) == [b"a"]
-        assert marks(orders)[-1] == (0, mark)
-
-
 # -- what waits -------------------------------------------------------------------------------------------------------
 
 
@@ -226,7 +214,6 @@ async def test_a_skipped_duplicate_is_not_among_the_suspects() -> None:
 
 
 def beside(other: MemoryPartition, gate: Callable[[bytes], object], note: str, *values: bytes) -> MemoryPartition:
-    """Return a partition of the same worker as another."""
     made = MemoryPartition(gate, transport=found(note, *values), clock=other.clock, max_in_flight=4, concurrency=4)  # type: ignore[arg-type]
     made.engine.context = replace(made.engine.context, alone=other.engine.context.alone)
     return made
