@@ -222,6 +222,11 @@ def queue_in(row_key: bytes) -> int:
     return row_key[_QUEUE_AT]
 
 
+def due_order(row_key: bytes) -> bytes:
+    """Return what sorts rows of all queues by due time."""
+    return row_key[_QUEUE_AT + 1 :]
+
+
 def in_queue(key: bytes, queue: int) -> bytes:
     """Return a row key, or its first bytes, as it is in another queue."""
     return key[:_QUEUE_AT] + bytes((queue,)) + key[_QUEUE_AT + 1 :]

@@ -16,7 +16,7 @@ from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.deduplicate import Seen, live_rows
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.rows import IDENTITY_AT, in_queue, is_identity, key_of_row, parse_row_key, queue_in, row_header
+from retryapp.core.rows import IDENTITY_AT, due_order, is_identity, key_of_row, parse_row_key, queue_in, row_header
 from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Row, SeenTable
 
 
@@ -85,7 +85,7 @@ class MemoryPendingTable(_Stored, PendingTable):
         most: Mapping[int, int] = {},
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
         due, size, of = list[tuple[bytes, bytes]](), 0, Counter[int]()
-        for key in sorted(self.rows, key=parse_row_key):
+        for key in sorted(self.rows, key=due_order):
             if key in claimed or of[queue_in(key)] >= most.get(queue_in(key), len(self.rows)):
                 continue
             value = self.rows[key].value or b""
@@ -100,7 +100,7 @@ class MemoryPendingTable(_Stored, PendingTable):
 
     @override
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
-        times = (parse_row_key(key).due_at_ms for key in sorted(self.rows, key=parse_row_key))
+        times = (parse_row_key(key).due_at_ms for key in sorted(self.rows, key=due_order))
         return [time for time in times if start_ms <= time < stop_ms][:limit]
 
     @override
@@ -113,8 +113,7 @@ class MemoryPendingTable(_Stored, PendingTable):
 
     @override
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        begin = None if after is None else in_queue(after, 0)
-        keys = sorted((key for key in self.rows if begin is None or in_queue(key, 0) > begin), key=parse_row_key)
+        keys = sorted((key for key in self.rows if after is None or due_order(key) > due_order(after)), key=due_order)
         return [(key, self.rows[key].value or b"") for key in keys[:limit]]
 
     @override

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import merge
 from itertools import islice
 from pathlib import Path
@@ -34,6 +34,7 @@ from retryapp.core.rows import (
     IDENTITY_BYTES,
     OFFSET_AT,
     due_bound,
+    due_order,
     in_queue,
     is_identity,
     key_of_row,
@@ -78,8 +79,6 @@ class RocksPendingTable(RocksTable, PendingTable):
 
     def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int, max_age_ms: int | None) -> None:
         super().__init__(path, identity, now_ms=now_ms, max_age_ms=max_age_ms)
-        self._cursors = self._find_queues()
-        """By queue; a queue that has none has no rows."""
         self._passed: set[bytes] = set()
         """The rows below the cursors: an earlier look found them claimed. It may have others."""
         self._removed = self._recovering = 0
@@ -99,14 +98,14 @@ class RocksPendingTable(RocksTable, PendingTable):
         max_bytes: int | None = None,
         most: Mapping[int, int] = {},
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
-        bound = due_bound(now_ms + 1)
+        bound = due_order(due_bound(now_ms + 1))
         found: list[tuple[bytes, bytes]] = []
         next_due: int | None = None
         size = 0
         for key, value in self._rows(claimed=claimed, most=most):
             size += len(value)
             too_much = bool(found) and max_bytes is not None and size > max_bytes
-            if in_queue(key, 0) >= bound or len(found) >= limit or too_much:
+            if due_order(key) >= bound or len(found) >= limit or too_much:
                 next_due = parse_row_key(key).due_at_ms
                 break
             found.append((key, value))
@@ -125,7 +124,7 @@ class RocksPendingTable(RocksTable, PendingTable):
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         out: list[tuple[bytes, bytes]] = []
         for key, value in self._rows(after or b""):
-            if after is not None and in_queue(key, 0) <= in_queue(after, 0):
+            if after is not None and due_order(key) <= due_order(after):
                 continue
             if len(out) >= limit:
                 break
@@ -210,8 +209,9 @@ class RocksPendingTable(RocksTable, PendingTable):
     def touch(self, now_ms: int) -> None:
         self._now_ms = now_ms
 
-    def _find_queues(self) -> dict[int, bytes]:
-        """Return the begin of each queue that has rows, and of the one of rows without a circuit."""
+    @cached_property
+    def _cursors(self) -> dict[int, bytes]:
+        """By queue; one that has none has no rows. Found at the first use: who opens a store cannot drop it yet."""
         found, start = {0: _start_of(0)}, _start_of(1)
         while (first := next(self._store.items(start), None)) is not None and first[0] < _ROWS_END:
             queue = queue_in(first[0])
@@ -227,7 +227,7 @@ class RocksPendingTable(RocksTable, PendingTable):
             for queue in self._cursors
             if most.get(queue) != 0
         ]
-        return rows[0] if len(rows) == 1 else merge(*rows, key=lambda row: in_queue(row[0], 0))
+        return rows[0] if len(rows) == 1 else merge(*rows, key=lambda row: due_order(row[0]))
 
     def _queue(self, queue: int, start: bytes, claimed: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows of a queue in key order; the cursor follows."""
@@ -259,12 +259,10 @@ class RocksPendingTable(RocksTable, PendingTable):
 
     @override
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
-        bound = due_bound(stop_ms)
+        bound = due_order(due_bound(stop_ms))
         found: list[int] = []
         for key, _ in self._rows(due_bound(start_ms)):
-            if in_queue(key, 0) >= bound or len(found) >= limit:
+            if due_order(key) >= bound or len(found) >= limit:
                 break
-            found.append(
-                int.from_bytes(in_queue(key[:8], 0), "big")
-            )  # as `parse_row_key` reads it, without an object a row
+            found.append(int.from_bytes(key[2:8], "big"))  # as `parse_row_key` reads it, without an object a row
         return found
