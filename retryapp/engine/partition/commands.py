@@ -113,6 +113,7 @@ class Commands:
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
         place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.queue.caught_up.set}
+        place["remember"] = scheduler.remember
         self._letters = LetterCommands(context, transport, sequences, **place)
         self._jobs = Jobs(context, transport, self._letters)
         self._rows = RowCommands(context, transport, sequences)
