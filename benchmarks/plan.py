@@ -34,6 +34,7 @@ class Plan:
     healthy_rate: int = _size(5_000, "Healthy records a second.", 1_000)
     healthy_s: int = _size(20, "How long they are fed in each run; the first quarter is not counted.", 6)
     healthy_pending: int = _size(100_000, "Records that wait meanwhile.", 2_000)
+    held_keys: int = _size(1_000, "Keys with a record that waits, of a handler that keeps them in order.", 50)
     healthy_firing: int = _size(50_000, "Records that become due at one moment in mid-flow.", 1_000)
     recovery_pending: int = _size(200_000, "Records that wait when the local store is lost.", 5_000)
     memory_small: int = _size(10_000, "Waiting records at the first look.", 500)

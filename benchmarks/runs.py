@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from benchmarks.ledger import SOUND, Balance, Ledger
 from benchmarks.records import Wanted
@@ -94,8 +95,8 @@ def failing_once(count: int, first: int = 0) -> Iterator[Wanted]:
     return (Wanted(number, 1, 0) for number in range(first, first + count))
 
 
-def happy_run(stage: Stage, topic: str, side: str) -> Run:
-    """Let a fresh group work through a topic in which nothing fails.
+def happy_run(stage: Stage, topic: str, side: str, **options: Any) -> Run:
+    """Let a fresh group work through a topic in which nothing comes back; `options`: of our handler.
 
     The clock runs from one fifth of the records to the last, by the ledger that the handler writes; then the group's
     committed offsets have to reach the topic's ends.
@@ -103,7 +104,7 @@ def happy_run(stage: Stage, topic: str, side: str) -> Run:
     count = stage.plan.happy_records
     group, ledger = stage.name(side), stage.ledger(count)
     with ledger, cleaned(stage, group):
-        spec = stage.spec(group, topic)
+        spec = stage.spec(group, topic, **options)
         if side != "bare_faust":
             _retry_topic(stage, side, spec.retry_topic)
         with stage.worker(side, spec) as worker:
@@ -116,7 +117,7 @@ def happy_run(stage: Stage, topic: str, side: str) -> Run:
     return Run({"rate": counted / used.wall_s, **_costs(used, counted, worker.peak_rss)}, balance)
 
 
-def burst_run(stage: Stage, side: str, *, count_records: bool = False) -> Run:
+def burst_run(stage: Stage, side: str, *, count_records: bool = False, **options: Any) -> Run:
     """Hand a warm worker a burst of records that all fail once; the clock runs until the last was delivered again.
 
     The rate is records by the time from the first delivery to the last redelivery, less the delay that nothing can
@@ -128,7 +129,7 @@ def burst_run(stage: Stage, side: str, *, count_records: bool = False) -> Run:
     group, ledger = stage.name(side), stage.ledger(warm + count)
     with ledger, cleaned(stage, group):
         topic = stage.make_topic(f"{group}-main")
-        spec = stage.spec(group, topic, delay_ms=delay_ms)
+        spec = stage.spec(group, topic, delay_ms=delay_ms, **options)
         _retry_topic(stage, side, spec.retry_topic)
         stage.fill(topic, failing_once(warm))
         with stage.worker(side, spec) as worker:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 VARIABLE = "RETRYAPP_BENCH_SPEC"
 
@@ -23,6 +24,8 @@ class WorkerSpec:
     delay_ms: int
     """Wait of a record that names none."""
     concurrency: int
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of our handlers besides these."""
 
     @property
     def retry_topic(self) -> str:

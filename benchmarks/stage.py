@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
-from typing import Self
+from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -150,7 +150,9 @@ class Stage:
         self._ledger_path = self.folder / self.name("ledger")
         return Ledger.create(self._ledger_path, slots)
 
-    def spec(self, group: str, *topics: str, delay_ms: int = 5_000, partitions: int | None = None) -> WorkerSpec:
+    def spec(
+        self, group: str, *topics: str, delay_ms: int = 5_000, partitions: int | None = None, **options: Any
+    ) -> WorkerSpec:
         """Return a worker's spec, for the ledger that was made last."""
         return WorkerSpec(
             group=group,
@@ -161,6 +163,7 @@ class Stage:
             datadir=str(self.folder / f"data-{group}"),
             delay_ms=delay_ms,
             concurrency=self.plan.concurrency,
+            options=options,
         )
 
     def worker(self, side: str, spec: WorkerSpec, *, level: str | None = None) -> WorkerProcess:

@@ -46,12 +46,10 @@ def guard() -> None:
 
 
 def entrust(folder: Path) -> None:
-    """Have a folder removed at the end of this process."""
     _tell(f"+{folder}")
 
 
 def release(folder: Path) -> None:
-    """Take an entrusted folder back."""
     _tell(f"-{folder}")
 
 

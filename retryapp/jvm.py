@@ -75,12 +75,10 @@ class Jar:
 
     @property
     def name(self) -> str:
-        """File name in the cache."""
         return f"{self.artifact}-{self.version}.jar"
 
     @property
     def coordinates(self) -> str:
-        """In Maven's notation."""
         return f"{self.group}:{self.artifact}:{self.version}"
 
 
@@ -185,7 +183,6 @@ def ensure_jars(cache_dir: Path, jars: JarList, *, progress: Progress | None = N
 
 
 def jar_folder(cache_dir: Path, jars: JarList) -> Path:
-    """Return the folder of the current version's jars."""
     return cache_dir / f"{jars.program}-{jars.version}"
 
 

@@ -82,7 +82,6 @@ class Child:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The process that was started last."""
         if self._process is None:
             raise ValueError(f"{self.name} was never started")
         return self._process
@@ -107,7 +106,6 @@ class Child:
         return self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file.exists() else ""
 
     def start(self) -> Self:
-        """Start it."""
         guard()
         self._family = []
         with self.log_file.open("ab") as output:
@@ -174,7 +172,6 @@ class Child:
             raise self.failure(f"was not ready within {timeout_s:g} s") from None
 
     def failure(self, problem: str) -> ChildFailedError:
-        """Return an error with the end of its output."""
         tail = "\n".join(self.log.splitlines()[-_SHOWN_LINES:])
         return ChildFailedError(f"{self.name} {problem}; its log {self.log_file} ends with:\n{tail}")
 

@@ -95,7 +95,6 @@ class LiveView:
             self._console.print(moment(), soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     @contextmanager
@@ -125,7 +124,6 @@ def _plain(text: str) -> str:
 
 
 def group_table(group: Group) -> RenderableType:
-    """Return one moment of a group for a terminal."""
     count = len(group.workers)
     parts: list[RenderableType] = [f"[bold]{_plain(group.group)}[/]  {count} worker{'' if count == 1 else 's'}"]
     if group.note:

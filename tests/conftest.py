@@ -50,7 +50,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def project_root() -> Path:
-    """Folder of the repository."""
     return ROOT
 
 

@@ -42,7 +42,6 @@ class RunBroker:
 
     @property
     def port(self) -> int:
-        """Port for clients."""
         return int(self.bootstrap.rpartition(":")[2])
 
 

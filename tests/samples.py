@@ -31,12 +31,10 @@ WAITING = RetryMetadata(
 
 
 def waiting(offset: int, **changes: object) -> RetryMetadata:
-    """Return that metadata for the record at an offset of the main topic."""
     return replace(WAITING, origin=replace(WAITING.origin, offset=offset), **changes)  # type: ignore[arg-type]
 
 
 def dead(offset: int) -> RetryMetadata:
-    """Return metadata of its dead letter."""
     return waiting(offset, due_at_ms=None, tier=None, reason="exhausted")
 
 
@@ -51,7 +49,6 @@ def waiting_row(
 
 
 def key_of(row: Row) -> bytes:
-    """Return the key of a row in its table."""
     return row_key(row_due_ms(row.value or b""), row.identity)
 
 

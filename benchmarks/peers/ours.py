@@ -22,4 +22,4 @@ async def handle(value: bytes) -> None:
 
 for topic in spec.topics:
     policy = RetryPolicy(f"fixed({spec.delay_ms}ms, 9)")
-    retries.handler(topic, policy=policy, concurrency=spec.concurrency)(handle)
+    retries.handler(topic, policy=policy, concurrency=spec.concurrency, **spec.options)(handle)

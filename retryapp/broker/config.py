@@ -85,7 +85,6 @@ def properties(data: Path, *, port: int, controller_port: int, extra: Mapping[st
 
 
 def log_dir(data: Path) -> Path:
-    """Return where the topics are kept in a data folder."""
     return data / "kafka"
 
 

@@ -36,7 +36,6 @@ class KeptBroker:
 
     @property
     def bootstrap(self) -> str:
-        """Address for clients."""
         return f"{LOOPBACK}:{self.port}"
 
     @property
@@ -45,7 +44,6 @@ class KeptBroker:
         return broker_count(self.port) > 0
 
     def as_dict(self) -> dict[str, object]:
-        """The fields for JSON."""
         return {**asdict(self), "bootstrap": self.bootstrap}
 
 

@@ -73,14 +73,12 @@ class Broker:
 
     @property
     def port(self) -> int:
-        """Port for clients."""
         if self._port is None:
             raise BrokerFailedError("has no port yet: it was never started", "none")
         return self._port
 
     @property
     def bootstrap(self) -> str:
-        """Address for clients."""
         return f"{probe.LOOPBACK}:{self.port}"
 
     @property
@@ -97,7 +95,6 @@ class Broker:
 
     @property
     def log(self) -> Path:
-        """Its log file."""
         return self._log or self.data / "broker.log"
 
     def start(self, *, progress: Progress | None = None) -> None:

@@ -61,7 +61,6 @@ def command(*, place: Place, since: int | None, as_json: bool) -> ExitCode:
 
 
 def ledger_facts(ledger: Ledger) -> dict[str, Any]:
-    """Return a ledger for programs."""
     return {
         "group": ledger.group,
         "main": ledger.main,
@@ -75,7 +74,6 @@ def ledger_facts(ledger: Ledger) -> dict[str, Any]:
 
 
 def ledger_text(ledger: Ledger) -> str:
-    """Return a ledger for people."""
     rows = [(str(number), *_cells(balance)) for number, balance in sorted(ledger.partitions.items())]
     if len(rows) > 1:
         rows.append(("all", *_cells(ledger.total)))

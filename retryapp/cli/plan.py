@@ -150,7 +150,6 @@ def _show_acls(
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
-    """Return a plan for programs."""
     return {
         "bootstrap": plan.bootstrap,
         "brokers": plan.brokers,
@@ -162,7 +161,6 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
 
 
 def plan_text(plan: Plan, *, why: bool, manners: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Return a plan for people."""
     parts = [f"{plan.bootstrap}, {plan.brokers} broker{'s' if plan.brokers != 1 else ''}"]
     for (group, main), steps in groupby(plan.steps, key=lambda step: (step.group, step.main)):
         parts += ["", f"handler of {main} in group {group}"]

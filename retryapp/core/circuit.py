@@ -201,7 +201,6 @@ class Circuit:
 
     @property
     def closed(self) -> bool:
-        """Whether everything runs."""
         return self.state is CircuitState.CLOSED
 
     # -- what may begin -----------------------------------------------------------------------------------------
@@ -233,7 +232,6 @@ class Circuit:
                 return max(self.breaker.probes, int(self._rate(now_ms) * _TOKENS_MS))
 
     def begin(self, place: Hashable, now_ms: float) -> None:
-        """Note that a run begins."""
         if self.state is CircuitState.HALF_OPEN:
             self._slots[place] = now_ms + self.breaker.break_for_ms
             self._asked.add(place)
@@ -291,7 +289,6 @@ class Circuit:
         self._asked.clear()
 
     def tick(self, now_ms: float) -> Transition | None:
-        """Change the state by time."""
         if self.state is CircuitState.OPEN and now_ms >= self._until_ms:
             return self._probe(now_ms)
         if self.state is CircuitState.RECOVERING and now_ms >= self.since_ms + self.breaker.ramp_ms:
@@ -376,7 +373,6 @@ class Circuit:
     # -- what it costs records ----------------------------------------------------------------------------------
 
     def free(self, now_ms: float) -> bool:
-        """Tell whether a failure spends no attempt."""
         if self.state is CircuitState.FORCED_OPEN:
             return True
         return not self.closed and now_ms - self._left_ms - self._absent_ms < self.breaker.max_open_ms

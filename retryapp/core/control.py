@@ -158,7 +158,6 @@ class Edit(BaseModel):
 
     @property
     def parts(self) -> str:
-        """Names of the parts that it changes."""
         changed = {"value": self.value is not None, "key": self.key is not None}
         changed["headers"] = bool(self.headers or self.drop)
         return ", ".join(name for name, is_changed in changed.items() if is_changed)
@@ -233,7 +232,6 @@ class Command(BaseModel):
         return self
 
     def to_record(self, topic: str, partition: int) -> Outgoing:
-        """Return it as a record of the control topic."""
         return Outgoing(
             topic, partition, self.failure_id.encode(), self.model_dump_json(exclude_none=True).encode(), ()
         )
@@ -313,7 +311,6 @@ class LetterMark(BaseModel):
     """Of an edited one: coordinates of the letter, and the hash of its value."""
 
     def to_record(self, topic: str, partition: int) -> Outgoing:
-        """Return it as a record of the letter's topic."""
         headers: Headers = ((RETRY_MARK, self.mark.encode()),)
         return Outgoing(topic, partition, self.failure_id.encode(), self.model_dump_json().encode(), headers)
 

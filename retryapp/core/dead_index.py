@@ -148,7 +148,6 @@ def cause_bytes(cause: str | None) -> bytes | None:
 
 
 def cause_text(raw: bytes) -> str:
-    """Return the cause id of such bytes."""
     return _CAUSE_PREFIX + raw.hex()
 
 
@@ -167,7 +166,6 @@ def encode_letter(letter: IndexedLetter) -> bytes:
 
 
 def decode_letter(offset: int, raw: bytes) -> IndexedLetter:
-    """Decode a letter."""
     flags, append_ms, first, last, attempt, replays, cause, key_hash, *lengths = _FIXED.unpack_from(raw)
     ends = accumulate(lengths, initial=_FIXED.size)
     failure, reason, error_type, message, key, damage = (raw[start:end] for start, end in pairwise(ends))

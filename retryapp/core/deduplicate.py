@@ -105,7 +105,6 @@ def rule_of(given: Deduplicate | str | EventId | None) -> Deduplicate | None:
 
 
 def encode_seen(seen: Seen) -> bytes:
-    """Encode the value of a row."""
     return _VALUE.pack(SEEN_VERSION, seen.origin_offset, seen.expires_ms)
 
 

@@ -40,7 +40,6 @@ def shield(headers: Headers) -> Headers:
 
 
 def unshield(headers: Headers) -> Headers:
-    """Restore the names of shielded headers."""
     return tuple((_own(name), value) for name, value in headers)
 
 

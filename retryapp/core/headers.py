@@ -241,7 +241,6 @@ class HeaderReader:
         return version
 
     def metadata(self) -> RetryMetadata:
-        """Read everything."""
         version = self.version()
         metadata = RetryMetadata(
             version=version,
@@ -300,7 +299,6 @@ class HeaderReader:
         return parse_origin(value.decode("ascii", "replace"))
 
     def flag(self, header: str) -> bool:
-        """Tell whether a mark is there."""
         value = self.found.get(header)
         if value not in (None, b"1"):
             raise DamagedMetadataError(header, value, "expected 1, or no such header")

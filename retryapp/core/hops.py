@@ -259,7 +259,6 @@ def to_dead_letter(
 
 
 def _shorter(metadata: RetryMetadata, max_bytes: int, payload_bytes: int) -> Iterator[RetryMetadata]:
-    """Yield the metadata with fewer and fewer of its explanations."""
     yield metadata
     yield (untraced := replace(metadata, error_trace=None))
     yield (bare := replace(untraced, history=()))

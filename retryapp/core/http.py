@@ -85,7 +85,6 @@ class RetryAfter:
 
     @property
     def text(self) -> str:
-        """Its form in the policy's text."""
         return f"retry_after<={format_duration_ms(self.cap_ms)}"
 
     def __call__(self, error: BaseException, now_ms: int) -> int | None:

@@ -75,7 +75,6 @@ class LetterFilter(BaseModel):
     """Died before."""
 
     def fits(self, metadata: RetryMetadata, key: bytes | None, died_ms: int) -> bool:
-        """Tell whether a letter is one of those."""
         return (
             self.reason in (None, metadata.reason)
             and self.error_type in (None, metadata.error_type)
@@ -158,7 +157,6 @@ class JobCommand(BaseModel):
     why: Annotated[str, Field(max_length=MAX_WORDS)] = ""
 
     def to_record(self, topic: str, partition: int) -> Outgoing:
-        """Return it as a record of the control topic."""
         return Outgoing(topic, partition, self.job.encode(), self.model_dump_json(exclude_none=True).encode(), ())
 
 
@@ -188,7 +186,6 @@ class HandlerCommand(BaseModel):
     why: Annotated[str, Field(max_length=MAX_WORDS)] = ""
 
     def to_record(self, topic: str, partition: int) -> Outgoing:
-        """Return it as a record of the control topic."""
         return Outgoing(topic, partition, b"handler", self.model_dump_json(exclude_none=True).encode(), ())
 
 
@@ -225,7 +222,6 @@ class Part(BaseModel):
 
     @property
     def over(self) -> bool:
-        """Whether it does nothing more."""
         return self.state in (PartState.ENDED, PartState.CANCELLED)
 
     @property
@@ -249,7 +245,6 @@ class Level(BaseModel):
 
     @property
     def text(self) -> str:
-        """Return it in words."""
         return self.how + (f" by {self.by}" if self.by else "") + (f": {self.why}" if self.why else "")
 
 
@@ -268,7 +263,6 @@ class Steering(BaseModel):
     """Releases that came before their deliveries have ended: by offset on the main topic the number of the delivery."""
 
     def part(self, job: str) -> Part | None:
-        """Return the part of a job."""
         return next((part for part in self.parts if part.job == job), None)
 
     @property

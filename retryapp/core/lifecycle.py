@@ -50,7 +50,6 @@ class LifecycleEvent(BaseModel, ABC):
         """Record key on the events topic."""
 
     def to_json(self) -> bytes:
-        """Return the record value."""
         return self.model_dump_json().encode("utf-8")
 
 
@@ -63,7 +62,6 @@ class RecordEvent(LifecycleEvent, ABC):
 
     @property
     def key(self) -> bytes:
-        """The failure id."""
         return self.failure_id.encode("utf-8")
 
 

@@ -79,7 +79,6 @@ def place_of(row_key: bytes) -> Place:
 
 
 def after(place: Place) -> Place:
-    """Return the least place after this one."""
     return *place[:-1], place[-1] + 1
 
 
@@ -108,7 +107,6 @@ class Mark:
 
     @property
     def text(self) -> str:
-        """Return it as the offset's metadata."""
         text = f"{self.kind}{self.count}:{self.life}"
         for sign, place in (("@", self.first), ("-", self.end), ("<", self.upto)):
             text += sign + ".".join(map(str, place)) if place else ""
@@ -216,7 +214,6 @@ def _judge(found: Mark | None, life: str, start: Place, end: Place) -> Suspicion
 
 
 def rows_text(mark: Mark) -> str:
-    """Return a mark as one of the rows."""
     return f"{ROWS_MARK}{mark.text}"
 
 
@@ -241,7 +238,6 @@ class Tally:
         return self.received - self.first_try_ok - self.skipped - self.held
 
     def plus(self, *, received: int, ok: int, skipped: int = 0, held: int = 0) -> Tally:
-        """Return the tally with more records."""
         return replace(
             self,
             received=self.received + received,
@@ -288,7 +284,6 @@ class Note(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return it as metadata."""
         changelog = self.changelog and f"c:{self.changelog}"
         parts = (self.mark, self.tally, self.rows, self.settled, self.control, changelog)
         return " ".join(part for part in parts if part)
@@ -362,7 +357,6 @@ def read_steering(value: bytes) -> str:
 
 
 def control_text(topic_id: str, offset: int, *, steered: bool = False) -> str:
-    """Return a position on the control topic as text."""
     return f"{CONTROL}{topic_id}.{offset}{STEERED if steered else ''}"
 
 

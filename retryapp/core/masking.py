@@ -41,7 +41,6 @@ class Mask:
         return json.dumps(found, ensure_ascii=False) if places else text
 
     def free(self, text: str, headers: Headers, value: bytes | None) -> str:
-        """Return a text about a record without the values that are masked in it."""
         secrets = {raw.decode("utf-8", "replace") for name, raw in headers if raw and name.lower() in self.headers}
         with suppress(ValueError, RecursionError):  # it is no JSON, or is nested too deep to be looked into
             found = json.loads(value) if self.pointers and value else None

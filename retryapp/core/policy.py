@@ -135,7 +135,6 @@ class RetryPolicy:
 
     @property
     def dead_letters(self) -> tuple[str, ...]:
-        """Names of the dead-letter topics of its rules."""
         return tuple(dict.fromkeys(rule.dead_letters for rule in self.on if rule.dead_letters is not None))
 
     @property

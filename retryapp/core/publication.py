@@ -77,7 +77,6 @@ class Destination:
         self.problem, self.until_s = None, now_s + PROBLEM_S
 
     def fresh(self, now_s: float) -> bool:
-        """Tell whether its state can be trusted now."""
         if self.refusal is not None:
             self.problem, self.refusal = self.refusal, None
             self.until_s, self.doubted = now_s + REFUSED_S, False

@@ -66,11 +66,9 @@ class LeakyBucket:
         self.empty(now_ms)
 
     def empty(self, now_ms: float) -> None:
-        """Begin anew."""
         self.next_ms = now_ms + self.every_ms
 
     def room(self, now_ms: float) -> int:
-        """Return how many may go now."""
         return max(0, 1 + int((now_ms - self._from_ms(now_ms)) // self.every_ms))
 
     def take(self, count: int, now_ms: float) -> None:
@@ -106,7 +104,6 @@ class SharedTurns:
         return turn * self._step % self._of in self._range
 
     def room(self, now_ms: int) -> int:
-        """Return how many may go now."""
         after = 1 + self._turn(now_ms)
         turns = range(max(self._next, after - min(self._most, _MOST_TURNS)), after)
         most = math.ceil(self._most * len(self._range) / self._of)
@@ -119,7 +116,6 @@ class SharedTurns:
         self._saved = max(0, self._saved - number)
 
     def wait_ms(self, now_ms: int) -> float:
-        """Return for how long there is surely no room."""
         if self._saved:
             return 0.0
         turns = range(self._next, self._next + _MOST_TURNS)

@@ -66,7 +66,6 @@ class Record:
 
     @property
     def next_offset(self) -> int:
-        """The offset after it."""
         return (self.offset if self.damage is None else self.damage.last_offset) + 1
 
     @property

@@ -21,7 +21,6 @@ def refer(record: Record, safe_until_ms: int) -> Reference:
 
 
 def is_same(told: Reference, record: Record) -> bool:
-    """Tell whether a record is the one that has waited."""
     return refer(record, told.safe_until_ms) == told
 
 
@@ -43,6 +42,5 @@ def travelling(waiting: Headers, record: Record) -> Headers:
 
 
 def as_copy(row: PendingRow, record: Record) -> PendingRow:
-    """Return a row with the payload of its record."""
     headers = travelling(row.headers, record)
     return replace(row, value=record.value or b"", headers=headers, reference=None, revision=row.revision + 1)

@@ -171,7 +171,6 @@ class PendingRow:
         return replace(self, more=more, revision=self.revision + 1)
 
     def held_until(self, until_ms: int, now_ms: int) -> PendingRow:
-        """Return the row as an operator holds it."""
         return replace(self.held_next(None), hold=self.hold | OPERATOR, due_at_ms=until_ms, since_ms=now_ms)
 
 
@@ -189,17 +188,14 @@ def _main_hash(topic: str, topic_id: str) -> int:
 
 
 def identity_of(origin: Origin) -> bytes:
-    """Return the identity of the row of a record."""
     return _IDENTITY.pack(COPY, _main_hash(origin.topic, origin.topic_id), origin.partition, origin.offset)
 
 
 def is_identity(key: bytes | None) -> bool:
-    """Tell whether the key of a changelog record is that of a row."""
     return key is not None and len(key) == IDENTITY_BYTES and key[0] == COPY
 
 
 def origin_offset(identity: bytes) -> int:
-    """Return the offset of the first delivery in an identity."""
     return int.from_bytes(identity[OFFSET_AT:], "big")
 
 

@@ -91,7 +91,6 @@ class Rule:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The types' qualified names."""
         return tuple(map(qualified_name, self.error_types))
 
     @cached_property

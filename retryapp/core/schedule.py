@@ -71,7 +71,6 @@ class Schedule(ABC):
         return self.all_nominal_ms[min(attempt, self.retries) - 1]
 
     def follows(self, attempt: int) -> bool:
-        """Tell whether a delay follows a failed attempt."""
         return attempt >= 1 and (self.endless or attempt <= self.retries)
 
     def delay_ms(self, attempt: int, rng: float) -> int:
@@ -104,7 +103,6 @@ class Sequence(Schedule):
 
     @property
     def all_nominal_ms(self) -> tuple[int, ...]:
-        """The list itself."""
         return self.delays_ms
 
 

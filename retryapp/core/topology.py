@@ -144,7 +144,6 @@ class HandlerTopology:
 
     @property
     def dlqs(self) -> tuple[str, ...]:
-        """All dead-letter topics."""
         return () if self.drop else (self.dlq, *map(self.dlq_named, self.dead_letters))
 
     def dlq_named(self, name: str | None) -> str:
@@ -158,7 +157,6 @@ class HandlerTopology:
 
     @property
     def events(self) -> str:
-        """Lifecycle events topic."""
         return f"{self.prefix}.events"
 
     @property
@@ -183,7 +181,6 @@ class HandlerTopology:
 
     @property
     def consumed(self) -> tuple[str, ...]:
-        """Topics that the group subscribes."""
         return (self.main,)
 
 

@@ -80,7 +80,6 @@ class RetryLater(Exception):  # noqa: N818 - a verdict that reads as one: raise 
         super().__init__(text or asked)
 
     def wait_ms(self, now_ms: int) -> int:
-        """Return the wait from now on."""
         return max(0, self.at_ms - now_ms) if self.at_ms is not None else self.after_ms or 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,7 +109,6 @@ class Defer(Exception):  # noqa: N818 - a verdict that reads as one: raise Defer
         super().__init__(text or f"waits for its release for {self.deadline_ms} ms")
 
     def wait_ms(self, _now_ms: int) -> int:
-        """Return the wait from now on."""
         return self.deadline_ms
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -35,13 +35,11 @@ class HttpClient(Service):
     session: aiohttp.ClientSession | None = None
 
     async def on_stop(self) -> None:
-        """Close the session."""
         if HttpClient.session is not None:
             await HttpClient.session.close()
 
     @classmethod
     def open(cls) -> aiohttp.ClientSession:
-        """Return the session."""
         if cls.session is None:
             cls.session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),

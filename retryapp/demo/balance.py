@@ -50,7 +50,6 @@ class Balance:
 
     @property
     def text(self) -> str:
-        """The balance for people."""
         statuses = ", ".join(f"{number:,} x {status}" for status, number in sorted(self.dead_by_status.items()))
         lines = [
             f"Balance after {self.seconds:.0f} s, by the service's own log and the ledger of the topics:",

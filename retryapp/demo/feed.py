@@ -45,7 +45,6 @@ class Feeder:
 
     @property
     def finished(self) -> bool:
-        """True when all flights are acknowledged."""
         return self._exhausted and len(self.fed) == self._handed_over
 
     def turn(self) -> None:

@@ -45,7 +45,6 @@ class Report:
 
     @property
     def text(self) -> str:
-        """The same for people."""
         if self.path is None:
             return f"No report: {self.reason}"
         agrees = "Balance, ledger and report agree." if not self.problems else "The report does NOT agree:"

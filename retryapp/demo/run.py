@@ -65,7 +65,6 @@ class DemoOptions:
 
     @property
     def rate(self) -> float:
-        """Flights a second."""
         return min(RATE, self.records / LEAST_FEED_S)
 
 
@@ -141,7 +140,6 @@ class _Demo:
         self._waiting: set[int] = set()
 
     def play(self, progress: Progress | None) -> Balance:
-        """Run steps 1 to 4."""
         self._announce()
         self._open(progress)
         feeder = Feeder(self._connection, read_flights(self._options.records), rate=self._options.rate)

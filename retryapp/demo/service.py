@@ -49,7 +49,6 @@ class EnrichmentService:
         self._requests = 0
 
     async def enrich(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request."""
         started_ms = wall_ms()
         try:
             attempt = int(request.headers.get(ATTEMPT_HEADER, "1"))

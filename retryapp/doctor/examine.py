@@ -69,7 +69,6 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether nobody must act."""
         return not any(finding.counts for finding in self.findings)
 
 

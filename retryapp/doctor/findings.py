@@ -37,19 +37,16 @@ class Finding:
 
     @property
     def counts(self) -> bool:
-        """Whether somebody must act."""
         return self.severity in {Severity.WARNING, Severity.PROBLEM}
 
     @property
     def text(self) -> str:
-        """One line for a log."""
         expected = f", expected {self.expected}" if self.expected else ""
         why = f": {self.why}" if self.why else ""
         return f"{self.name}: {self.seen}{expected}{why}." + (f" {self.remedy}." if self.remedy else "")
 
 
 def ok(name: str, seen: str, expected: str = "") -> Finding:
-    """Report that something is as required."""
     return Finding(name=name, severity=Severity.OK, seen=seen, expected=expected)
 
 

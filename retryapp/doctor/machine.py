@@ -57,7 +57,6 @@ def judge_folder(base: Path) -> Iterator[Finding]:
 
 
 def judge_disk(folder: Path) -> Finding:
-    """Check the room on the disk of an existing folder."""
     free = shutil.disk_usage(folder).free
     seen, expected = f"{_size(free)} free", f"{_size(SCARCE_BYTES)} or more"
     if free >= SCARCE_BYTES:

@@ -113,12 +113,10 @@ class Plan:
 
     @property
     def to_create(self) -> tuple[PlanStep, ...]:
-        """Steps that create a topic."""
         return tuple(step for step in self.steps if step.action is Action.CREATE)
 
     @property
     def refused(self) -> tuple[PlanStep, ...]:
-        """Steps that keep the application from starting."""
         return tuple(step for step in self.steps if step.action not in {Action.OK, Action.CREATE})
 
     @property
@@ -142,7 +140,6 @@ class Plan:
 
 
 def missing_remedy(topic: str) -> str:
-    """Return what to do about a missing main topic."""
     return (
         f"Create it (kafka-topics.sh --create --topic {topic} --partitions N, or "
         f"'retryapp topics create -A module:app --create-main N'), or correct the name"

@@ -303,5 +303,4 @@ def station_text(trace: Trace) -> str:
 
 
 def total(balances: Collection[Balance]) -> Balance:
-    """Add balances up."""
     return Balance(**{f.name: sum(getattr(balance, f.name) for balance in balances) for f in fields(Balance)})

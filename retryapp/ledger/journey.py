@@ -134,11 +134,9 @@ class Cut:
         return max(letters, min(kept[topics.events], max(kept[topic] for topic in topics.retry)))
 
     def whole(self, topics: Iterable[int]) -> bool:
-        """Return whether topics have deleted nothing yet."""
         return all(self.kept_from_ms[topic] == WHOLE for topic in topics)
 
     def place(self, trace: Trace) -> str:
-        """Return the coordinates of a trace."""
         return f"{self.topics.names[trace.topic]}[{self.partition}]@{trace.offset}"
 
 
@@ -246,7 +244,6 @@ def _may_follow(at: Trace, trace: Trace) -> bool:
 
 
 def _end(way: Sequence[Trace], aside: Sequence[Trace], cut: Cut) -> Journey:
-    """Return the station at the moment."""
     last = way[-1]
     if last.station in _FATES:
         held = last.station is Station.ROW and not last.delivery and not last.loose

@@ -43,7 +43,6 @@ class Ledger:
 
     @property
     def total(self) -> Balance:
-        """All partitions together."""
         return total(self.partitions.values())
 
     @property

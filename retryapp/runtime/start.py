@@ -61,7 +61,6 @@ class BriefStart:
         return record.msg != EVENT_IDS[Event.LANE_OPENED][0]
 
     def end(self) -> None:
-        """Hide nothing any more."""
         for name in _LIBRARIES:
             logging.getLogger(name).setLevel(logging.NOTSET)
         logging.getLogger(EVENT_LOGGER).removeFilter(self)

@@ -73,7 +73,6 @@ class LanePlace(LaneSite):
 
 
 def lane_place(app: faust.App, served: Served, engine: PartitionEngine) -> LanePlace:
-    """Return where the lane of a handler's partition belongs."""
     topology, partition = served.handler.topology, engine.partition
     return LanePlace(
         name=f"{topology.prefix}.{partition}",

@@ -79,7 +79,6 @@ class RuntimeView:
         return str(self._runtime.app.conf.canonical_url)
 
     def handlers(self) -> Sequence[HandlerInfo]:
-        """Return the handlers of this app."""
         return [_info(self._runtime, main) for main in self._runtime.served]
 
     def partitions(self, main: str) -> Sequence[PartitionInfo]:
@@ -182,7 +181,6 @@ class RuntimeView:
         return send_commands(*self._steered(main), [command], wait_s=wait_s).get(command.id)
 
     def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
-        """Return the parts of jobs that the partitions here remember."""
         numbers = range(self._runtime.served[main].partitions)
         placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
         known = {number: each.engine.commands for number, each in placed.items()}

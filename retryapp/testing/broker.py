@@ -45,7 +45,6 @@ class Entry(NamedTuple):
 
     @property
     def visible(self) -> bool:
-        """Committed readers see it."""
         return self.txn is None or self.txn.committed is True
 
 
@@ -141,11 +140,9 @@ class MemoryBroker:
         return [self.append(TopicPartition(out.topic, out.partition), out, txn) for out in records]
 
     def add_offsets(self, name: str, epoch: int, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """Add group offsets to a transaction."""
         self._txn(name, epoch).offsets.update(offsets)
 
     def end_transaction(self, name: str, epoch: int) -> None:
-        """Commit."""
         self._end(self._checked(name, epoch), commit=True)
 
     def _checked(self, name: str, epoch: int) -> Producer:
@@ -178,11 +175,9 @@ class MemoryBroker:
     # -- the group ----------------------------------------------------------------------------------------------
 
     def heartbeat(self, member: str, generation: int) -> Standing:
-        """Take a sign of life."""
         return Standing.MEMBER
 
     def offsets_of(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
-        """Return the committed offsets that there are."""
         return {tp: Committed(self.committed[tp], self.notes.get(tp, "")) for tp in tps if tp in self.committed}
 
     def _move(self, offsets: Mapping[TopicPartition, Committed]) -> None:

@@ -242,12 +242,10 @@ class MemoryLaneTransport(MemoryLane):
         self.broker.append(tp, Outgoing(*tp, key, value, headers))
 
     def read(self, tp: TopicPartition, start: int = 0) -> list[Record]:
-        """Return the committed records of a partition from an offset on."""
         return self.broker.read(tp, start)[0]
 
     @property
     def offsets(self) -> dict[TopicPartition, int]:
-        """Committed offsets."""
         return self.broker.committed
 
     # -- workers ----------------------------------------------------------------------------------------------------

@@ -18,5 +18,4 @@ class RecordingObserver(Observer):
         self.seen.append(observation)
 
     def of(self, event: Event) -> list[Observation]:
-        """Return the observations of one kind."""
         return [observation for observation in self.seen if observation.event is event]

@@ -313,7 +313,6 @@ class MemoryPartition:
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """Waiting records by tier."""
         return {} if self.transport.pending is None else dict(self.transport.pending.counts())
 
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
@@ -333,7 +332,7 @@ class MemoryPartition:
             self._pump(tp)
         commands, control = self.engine.commands, self._site.control
         if commands is not None and control is not None:
-            commands.come(self.transport.broker.bounds([control])[control][1])
+            commands.queue.come(self.transport.broker.bounds([control])[control][1])
 
     def _pump(self, tp: TopicPartition) -> None:
         room = self.engine.room(tp) if self.transport.released is not None else 0

@@ -30,14 +30,12 @@ class Disk:
         self.stores: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
 
     def write(self, store: str, batch: tuple[Any, ...]) -> None:
-        """Write a batch atomically."""
         self.stores[store].append(batch)
 
     def sync(self, store: str) -> None:
         """Make a store's batches durable."""
 
     def drop(self, store: str) -> None:
-        """Delete a store."""
         self.stores.pop(store, None)
 
 
@@ -62,11 +60,9 @@ class _Stored:
         self.next_offset = max(self.next_offset, next_offset or 0)
 
     def close(self) -> None:
-        """Close it."""
         self._disk.sync(self._name)
 
     def drop(self) -> None:
-        """Delete it."""
         self._disk.drop(self._name)
 
 

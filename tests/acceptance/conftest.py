@@ -26,7 +26,6 @@ def make_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeStage]:
 
 @pytest.fixture
 def stage(bootstrap: str, tmp_path: Path) -> Iterator[Stage]:
-    """A stage of this test alone."""
     from harness import open_stage
 
     with open_stage(bootstrap, tmp_path) as made:

@@ -33,7 +33,6 @@ NO_ROW = b"no row"
 
 
 def changed(name: str, value: bytes | None) -> Callable[[Headers], Headers]:
-    """Return what changes one header."""
     return lambda good: tuple((dict(good) | {name: value}).items())
 
 
@@ -91,13 +90,11 @@ def damage_rows(stage: Stage) -> None:
 
 
 def segment_of(logs: Path, topic: str) -> Path:
-    """Return the only log segment of partition 0."""
     (segment,) = (logs / f"{topic}-0").glob("*.log")
     return segment
 
 
 def overwrite(file: Path, at: int, raw: bytes) -> None:
-    """Change bytes in place."""
     with file.open("r+b") as opened:
         opened.seek(at)
         opened.write(raw)

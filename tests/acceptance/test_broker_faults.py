@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, 
 
 @pytest.fixture(scope="module")
 def own_broker(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that these tests may stop."""
     with running_broker(cache_dir, data=tmp_path_factory.mktemp("own-broker")) as started:
         yield started
 

@@ -62,7 +62,6 @@ class Lived:
         return self.stage.worker(f"life{n}", ready=False)
 
     def see_die(self, worker: Worker) -> None:
-        """Wait for the end of a worker at its point."""
         assert worker.wait(30) == -signal.SIGKILL, worker.log[-3000:]
         assert f"crash: {self.crashes[self.lives]}" in worker.log
         self.lives += 1

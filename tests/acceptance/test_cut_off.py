@@ -49,7 +49,6 @@ def cut_off(stage: Stage, topic: str, link: Link, far: Worker, near: Worker, sta
 
 
 def opened(worker: Worker) -> int:
-    """Return how many lanes it has opened in its life."""
     return worker.log.count("retryapp.lane_opened")
 
 

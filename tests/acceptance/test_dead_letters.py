@@ -67,7 +67,6 @@ async def count(view: dict, delivery: Delivery) -> None:
 
 
 def letters_of(stage: Stage, topic: str, name: str = "") -> HandlerTopology:
-    """Return the topics of the handler of dead letters."""
     main = f"{HandlerTopology(stage.group, topic).dlq}{name}"
     return HandlerTopology(stage.group, main, drop=True, letters_of=topic)
 
@@ -87,7 +86,6 @@ def settled(stage: Stage, topology: HandlerTopology) -> Balance:
 
 
 def events(stage: Stage, topology: HandlerTopology) -> list[object]:
-    """Return the events of a handler."""
     records = Evidence(stage.connection, topology).records(topology.events)
     return [decode_event(record.value or b"") for record in records]
 

@@ -70,7 +70,6 @@ class Traffic:
     order_ids: set[int] = field(default_factory=set)
 
     def publish(self) -> None:
-        """Publish a number of each key and a record."""
         for key in KEYS:
             self.last[key] += 1
             # as the table's keys are written

@@ -28,7 +28,6 @@ LATE_MS = 5_000
 
 @pytest.fixture(scope="module")
 def house(bootstrap: str, make_stage: Callable[[str], Stage]) -> Stage:
-    """A worker with a handler for each story."""
     stage = make_stage(bootstrap)
     names = ("orders", "poison", "single", "tiered", "slow", "last")
     topics = {name: stage.main_topic(name) for name in names}

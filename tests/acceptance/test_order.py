@@ -21,7 +21,6 @@ RECORDS = 150
 
 
 def facts(count: int = RECORDS) -> list[dict[str, object]]:
-    """Return records of which one in six fails twice."""
     return [{"id": n, "key": f"k{n % KEYS}", "fail": 2 * (n % 6 == 0)} for n in range(count)]
 
 

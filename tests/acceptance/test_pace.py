@@ -21,7 +21,6 @@ CIRCUIT = {"minimum_calls": 10, "sampling": "2s", "break_for": "300ms", "ramp": 
 
 @pytest.fixture(scope="module")
 def house(bootstrap: str, make_stage: Callable[[str], Stage]) -> Stage:
-    """A worker with a handler for each story."""
     stage = make_stage(bootstrap)
     topics = {name: stage.main_topic(name) for name in ("outage", "burst")}
     stage.program(
@@ -33,7 +32,6 @@ def house(bootstrap: str, make_stage: Callable[[str], Stage]) -> Stage:
 
 
 def states(stage: Stage, topic: str) -> Counter[str]:
-    """Return the states of the circuits of a handler by its page."""
     (worker,) = stage.workers
     return Counter(part["circuit"] for part in partitions(worker, topic))
 

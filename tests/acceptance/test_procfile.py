@@ -25,7 +25,6 @@ WORKERS = 2
 
 @pytest.fixture
 def connection() -> KafkaConnection:
-    """Where the broker of the run will be."""
     return KafkaConnection(f"127.0.0.1:{free_ports(1)[0]}")
 
 

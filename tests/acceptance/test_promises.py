@@ -11,7 +11,6 @@ PAGE = TESTS.parent / "docs" / "testing.md"
 
 
 def promises() -> dict[str, list[NamedTest]]:
-    """Return by promise the tests that are named."""
     found = re.findall(r"^\| ([^|`]+) \| (`[^|]+) \|$", PAGE.read_text(), re.MULTILINE)
     return {promise: named_in(tests) for promise, tests in found}
 

@@ -62,7 +62,6 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    """A broker with a listener for each way in."""
     with secured_broker(cache_dir, tmp_path_factory.mktemp("certificates")) as broker:
         yield broker
 

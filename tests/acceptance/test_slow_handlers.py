@@ -32,7 +32,6 @@ def late(visits: list[Visit]) -> list[int]:
 
 
 def rebalances(worker: Worker) -> float:
-    """Return how many rebalances the worker has counted."""
     found = re.search(r"^retryapp_rebalance_seconds_count (\S+)$", worker.get("/retries/metrics")[1], re.MULTILINE)
     assert found is not None
     return float(found.group(1))

@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(40
 
 @pytest.fixture(scope="module")
 def brokers(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeBrokers]:
-    """Three brokers that these tests may stop."""
     with three_brokers(cache_dir, tmp_path_factory.mktemp("three-brokers")) as started:
         yield started
 

@@ -98,7 +98,6 @@ def handler_of(worker: Worker) -> dict[str, Any]:
 
 
 def gauges(worker: Worker, name: str) -> dict[str, float]:
-    """Return the series of a metric."""
     lines = [line.rsplit(" ", 1) for line in worker.get("/retries/metrics")[1].splitlines()]
     return {series: float(value) for series, value in lines if re.match(rf"retryapp_{name}(\{{|$)", series)}
 

@@ -190,7 +190,6 @@ class Act:
         )
 
     def flush(self) -> None:
-        """Wait until the broker has all."""
         if self._producer.flush(120) != 0:
             raise RuntimeError("the broker did not take all records")
 
@@ -232,7 +231,6 @@ class Act:
 
     @property
     def visits(self) -> int:
-        """How many runs have begun."""
         return len(self.stage.service.visits)
 
     def busy(self, more: int, timeout_s: float = 60.0, *, revive: bool = False) -> None:
@@ -262,7 +260,6 @@ class Act:
         wait_for(still, f"{self.topic} is at rest", timeout_s=timeout_s, every_s=0.5)
 
     def opened(self, worker: Worker) -> int:
-        """Return how many lanes a worker has opened in its life."""
         return worker.log.count("retryapp.lane_opened")
 
     def verdict(self) -> dict[str, Any]:

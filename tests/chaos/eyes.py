@@ -197,7 +197,6 @@ def _copy(station: str, message: Message) -> Copy:
 
 
 def b64(raw: bytes | None) -> str | None:
-    """Return bytes in the form that the logs have."""
     return None if raw is None else base64.b64encode(raw).decode()
 
 
@@ -213,7 +212,6 @@ def _content(line: dict[str, Any]) -> Any:
 
 
 def inputs(folder: Path) -> list[Input]:
-    """Read what was published."""
     return [
         Input(
             (line["partition"], line["offset"]), line["id"], line["fate"], _content(line), line["timestamp_ms"],
@@ -238,5 +236,4 @@ def runs(folder: Path) -> list[Run]:
 
 
 def injections(folder: Path) -> list[Injection]:
-    """Read what was done to it."""
     return [Injection(**line) for line in lines(folder / "injections.jsonl")]

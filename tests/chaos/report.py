@@ -127,7 +127,6 @@ def publish(folder: Path) -> None:
 
 
 def page(total: Mapping[str, Any]) -> str:
-    """Return the document that shows these figures."""
     faults = total["faults"].values()
     beyond = total["faults"].get("bar", {}).get("notes", {}).get("beyond_session_s", ())
     template = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True).from_string(  # noqa: S701 - Markdown, of our own figures

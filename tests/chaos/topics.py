@@ -36,7 +36,6 @@ ASK_S = 30.0
 
 
 def _admin(act: Act, request: Callable[[AdminClient], Mapping[Any, Future[Any]]]) -> None:
-    """Make a request and wait for all of its answers."""
     admin = AdminClient({"bootstrap.servers": act.ground.bootstrap})
     for future in request(admin).values():
         future.result(ASK_S)

@@ -60,7 +60,6 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Tell whether every promise held."""
         broken = [self.lost, self.wrong, self.early, self.over_policy, self.altered, self.leftover]
         return not any(broken) and not (self.single and self.copied)
 

@@ -22,7 +22,6 @@ IDENTITY = StoreIdentity(topic="app.orders.dlq", topic_id="i", partition=0)
 
 @pytest.fixture(params=["memory", "rocks"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
-    """An empty table of each kind."""
     if request.param == "memory":
         yield MemoryDeadLetterTable()
         return
@@ -32,12 +31,10 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
 
 
 def at(letter: IndexedLetter | None) -> int | None:
-    """Return the offset of a letter that was found."""
     return None if letter is None else letter.offset
 
 
 def name(origin_offset: int) -> str:
-    """Return the failure id of an origin offset."""
     return failure_id("app", Origin("orders", "kq8G0bTz", 0, origin_offset))
 
 

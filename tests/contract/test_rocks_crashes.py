@@ -41,7 +41,6 @@ def filled(path: Path, slices: int) -> RocksPendingTable:
 
 
 def cut_off(path: Path) -> None:
-    """Die in the middle of a recovery."""
     table = filled(path, SLICES)
     die()
     table.close()  # never: but the last reference to a table closes it, so it has to live until here

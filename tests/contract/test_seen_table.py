@@ -20,12 +20,10 @@ IDENTITY = StoreIdentity(topic="app.orders.seen.changelog", topic_id="i", partit
 
 
 def seen(event: int, offset: int, expires_ms: int) -> Seen:
-    """Return a row."""
     return Seen(event.to_bytes(16, "big"), offset, expires_ms)
 
 
 def found(table: Table, event: int) -> int | None:
-    """Return the offset that a table names for an event."""
     row = table.find(event.to_bytes(16, "big"))
     return None if row is None else row.origin_offset
 

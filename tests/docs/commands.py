@@ -17,7 +17,6 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """Return the code blocks of one language."""
     return [body for found, body in FENCE.findall(text) if found == language]
 
 
@@ -54,7 +53,6 @@ def resolve(command: list[str]) -> tuple[click.Command, list[str]]:
 
 
 def assert_parses(command: list[str]) -> None:
-    """Check that command and options exist."""
     found, rest = resolve(command)
     found.make_context("test", list(rest), resilient_parsing=False)
 

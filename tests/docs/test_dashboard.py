@@ -33,7 +33,6 @@ Ask = Any
 
 
 def chosen(query: str) -> str:
-    """Return a query as Grafana sends it."""
     for name, value in CHOSEN.items():
         query = query.replace(name, value)
     return query
@@ -41,7 +40,6 @@ def chosen(query: str) -> str:
 
 @pytest.fixture(scope="module")
 def text(worker_metrics: MetricsObserver) -> bytes:
-    """All that a worker and the archive show."""
     archive = PipelineMetrics()
     archive.round_ended("billing", began_ms=0, ended_ms=1, gaps=0, retention_ms={"billing.orders.dlq": 1})
     return worker_metrics.text() + generate_latest(archive.registry)

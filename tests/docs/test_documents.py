@@ -42,7 +42,6 @@ def first_cells(text: str, heading: str) -> list[str]:
     [(path.name, body) for path in DOCUMENTS for body in blocks(path.read_text(), "python") if "faust.App" not in body],
 )
 def test_python_blocks_run(document: str, code: str) -> None:
-    """Each by itself."""
     exec(compile(code, document, "exec"), {})  # noqa: S102 - the project's own documents
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def said() -> list[str]:
-    """What the benchmark reports on the way."""
     return []
 
 

@@ -19,7 +19,6 @@ class Echo(socketserver.BaseRequestHandler):
     """Sends back what it gets, until the link is rude."""
 
     def handle(self) -> None:
-        """Serve one connection."""
         with suppress(OSError):
             while chunk := self.request.recv(65_536):
                 self.request.sendall(chunk)
@@ -27,7 +26,6 @@ class Echo(socketserver.BaseRequestHandler):
 
 @pytest.fixture
 def link() -> Iterator[Link]:
-    """A link to a server that sends back what it gets."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         with Link(free_ports(1)[0], server.server_address[1]) as made:
@@ -37,7 +35,6 @@ def link() -> Iterator[Link]:
 
 @pytest.fixture
 def client(link: Link) -> Iterator[socket.socket]:
-    """A connection through the link."""
     with socket.create_connection(("127.0.0.1", link.port), timeout=10) as made:
         yield made
 

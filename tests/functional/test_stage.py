@@ -50,7 +50,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def bearers(mark: str) -> list[psutil.Process]:
-    """Return the processes that have a mark in their environment."""
     processes = []
     for process in psutil.process_iter():
         try:

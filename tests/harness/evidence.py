@@ -24,19 +24,15 @@ class Evidence:
     topology: HandlerTopology
 
     def records(self, topic: str) -> list[Record]:
-        """Return the committed records of a topic."""
         return list(read_topic(self.connection, topic))
 
     def copies(self, *topics: str) -> list[tuple[Record, RetryMetadata]]:
-        """Return the records of our topics with what their headers say."""
         return [(record, _metadata(record)) for topic in topics for record in self.records(topic)]
 
     def retries(self) -> list[tuple[Record, RetryMetadata]]:
-        """Return what was sent to wait."""
         return self.copies(*self.topology.retry_topics)
 
     def dead(self) -> list[tuple[Record, RetryMetadata]]:
-        """Return the dead letters."""
         return self.copies(*self.topology.dlqs)
 
     def succeeded(self) -> list[Succeeded]:
@@ -84,7 +80,6 @@ class Evidence:
         return counts
 
     def repeated_handoffs(self) -> dict[tuple[str, str, int], int]:
-        """Return every copy that is there twice."""
         return {copy: n for copy, n in self.handoffs().items() if n > 1}
 
     def due_times(self) -> dict[tuple[str, int], int]:

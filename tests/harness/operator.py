@@ -14,7 +14,6 @@ from retryapp.stage import wait_for
 
 
 def answered(answers: Mapping[Any, Future[Any]]) -> list[Any]:
-    """Wait for all answers to a request."""
     return [answer.result(20) for answer in answers.values()]
 
 
@@ -34,7 +33,6 @@ class Operator:
         assert self.producer.flush(20) == 0, "the broker did not take all records"
 
     def set_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Set offsets of a group whose members have left."""
         wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
         (answer,) = answered(self.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)]))
         assert all(place.error is None for place in answer.topic_partitions)
@@ -53,5 +51,4 @@ class Operator:
         wait_for(lambda: topic not in self.admin.list_topics(timeout=10).topics, "it is gone")
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Delete the records of a partition before an offset."""
         answered(self.admin.delete_records([TopicPartition(topic, partition, before)]))

@@ -82,7 +82,6 @@ class Service:
     _stopping: asyncio.Event = field(init=False)
 
     def start(self) -> None:
-        """Serve on a free port."""
         ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), name="service")
         self._thread.start()
@@ -90,7 +89,6 @@ class Service:
             raise RuntimeError("the service did not start")
 
     def stop(self) -> None:
-        """End the server."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(10)
 

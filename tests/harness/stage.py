@@ -76,11 +76,9 @@ class Stage:
 
     @property
     def connection(self) -> KafkaConnection:
-        """The broker."""
         return KafkaConnection(self.bootstrap)
 
     def main_topic(self, name: str = "orders", partitions: int = PARTITIONS) -> str:
-        """Make a main topic with a fresh name."""
         topic = f"{name}-{self.group}"
         admin = KafkaAdmin(self.connection)
         admin.create_main_topic(topic, partitions=partitions)
@@ -118,14 +116,12 @@ class Stage:
         return worker
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Worker:
-        """Start a command that runs workers of the program."""
         file = self.folder / f"{name}.log"
         worker = Worker(name, command, log_file=file, cwd=self.folder, env={**self.env, **(env or {})})
         self.workers.append(worker)
         return worker.start()
 
     def topology(self, topic: str) -> HandlerTopology:
-        """Return the topics of a handler."""
         handler = self.handlers[topic]
         return HandlerTopology(
             group=self.group,
@@ -137,11 +133,9 @@ class Stage:
         )
 
     def evidence(self, topic: str) -> Evidence:
-        """Return what the topics of a handler say."""
         return Evidence(self.connection, self.topology(topic))
 
     def producer(self) -> Producer:
-        """Return a plain producer."""
         return Producer({"bootstrap.servers": self.bootstrap, "acks": "all", "linger.ms": 5})
 
     def produce(self, topic: str, facts: Iterable[Mapping[str, Any]], partitions: int = PARTITIONS) -> int:

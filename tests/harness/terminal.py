@@ -22,7 +22,6 @@ def retryapp(stage: Stage, *words: str, names: list[str] | None = None) -> tuple
 
 
 def begin(stage: Stage, *words: str) -> subprocess.Popen[str]:
-    """Start it."""
     line = [str(Path(sys.executable).with_name("retryapp")), *words, "--json"]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return subprocess.Popen(line, text=True, cwd=stage.folder, env={**os.environ, **stage.env}, **pipes)

@@ -107,7 +107,6 @@ class ThreeBrokers:
         broker.stop()
 
     def close(self) -> None:
-        """End all."""
         for broker in self.nodes.values():
             broker.kill()
 
@@ -116,11 +115,9 @@ class ThreeBrokers:
         return {number: partition.leader for number, partition in self._topic(topic).partitions.items()}
 
     def group_coordinator(self, group: str) -> int:
-        """Return the node that coordinates a group."""
         return self._coordinator(CoordinationType.GROUP, group)
 
     def transaction_coordinator(self, transactional_id: str) -> int:
-        """Return the node that coordinates a transactional id."""
         return self._coordinator(CoordinationType.TRANSACTION, transactional_id)
 
     def wait_in_sync(self) -> None:

@@ -77,7 +77,6 @@ def _facts(delivery: Delivery) -> dict[str, Any]:
 
 
 def declare(wanted: dict[str, Any]) -> None:
-    """Declare one handler of the spec."""
 
     async def handle(value: Any, delivery: Delivery) -> None:
         if wanted["value"] == "bytes" and value != delivery.raw_value:

@@ -32,11 +32,9 @@ class Worker(Child):
 
     @property
     def url(self) -> str:
-        """Address of its pages."""
         return self.wait_for_line(r"pages (http://\S+)/retries/").group(1)
 
     def get(self, path: str) -> tuple[int, str]:
-        """Ask its pages."""
         return ask(self.url + path)
 
     def post(self, path: str, sent: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -45,7 +43,6 @@ class Worker(Child):
         return status, json.loads(body)
 
     def wait_ready(self, timeout_s: float = 40.0) -> None:
-        """Wait until all its lanes are open."""
 
         def ready() -> bool:
             if self.ended():

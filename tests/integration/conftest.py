@@ -21,7 +21,6 @@ def connection(bootstrap: str) -> KafkaConnection:
 
 @pytest.fixture
 def admin(connection: KafkaConnection) -> KafkaAdmin:
-    """An administrator of that broker."""
     return KafkaAdmin(connection)
 
 

@@ -34,7 +34,6 @@ def kept_data(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def taken_port() -> Iterator[int]:
-    """A port that something else listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

@@ -70,7 +70,6 @@ def errors(draw: st.DrawFn) -> BaseException:
 def told(
     record: Record, previous: RetryMetadata | None, error: BaseException, decision: RetryAt | Dead
 ) -> RetryMetadata:
-    """Return the metadata of a failure."""
     return after_failure(
         previous,
         group="billing",

@@ -42,7 +42,6 @@ rules = st.lists(
 
 @st.composite
 def policies(draw: st.DrawFn) -> RetryPolicy:
-    """Draw a policy."""
     elapsed = draw(st.none() | lengths)
     return RetryPolicy(
         draw(schedules),
@@ -53,7 +52,6 @@ def policies(draw: st.DrawFn) -> RetryPolicy:
 
 
 def failure(*, retry_after_ms: int | None = None, reason: DeadReason | None = None) -> Failure:
-    """Return a failure of no particular cause."""
     return Failure(
         error_type="E",
         message="",

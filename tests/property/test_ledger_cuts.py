@@ -43,7 +43,6 @@ class Lane:
     replayed: bool = False
 
     def __post_init__(self) -> None:
-        """Before the first transaction."""
         self._rows: dict[int, Step] = {}
         self._dead: dict[int, Step] = {}
         self._counted = 0
@@ -111,7 +110,6 @@ WAY = st.lists(TRANSACTION, min_size=12, max_size=40)
 
 
 def run(records: int, transactions: list[tuple[str, int, list[str]]]) -> Lane:
-    """Run a lane."""
     lane = Lane(records)
     for transaction in transactions:
         lane.run(*transaction)
@@ -119,7 +117,6 @@ def run(records: int, transactions: list[tuple[str, int, list[str]]]) -> Lane:
 
 
 def trace(step: Step, station: Station, topic: int, offset: int, when: int) -> Trace:
-    """Return what a copy at an offset tells."""
     delivery, *numbers = step
     return Trace(delivery, station, topic, *numbers, offset, when)
 
@@ -153,7 +150,6 @@ def count_at(lane: Lane, *, floor: int, received: int, end: int, reads: dict[int
 
 
 def count_at_rest(lane: Lane) -> PartitionCount:
-    """Count all of it."""
     last = len(lane.received) - 1
     reads = dict.fromkeys(STATION_OF, last)
     return count_at(lane, floor=last, received=lane.received[-1], end=len(lane.changelog), reads=reads)

@@ -61,7 +61,6 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         self.write(rows)
 
     def open(self) -> None:
-        """Open the table."""
         raise NotImplementedError
 
     @property
@@ -107,7 +106,6 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
 
     @rule(after=st.none() | KEYS, limit=st.integers(0, 5))
     def page(self, after: bytes | None, limit: int) -> None:
-        """Any page."""
         rows = [(key, value) for key, value in self.rows.items() if after is None or key > after]
         assert self.table.page(after, limit) == rows[:limit]
 
@@ -122,13 +120,11 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """Close and open again."""
         self.table.close()
         self.open()
 
     @invariant()
     def counts_and_look_up_hold(self) -> None:
-        """At any time."""
         if not hasattr(self, "table"):
             return
         rows = self.rows
@@ -139,7 +135,6 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         assert self.table.next_offset == self.changelog
 
     def teardown(self) -> None:
-        """Leave no files."""
         pending._PURGE_ROWS = PURGE_ROWS
         if hasattr(self, "table"):
             assert self.table.page(None, 1_000) == list(self.rows.items())
@@ -162,7 +157,6 @@ class Memory(PendingTableAgainstDict):
     """The one of tests and of the simulation."""
 
     def open(self) -> None:
-        """Read what was written."""
         self.table = MemoryPendingTable(self.disk, "0")
 
 

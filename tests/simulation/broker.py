@@ -93,7 +93,6 @@ class Broker(MemoryBroker):
         self._wake()
 
     def visible(self, tp: TopicPartition) -> list[Record]:
-        """Return all records of a partition that a committed reader sees."""
         return self.read(tp, self.logs[tp].start)[0]
 
     def compact(self, tp: TopicPartition) -> None:
@@ -222,7 +221,6 @@ class Broker(MemoryBroker):
                 joining.set_result((self.generation, numbers))
 
     def leave(self, member: str) -> None:
-        """Take a member out of the group."""
         if self._members.pop(member, None) is not None:
             self._prepare()
             if self._members and all(each.join is not None for each in self._members.values()):

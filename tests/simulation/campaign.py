@@ -42,7 +42,6 @@ class Summary:
     steps: int = 0
 
     def add(self, other: Summary) -> None:
-        """Add another sum to this one."""
         self.passed += other.passed
         self.failed += other.failed
         self.reached += other.reached
@@ -51,12 +50,10 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        """States that no history came to."""
         return [state for state in STATES if not self.reached[state]]
 
 
 def run_seeds(seeds: Sequence[int]) -> Summary:
-    """Run the histories of seeds in this process."""
     summary = Summary()
     for seed in seeds:
         result = simulate(seed)

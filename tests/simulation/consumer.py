@@ -86,7 +86,6 @@ class SimConsumer(Flow):
 
     @property
     def member(self) -> str:
-        """Its name in the group."""
         return f"{self._worker.process.name}-{self.number}"
 
     # -- the group ----------------------------------------------------------------------------------------------
@@ -153,7 +152,6 @@ class SimConsumer(Flow):
     # -- fetching -----------------------------------------------------------------------------------------------
 
     async def fetch(self) -> None:
-        """Fetch for as long as the process lives."""
         worker = self._worker
         while True:
             wanted = {tp: at for tp, at in self._positions.items() if tp in self._flowing and tp not in self._full}

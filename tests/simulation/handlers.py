@@ -65,7 +65,6 @@ class Handlers:
         self._note = note
 
     def of(self, worker: SimWorker, number: int) -> list[Handler]:
-        """Return those of a worker, the one of this number."""
         return [self._handler(worker, judge, number % 2) for judge in self._judges.values()]
 
     def _handler(self, worker: SimWorker, judge: Judge, other: int) -> Handler:
@@ -171,14 +170,12 @@ class Handlers:
         return _Open(origin, attempt, now, started_ms, going)
 
     def _stop(self, worker: SimWorker, judge: Judge, call: _Open) -> None:
-        """Note that a call was told to stop."""
         # where its process was stopped, the pool may have cancelled it long before it hears of that
         call.going.cancelled_ms = min(self._now_ms(), call.started_ms + POLICIES[0].timeout_ms)
         told = Call(worker.process.name, call.started_ms, self._now_ms(), fine=False)
         judge.oracle.stopped(call.origin, call.attempt, told)
 
     def _end(self, worker: SimWorker, judge: Judge, call: _Open, *, fine: bool) -> None:
-        """Note that a call has ended."""
         self._note("ended", worker.process.name, call.origin, call.attempt)
         told = Call(worker.process.name, call.started_ms, self._now_ms(), fine=fine)
         judge.oracle.ended(call.origin, call.attempt, told)

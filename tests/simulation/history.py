@@ -136,7 +136,6 @@ class History:
         self.loop.call_later(0.5, self._supervise, context=self.network.context)
 
     def _strike(self, fault: Fault) -> None:
-        """Have a fault happen."""
         loop, slot, size = self.loop, fault.slot % self.plan.workers, fault.size
         worker, now_s = self.slots[slot], self.loop.time()
         alive = worker is not None and worker.alive
@@ -283,7 +282,6 @@ class History:
     # -- the run ------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        """Run the plan to its end."""
         hook, sys.unraisablehook = sys.unraisablehook, lambda _told: None
         try:
             self.loop.run_until_complete(self._live())
@@ -383,5 +381,4 @@ class History:
 
 
 def simulate(seed: int) -> Result:
-    """Run the history of a seed."""
     return History(Plan.of(seed)).run()

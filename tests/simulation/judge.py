@@ -75,17 +75,14 @@ class Judge:
 
     @property
     def rate(self) -> RateLimit | None:
-        """The handler's limit."""
         return parse_rate(self.plan.rate) if self.plan.rate else None
 
     @property
     def options(self) -> dict[str, Any]:
-        """Fields of the handler."""
         return {"deduplicate": self.rule, "rate_limit": self.rate, "circuit": self.breaker}
 
     @property
     def breaker(self) -> CircuitBreaker | None:
-        """The handler's circuit."""
         if self.plan.outage is None:
             return None
         return CircuitBreaker(
@@ -121,11 +118,9 @@ class Judge:
 
     @property
     def retry_topics(self) -> list[str]:
-        """Those of all policies."""
         return sorted({topic for topology in self.topologies for topic in topology.retry_topics})
 
     def owns(self, topic: str) -> bool:
-        """Tell whether a topic is about its records."""
         return topic in {self.topology.main, self.names.results} or topic.startswith(f"{self.topology.prefix}.")
 
     @property
@@ -154,7 +149,6 @@ class Judge:
             raise Violation(f"I15: {taken_in} records in flight, and {self.plan.in_flight} are allowed")
 
     def waits(self) -> bool:
-        """Tell whether a record has no end yet."""
         if self.oracle.steering is not None and self.oracle.steering.unanswered:
             return True
         return bool(self.oracle.open_ends()) or any(map(self.oracle.waiting, range(self.plan.partitions)))

@@ -45,7 +45,6 @@ class Process:
         self._deferred: list[asyncio.Handle] = []
 
     def kill(self) -> None:
-        """End it here and now."""
         self.dead = True
         self._deferred.clear()
 
@@ -83,7 +82,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.broken = self.broken or told.get("exception")
 
     def time(self) -> float:
-        """Return virtual seconds."""
         return self._now_s
 
     def ready_again(self, handles: list[asyncio.Handle]) -> None:

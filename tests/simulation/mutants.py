@@ -56,7 +56,6 @@ class Mutant:
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """Have the fault while this is entered."""
         running = [patch.object(owner, name, new) for owner, name, new in self.patches]
         for each in running:
             each.start()
@@ -164,7 +163,6 @@ def _finished_anywhere(self: OffsetWindow[Any]) -> list[Any]:
 
 
 async def _no_recovery(self: LaneProtocol) -> None:
-    """The local store is believed as it is."""
     self.pending = self.open_pending()
 
 
@@ -182,7 +180,6 @@ async def _no_events(open_seen: Callable[[], Any], *_where: Any, **_when: Any) -
 
 
 async def _anew(*_: Any) -> tuple[Mapping[TopicPartition, int], str]:
-    """Offsets that are gone begin anew."""
     return {}, ""
 
 
@@ -264,7 +261,6 @@ def _silent(_self: Lane) -> None:
 
 
 def _for_ever(policy: Any, **told: Any) -> Any:
-    """No attempt is the last one."""
     decision = _decide(policy, **told)
     return decision if isinstance(decision, RetryAt) else RetryAt(told["now_ms"] + 100, 100, "300ms")
 

@@ -51,7 +51,6 @@ class Topics(NamedTuple):
 
     @classmethod
     def of(cls, topology: HandlerTopology, *, results: str) -> Topics:
-        """Return those of a handler."""
         ours = f"{topology.prefix}.retry", topology.dlq, topology.events, topology.pending_changelog
         return cls(topology.main, *ours, topology.seen_changelog, results)
 
@@ -111,11 +110,9 @@ class Oracle:
 
     @property
     def max_attempts(self) -> int:
-        """Deliveries that the policy allows."""
         return self.waits.count + 1
 
     def waiting(self, partition: int) -> list[bytes]:
-        """Return the keys of the rows that wait by the changelog."""
         return list(self._rows[partition])
 
     # -- what happens -------------------------------------------------------------------------------------------
@@ -136,7 +133,6 @@ class Oracle:
         now_ms: float,
         opening: Opening | None = None,
     ) -> None:
-        """A handler call begins."""
         story = self._story(origin)
         record = story.record
         if opening is not None:
@@ -282,7 +278,6 @@ class Oracle:
         return any(now_ms - call.started_ms >= self._timeout_ms for call in story.calls[attempt])
 
     def appeared(self, tp: TopicPartition, records: list[Record], now_ms: float) -> None:
-        """Committed readers see records."""
         topics = self._topics
         self.visible[tp.topic] += len(records)
         for record in records:
@@ -487,7 +482,6 @@ class Oracle:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def open_ends(self) -> list[Origin]:
-        """Return the inputs that have no fate yet."""
         return [origin for origin, story in self.stories.items() if not self._settled(story)]
 
     def _settled(self, story: Story) -> bool:

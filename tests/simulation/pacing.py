@@ -28,7 +28,6 @@ class Pacing:
         """Failures that spent no attempt."""
 
     def begun(self, origin: Origin, due_at_ms: int | None, now_ms: float, opening: Opening) -> None:
-        """A handler call begins."""
         if due_at_ms is None or not self._every_ms:
             return
         self._begun[origin[0], opening] += 1
@@ -38,7 +37,6 @@ class Pacing:
             raise Violation(f"I18 {origin[0]}/{origin[1]}: retry {count} of a session, {most:.1f} are allowed by now")
 
     def is_free(self, story: Story, attempt: int, delivery: int) -> bool:
-        """Tell whether a copy says that its delivery spent no attempt."""
         free = (self._circuit or story.gated > 0) and attempt < delivery - story.free
         if free:
             story.free = delivery - attempt
@@ -46,6 +44,5 @@ class Pacing:
         return free
 
     def spent(self, origin: Origin, story: Story, attempt: int, reason: str = "exhausted") -> None:
-        """An attempt is visibly spent."""
         if self._circuit and not self._lists and reason in {"exhausted", "expired"} and attempt not in story.spent:
             raise Violation(f"I18 {origin[0]}/{origin[1]}: attempt {attempt} is spent, which was free")

@@ -35,7 +35,6 @@ class Fault:
     """Between 0 and 1: how long or how much."""
 
     def __str__(self) -> str:
-        """Return it as one line."""
         return f"{self.at_s:6.2f} s  {self.kind} (machine {self.slot}, {self.size:.2f})"
 
 
@@ -438,7 +437,6 @@ class Plan:
         return (3 + (self.in_flight - 1).bit_length() + 3) * (1 + len(self.faults))
 
     def is_out(self, at_s: float) -> bool:
-        """Tell whether the service is down."""
         return self.outage is not None and self.outage[0] <= at_s < self.outage[1]
 
     def without(self, at: int) -> Plan:
@@ -447,7 +445,6 @@ class Plan:
         return replace(self, records=self.records[:at] + self.records[at + 1 :], repeats=repeats)
 
     def __str__(self) -> str:
-        """Return the plan as lines."""
         head = f"seed {self.seed}: {self.partitions} partitions, {self.workers} workers, clocks {self.offsets_ms}"
         sent = [f"{at_s:6.2f} s  record on {number}: {script}" for at_s, number, script in self.records]
         sent += [f"{at_s:6.2f} s  the other handler's on {number}: {script}" for at_s, number, script in self.others]

@@ -35,7 +35,6 @@ def _unsaid(self: Notes, _batch: Any) -> str:
 
 
 async def _before(self: Commands, record: Any, command: Any) -> None:
-    """A command counts as obeyed before its turn."""
     place = self._transport.place.main
     self._submit(Turn(source=place, next_offset=0, control=record.offset + 1))
     await _obey(self, record, command)
@@ -114,7 +113,6 @@ _next = Jobs._next
 
 
 def _forgotten(_text: str) -> Steering:
-    """An opening forgets the jobs."""
     return Steering()
 
 
@@ -131,7 +129,6 @@ def _unpaused(_self: Pace, **_state: Any) -> None:
 
 
 def _unedited(_self: Edit, letter: Record) -> Record:
-    """An edited replay has the record as it was."""
     return letter
 
 
@@ -141,7 +138,6 @@ def _key_forgotten(*args: Any, **facts: Any) -> RetryMetadata:
 
 
 def _not_forced(self: Pace, **state: Any) -> None:
-    """An opening forgets that the circuit is forced open."""
     _remember(self, **{**state, "forced": None})
 
 

@@ -44,7 +44,6 @@ _ended = Sequences.ended
 
 
 def _unordered(self: RefusedTurns, turn: Turn) -> bool:
-    """Turns overtake one that a topic has refused."""
     self._ordered = False
     return _keep(self, turn)
 

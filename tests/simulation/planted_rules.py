@@ -88,7 +88,6 @@ _schedule = Scheduler.__init__
 
 
 def _beside_suspects(self: Suspects, run: Run) -> None:
-    """What comes after suspects runs beside them."""
     held = len(self._held)
     _add(self, run)
     for other in self._held[held:]:
@@ -145,7 +144,6 @@ _failed_turn = deliver._failed_turn
 
 
 def _anew(previous: Any, **facts: Any) -> Any:
-    """Deliveries are counted as attempts are."""
     return replace(_after_failure(previous, **facts), delivery=facts["attempt"])
 
 
@@ -153,7 +151,6 @@ _after_failure = hops.after_failure
 
 
 def _at_its_row(record: Record, metadata: Any) -> Record:
-    """A redelivery has the time of its row."""
     return replace(_restore(record, metadata), timestamp_ms=record.timestamp_ms)
 
 

@@ -28,7 +28,6 @@ def _moved_on(self: Notes, offset: int) -> str:
 
 
 async def _marked_late(self: Suspects, mark: Mark, run: Run, *, past: bool = False) -> None:
-    """Suspects start while their mark is on its way."""
     marked = asyncio.ensure_future(_note(self, mark, run, past=past))
     if mark.kind is Kind.LIFE:
         await marked
@@ -38,7 +37,6 @@ _note = Suspects._note
 
 
 async def _not_waited_for(self: Suspects, group: list[Run]) -> bool:
-    """The next group starts when the one before has."""
     for run in group:
         self._submit(run)
     return True

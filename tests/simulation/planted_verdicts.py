@@ -24,7 +24,6 @@ def _as_attempts(previous: Any, _rule: Any) -> int:
 
 
 def _left(run: Run, failure: Any, ended_ms: int) -> Turn:
-    """A skip leaves the row."""
     turn = _skipped(run, failure, ended_ms)
     turn.rows = ()
     return turn

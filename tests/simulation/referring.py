@@ -39,7 +39,6 @@ class Referring:
         self.references = 0
 
     def strike(self, broker: Broker, tp: TopicPartition, kind: str, random: Random) -> None:
-        """Have records be lost that have an outcome."""
         entries, settled = broker.logs[tp].entries, broker.committed.get(tp, 0)
         found = [at for at, entry in enumerate(entries) if entry.record.offset < settled]
         if not found:

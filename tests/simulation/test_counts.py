@@ -33,24 +33,20 @@ class Told:
             self.oracle.ended((0, offset), 1, Call("w", 0, 1, fine=True))
 
     def say(self, first: int, end: int, received: int | None = None, ok: int | None = None) -> None:
-        """Publish an event."""
         received = end - first if received is None else received
         told = {"received": received, "first_try_ok": received if ok is None else ok, "skipped": 0}
         value = json.dumps({"kind": "progress", "from_offset": first, "to_offset": end, **told}).encode()
         self.broker.append(EVENTS, Outgoing(*EVENTS, b"", value, ()))
 
     def commit(self, offset: int, note: str = "r0:life") -> None:
-        """Move the group."""
         self.broker._move({MAIN: Committed(offset, note)})
 
     def judge(self) -> int:
-        """Judge it."""
         return check_counts(self.broker, self.oracle, TOPICS)
 
 
 @pytest.fixture
 def loop() -> Iterator[VirtualLoop]:
-    """Time."""
     made = VirtualLoop()
     yield made
     made.abandon()
@@ -58,7 +54,6 @@ def loop() -> Iterator[VirtualLoop]:
 
 @pytest.fixture
 def told(loop: VirtualLoop) -> Told:
-    """A partition."""
     return Told(loop)
 
 
@@ -71,7 +66,6 @@ def test_ranges_that_join_are_right(told: Told) -> None:
 
 
 def test_nothing_beside_an_offset_that_an_event_has_reached_is_right(told: Told) -> None:
-    """There is nothing to say."""
     told.say(0, 4)
     told.commit(4)
     assert told.judge() == 1
@@ -100,7 +94,6 @@ def test_a_group_that_is_forgotten_goes_on_by_its_changelog(told: Told) -> None:
     ],
 )
 def test_what_is_wrong_is_found(told: Told, steps: list[methodcaller]) -> None:
-    """Each by itself."""
     for step in steps:
         step(told)
     with pytest.raises(Violation, match="I12 0/"):

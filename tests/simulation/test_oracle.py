@@ -46,7 +46,6 @@ class Told:
         opening: Opening | None = None,
         offset: int = 0,
     ) -> None:
-        """The handler is called."""
         self.oracle.begun((0, offset), attempt, due_ms, (KEY, value, HEADERS, 7), at_ms, opening)
 
     def show(self, topic: str, attempt: int, *, at_ms: float = 1e9, due_ms: int = 0, value: bytes = b"v") -> None:
@@ -67,12 +66,10 @@ class Told:
         self.oracle.appeared(TopicPartition("events", 0), [Record("events", 0, 0, 0, b"", told, ())], 1e9)
 
     def publish(self, attempt: int) -> None:
-        """What the handler publishes at an attempt becomes visible."""
         record = Record("results", 0, attempt, 0, b"0", b"%d" % attempt, ())
         self.oracle.appeared(TopicPartition("results", 0), [record], 1e9)
 
     def move(self, topic: str, offset: int) -> None:
-        """The group moves on."""
         self.oracle.moved({TopicPartition(topic, 0): offset})
 
     def recovered(self, *due_ms: int) -> None:
@@ -80,7 +77,6 @@ class Told:
         self.oracle.recovered(0, {each.to_bytes(8, "big") + IDENTITY: ROW for each in due_ms})
 
     def at_rest(self) -> None:
-        """Everything is at rest."""
         self.oracle.at_rest()
 
 
@@ -93,7 +89,6 @@ IN_ORDER = [
 
 
 def tell(told: Told, steps: list[methodcaller]) -> None:
-    """Tell the oracle what happens."""
     for step in steps:
         step(told)
 
@@ -152,7 +147,6 @@ AGAIN_AFTER_ITS_END = [
     ],
 )
 def test_what_is_wrong_is_named(invariant: str, steps: list[methodcaller]) -> None:
-    """By its invariant."""
     told = Told()
     tell(told, steps[:-1])
     with pytest.raises(Violation, match=f"^{invariant} "):
@@ -216,7 +210,6 @@ def handle(oracle: Oracle, offset: int) -> None:
 
 
 def skip(oracle: Oracle, offset: int, first: int) -> None:
-    """The event of a skip becomes visible."""
     told = b'{"kind": "skipped", "origin": "orders@x/0/%d", "first_offset": %d}' % (offset, first)
     oracle.appeared(TopicPartition("events", 0), [Record("events", 0, 0, 0, b"", told, ())], 1e9)
 

@@ -25,7 +25,6 @@ A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
 
 def in_virtual_time(story: Callable[[VirtualLoop], Awaitable[Any]]) -> Any:
-    """Run a story in a loop of its own."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(story(loop))
@@ -34,7 +33,6 @@ def in_virtual_time(story: Callable[[VirtualLoop], Awaitable[Any]]) -> Any:
 
 
 def out(value: bytes, tp: TopicPartition = A, key: bytes | None = None) -> Outgoing:
-    """Return a record to publish."""
     return Outgoing(tp.topic, tp.partition, key, value, ())
 
 
@@ -95,7 +93,6 @@ def test_a_killed_process_runs_nothing_more() -> None:
 
 
 def test_a_process_can_be_killed_after_any_step() -> None:
-    """Each await is one."""
 
     async def story(_loop: VirtualLoop) -> list[int]:
         process, steps = Process("p"), list[int]()

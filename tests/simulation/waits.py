@@ -32,7 +32,6 @@ class Waits:
         return len(self._policies_ms[0])
 
     def fate(self, script: str) -> str:
-        """Return what a record's script comes to."""
         return _ENDS.get(step(script, self.last(script)), "dead")
 
     def last(self, script: str) -> int:
@@ -48,7 +47,6 @@ class Waits:
         return (self._own_ms if step(script, attempt) == "Y" else policy_ms)[_in_a_row(script, attempt) - 1]
 
     def least_ms(self, story: Story, attempt: int, worker: str) -> int:
-        """Return how long it waits at least after an attempt that failed in a worker."""
         policy_ms = self._policies_ms[self.followed.get(worker, 0)]
         if story.stopped and "Y" in story.script:  # one that is stopped is no busy service
             return min(*self._own_ms, *policy_ms)

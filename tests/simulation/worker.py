@@ -139,7 +139,6 @@ class SimWorker(Observer):
         return not self.process.dead and not self.ended
 
     def start(self) -> None:
-        """Start it."""
         self.process.context.run(self._start)
 
     def _start(self) -> None:

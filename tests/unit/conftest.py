@@ -15,7 +15,6 @@ FakeJava = Callable[[Path, str], Path]
 
 @pytest.fixture
 def load_tool(project_root: Path) -> LoadTool:
-    """Load a script by its name."""
 
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(f"{name}_tool", project_root / "tools" / f"{name}.py")

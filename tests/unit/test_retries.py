@@ -24,7 +24,6 @@ POLICY = RetryPolicy("1s")
 
 
 def new_app(**options: Any) -> faust.App:
-    """Return an app of no broker's."""
     return faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", **options)
 
 

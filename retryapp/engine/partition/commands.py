@@ -11,8 +11,6 @@ obeys, or after a crash the next claim; if the handler is done with it, that cou
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -48,7 +46,7 @@ from retryapp.core.jobs import (
     PartState,
     decode_command,
 )
-from retryapp.core.lane_errors import LaneClosedError, PositionGoneError
+from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
@@ -57,6 +55,7 @@ from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, observed, to_event
+from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, check_place
 from retryapp.engine.partition.releases import Releases
@@ -65,12 +64,6 @@ from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.ports import Event, PendingTable
 
-logger = logging.getLogger(__name__)
-
-MOST_WAITING: Final = 1_000
-"""Commands in memory; the others wait on their topic."""
-MOST_WAITING_BYTES: Final = 4 << 20
-"""The same in bytes: an edited value is in its command."""
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
 MAX_TEXT_BYTES: Final = 1_000
@@ -106,10 +99,7 @@ class Commands:
             read: returns a row, and its identity, that waits by reference as a copy (`engine.partition.recall`).
             applied_to: the offset of the main topic before which what became of all records is in the tables.
         """
-        self._next_offset, self._end = transport.control_next, transport.control_end
-        """Where the next reading of the control topic begins, and where the topic ends."""
-        self.caught_up = asyncio.Event()
-        """Set once the commands are obeyed that were there when the lane opened."""
+        self.queue = ControlQueue(transport)
         self._context = context
         self._transport = transport
         self._scheduler = scheduler
@@ -119,11 +109,9 @@ class Commands:
         self._reread = read
         self.over: set[bytes] = set()
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
-        self._queue: deque[Any] = deque()
-        self._wake = asyncio.Event()
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
-        place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.caught_up.set}
+        place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.queue.caught_up.set}
         self._letters = LetterCommands(context, transport, sequences, **place)
         self._jobs = Jobs(context, transport, self._letters)
         self._rows = RowCommands(context, transport, sequences)
@@ -136,12 +124,6 @@ class Commands:
         )
         self._gate: tuple[Record, Level] | None = None
         """What a rule has paused the partition for, until that is in a turn."""
-
-    def come(self, end: int) -> None:
-        """Note that the control topic ends there."""
-        if end != self._end:
-            self._end = end
-            self._wake.set()
 
     @property
     def paused(self) -> Level | None:
@@ -162,57 +144,29 @@ class Commands:
         """Obey commands until the session is over."""
         self._release_early()
         while True:
-            if not self._queue and self._end != self._next_offset:
-                await self._read()
-            if not self._queue:
-                self.caught_up.set()
+            if not self.queue and self.queue.unread:
+                await self.queue.read()
+            if not self.queue:
+                self.queue.caught_up.set()
                 await self._awaken()
             self._close_gate()
-            some = [self._queue.popleft() for _ in range(min(MOST_AT_ONCE, len(self._queue)))]
+            some = self.queue.take(MOST_AT_ONCE)
             commands = [self._decode(record) for record in some]
             if not all(isinstance(command, RefusedError) for command in commands):
                 await self._settle()
             for record, command in zip(some, commands, strict=True):
                 await self._obey(record, command)
-            if not self._queue and self._end == self._next_offset and self._jobs.may_step():
+            if not self.queue and not self.queue.unread and self._jobs.may_step():
                 await self._step()
             await asyncio.sleep(0)
 
-    async def _read(self) -> None:
-        """Read commands, as many as there is room for."""
-        control = self._transport.place.control
-        if control is None:
-            return
-        try:
-            end = await self._transport.reader.read(control, self._next_offset, self._receive)
-        except Exception as fault:
-            if not self.caught_up.is_set():
-                raise  # rows wait for what came before
-            logger.warning("Commands on %s[%d] could not be read: %r", *control, fault)
-            self._end = self._next_offset  # until `come` says more
-            return
-        if end < self._next_offset:
-            raise PositionGoneError(*control, self._next_offset)
-        if not self._full:
-            self._next_offset = self._end = end
-
-    def _receive(self, records: Sequence[Any], next_offset: int) -> bool:
-        self._queue.extend(records)
-        self._next_offset = next_offset
-        return self._full
-
-    @property
-    def _full(self) -> bool:
-        held = sum(len(record.value or b"") for record in self._queue)
-        return len(self._queue) >= MOST_WAITING or held >= MOST_WAITING_BYTES
-
     async def _awaken(self) -> None:
         """Wait for commands, for a rule that pauses the partition, or until a part of a job may go on."""
-        while self._end == self._next_offset and self._gate is None and not self._jobs.may_step():
-            self._wake.clear()
+        while not self.queue.unread and self._gate is None and not self._jobs.may_step():
+            self.queue.wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._jobs.wait_s()):
-                    await self._wake.wait()
+                    await self.queue.wake.wait()
 
     async def _step(self) -> None:
         """Have a job go on; commands that come meanwhile wait for this step, which sees what those before have left."""
@@ -236,7 +190,7 @@ class Commands:
         if run.pauses is not None and self.paused is None and self._gate is None:
             self._context.pace.pause()  # the turn follows: until it is durable a crash only has the record run again
             self._gate = run.shown, run.pauses
-            self._wake.set()
+            self.queue.wake.set()
         return self._rows.judged(run, outcome)
 
     def _close_gate(self) -> None:

@@ -341,7 +341,7 @@ class PartitionEngine(RunOwner):
 
     async def _commanded(self) -> None:
         if self.commands is not None:
-            await self.commands.caught_up.wait()
+            await self.commands.queue.caught_up.wait()
 
     def _held(self, key: bytes, row: PendingRow) -> bool:
         return self.commands is not None and self.commands.take_held(key, row)

@@ -35,6 +35,8 @@ CLAIM_LIMIT = 200
 CLAIM_BYTES = 1 << 20
 """Bytes of these; a larger row is claimed alone."""
 LEAST_AHEAD = 64
+REFERENCES_AHEAD = 256
+"""What one request brings; a shorter one costs as much."""
 NEVER_MS = 1 << 62
 MAX_SLEEP_S = 60.0
 BLOCKED_SLEEP_S = 0.25
@@ -65,7 +67,8 @@ class Scheduler:
         self.looked_ms = context.clock.wall_ms()
         """Time of the last scan for due rows; at first, of the session's begin."""
         batch = context.handler.batch
-        self._ahead = max(LEAST_AHEAD, 2 * context.handler.concurrency * (1 if batch is None else batch.size))
+        least = REFERENCES_AHEAD if context.handler.by_reference else LEAST_AHEAD
+        self._ahead = max(least, 2 * context.handler.concurrency * (1 if batch is None else batch.size))
         self._worth = max(1, min(CLAIM_LIMIT, self._ahead, context.handler.max_in_flight) // 2)
         """Room that is worth a look at the table while runners have claims to go on with."""
         self._context = context

@@ -149,7 +149,7 @@ class Ownership:
         bounds = await reader.bounds([*open_lanes]) if open_lanes else {}
         for tp, (_, end) in bounds.items():
             if (commands := open_lanes[tp].commands) is not None:
-                commands.come(end)
+                commands.queue.come(end)
 
 
 async def _finish(placed: Placed, deadline_s: float) -> None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as ClientTopicPartition
+from aiokafka.errors import OffsetOutOfRangeError
 from typing_extensions import override
 
 from retryapp.core.record import Record
@@ -122,6 +123,8 @@ class TailReader(TopicReader):
         self._questions: list[_Question] = []
         self._background = asyncio.Lock()
         self._behind: dict[TopicPartition, int] = {}
+        self._bounds: dict[TopicPartition, range] = {}
+        """Offsets that partitions had when single records were read last."""
 
     def behind(self, tp: TopicPartition) -> int:
         """Return how many offsets the current or last failed reading of a partition has left."""
@@ -164,12 +167,19 @@ class TailReader(TopicReader):
 
     @override
     async def records(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
-        first, end_ = (await self.bounds([tp]))[tp]
-        wanted = deque(offset for offset in offsets if first <= offset < end_)
+        bounds = self._bounds.pop(tp, range(0))  # after any error they are asked for again
+        if all(offset in bounds for offset in offsets):
+            with suppress(OffsetOutOfRangeError):  # the broker has deleted more since
+                return await self._picked(tp, offsets, bounds)
+        return await self._picked(tp, offsets, range(*(await self.bounds([tp]))[tp]))
+
+    async def _picked(self, tp: TopicPartition, offsets: Sequence[int], bounds: range) -> Mapping[int, Record]:
+        wanted = deque(offset for offset in offsets if offset in bounds)
         found: dict[int, Record] = {}
         while wanted:
             async with self._picker.turn() as consumer, asyncio.timeout(STALL_S):
                 await _pick(consumer, tp, wanted, found)
+        self._bounds[tp] = bounds
         return found
 
     async def stop(self) -> None:

@@ -94,7 +94,6 @@ class _Records(list[Any]):
 
     @property
     def offset(self) -> int:
-        """Offset of the last of them."""
         return int(self[-1].offset)
 
 

@@ -66,7 +66,6 @@ class RetryConsumer(Consumer):
         return RetryConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
     def ours(self, tp: Any) -> bool:
-        """Return whether a partition belongs to the engine."""
         return tp.topic in self.intake.topics
 
     async def in_thread(self, function: Callable[[aiokafka.AIOKafkaConsumer], Any]) -> Any:

@@ -32,7 +32,6 @@ def find_trim() -> Callable[[], object] | None:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
 
 

@@ -20,6 +20,8 @@ class LaneStory:
     error_ms: int | None = None
     cause: str | None = None
     """The last error since it was open that says more than that something took too long."""
+    away: bool = False
+    """The last error is that the group took the partition away: no error once it is back."""
 
 
 class LaneWatch(Observer):
@@ -39,6 +41,8 @@ class LaneWatch(Observer):
         story.since_ms = self._clock.wall_ms()
         if not closed:
             story.cause = None
+            if story.away:
+                story.error = story.error_ms = None
         elif observation.message is not None:
             kind = f"{observation.error_type}: " if observation.error_type else ""
             error = f"{kind}{observation.message}"
@@ -47,6 +51,7 @@ class LaneWatch(Observer):
             elif story.cause is not None:
                 error = f"{error}; before that, {story.cause}"
             story.error, story.error_ms = error, story.since_ms
+            story.away = observation.event is Event.LANE_CLOSED
 
     def look(self, handler: str, partition: int, session: int, state: str, error: str | None) -> LaneStory:
         """Return what is known of a lane, given its session, state and last error now.

@@ -243,7 +243,6 @@ class MetricsObserver(Observer):
         return label
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 

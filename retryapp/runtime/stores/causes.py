@@ -66,7 +66,6 @@ class CauseTally:
         self._changed.add(bucket)
 
     def write(self, batch: WriteBatch) -> None:
-        """Put what has changed into a batch."""
         for bucket in self._changed:
             count = self._counts.get(bucket)
             if count is None:
@@ -76,7 +75,6 @@ class CauseTally:
         self._changed.clear()
 
     def name_of(self, cause: bytes | None) -> str | None:
-        """Return the name of a cause, or None."""
         count = None if cause is None else self._counts.get(cause)
         return None if count is None else count.name
 

@@ -46,7 +46,6 @@ def _offset_of(key: bytes) -> int:
 
 
 def _name(letter: IndexedLetter) -> str:
-    """Return the name of a letter's cause by what the index has of its message."""
     return cause_name(letter.error_type or "", None, letter.message or "")
 
 

@@ -148,7 +148,6 @@ class Store:
 
     @property
     def db(self) -> Rdict:
-        """The open database."""
         if self._db is None:
             raise StoreBrokenError(str(self.path), "it is closed")
         return self._db
@@ -185,7 +184,6 @@ class Store:
             raise self._broken(exc) from exc
 
     def batch(self) -> WriteBatch:
-        """Return an empty write batch."""
         return WriteBatch(raw_mode=True)
 
     def write(self, batch: WriteBatch, used_ms: int, *, logged: bool = True, last: bool = False) -> None:
@@ -292,7 +290,6 @@ class RocksTable:
         return self._store.meta.next_offset
 
     def close(self) -> None:
-        """Close the store."""
         self._store.close()
 
     def drop(self) -> None:

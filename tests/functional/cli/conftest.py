@@ -34,7 +34,6 @@ class Outcome:
 
     @property
     def json(self) -> dict[str, Any]:
-        """Its last line."""
         parsed: dict[str, Any] = json.loads(self.out.splitlines()[-1])
         return parsed
 

@@ -32,7 +32,6 @@ def topology(bootstrap: str, module: str) -> HandlerTopology:
 
 
 def by_name(done: Any) -> dict[str, dict[str, str]]:
-    """Findings of a JSON report."""
     return {finding["name"]: finding for finding in done.json["findings"]}
 
 
@@ -191,12 +190,10 @@ def test_the_quick_form_returns_only_what_counts(bootstrap, topology, tmp_path):
 
 
 def identity(topology: HandlerTopology, offset: int) -> bytes:
-    """Return the identity of a record of partition 0."""
     return identity_of(Origin(topology.main, "t", 0, offset))
 
 
 def wait_in(operator: Operator, topology: HandlerTopology, offset: int = 0) -> None:
-    """Let one record wait."""
     row = encode_row(PendingRow(b"k", b"v", (), LATER_MS))
     operator.publish(topology.pending_changelog, row, key=identity(topology, offset), partition=0)
 

@@ -90,7 +90,6 @@ class _Book:
         self.shop.publish(self.shop.topology.pending_changelog, partition, marks.PROGRESS, value)
 
     def delete(self, topic: str, offset: int) -> None:
-        """Delete the records of partition 0 before an offset."""
         self.shop.operator.delete_records(topic, 0, offset)
 
     def take(self, **options: Any) -> Ledger:
@@ -266,7 +265,6 @@ def test_retry_topics_of_other_delays_are_found(shop, book: _Book):
 
 @pytest.fixture
 def writer(shop) -> Producer:
-    """A producer with an open transaction."""
     made = Producer({"bootstrap.servers": shop.operator.bootstrap, "transactional.id": f"t-{shop.topology.group}"})
     made.init_transactions(10)
     made.begin_transaction()

@@ -65,7 +65,6 @@ def test_every_error_is_one_line_and_its_exit_code(
 
 
 def test_a_traceback_is_shown_on_request(acting: Callable[[object], None], retryapp: Callable[..., Any]) -> None:
-    """For faults of ours."""
     acting(ZeroDivisionError("division by zero"))
     shown = retryapp("--traceback", "broker")
     assert shown.code == ExitCode.BUG

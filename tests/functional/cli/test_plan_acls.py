@@ -41,7 +41,6 @@ ALL = AclBindingFilter(
 
 
 def grant(operator: Operator, acls: list[dict[str, Any]]) -> None:
-    """Give the user of the app these rights."""
     bindings = [
         AclBinding(
             KINDS[acl["resource"]],

@@ -46,7 +46,6 @@ while started[-1].name != str(os.getpid()):
 
 
 def run_three(program: str) -> subprocess.Popen[str]:
-    """Run a program three times."""
     command = [sys.executable, "-c", RUN.format(program)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

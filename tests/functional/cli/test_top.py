@@ -47,7 +47,6 @@ GROUP = Group(
 
 
 def drawn(group: Group) -> str:
-    """Return the table as plain text."""
     file = io.StringIO()
     Console(file=file, width=200).print(group_table(group))
     return file.getvalue()

@@ -32,7 +32,6 @@ class House:
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
-    """Start a service."""
     log = tmp_path / "visits.jsonl"
     async with AsyncExitStack() as stack:
 

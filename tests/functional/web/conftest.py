@@ -11,12 +11,10 @@ from functional.web.house import FakeWorker, Site, busy_worker, serving
 
 @pytest.fixture
 def worker() -> FakeWorker:
-    """Return a worker in mid-life."""
     return busy_worker()
 
 
 @pytest.fixture
 async def site(worker: FakeWorker) -> AsyncIterator[Site]:
-    """Serve that worker."""
     async with serving(worker) as url, aiohttp.ClientSession() as session:
         yield Site(url, worker, session)

@@ -252,7 +252,6 @@ class FakeWorker(RuntimeView):
     # --- filling it ---
 
     def wait(self, md: RetryMetadata, *, key: bytes | None, value: bytes | None, headers: Headers = ()) -> PendingEntry:
-        """Add a waiting record."""
         row = PendingRow(key, value, shield(headers) + encode_metadata(md), md.due_at_ms or 0, NOW_MS - 47_990)
         entry = PendingEntry(
             partition=md.origin.partition,
@@ -272,7 +271,6 @@ class FakeWorker(RuntimeView):
         headers: Headers = (),
         letters: str | None = None,
     ) -> None:
-        """Add a dead letter at an offset of a dead-letter topic."""
         partition = md.origin.partition
         every = shield(headers) + encode_metadata(md)
         topic = f"{GROUP}.{MAIN}.dlq"
@@ -285,7 +283,6 @@ class FakeWorker(RuntimeView):
 
 
 def handler(main: str = MAIN, **changes: object) -> HandlerInfo:
-    """Return a handler of the group."""
     prefix = f"{GROUP}.{main}"
     plain = HandlerInfo(
         group=GROUP,

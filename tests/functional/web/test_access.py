@@ -41,12 +41,10 @@ HTML = {"Accept": "text/html"}
 
 
 def bearer(role: Role) -> dict[str, str]:
-    """Return the headers of somebody with a role."""
     return {"Authorization": f"Bearer {TOKENS[role]}"} if role else {}
 
 
 def address_of(path: str) -> str:
-    """Return an address that a route is for."""
     some = path.replace("{main}", MAIN).replace("{rest:.*}", "x/y/z").replace("{job}", "3f9ca81b02")
     some = some.replace("pending/{partition}/{offset}", "pending/0/10001")
     some = some.replace("/journey", f"/journey?id={NAME}")
@@ -56,7 +54,6 @@ def address_of(path: str) -> str:
 async def ask(
     url: str, path: str, headers: Mapping[str, str] = {}, method: str = "GET", **sent: Any
 ) -> tuple[int, str]:
-    """Return status and body."""
     async with (
         aiohttp.ClientSession() as session,
         session.request(method, url + path, headers=headers, allow_redirects=False, **sent) as response,

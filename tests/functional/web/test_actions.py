@@ -44,14 +44,12 @@ class Pages:
             return response.status, await response.text(), response.headers
 
     async def get(self, path: str, headers: Mapping[str, str] = {}) -> str:
-        """Return a page."""
         async with self.session.get(self.url + path, headers={"Accept": "text/html", **headers}) as response:
             return await response.text()
 
 
 @asynccontextmanager
 async def pages(worker: FakeWorker, operators: Operators) -> AsyncIterator[Pages]:
-    """Serve them."""
     async with serving(worker, operators) as url, aiohttp.ClientSession() as session:
         yield Pages(url, session)
 

@@ -40,7 +40,6 @@ ERRORS = [
 
 
 def assert_shape(body: str, code: str) -> None:
-    """Check the one shape of errors."""
     error = json.loads(body)
     assert set(error) == {"error"}
     assert set(error["error"]) == {"code", "message", "hint"}

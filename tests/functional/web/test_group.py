@@ -33,14 +33,12 @@ Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def facts(url: str, path: str = f"{BASE}/", **headers: str) -> Any:
-    """Return a page as JSON."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}{path}?format=json", headers=headers) as answer:
         assert answer.status == 200
         return json.loads(await answer.text())
 
 
 async def page(url: str, path: str = f"{BASE}/") -> str:
-    """Return a page."""
     async with aiohttp.ClientSession() as session, session.get(url + path) as answer:
         return await answer.text()
 
@@ -58,7 +56,6 @@ def owner(peer: str) -> FakeWorker:
 
 
 def other() -> FakeWorker:
-    """Return the worker with the partitions 1 and 2."""
     worker = busy_worker()
     worker.parts[MAIN] = [
         partition(0, state="elsewhere"),
@@ -131,13 +128,11 @@ async def test_a_worker_that_does_not_answer_leaves_its_last_numbers_with_their_
 
 
 async def hang(_request: web.Request) -> web.StreamResponse:
-    """Never answer."""
     await asyncio.sleep(60)
     raise AssertionError
 
 
 async def flood(request: web.Request) -> web.StreamResponse:
-    """Answer with a gigabyte."""
     response = web.StreamResponse()
     await response.prepare(request)
     for _ in range(1_024):
@@ -151,7 +146,6 @@ async def elsewhere(_request: web.Request) -> web.StreamResponse:
 
 
 async def garbage(_request: web.Request) -> web.StreamResponse:
-    """Answer with what is no part."""
     return web.Response(text='{"handlers": {"shop.orders": {"partitions": [{"partition": "one"}]}}}')
 
 

@@ -10,7 +10,6 @@ PAGE = "/retries/shop.orders/"
 
 
 async def test_lists_and_topics_that_it_publishes_to(site: Site, worker: FakeWorker) -> None:
-    """Where there are any."""
     _, _, plain = await site.get(PAGE)
     assert "<dt>Lists</dt>" not in plain
     assert "<dt>published</dt>" not in plain

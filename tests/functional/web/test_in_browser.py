@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    """Serve a worker in mid-life."""
     worker = busy_worker()
     fit(worker)
     with Served(worker) as made:
@@ -24,7 +23,6 @@ def served() -> Iterator[Served]:
 
 
 def empty_worker() -> FakeWorker:
-    """Return a worker that has had nothing to do."""
     worker = FakeWorker(infos=[handler(partitions=2)])
     worker.parts["shop.orders"] = [partition(0), partition(1)]
     return worker

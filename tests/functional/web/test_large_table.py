@@ -29,7 +29,6 @@ PARTITIONS = 16
 
 
 def identity(number: int, offset: int) -> bytes:
-    """Return the identity of a record of a partition."""
     return identity_of(Origin("orders", "kq8G0bTz", number, offset))
 
 
@@ -75,7 +74,6 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RocksPendi
 
 @pytest.fixture
 def view(tables: list[RocksPendingTable]) -> RuntimeView:
-    """A worker that has them."""
     clock = VirtualClock(NOW_MS)
     policy = SimpleNamespace(max_attempts=5)
     handler = SimpleNamespace(orphans=Orphans(MIN_ORPHANS), topology=HandlerTopology("app", "orders"), policy=policy)
@@ -95,7 +93,6 @@ def view(tables: list[RocksPendingTable]) -> RuntimeView:
 
 @pytest.fixture
 def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the rows that are read from any store."""
     counted = [0]
     items = Store.items
 

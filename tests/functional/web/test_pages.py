@@ -42,7 +42,6 @@ HTML_PAGES = [
 
 
 async def facts(site: Site, path: str, expected: int = 200) -> Any:
-    """Return the JSON of a page."""
     status, headers, body = await site.get(path + ("&" if "?" in path else "?") + "format=json")
     assert status == expected, body
     assert headers["Content-Type"] == "application/json; charset=utf-8"
@@ -60,12 +59,10 @@ class Outline(HTMLParser):
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note a tag and its link."""
         self.tags.append(tag)
         self.links += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
 
     def handle_data(self, data: str) -> None:
-        """Collect text."""
         self.text += data
 
 

@@ -23,7 +23,6 @@ retryapp_lateness_seconds_bucket{{handler="shop.orders",le="+Inf"}} {late}
 
 
 def count(worker: FakeWorker, deliveries: float, failures: float, late: float) -> None:
-    """Set a worker's counters."""
 
     async def text() -> bytes:
         return METRICS.format(deliveries=deliveries, failures=failures, late=late).encode()

@@ -13,7 +13,6 @@ from retryapp.core.topology import HandlerTopology
 
 @pytest.fixture
 def topology() -> HandlerTopology:
-    """A handler with names that no other test has."""
     return HandlerTopology(group=f"g{uuid.uuid4().hex[:8]}", main="orders", delays_ms=(1_000, 60_000))
 
 

@@ -15,13 +15,11 @@ MakeTopic = Callable[..., str]
 
 @pytest.fixture
 def topic(make_topic: MakeTopic) -> TopicPartition:
-    """A partition of a topic that no other test has."""
     return TopicPartition(make_topic(), 0)
 
 
 @pytest.fixture
 def settings(bootstrap: str) -> ClientSettings:
-    """Settings as a worker makes them."""
     return ClientSettings(
         connection={"bootstrap_servers": bootstrap},
         client_id=f"c{uuid.uuid4().hex[:8]}",

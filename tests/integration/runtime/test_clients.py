@@ -33,7 +33,6 @@ async def nothing_left() -> AsyncIterator[None]:
 
 
 async def started(bootstrap: str) -> AIOKafkaProducer:
-    """Start a producer as lanes have them."""
     producer = AIOKafkaProducer(
         bootstrap_servers=bootstrap, transactional_id=uuid.uuid4().hex, retry_backoff_ms=10, linger_ms=0
     )
@@ -58,7 +57,6 @@ def fall_silent(client: Any) -> list[Any]:
 
 
 async def ended(client: Any, connections: list[Any]) -> None:
-    """End it and check the time and the connections."""
     began_s = time.monotonic()
     await end(client, "c")
     assert time.monotonic() - began_s < WITHIN_S

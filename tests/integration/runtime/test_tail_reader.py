@@ -19,7 +19,6 @@ from retryapp.runtime.clients.tail import TailReader
 
 @pytest.fixture
 async def reader(settings: ClientSettings) -> AsyncIterator[TailReader]:
-    """A reader that is stopped at the end."""
     made = TailReader(settings)
     yield made
     await made.stop()

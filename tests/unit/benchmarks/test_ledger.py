@@ -14,7 +14,6 @@ from benchmarks.records import Wanted, encode
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """A ledger with room for ten records."""
     with Ledger.create(tmp_path / "ledger", 10) as made:
         yield made
 

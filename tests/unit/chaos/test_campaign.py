@@ -18,7 +18,6 @@ NO: Any = None
 
 
 def fault(name: str, count: int, reason: str = "") -> Fault:
-    """Return a fault that does nothing."""
     return Fault(name, name, "not at all", run=lambda *_: None, rounds=count, needs=lambda: reason)
 
 
@@ -45,7 +44,6 @@ class Recorded(Campaign):
     ran: list[str]
 
     def play(self, each: Round, _folder: Path) -> list[dict[str, Any]]:
-        """Fail in one of them."""
         self.ran.append(each.key)
         if each.key == "A#1":
             raise RuntimeError("it did not settle")

@@ -38,18 +38,15 @@ class Round:
         self.unsettled = 0
 
     def judge(self, **facts: Any) -> Verdict:
-        """Return what the verifier says of it."""
         told = Told(self.copies, self.waiting, self.unsettled, [])
         return judge({**FACTS, **facts}, self.inputs, self.runs, self.faults, told)
 
 
 def run(offset: int, attempt: int, begun_ms: int, status: int) -> Run:
-    """Return a run that was answered 10 ms later."""
     return Run((0, offset), attempt, begun_ms, CONTENT, 900, begun_ms + 10, status)
 
 
 def copy(station: str, offset: int, attempt: int, at_ms: int, **more: Any) -> Copy:
-    """Return a hand-off."""
     return Copy(station, station, 0, at_ms, at_ms, (0, offset), attempt, attempt, content=CONTENT, **more)
 
 
@@ -62,7 +59,6 @@ def test_a_round_in_order_passes() -> None:
 
 
 def changed(part: str, index: int, **changes: Any) -> Callable[[Round], None]:
-    """Return what changes fields of one entry."""
 
     def change(made: Round) -> None:
         entries = getattr(made, part)
@@ -72,12 +68,10 @@ def changed(part: str, index: int, **changes: Any) -> Callable[[Round], None]:
 
 
 def without(part: str, index: int) -> Callable[[Round], None]:
-    """Return what takes one entry away."""
     return lambda made: getattr(made, part).pop(index)
 
 
 def added(part: str, *entries: Any) -> Callable[[Round], None]:
-    """Return what adds entries."""
     return lambda made: getattr(made, part).extend(entries)
 
 

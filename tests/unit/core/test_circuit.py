@@ -18,7 +18,6 @@ def make(**options: Any) -> Circuit:
 
 
 def opened(now_ms: float = 0.0, **options: Any) -> Circuit:
-    """Return one that has just opened."""
     circuit = make(**options)
     for place in range(4):
         circuit.settle(place, fine=False, now_ms=now_ms, cause="Down")
@@ -35,7 +34,6 @@ def probing(now_ms: float = 5_000.0, **options: Any) -> Circuit:
 
 
 def probe(circuit: Circuit, now_ms: float, *outcomes: bool, first: int = 10) -> None:
-    """Have different records probe."""
     for place, fine in enumerate(outcomes, start=first):
         assert circuit.permits(now_ms) > 0
         circuit.begin(place, now_ms)

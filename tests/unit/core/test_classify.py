@@ -75,7 +75,6 @@ def test_what_no_rule_names_is_as_the_policy_says() -> None:
 
 
 def is_busy(delivery: int, error: BaseException) -> bool:
-    """Match errors with the number of the delivery."""
     return str(delivery) in str(error)
 
 

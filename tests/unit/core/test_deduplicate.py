@@ -15,7 +15,6 @@ BY_HEADER = Deduplicate("header:event-id")
 
 
 def record(*headers: tuple[str, bytes | None], value: bytes = b"v") -> Record:
-    """Return a record of the main topic."""
     return Record("orders", 0, 3, 1, b"k", value, headers)
 
 

@@ -62,7 +62,6 @@ DEAD = replace(WAITING, due_at_ms=None, tier=None, reason="exhausted", error_tra
 
 
 def with_header(name: str, value: bytes | None) -> Headers:
-    """Return version 1's bytes with one header changed."""
     return tuple((each, value if each == name else kept) for each, kept in WAITING_BYTES)
 
 

@@ -24,7 +24,6 @@ ORIGIN = Origin("orders", "kq8G0bTz", 3, 1042)
 
 
 def failure(message: str = "no") -> Failure:
-    """Return a failure with a traceback."""
     with pytest.raises(ValueError, match=message[:5]) as caught:
         raise ValueError(message)
     return classify(caught.value)
@@ -38,7 +37,6 @@ def after(
     previous: RetryMetadata | None = None,
     message: str = "no",
 ) -> RetryMetadata:
-    """Return metadata after a failed attempt."""
     return after_failure(
         previous,
         group="billing",
@@ -55,7 +53,6 @@ def after(
 
 
 def came(outgoing: Outgoing) -> Record:
-    """Return an outgoing copy as it is read from its topic."""
     return Record(outgoing.topic, outgoing.partition, 5, 9_999, outgoing.key, outgoing.value, outgoing.headers)
 
 

@@ -19,7 +19,6 @@ NOW_MS = 1_767_225_600_000  # Thu, 01 Jan 2026 00:00:00 GMT
 
 
 def answered(library: str, status: int, **headers: str) -> Exception:
-    """Return the error that a library raises for an answer."""
     if library == "aiohttp":
         info: Any = SimpleNamespace(real_url="http://x")
         return aiohttp.ClientResponseError(info, (), status=status, headers=CIMultiDict(headers))

@@ -175,7 +175,6 @@ def test_a_clean_end_finds_what_an_older_build_held_against_a_row() -> None:
 
 @st.composite
 def tallies(draw: st.DrawFn) -> tuple[Tally, int]:
-    """Return a tally and the offset that it reaches."""
     from_offset, to_offset = sorted(draw(st.lists(st.integers(0, LARGEST), min_size=2, max_size=2)))
     received = draw(st.integers(0, to_offset - from_offset))
     ok = draw(st.integers(0, received))

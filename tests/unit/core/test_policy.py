@@ -66,7 +66,6 @@ def test_the_text_names_everything_that_decides() -> None:
 
 
 def is_late(_delivery: object, _error: BaseException) -> bool:
-    """Say no."""
     return False
 
 

@@ -30,12 +30,10 @@ def windows(draw: st.DrawFn) -> tuple[int, dict[int, bool]]:
 
 
 def place(offset: int) -> Origin:
-    """Return a committed offset."""
     return Origin("orders", "kq8G0bTz", 3, offset)
 
 
 def test_version_1_is_read_and_written() -> None:
-    """Byte for byte."""
     assert encode_settled(SOME, BASE) == TEXT
     assert decode_settled(TEXT, BASE) == SOME
     assert encode_settled({}, BASE) == ""

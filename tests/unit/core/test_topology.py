@@ -184,7 +184,6 @@ def test_handlers_may_publish_to_each_other_in_one_direction() -> None:
 
 
 def letters(publishes: str = "", of: str = "orders", name: str = "") -> HandlerTopology:
-    """Return the topics of a handler of dead letters."""
     main = f"g.{of}.dlq{name}"
     return HandlerTopology("g", main, publishes=tuple(publishes.split()), drop=True, letters_of=of)
 

@@ -15,7 +15,6 @@ FATES = {1: Outcome.DONE, 2: Outcome.DONE, 3: Outcome.NOT_FOUND, 4: Outcome.UNPR
 
 
 def visit(flight_id: int, outcome: Outcome, *, attempt: int = 1, at: int = 10_000, **more: int | None) -> Visit:
-    """Make a visit that took 5 ms."""
     return Visit(
         flight_id=flight_id,
         attempt=attempt,

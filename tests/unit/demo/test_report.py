@@ -157,7 +157,6 @@ def test_a_folder_that_cannot_be_written_is_a_reason(make: Any, tmp_path: Path) 
 
 
 def test_a_process_that_does_not_end_is_given_up(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And killed."""
     monkeypatch.setattr(report, "TIMEOUT_S", 0.1)
     made, _ = make("import time; time.sleep(600)", tmp_path / "page.html")
     assert "was not there after 0.1 s" in made.reason

@@ -31,7 +31,6 @@ GOOD = {
 def judged(
     changes: dict[str, str] | None = None, *, brokers: int = 3, internal: dict[str, int] | None = None
 ) -> dict[str, Finding]:
-    """Judge brokers of which the second has other settings."""
     settings = {str(number): dict(GOOD) for number in range(brokers)}
     settings[str(min(1, brokers - 1))].update(changes or {})
     if changes and any("replication.factor" in name for name in changes):

@@ -15,7 +15,6 @@ from retryapp.doctor.findings import Finding, Severity
 
 
 def programs() -> dict[str, Finding]:
-    """Check this installation."""
     return {finding.name: finding for finding in machine.judge_programs()}
 
 

@@ -52,7 +52,6 @@ def test_the_commands_grant_all_of_it() -> None:
 
 
 def topic(*operations: str) -> TopicState:
-    """A topic on which this may be done."""
     return TopicState("t", "x" * 8, 1, 1, {}, operations=frozenset(operations))
 
 

@@ -52,7 +52,6 @@ def test_a_plan_is_reported_by_handler() -> None:
 
 
 def replicas(lagging: Mapping[int, int] | None = None, leaderless: tuple[int, ...] = ()) -> TopicState:
-    """A topic with three replicas."""
     return TopicState("t", "x" * 8, 12, 3, {}, leaderless, lagging or {})
 
 

@@ -41,13 +41,11 @@ async def make_rig(clock: VirtualClock) -> AsyncIterator[MakeRig]:
 
 @pytest.fixture
 async def rig(make_rig: MakeRig) -> Rig:
-    """A lane that is open."""
     return await make_rig().start()
 
 
 @pytest.fixture
 async def stubborn() -> AsyncIterator[Stubborn]:
-    """A stubborn handler that ends with the test."""
     handler = Stubborn()
     yield handler
     handler.over.set()

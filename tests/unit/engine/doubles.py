@@ -45,7 +45,6 @@ class BankDownError(Exception):
 
 
 async def down(_value: bytes) -> None:
-    """Fail."""
     raise BankDownError
 
 
@@ -54,7 +53,6 @@ async def fine(_value: Any) -> None:
 
 
 def failing(error: BaseException) -> Callable[[Any], Any]:
-    """Return a handler that raises."""
 
     async def handler(_value: Any) -> None:
         raise error
@@ -100,7 +98,6 @@ def make_context(
 def make_record(
     value: bytes | None = b"v", offset: int = 42, headers: Headers = (), key: bytes | None = b"k"
 ) -> Record:
-    """Make a record of the main topic."""
     return Record("orders", 0, offset, 1_600_000_000_000, key, value, headers)
 
 
@@ -112,18 +109,15 @@ class Owner:
         self.outcome: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
 
     def alive(self, _run: Run) -> bool:
-        """Count every run."""
         return True
 
     def waits(self, _run: Run) -> bool:
-        """Let every run begin."""
         return False
 
     def begun(self, _run: Run) -> None:
         """Do nothing."""
 
     def ended(self, _run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
-        """Take the outcome."""
         self.ends += 1
         if self.outcome.done():
             return
@@ -138,7 +132,6 @@ Due = tuple[Claim, Record]
 
 
 def claimed(context: DeliveryContext, identity: bytes, row: bytes) -> Due:
-    """Return a row as the scheduler claims it."""
     return Scheduler(context, 0, None, lambda _rows: None)._claim(row_key(row_due_ms(row), identity), row)
 
 
@@ -187,7 +180,6 @@ class Gate:
         self.open = False
 
     async def __call__(self, value: bytes) -> None:
-        """Wait to be let go."""
         self.started.append(value)
         self.running[value] = asyncio.get_running_loop().create_future()
         self.most = max(self.most, len(self.running))
@@ -205,7 +197,6 @@ class Gate:
             run.set_result(None)
 
     def let(self, value: bytes, error: Exception | None = None) -> None:
-        """Let a run end."""
         if error is None:
             self.running[value].set_result(None)
         else:
@@ -240,7 +231,6 @@ class Stubborn:
         self.over = asyncio.Event()
 
     async def __call__(self, value: bytes) -> None:
-        """Go on."""
         self.started.append(value)
         while value != b"fine" and not self.over.is_set():
             with contextlib.suppress(asyncio.CancelledError):
@@ -258,7 +248,6 @@ def the(turn: Turn) -> tuple[Outgoing, RetryMetadata]:
 
 
 def offsets(records: list[Record]) -> list[int]:
-    """Return the origins' offsets of copies."""
     found = []
     for record in records:
         metadata = decode_metadata(record.headers)
@@ -268,7 +257,6 @@ def offsets(records: list[Record]) -> list[int]:
 
 
 def problems(partition: MemoryPartition) -> list[str]:
-    """Return the errors that attempts failed with."""
     return [o.message or "" for o in partition.observer.seen if o.event is Event.FAILED]
 
 
@@ -281,7 +269,6 @@ def crowd(orphans: Orphans, count: int | None = None) -> list[asyncio.Future[Any
 
 
 async def settle() -> None:
-    """Let tasks run."""
     for _ in range(60):
         await asyncio.sleep(0)
 
@@ -294,12 +281,10 @@ async def reopen(partition: MemoryPartition) -> None:
 
 
 def held(partition: MemoryPartition) -> int:
-    """Return how many rows are held."""
     return partition.waiting.get("held", 0)
 
 
 def committed(partition: MemoryPartition) -> int:
-    """Return the offset of the main topic."""
     return partition.transport.offsets.get(TopicPartition("orders", 0), 0)
 
 
@@ -352,16 +337,13 @@ class Rig:
 
     @property
     def done(self) -> bool:
-        """Whether the lane has ended."""
         return self.task is not None and self.task.done()
 
     async def advance(self, ms: int) -> None:
-        """Let time pass."""
         self.clock.advance(ms)
         await self.settle()
 
     def turn(self, name: str, next_offset: int = -1, *, publishes: int = 0, size: int = 1, **more: object) -> Turn:
-        """Make a turn that notes how it was settled."""
         out = tuple(Outgoing(RETRY.topic, 0, None, name.encode() + b"x" * size, ()) for _ in range(publishes))
         return Turn(
             source=MAIN if next_offset >= 0 else None,

@@ -34,7 +34,6 @@ class Listed:
 
 
 def out(orders: MemoryPartition) -> list[bytes | None]:
-    """Return what is published."""
     return [record.value for record in orders.records("out")]
 
 

@@ -24,7 +24,6 @@ def found(note: str, *values: bytes) -> MemoryLaneTransport:
 
 
 def names(count: int) -> list[bytes]:
-    """Return values."""
     return [b"%d" % n for n in range(count)]
 
 
@@ -43,7 +42,6 @@ def rows_marks(transport: MemoryLaneTransport) -> list[str]:
 
 
 def without_life(mark: str) -> str:
-    """Return a mark without the life that wrote it."""
     kind, _, rest = mark.partition(":")
     at = min((rest.find(sign) for sign in "@<" if sign in rest), default=len(rest))
     return kind + rest[at:]

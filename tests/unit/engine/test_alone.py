@@ -51,7 +51,6 @@ class Holders:
 
 @pytest.fixture
 async def holders() -> Holders:
-    """Nobody holds it."""
     return Holders()
 
 

@@ -191,7 +191,6 @@ async def test_due_rows_come_in_batches_too() -> None:
 
 
 async def test_a_plain_function_takes_lists_in_a_thread() -> None:
-    """And marks there."""
 
     def handler(values: list[bytes], deliveries: list[Delivery]) -> None:
         deliveries[values.index(b"b")].fail(BankDownError())
@@ -326,7 +325,6 @@ async def test_a_handler_of_one_record_may_mark_it() -> None:
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
-    """At the declaration."""
     for size in (0, 10_001, True, "3"):
         with pytest.raises(InvalidSettingError, match="batch size"):
             Batch(size)  # type: ignore[arg-type]

@@ -35,7 +35,6 @@ class Forgotten(dict[TopicPartition, int]):
     """Offsets of a group that has none."""
 
     def setdefault(self, _tp: TopicPartition, default: int = 0) -> int:
-        """Have none."""
         return default
 
 

@@ -32,14 +32,12 @@ class Service:
         self.done: list[bytes] = []
 
     async def __call__(self, value: bytes, delivery: Delivery) -> None:
-        """Take one record."""
         self.seen.append((value, delivery.attempt, delivery.hot_attempt))
         if self.down is not None:
             raise self.down
         self.done.append(value)
 
     async def all(self, values: list[bytes], deliveries: list[Delivery]) -> None:
-        """Take many."""
         for value, delivery in zip(values, deliveries, strict=True):
             try:
                 await self(value, delivery)
@@ -48,7 +46,6 @@ class Service:
 
 
 def state(orders: MemoryPartition) -> CircuitState:
-    """Return the circuit's state."""
     assert orders.engine.context.pace.circuit is not None
     return orders.engine.context.pace.circuit.state
 

@@ -30,7 +30,6 @@ class Calls:
         self.seen: list[tuple[bytes, int, int, str]] = []
 
     async def __call__(self, value: bytes, delivery: Any) -> None:
-        """Note the call."""
         self.seen.append((value, delivery.attempt, delivery.replays, delivery.idempotency_key))
         if self.failing:
             raise ValueError("down")
@@ -246,7 +245,6 @@ async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_ar
 
 
 async def test_bad_commands_are_refused_and_stop_nothing() -> None:
-    """Each with an event."""
     calls = Calls()
     async with MemoryPartition(calls, "1h*3") as orders:
         await orders.send(b"one")

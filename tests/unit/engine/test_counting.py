@@ -15,7 +15,6 @@ Said = tuple[int, int, int, int, int]
 
 
 async def picky(value: bytes) -> None:
-    """Fail for some."""
     if value == b"bad":
         raise ConnectionError("503")
 
@@ -26,7 +25,6 @@ def make(transport: MemoryLaneTransport | None = None) -> MemoryPartition:
 
 
 def said(orders: MemoryPartition) -> list[Said]:
-    """Return what the visible events say."""
     events = [decode_event(record.value or b"") for record in orders.records(orders.handler.topology.events)]
     return [
         (each.from_offset, each.to_offset, each.received, each.first_try_ok, each.failed)

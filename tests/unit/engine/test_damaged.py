@@ -124,7 +124,6 @@ class OddError(Exception):
     """An error that cannot be looked at."""
 
     def __str__(self) -> str:
-        """Fail."""
         raise RuntimeError("no text")
 
 
@@ -185,7 +184,6 @@ def said(record: Record, name: str, value: bytes) -> Headers:
 
 @pytest.fixture
 async def waiting() -> Record:
-    """A record on the retry topic."""
     async with MemoryPartition(down, "1s 1h") as orders:
         await orders.send(b"v", key=b"user-key")
         (record,) = orders.records(RETRY)

@@ -29,7 +29,6 @@ class Caller:
         self.seen: list[tuple[bytes, int, int, bool, str | None]] = []
 
     async def __call__(self, value: bytes, delivery: Delivery) -> None:
-        """Note the call."""
         error = (delivery.last_error_type or "").rpartition(".")[2] or None
         self.seen.append((value, delivery.attempt, delivery.number, delivery.released, error))
         self.tokens.append(delivery.token)
@@ -201,7 +200,6 @@ async def test_an_operator_may_hold_a_deferred_record_on() -> None:
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
 async def test_in_order_others_wait_for_a_deferred_record(order: Order) -> None:
-    """As for one that has failed."""
     caller = Caller()
     async with MemoryPartition(caller, "1s*9", order=order) as orders:
         await orders.send(b"one", b"two", key=b"k")

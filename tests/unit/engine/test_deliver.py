@@ -139,7 +139,6 @@ def is_stale(delivery: Delivery, error: BaseException) -> bool:
 
 
 def is_broken(_delivery: Delivery, _error: BaseException) -> bool:
-    """Raise."""
     raise RuntimeError("x")
 
 

@@ -29,7 +29,6 @@ class Service:
         self.gate: asyncio.Event | None = None
 
     async def __call__(self, value: bytes) -> None:
-        """Take a record."""
         self.seen.append(value)
         if self.gate is not None:
             await self.gate.wait()
@@ -39,7 +38,6 @@ class Service:
 
 
 def partition(service: Service, policy: str = "1m", **options: Any) -> MemoryPartition:
-    """Return a partition whose handler deduplicates."""
     return MemoryPartition(service, policy, **{"deduplicate": BY_HEADER, **options})
 
 
@@ -158,7 +156,6 @@ NOW_MS = 1_000
 
 
 def row(event: int, offset: int = 7, expires_ms: int = 5_000) -> Seen:
-    """Return a row."""
     return Seen(event.to_bytes(16, "big"), offset, expires_ms)
 
 
@@ -171,16 +168,13 @@ class Table(MemorySeenTable):
         self.calls: list[str] = []
 
     def close(self) -> None:
-        """Note it."""
         self.calls.append("close")
 
     def drop(self) -> None:
-        """Note it."""
         self.calls.append("drop")
 
 
 def logged(*rows: tuple[bytes, bytes]) -> TopicReader:
-    """Return a reader of a changelog with these rows."""
     transport = MemoryLaneTransport()
     for key, value in rows:
         transport.append(CHANGELOG, key, value)
@@ -188,7 +182,6 @@ def logged(*rows: tuple[bytes, bytes]) -> TopicReader:
 
 
 def entry(row: Seen) -> tuple[bytes, bytes]:
-    """Return a row as the changelog has it."""
     return row.identity, encode_seen(row)
 
 

@@ -19,25 +19,21 @@ seen: list[tuple[bytes, int | None, bool]] = []
 
 @pytest.fixture(autouse=True)
 def nothing_seen() -> Iterator[None]:
-    """Each test begins with nothing seen."""
     seen.clear()
     yield
     seen.clear()
 
 
 def note(value: bytes, delivery: Delivery | None = None) -> None:
-    """Note a call."""
     seen.append((value, delivery.attempt if delivery else None, threading.current_thread() is threading.main_thread()))
 
 
 async def note_async(value: bytes, delivery: Delivery | None = None) -> None:
-    """Note a call."""
     await asyncio.sleep(0)
     note(value, delivery)
 
 
 async def with_extra(extra: str, value: bytes, delivery: Delivery) -> None:
-    """Take one argument more."""
     assert extra == "extra"
     await note_async(value, delivery)
 
@@ -46,16 +42,13 @@ class Methods:
     """Bound methods and callable objects."""
 
     async def bound(self, value: bytes) -> None:
-        """Be a bound method."""
         await note_async(value)
 
     def plain(self, value: bytes, delivery: Delivery) -> None:
-        """Be a plain bound method."""
         note(value, delivery)
 
 
 async def returns_coroutine(value: bytes) -> Any:
-    """Forget an await."""
     return note_async(value)
 
 
@@ -63,7 +56,6 @@ class CallableAsync:
     """An object with an asynchronous call."""
 
     async def __call__(self, value: bytes, delivery: Delivery) -> None:
-        """Be called."""
         await note_async(value, delivery)
 
 
@@ -71,7 +63,6 @@ class CallablePlain:
     """An object with a plain call."""
 
     def __call__(self, value: bytes) -> None:
-        """Be called."""
         note(value)
 
 
@@ -114,13 +105,11 @@ async def test_whatever_can_be_called_with_a_value_can_be_a_handler(
 
 
 async def generator(value: bytes) -> AsyncIterator[None]:
-    """Have a yield by mistake."""
     note(value)
     yield
 
 
 def plain_generator(value: bytes) -> Iterator[None]:
-    """The same."""
     note(value)
     yield
 
@@ -135,7 +124,6 @@ def test_a_generator_is_refused_where_it_is_declared(clock: object, function: An
 
 
 async def fails_later(value: bytes) -> Any:
-    """Return a coroutine that fails."""
 
     async def fail() -> None:
         raise ValueError(value)
@@ -144,7 +132,6 @@ async def fails_later(value: bytes) -> Any:
 
 
 async def nested(value: bytes) -> Any:
-    """Return a coroutine that returns a coroutine."""
 
     async def inner() -> Any:
         return note_async(value)

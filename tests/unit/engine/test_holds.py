@@ -28,7 +28,6 @@ class Calls:
         self.seen: list[tuple[bytes, int]] = []
 
     async def __call__(self, value: bytes, delivery: Any) -> None:
-        """Note the call."""
         self.seen.append((value, delivery.attempt))
         await self.gate.wait()
         if self.failing or delivery.attempt == 1:
@@ -36,7 +35,6 @@ class Calls:
 
 
 def holds(partition: MemoryPartition) -> list[int]:
-    """Return what holds each row."""
     table = partition.transport.pending
     return [] if table is None else [decode_row(value).hold for _, value in table.page(None, 100)]
 
@@ -109,7 +107,6 @@ async def test_a_record_that_runs_is_held_after_its_run(crash: bool) -> None:
 
 
 async def test_success_goes_before_a_hold() -> None:
-    """As before a cancellation."""
     calls = Calls()
     async with MemoryPartition(calls, "1s*9") as orders:
         await orders.send(b"one")

@@ -25,12 +25,10 @@ from retryapp.testing.tables import MemoryDeadLetterTable
 
 
 def failures(orders: MemoryPartition) -> list[str]:
-    """Return why the lane has failed."""
     return [seen.message or "" for seen in orders.observer.seen if seen.event is Event.LANE_FAILED]
 
 
 def start(part: str) -> bytes:
-    """Return the start of a job with these fields of its part."""
     head = '{"v":1,"id":"a","job":"j","verb":"job-start","part":{"verb":"replay","filter":{},'
     return f"{head}{part}}}}}".encode()
 

@@ -37,14 +37,12 @@ class Service:
         self.calls: list[tuple[bytes, int, str]] = []
 
     async def __call__(self, value: bytes, delivery: Any) -> None:
-        """Note the call."""
         self.calls.append((value, delivery.replays, delivery.idempotency_key))
         if self.all_down or value in self.down:
             raise ValueError(f"no {value.decode()}")
 
     @property
     def again(self) -> list[bytes]:
-        """Values of replays."""
         return [value for value, replays, _ in self.calls if replays]
 
 
@@ -61,7 +59,6 @@ async def letters(orders: MemoryPartition, service: Service, number: int) -> Non
 
 
 async def begin(orders: MemoryPartition, job: str = "j1", verb: Verb = Verb.REPLAY, **more: Any) -> dict[str, Any]:
-    """Begin a job about all letters that there are."""
     fields = {"filter": LetterFilter(**more.pop("filter", {})), "canary": 0, **more}
     part = JobPart(verb=verb, upto={DLQ: orders.records(DLQ)[-1].offset + 1}, **fields)
     return await tell(orders, JobVerb.START, job, part=part)
@@ -74,7 +71,6 @@ async def tell(orders: MemoryPartition, verb: JobVerb, job: str = "j1", **more: 
 
 
 def part_of(orders: MemoryPartition, job: str = "j1") -> Part:
-    """Return what the changelog remembers of a job."""
     (last,) = [
         record.value
         for record in orders.records(orders.handler.topology.pending_changelog)
@@ -86,13 +82,11 @@ def part_of(orders: MemoryPartition, job: str = "j1") -> Part:
 
 
 def told(orders: MemoryPartition) -> list[dict[str, Any]]:
-    """Return the events of commands."""
     events = [json.loads(record.value or b"{}") for record in orders.records("app.orders.events")]
     return [event for event in events if event["kind"] == "command"]
 
 
 def marks(orders: MemoryPartition, kind: MarkKind) -> list[LetterMark]:
-    """Return the marks of a kind, in order."""
     found = (mark_of(record.headers, record.value) for record in orders.records(DLQ))
     return [mark for mark in found if mark is not None and mark.mark is kind]
 

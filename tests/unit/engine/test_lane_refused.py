@@ -123,7 +123,6 @@ async def test_a_mark_of_rows_does_not_wait_for_a_refused_turn(rig: Rig) -> None
 
 
 async def test_a_session_that_fails_while_a_held_turn_is_retried_gives_each_back_once(rig: Rig) -> None:
-    """With those that waited for it."""
     refusing = Refusing(rig.transport, b"bad")
     rig.submit("bad", 1, publishes=1)
     await rig.settle()
@@ -249,7 +248,6 @@ async def test_what_is_after_a_held_turn_waits_although_another_was_held_and_pas
 
 
 def denied(_name: str, _epoch: int, _records: Sequence[Outgoing]) -> list[int]:
-    """Refuse everything."""
     raise HandOffRefusedError("app.orders.pending.changelog", "denied")
 
 

@@ -17,7 +17,6 @@ MAIN = TopicPartition("orders", 0)
 
 
 def latest(handler: object, policy: str = "1m 1m", **options: object) -> MemoryPartition:
-    """Make a partition of a handler with this order."""
     return MemoryPartition(handler, policy, **{"concurrency": 9, "order": Order.LATEST, **options})  # type: ignore[arg-type]
 
 

@@ -34,7 +34,6 @@ class Seen:
         self.errors, self.calls = list(errors), list[tuple[Any, Delivery]]()
 
     async def __call__(self, value: Any, delivery: Delivery) -> None:
-        """Take a letter."""
         self.calls.append((value, delivery))
         if self.errors:
             raise self.errors.pop(0)
@@ -62,7 +61,6 @@ async def letter_of(retries: Retries, value: bytes | None = b"v", headers: Heade
 
 
 def events(partition: MemoryPartition, kind: Callable[..., Any] | tuple[type, ...]) -> list[Any]:
-    """Return the events of some kinds."""
     found = [decode_event(record.value or b"") for record in partition.records(f"shop.{LETTERS}.events")]
     return [event for event in found if isinstance(event, kind)]  # type: ignore[arg-type]
 
@@ -105,7 +103,6 @@ async def test_a_letter_that_is_handled_at_once_is_marked_in_the_turn_of_its_off
 
 
 async def test_a_letter_that_fails_for_good_stays_and_is_marked(retries: Retries) -> None:
-    """There is no dead letter of a dead letter."""
     seen = Seen(*[OSError("away")] * 3)
     async with MemoryPartition.of(retries, LETTERS, function=seen) as letters:
         await letters.send(b"v")
@@ -186,7 +183,6 @@ async def test_what_is_dropped_leaves_an_event_that_says_what_a_dead_letter_woul
 
 
 def told(turn: Any) -> Discarded:
-    """Return the one event of a turn."""
     (out,) = turn.publishes
     assert out.topic == DROPPED.events
     event = decode_event(out.value)
@@ -195,7 +191,6 @@ def told(turn: Any) -> Discarded:
 
 
 def dropping(function: Any = None) -> Any:
-    """Return the context of a handler that drops."""
     context = make_context(function or failing(OSError()), "1s")
     object.__setattr__(context.handler, "topology", DROPPED)
     return context

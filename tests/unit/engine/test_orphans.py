@@ -26,7 +26,6 @@ class Hanging:
         self.over = threading.Event()
 
     def __call__(self, value: bytes) -> None:
-        """Hang."""
         self.begun.append(value)
         if value != b"fine":
             self.over.wait(20)
@@ -34,7 +33,6 @@ class Hanging:
 
 @pytest.fixture
 def hanging() -> Iterator[Hanging]:
-    """A hanging function that ends with the test."""
     handler = Hanging()
     yield handler
     handler.over.set()

@@ -44,7 +44,6 @@ class Service:
 
 
 def partition(service: Any, policy: RetryPolicy | str = "1s 10s", **options: Any) -> MemoryPartition:
-    """Make one with a circuit."""
     return MemoryPartition(service, policy, **{"circuit": BREAKER, "concurrency": 4, **options})
 
 
@@ -55,14 +54,12 @@ async def pass_time(orders: MemoryPartition, ms: int, step_ms: int = 200) -> Non
 
 
 def state(orders: MemoryPartition) -> CircuitState:
-    """Return the circuit's state."""
     circuit = orders.engine.context.pace.circuit
     assert circuit is not None
     return circuit.state
 
 
 def told(orders: MemoryPartition) -> list[str]:
-    """Return the states that its events tell of."""
     events = [decode_event(record.value or b"") for record in orders.transport.read(EVENTS)]
     return [event.to_state for event in events if isinstance(event, CircuitChanged)]
 

@@ -25,7 +25,6 @@ class Calls:
         self.gate: asyncio.Event | None = None
 
     async def __call__(self, value: bytes) -> None:
-        """Note the call."""
         self.begun.append(value)
         if self.gate is not None:
             await self.gate.wait()
@@ -122,7 +121,6 @@ async def test_commands_about_records_are_obeyed_meanwhile() -> None:
 
 
 async def test_paused_twice_is_paused_once() -> None:
-    """And one that goes on goes on."""
     calls = Calls()
     async with MemoryPartition(calls, "1h*3") as orders:
         await tell(orders, HandlerVerb.RESUME)

@@ -36,7 +36,6 @@ class Calls:
         self.gates: dict[bytes, asyncio.Event] = {}
 
     async def __call__(self, value: bytes) -> None:
-        """Note the call."""
         self.begun.append(value)
         if value in self.gates:
             await self.gates[value].wait()
@@ -48,14 +47,12 @@ class Lists(Calls):
     """The same for lists."""
 
     async def __call__(self, values: list[bytes]) -> None:  # type: ignore[override]
-        """Note the call."""
         self.begun += values
         if self.closed:
             raise LedgerClosedError("since noon, order 4711")
 
 
 async def go_on(orders: MemoryPartition) -> dict[str, Any]:
-    """Have the handler go on."""
     return await orders.obey(HandlerCommand(id=f"g{next(COMMANDS)}", verb=HandlerVerb.RESUME))
 
 

@@ -28,7 +28,6 @@ DAY = RetryPolicy("1d")
 
 
 async def publish(value: bytes, record: Delivery) -> None:
-    """Publish a result."""
     record.publish(OUT, b"done " + value, key=record.key, headers=(("trace", b"1"), ("trace", None)))
 
 

@@ -29,7 +29,6 @@ HEADERS: Final = (("trace", b"1"), ("trace", None), ("retry-due-ms", b"mine"))
 
 
 def rows(partition: MemoryPartition) -> list[Any]:
-    """Return what waits."""
     table = partition.transport.pending
     return [] if table is None else [decode_row(value) for _, value in table.page(None, 100)]
 
@@ -252,6 +251,5 @@ async def test_in_order_the_head_waits_by_reference(order: str) -> None:
     "options", [{"order": Order.LATEST}, {"order": Order.KEY, "policy": RetryPolicy("forever(10s)")}]
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
-    """By name."""
     with pytest.raises(InvalidSettingError, match="payload"):
         MemoryPartition(Script(), **{"policy": "1s", "by_reference": True, **options})

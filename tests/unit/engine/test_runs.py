@@ -21,7 +21,6 @@ class TextExitsError(Exception):
     """Its text ends programs."""
 
     def __str__(self) -> str:
-        """End the program."""
         raise SystemExit(3)
 
 
@@ -30,7 +29,6 @@ class HiddenCauseError(Exception):
 
     @property
     def __cause__(self) -> BaseException | None:
-        """Cancel whoever looks."""
         raise asyncio.CancelledError
 
 
@@ -38,7 +36,6 @@ class NamelessType(type):
     """A type whose name cannot be looked at."""
 
     def __getattribute__(cls, name: str) -> Any:
-        """Interrupt whoever asks for the name."""
         if name == "__qualname__":
             raise KeyboardInterrupt
         return super().__getattribute__(name)

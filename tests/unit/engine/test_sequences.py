@@ -18,7 +18,6 @@ from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 
 def rows(partition: MemoryPartition) -> list[tuple[bytes, bytes]]:
-    """Return the rows of the table."""
     table = partition.transport.pending
     return [] if table is None else table.page(None, 100)
 

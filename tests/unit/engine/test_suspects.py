@@ -226,7 +226,6 @@ async def test_a_skipped_duplicate_is_not_among_the_suspects() -> None:
 
 
 def beside(other: MemoryPartition, gate: Callable[[bytes], object], note: str, *values: bytes) -> MemoryPartition:
-    """Return a partition of the same worker as another."""
     made = MemoryPartition(gate, transport=found(note, *values), clock=other.clock, max_in_flight=4, concurrency=4)  # type: ignore[arg-type]
     made.engine.context = replace(made.engine.context, alone=other.engine.context.alone)
     return made

@@ -13,7 +13,6 @@ from retryapp.engine.handler.threads import Threads
 
 
 def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Wait for what another thread does."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "not in time"
@@ -64,7 +63,6 @@ async def test_a_run_sees_the_callers_context_and_changes_a_copy() -> None:
 
 
 def test_a_function_that_ends_after_its_loop_is_closed_hurts_nobody() -> None:
-    """Its thread ends."""
     over, seen = threading.Event(), list[threading.Thread]()
 
     def hang() -> None:

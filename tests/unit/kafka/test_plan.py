@@ -35,7 +35,6 @@ THREE = ClusterState(brokers=3, default_replication=3)
 
 
 def main_state(**changes):
-    """Return the main topic as a cluster may have it."""
     base = TopicState("orders", "abcdefgh", 4, 3, {"max.message.bytes": "2000000"})
     return dataclasses.replace(base, **changes)
 
@@ -201,7 +200,6 @@ def test_settings_that_are_not_told_are_a_mismatch():
 
 
 def step(action, *problems):
-    """Return a step of a plan."""
     return PlanStep(
         topic="t", role="dlq", action=action, group="g", main="m", partitions=1, replication=1, problems=problems
     )

@@ -60,7 +60,6 @@ def topics() -> Topics:
 
 @pytest.fixture
 def way() -> Callable[[str], list[Trace]]:
-    """Read a way."""
     return way_of
 
 

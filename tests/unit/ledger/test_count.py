@@ -99,7 +99,6 @@ def test_records_that_are_settled_beyond_the_offset_contradict_nothing(counted, 
 
 
 def test_a_group_without_offsets_is_one_finding(counted, make_cut):
-    """Not one for each record."""
     made = counted({7: "T1 W1", 8: "T1"}, offsets=(), cut=make_cut(received=0))
     assert [problem.fault for problem in made.problems] == [Fault.OFFSETS]
     assert "2 records" in made.problems[0].text
@@ -210,7 +209,6 @@ def test_a_damaged_batch_of_the_main_topic_is_dead_as_a_whole(counted):
 
 
 def test_headers_that_name_nobody_are_named_by_place(counted):
-    """Nothing is counted for them."""
     torn = Told(Trace(0, Station.RETRY, RETRY, 0, 0, 12, 9, loose=True), nobody="no origin")
     made = counted({}, told=[torn])
     assert [(p.fault, p.where, p.text) for p in made.problems] == [
@@ -237,7 +235,6 @@ def test_offsets_outside_of_the_main_topic_are_named(topics, committed, fault, t
 
 
 def test_partitions_add_up():
-    """Field by field."""
     assert total([Balance(received=3, done=2, dead=1), Balance(received=1, lost=1)]) == Balance(
         received=4, done=2, dead=1, lost=1
     )

@@ -114,7 +114,6 @@ def test_what_may_have_been_deleted_is_unknown_and_not_lost(way, make_cut, text,
     ],
 )
 def test_the_same_hand_off_twice_and_two_places_at_once_are_named(way, make_cut, text, fate, count):
-    """With all their places."""
     journey = follow(way(text), make_cut())
     assert journey.fate is fate
     assert [(fault, len(traces)) for fault, traces, _ in journey.faults] == [(Fault.TWICE, count)]

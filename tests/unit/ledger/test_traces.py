@@ -96,7 +96,6 @@ def test_a_dead_letter_for_a_damaged_batch_tells_its_range(topics, first, last):
 
 
 def row(offset: int, topic_id: str, headers: Headers) -> Record:
-    """Return a row of the changelog under the key of an offset."""
     key = identity_of(Origin("orders", topic_id, 0, offset))
     return record("c", (), key=key, value=encode_row(PendingRow(b"k", b"{}", headers)))
 

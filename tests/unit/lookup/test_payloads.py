@@ -77,7 +77,6 @@ def test_a_payload_says_what_was_sent(raw: bytes) -> None:
 
 @pytest.mark.parametrize("filler", [b"x", "é".encode(), "\U0001f600".encode()])
 def test_long_text_is_cut_on_a_characters_boundary(filler: bytes) -> None:
-    """A cut character does not make bytes of a text."""
     for shift in range(4):
         payload = payload_of(b"a" * shift + filler * (payloads.MAX_TEXT_BYTES + 1))
         assert payload.kind is Kind.TEXT

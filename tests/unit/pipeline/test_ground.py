@@ -84,7 +84,6 @@ def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:
     ],
 )
 def test_a_failed_job_says_what_to_do(said: str, advice: str) -> None:
-    """By what Spark said."""
     error = named_failure(RuntimeError(said), job="archive")
     assert isinstance(error, JobFailedError)
     assert advice in str(error)

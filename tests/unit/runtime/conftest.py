@@ -66,7 +66,6 @@ async def consumer(runtime: Runtime) -> RetryConsumer:
 
 @pytest.fixture
 def thread(consumer: RetryConsumer) -> Any:
-    """The consumer's scripted thread."""
     return consumer._thread
 
 
@@ -80,7 +79,6 @@ async def stopped_thread(consumer: RetryConsumer) -> AsyncIterator[RetryConsumer
 
 @pytest.fixture
 def client(thread: Any) -> ScriptedClient:
-    """The scripted client library."""
     return thread.client  # type: ignore[no-any-return]
 
 
@@ -99,7 +97,6 @@ def records() -> MakeRecords:
 
 @pytest.fixture
 def kafka(monkeypatch: pytest.MonkeyPatch) -> Kafka:
-    """A broker that acknowledges at once."""
     made = Kafka()
     made.acknowledged.set()
     monkeypatch.setattr(transport, "AIOKafkaProducer", lambda **options: Producer(made, **options))
@@ -149,7 +146,6 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
 
 @pytest.fixture
 def lane(make_lane: MakeLane) -> KafkaTransport:
-    """A lane on that broker."""
     return make_lane()
 
 

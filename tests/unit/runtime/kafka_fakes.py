@@ -1,5 +1,4 @@
 """The client library and the broker as a test scripts them: for the consumer, its thread, and a lane's clients."""
-# ruff: noqa: D102 - the methods are those of the classes that they stand for
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ TP = TopicPartition("clicks", 0)
 
 
 def batch(session: int) -> Batch:
-    """Make an empty batch."""
     return Batch(TP, session, [])
 
 
@@ -42,7 +41,6 @@ def test_what_could_not_be_read_stands_for_its_range() -> None:
 
 @pytest.fixture
 def taken() -> list[int]:
-    """Sessions of the batches that were taken."""
     return []
 
 

@@ -64,17 +64,14 @@ def destination() -> Destination:
 
 
 def publications(destination: Destination, *sizes: int) -> Sequence[Publication]:
-    """Return records for it with values of these sizes."""
     return [Publication(OUT, 1, b"k", bytes(size), (), destination) for size in sizes]
 
 
 def ours(size: int = 10) -> Outgoing:
-    """Return a record for a topic of ours."""
     return Outgoing(OURS, 1, b"k", bytes(size), ())
 
 
 async def told() -> None:
-    """Let callbacks run."""
     for _ in range(3):
         await asyncio.sleep(0)
 

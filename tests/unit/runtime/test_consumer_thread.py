@@ -177,7 +177,6 @@ class Fetches:
         self.asked: list[Any] = []
 
     async def __call__(self, _client: Any, active: Any, **_: Any) -> Stamped:
-        """Return the next one."""
         self.asked.append(set(active))
         records = Stamped(self.found.pop(0))
         records.stamp, records.positions = {OURS: 0}, {}

@@ -99,7 +99,6 @@ class _Agent:
 
 @pytest.fixture
 def agent(feed: Feed) -> _Agent:
-    """The agents of one handler."""
     return _Agent(feed)
 
 

@@ -32,13 +32,11 @@ class _Flow:
 
 @pytest.fixture
 def flow() -> _Flow:
-    """Nothing is full."""
     return _Flow()
 
 
 @pytest.fixture
 def intake(flow: _Flow) -> Intake:
-    """An intake that tells `flow`."""
     made = Intake()
     made.topics = frozenset({"orders"})
     made.attach(flow)
@@ -46,7 +44,6 @@ def intake(flow: _Flow) -> Intake:
 
 
 def offsets(found: list[Any]) -> list[int]:
-    """Return the offsets of records."""
     return [record.offset for record in found]
 
 

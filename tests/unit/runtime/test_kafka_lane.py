@@ -28,12 +28,10 @@ from retryapp.testing import VirtualClock
 
 
 def letter(origin_offset: int) -> Headers:
-    """Make the headers of a dead letter."""
     return encode_metadata(dead(origin_offset))
 
 
 def name(origin_offset: int) -> str:
-    """Return a failure id."""
     return failure_id("app", waiting(origin_offset).origin)
 
 
@@ -42,7 +40,6 @@ OpenLane = Callable[[], KafkaTransport]
 
 @pytest.fixture
 def clock() -> VirtualClock:
-    """Time of the lane."""
     return VirtualClock()
 
 
@@ -66,7 +63,6 @@ async def open_lane(
 
 
 async def opened(lane: KafkaTransport) -> KafkaTransport:
-    """Open the stores as the engine does."""
     await lane.committed()
     await lane.recover()
     await lane.release({})
@@ -219,13 +215,11 @@ async def test_a_rebuild_that_is_cut_off_leaves_no_event_of_what_was_rolled_back
 
 
 def keeper(lane: KafkaTransport) -> DeadLetterKeeper:
-    """Return what keeps the dead-letter table of an open lane."""
     (keeper,) = lane._dead_keepers.values()
     return keeper
 
 
 def table(lane: KafkaTransport) -> DeadLetterTable:
-    """Return that of the usual dead-letter topic."""
     return lane.dead[DLQ.topic]
 
 

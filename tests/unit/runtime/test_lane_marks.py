@@ -58,7 +58,6 @@ async def test_a_lane_asks_for_the_time_before_records_flow(
 
 
 def the_clock(lane: KafkaTransport) -> VirtualClock:
-    """Return the clock of a lane."""
     assert isinstance(lane.clock, VirtualClock)
     return lane.clock
 

@@ -39,7 +39,6 @@ SCHEDULED = Observation(
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Capture everything."""
     caplog.set_level(logging.DEBUG, logger=EVENT_LOGGER)
     return caplog
 

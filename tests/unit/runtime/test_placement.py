@@ -24,7 +24,6 @@ MAIN = "orders"
 
 @pytest.fixture
 def exit_codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Codes with which this process would have ended."""
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
     monkeypatch.setattr("logging.shutdown", lambda: None)

@@ -19,12 +19,10 @@ OTHER = trustme.CA()
 
 
 def app(**options: Any) -> faust.App:
-    """Return an app with these settings."""
     return faust.App("billing", broker="kafka://a:9093;kafka://b:9093", **options)
 
 
 def trusting(*authorities: trustme.CA) -> ssl.SSLContext:
-    """Return a context that trusts these and nobody else."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for authority in authorities:
         authority.configure_trust(context)
@@ -32,7 +30,6 @@ def trusting(*authorities: trustme.CA) -> ssl.SSLContext:
 
 
 def login(**more: Any) -> faust.SASLCredentials:
-    """Return a name and a password."""
     return faust.SASLCredentials(username="alice", password="hunter2", **more)  # noqa: S106 - of nobody
 
 

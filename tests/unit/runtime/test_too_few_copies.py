@@ -120,3 +120,17 @@ def test_a_lane_that_takes_too_long_to_open_still_shows_what_closed_it() -> None
         assert told(*slow) == f"TimeoutError: opening it took longer than 30 s; before that, {refused}"
     told(Event.LANE_OPENED)
     assert told(*slow) == "TimeoutError: opening it took longer than 30 s"
+
+
+def test_that_the_group_took_a_partition_away_is_no_error_once_it_is_back() -> None:
+    """A failure is told on, with its age."""
+    watch = LaneWatch(VirtualClock())
+
+    def told(event: Event, message: str | None = None, **facts: Any) -> str | None:
+        watch.observe(Observation(event=event, handler="orders", partition=0, message=message, **facts))
+        return watch.look("orders", 0, 1, "open", None).error
+
+    assert told(Event.LANE_CLOSED, "the group is rebalancing") == "the group is rebalancing"
+    assert told(Event.LANE_OPENED) is None
+    failed = told(Event.LANE_FAILED, "gone", error_type="OSError")
+    assert failed == told(Event.LANE_OPENED) == "OSError: gone"

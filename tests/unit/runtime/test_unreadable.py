@@ -46,20 +46,17 @@ def batch(base: int, count: int = 3, *, header: bytes = b"ab", gzipped: bool = F
 
 
 def signed(raw: bytearray) -> bytearray:
-    """Put the right checksum in."""
     raw[CRC:ATTRIBUTES] = struct.pack(">I", calc_crc32c(bytes(raw[ATTRIBUTES:])))
     return raw
 
 
 def by_producer(raw: bytearray, producer_id: int) -> bytearray:
-    """Make a batch one of a producer's transaction."""
     raw[ATTRIBUTES : ATTRIBUTES + 2] = struct.pack(">h", 0x10)
     raw[PRODUCER : PRODUCER + 8] = struct.pack(">q", producer_id)
     return signed(raw)
 
 
 def end_of_transaction(base: int, producer_id: int, *, commit: bool = True) -> bytearray:
-    """Return the marker that ends a producer's transaction."""
     builder = DefaultRecordBatchBuilder(2, 0, True, producer_id, 0, -1, 1 << 20)
     builder.append(0, 1_700_000_000_000, struct.pack(">hh", 0, commit), bytes(6), [])
     raw = bytearray(builder.build())
@@ -69,13 +66,11 @@ def end_of_transaction(base: int, producer_id: int, *, commit: bool = True) -> b
 
 
 def flipped(raw: bytearray) -> bytearray:
-    """Damage the last byte."""
     raw[-1] ^= 0x40
     return raw
 
 
 def fetch(raw: bytes, at: int, tp: TopicPartition = OURS) -> TolerantRecords:
-    """Return what a fetch at an offset makes of these bytes."""
     return TolerantRecords(tp, KeptRecords(bytes(raw)), [], at, None, None, True, 1)
 
 

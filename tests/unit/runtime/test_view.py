@@ -82,7 +82,6 @@ def orders(runtime: Runtime) -> Any:
 
 
 def numbers(info: PartitionInfo) -> tuple[int | None, int | None]:
-    """Return what waits and what is dead."""
     return info.pending, info.dead
 
 

@@ -20,7 +20,6 @@ seen: list[tuple[Order, int]] = []
 
 
 async def charge(order: Order, delivery: Delivery) -> None:
-    """Fail at each first try."""
     seen.append((order, delivery.hot_attempt))
     if delivery.hot_attempt == 1:
         raise ConnectionError
@@ -29,7 +28,6 @@ async def charge(order: Order, delivery: Delivery) -> None:
 
 @pytest.fixture
 async def retries() -> Retries:
-    """An app of no broker's."""
     seen.clear()
     made = Retries(faust.App("shop", broker="kafka://127.0.0.1:1", store="memory://"))
     made.handler(
@@ -70,7 +68,6 @@ async def test_another_function_and_other_settings_take_the_place_of_the_declare
 
 
 async def test_a_handler_that_is_not_declared_is_named(retries: Retries) -> None:
-    """With those that are."""
     with pytest.raises(LookupError, match="'refunds' is declared, only of orders"):
         MemoryPartition.of(retries, "refunds")
     with pytest.raises(LookupError, match="'orders' is declared, nor of any other topic"):

@@ -27,7 +27,6 @@ ROW = waiting_row(0, due_at_ms=1_000)
 
 @pytest.fixture
 async def transport() -> MemoryLaneTransport:
-    """A transport whose lane has a producer."""
     made = MemoryLaneTransport()
     made.attach(SITE, "life")
     made.append(MAIN, None, b"v")
@@ -36,12 +35,10 @@ async def transport() -> MemoryLaneTransport:
 
 
 def batch(offset: int) -> LaneBatch:
-    """Return a batch with a bit of everything."""
     return LaneBatch({MAIN: offset}, [Outgoing(RETRY.topic, 0, None, b"v", ())], [ROW])
 
 
 async def begun(transport: MemoryLaneTransport, offset: int = 1) -> asyncio.Task[LaneReceipt]:
-    """Return a commit that has got as far as it gets."""
     task = asyncio.create_task(transport.commit(batch(offset)))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -62,7 +59,6 @@ def visible(transport: MemoryLaneTransport) -> tuple[int, int, int]:
 
 
 async def down(_value: bytes) -> None:
-    """Fail."""
     raise TimeoutError
 
 

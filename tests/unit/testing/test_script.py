@@ -39,7 +39,6 @@ async def test_a_script_is_followed_attempt_by_attempt() -> None:
 
 
 async def test_each_record_has_its_own_attempts() -> None:
-    """And its own calls."""
     script = Script("fail")
     async with MemoryPartition(script, "1s") as orders:
         await orders.send(b"a", b"b")

@@ -20,7 +20,6 @@ def test_no_parameters_are_the_defaults() -> None:
 
 
 def test_all_parameters_are_read() -> None:
-    """Each has its type."""
     key = key_of(waiting_row(3))
     asked = {"format": "json", "limit": "7", "partition": "0", "reason": "expired", "after": key.hex(), "routed": "1"}
     question = question_of(asked, {"main": "orders"}, "/retries/orders/dead")
