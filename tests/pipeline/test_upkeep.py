@@ -261,8 +261,8 @@ def test_expire_and_vacuum(
     for _ in range(3):
         append()
     job, table, folder = upkeep(), Tables(spark, lake), tmp_path / "lake"
-    before = read_state(table)
     table.join_small_files()
+    before = read_state(table)
     job.vacuum(0)
     assert len(list((folder / RECORDS_TABLE).glob("date=*/*.parquet"))) == len(table.read().inputFiles()) == 1
     spark.sql(f"CREATE TABLE named USING delta LOCATION '{lake.table(RECORDS_TABLE)}'")  # as docs/pipeline.md says
