@@ -27,6 +27,7 @@ from retryapp.core.control import Command, Edit, Verb, named_by
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
+from retryapp.core.holding import Holding
 from retryapp.core.jobs import HANDLER_VERBS
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.masking import UNMASKED, parse_mask
@@ -149,6 +150,7 @@ class Retries:
         max_crashes: int = 3,
         deduplicate: Deduplicate | str | EventId | None = None,
         order: str | Order = Order.NONE,
+        on_dead: Literal["release", "hold"] = "release",
         publishes: Sequence[str] = (),
         batch: Batch | None = None,
         rate_limit: str | None = None,
@@ -176,6 +178,8 @@ class Retries:
                 topic, each after the end of the one before; those behind one that failed wait, undelivered, and other
                 keys go on. `partition`: the same for all records of a partition, which stops until then. `latest`: a
                 newer record of a key replaces the one that waits.
+            on_dead: what becomes of later records of its key, or partition, when one is dead: `release` (default), they
+                go on; or `hold`, they wait until somebody replays or discards its dead letter, or releases the record.
             publishes: topics that the function publishes to. A start checks that they exist, `plan` and `doctor` list
                 them and the rights that they need, and a circle of handlers is refused.
             batch: `Batch(size=100, wait="50ms")`: the function takes a list of up to so many values of one partition,
@@ -238,6 +242,7 @@ class Retries:
             circuit=circuit,
             deduplicate=rule,
             order=kept,
+            holding=Holding(on_dead=on_dead),
             batch=batch,
             by_reference=payload == "reference",
         )

@@ -38,6 +38,7 @@ from retryapp.core.metadata import (
     MAX_HISTORY_TYPE_BYTES,
     NAMELESS,
     RELEASED,
+    STOPPED_TIER,
     HistoryEntry,
     RetryMetadata,
     clamped,
@@ -49,6 +50,8 @@ from retryapp.core.rows import (
     ROW_HEADER_OVERHEAD_BYTES,
     ROW_OVERHEAD_BYTES,
     SEQUENCE,
+    STOPPED,
+    STOPPED_MS,
     TOKEN,
     PendingRow,
     Reference,
@@ -218,6 +221,13 @@ def to_held_row(
     value, marked = _marked(record, metadata)
     headers = shield(arriving(record).headers) + encode_metadata(marked)
     return PendingRow(record.key, value, headers, MAX_EPOCH_MS, metadata.last_failed_ms, hold=SEQUENCE)
+
+
+def to_stopped_row(key: bytes | None, letter: RetryMetadata) -> PendingRow:
+    """Return the row that stops the sequence of a dead record, from its key and the metadata of its letter."""
+    told = replace(letter, tier=STOPPED_TIER, error_trace=None, history=(), no_payload=True)
+    numbers = STOPPED_MS, letter.last_failed_ms, letter.attempt, letter.delivery
+    return PendingRow(key, b"", encode_metadata(told), *numbers, hold=STOPPED)
 
 
 def to_dead_letter(

@@ -82,7 +82,10 @@ class LetterFilter(BaseModel):
             and (self.until_ms is None or died_ms < self.until_ms)
             and (self.key is None or key == self.key.encode())
             and (self.message is None or self.message.lower() in metadata.error_message.lower())
-            and self.cause in (None, cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message))
+            and (
+                self.cause is None
+                or self.cause == cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message)
+            )
         )
 
 

@@ -32,6 +32,8 @@ DEFERRED: Final = "deferred"
 """Tier of a record that waits for its release by a token; its due time is the deadline."""
 RELEASED: Final = "released"
 """Tier of a record that was released by a token, until its next delivery ends."""
+STOPPED_TIER: Final = "stopped"
+"""Tier of a dead record in the row that stops its sequence."""
 NAMELESS: Final = "?"
 """Replaces the empty name that a class or a function may have."""
 

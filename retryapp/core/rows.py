@@ -20,10 +20,11 @@ A length of -1 is null. Names are UTF-8; bytes that are not (lenient readers esc
 No row is empty, so ``b""`` is never valid and a tombstone is never a row. State and hold are 0 in a row that waits for
 its time. State is 1 in one that is held, and `hold` says by what, in bits: 1 by earlier records of its sequence (it was
 never delivered, attempt and delivery are 0), 2 by an operator, 4 by its handler until an outside event (a token). The
-time of a held row is the deadline of that, without one the last possible time. State is 2 more in a row without value
-and foreign headers: `more` says what the main topic has in their place. Others are a newer version's: this one cannot
-judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these) are for facts that a
-reader may ignore, and are kept.
+time of a held row is the deadline of that, without one the last possible time. 8, alone: the record is dead, and later
+ones of its sequence wait until somebody decides; the row has no payload, and the last time but one. State is 2 more in
+a row without value and foreign headers: `more` says what the main topic has in their place. Others are a newer
+version's: this one cannot judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these)
+are for facts that a reader may ignore, and are kept.
 Tag 1: a hold that begins when the record's run has failed; its deadline, u64. Tag 2: time i64, size u32, checksum u32
 and the time until which that is safe u64 of a `Reference`.
 """
@@ -65,11 +66,15 @@ OPERATOR: Final = 2
 """Hold: an operator's, until a deadline; header ``retry-due-ms`` has the due time that it had."""
 TOKEN: Final = 4
 """Hold: its handler waits for a release by the token of its last delivery; ``retry-due-ms`` has the deadline."""
+STOPPED: Final = 8
+"""Hold: the record is dead, and its sequence has stopped; the metadata is that of its dead letter."""
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
 
 HELD_ROWS: Final = MAX_EPOCH_MS.to_bytes(8, "big")
 """Below the keys of held rows, and above all others."""
+STOPPED_MS: Final = MAX_EPOCH_MS - 1
+"""Time of rows of stopped sequences: they are never due, and are no held rows, which may run."""
 
 _NO_ROW_BYTES: Final = 1 << 62
 _COMMON_HEADERS: Final = 64
@@ -84,7 +89,8 @@ _DUE_AT: Final = 4
 _LAST_DUE: Final = _DUE.pack(MAX_EPOCH_MS)
 _LENGTHS: Final = struct.Struct(">iiII")
 _LENGTHS_AT: Final = _FIXED.size - _LENGTHS.size
-_HELD_ROW: Final = bytes((ROW_VERSION, 1, 1))
+_HELD_ROW: Final = bytes((ROW_VERSION, 1, SEQUENCE))
+_STOPPED_ROW: Final = bytes((ROW_VERSION, 1, STOPPED))
 _PAIR: Final = struct.Struct(">Ii")
 _MORE: Final = struct.Struct(">BH")
 _HOLD_NEXT: Final = 1
@@ -92,7 +98,7 @@ _REFERENCE_TAG: Final = 2
 _REFERENCE: Final = struct.Struct(">qIIQ")
 _REFERRED: Final = 2
 """Added to the state of a row without payload."""
-_HOLDS: Final = range(1), range(1, 8)
+_HOLDS: Final = range(1), range(1, STOPPED + 1)
 """By state."""
 
 
@@ -154,7 +160,7 @@ class PendingRow:
     @property
     def held_by(self) -> str | None:
         """What holds it, in a word; None: it waits for its time."""
-        words = (OPERATOR, "operator"), (TOKEN, "token"), (SEQUENCE, "sequence")
+        words = (STOPPED, "stopped"), (OPERATOR, "operator"), (TOKEN, "token"), (SEQUENCE, "sequence")
         return next((word for bit, word in words if self.hold & bit), None)
 
     @property
@@ -205,6 +211,10 @@ def row_key(due_at_ms: int, identity: bytes) -> bytes:
         return _DUE.pack(due_at_ms) + identity
     except struct.error as error:
         raise DamagedRowError("row key", f"due={due_at_ms}: {error}") from error
+
+
+BEFORE_STOPPED: Final = _KEY.pack(STOPPED_MS, 0, 0, 0, 0)
+"""Key before those of the rows of stopped sequences."""
 
 
 def due_bound(due_at_ms: int) -> bytes:
@@ -310,6 +320,11 @@ def _is_known(state: int, hold: int) -> bool:
 def is_held(raw: bytes) -> bool:
     """Tell whether a row waits for earlier records of its sequence and for nothing else, without decoding it."""
     return raw[: len(_HELD_ROW)] == _HELD_ROW
+
+
+def is_stopped(raw: bytes) -> bool:
+    """Tell whether a row stops a sequence, behind a record that is dead, without decoding it."""
+    return raw[: len(_STOPPED_ROW)] == _STOPPED_ROW
 
 
 def is_reference(raw: bytes) -> bool:

@@ -180,7 +180,7 @@ class _Cluster:
             mark = record.value or b"" if record.key == marks.PROGRESS else mark
         main = self.states.get(topology.main)
         written = marks.read_progress(mark, main.topic_id if main else "", topology.main)
-        return Trace(lost=rows and not mark, written=written.get(topology.main))
+        return Trace(lost=rows and not mark, written=written.positions.get(topology.main))
 
     def _paused(self) -> Iterator[Finding]:
         for topology in self.topologies:

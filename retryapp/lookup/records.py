@@ -27,12 +27,14 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id, short_topic_id
 from retryapp.core.reference import as_copy, is_same
 from retryapp.core.rows import (
+    OPERATOR,
     SEQUENCE,
+    TOKEN,
     PendingRow,
     decode_row,
     encode_row,
-    is_held,
     is_reference,
+    is_stopped,
     parse_row_key,
     row_due_ms,
     row_key,
@@ -164,7 +166,7 @@ def _row(entry: PendingEntry) -> tuple[PendingRow, Facts, str | None]:
     except DamagedRowError as error:
         row, damaged = PendingRow(None, entry.value, ()), str(error)
     due_at_ms = None if row.hold else key.due_at_ms
-    until_ms = key.due_at_ms if row.hold and not is_held(entry.value) else None
+    until_ms = key.due_at_ms if row.hold & (OPERATOR | TOKEN) else None
     return row, {**facts, "due_at_ms": due_at_ms, "held_by": row.held_by, "held_until_ms": until_ms}, damaged
 
 
@@ -226,12 +228,12 @@ def list_waiting(
     before_ms: int | None,
     limit: int,
 ) -> Listed:
-    """Return waiting records that are due before an instant, the next due first."""
+    """Return waiting records that are due before an instant, the next due first, and above all stopped sequences."""
     rows = {
         at: entry
         for topology in topologies
         for at, entry in _waiting(connection, topology, partition).items()
-        if before_ms is None or at.instant_ms < before_ms
+        if before_ms is None or 0 < at.instant_ms < before_ms
     }
     return Listed([{"main": at.main, **pending_summary(rows[at])} for at in nsmallest(limit, rows)], len(rows))
 
@@ -260,7 +262,8 @@ def _waiting(
     for identity, value in rows.items():
         raw = row_key(row_due_ms(value), identity)
         key = parse_row_key(raw)
-        at = _Position(key.due_at_ms, topology.main, key.partition, key.origin_offset)
+        first = 0 if is_stopped(value) else key.due_at_ms  # they wait for somebody
+        at = _Position(first, topology.main, key.partition, key.origin_offset)
         entries[at] = PendingEntry(partition=key.partition, key=raw, value=value)
     return entries
 

@@ -62,6 +62,7 @@ class Event(StrEnum):
     SUCCEEDED = "succeeded"
     SKIPPED = "skipped"
     HELD = "held"
+    STOPPED = "stopped"
     SUPERSEDED = "superseded"
     FAILED = "failed"
     SCHEDULED = "scheduled"

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from retryapp.core.causes import CauseCount
 from retryapp.core.dead_index import IndexedLetter
 from retryapp.core.deduplicate import Seen
 from retryapp.ports.flow import Row
@@ -95,28 +94,11 @@ class DeadLetterTable(LocalTable, Protocol):
         """Note what became of letters, by their offsets, and the jobs that did it; `next_offset` as of `write`.
 
         At most 255 bytes each. The last mark counts, whether the letter was written before or comes later; it goes
-        with its letter. A letter with a mark other than ``restored`` is not counted any more.
-        """
-
-    def page(
-        self, before: int | None, limit: int, *, cause: str | None = None, key: bytes | None = None
-    ) -> list[IndexedLetter]:
-        """Return at most `limit` letters with an offset below `before`, newest first: all, of a cause id, or of a key.
-
-        Of a cause *and* a key: those of the key are looked through, at most `limit` of them match.
+        with its letter.
         """
 
     def find(self, failure_id: str) -> IndexedLetter | None:
         """Return the newest dead letter of a failure id, or None."""
-
-    def count(self) -> int:
-        """Return how many letters are open: without a mark, or restored."""
-
-    def causes(self) -> Sequence[CauseCount]:
-        """Return how many open letters each cause has, the most first: ``MAX_CAUSES`` and one of the rest.
-
-        ``OTHER_CAUSE`` are letters of further causes, and those whose headers name none.
-        """
 
     def forget_before(self, first_offset: int) -> int:
         """Remove rows below an offset, a few; return how many. Call again until nothing is removed."""

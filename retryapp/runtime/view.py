@@ -22,9 +22,8 @@ from retryapp.core.control import Command, Verb
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part
 from retryapp.core.lifecycle import Commanded
-from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import identity_of
+from retryapp.core.rows import STOPPED_MS, identity_of
 from retryapp.core.topology import GROW, HandlerTopology
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
@@ -55,6 +54,7 @@ from retryapp.ports import (
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.lanes import LaneWatch
 from retryapp.runtime.observe.observers import CombinedObserver
+from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 
 LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
 _LEAST_CHUNK: Final = 4
@@ -160,7 +160,7 @@ class RuntimeView:
         All of them, or those of a cause id or of a record key, which are looked up.
         """
         placed, topology = self._open(main, partition), self._runtime.served[main].handler.topology
-        table = placed.transport.dead.get(topology.dlq_named(letters)) if placed else None
+        table = _dead(placed).get(topology.dlq_named(letters)) if placed else None
         rows = table.page(before, limit, cause=cause, key=key) if table else []
         most = self._max_attempts(main)
         return [DeadEntry(partition=partition, row=row, letters=letters, max_attempts=most) for row in rows]
@@ -217,7 +217,7 @@ class RuntimeView:
         """Return the causes of open dead letters, of the partitions here, the most frequent first."""
         numbers = range(self._runtime.served[main].partitions)
         placed = [each for number in numbers if (each := self._open(main, number)) is not None]
-        return summed(count for each in placed for table in each.transport.dead.values() for count in table.causes())
+        return summed(count for each in placed for table in _dead(each).values() for count in table.causes())
 
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there."""
@@ -319,7 +319,7 @@ class RuntimeView:
 
         A table is complete while its lane is open only; dead letters are read after that.
         """
-        contact, pending, dead = self._runtime.contact, placed.transport.pending, placed.transport.dead
+        contact, pending, dead = self._runtime.contact, placed.transport.pending, _dead(placed)
         known = self._known.get(place) or PartitionInfo(partition=place[1], state=_IDLE)
         if placed.lane.state is LaneState.OPEN and pending is not None and not contact.silence():
             counts = dict(pending.counts())
@@ -363,7 +363,7 @@ def _circuit_since_ms(placed: Placed, now_ms: int) -> int | None:
 
 def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:
     due_at_ms = pending.due(0, 0, claimed)[1]
-    return None if due_at_ms == MAX_EPOCH_MS else due_at_ms  # only held rows are there
+    return None if due_at_ms is not None and due_at_ms >= STOPPED_MS else due_at_ms  # only what is held is there
 
 
 def _replays(entry: DeadEntry) -> int:
@@ -391,6 +391,10 @@ def _lag(runtime: Runtime, main: str, number: int, offsets: tuple[Any, Any, Any]
     idle = placed is not None and not placed.engine.in_flight and placed.lane.refusal is None
     done = idle and not runtime.intake.waiting(tp) and positions.get(client_tp, -1) >= end
     return PartitionLag(partition=number, committed=at, main=0 if done else max(0, end - int(at or 0)))
+
+
+def _dead(placed: Placed) -> Mapping[str, RocksDeadLetterTable]:
+    return cast("Mapping[str, RocksDeadLetterTable]", placed.transport.dead)  # `KafkaTransport` opens no others
 
 
 def _info(runtime: Runtime, main: str) -> HandlerInfo:

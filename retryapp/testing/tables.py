@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from typing_extensions import override
 
-from retryapp.core.causes import OTHER_CAUSE, CauseCount
-from retryapp.core.control import is_open
-from retryapp.core.dead_index import IndexedLetter, hash_of, index_letter
+from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.deduplicate import Seen, live_rows
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.headers import RETRY_TIER
@@ -178,7 +175,7 @@ class MemorySeenTable(_Stored, SeenTable):
 
 
 class MemoryDeadLetterTable(_Stored, DeadLetterTable):
-    """`ports.DeadLetterTable` in memory; the number of its causes has no bound."""
+    """`ports.DeadLetterTable` in memory."""
 
     rows: dict[int, IndexedLetter]
 
@@ -198,57 +195,17 @@ class MemoryDeadLetterTable(_Stored, DeadLetterTable):
         self, rows: Sequence[DeadRow], next_offset: int | None, marks: Mapping[int, tuple[str, str | None]] = {}
     ) -> None:
         for row in rows:
-            letter = index_letter(row.offset, row.headers, row.key, row.append_ms)
-            self.rows[row.offset] = replace(letter, other=letter.cause_id is None)
+            self.rows[row.offset] = index_letter(row.offset, row.headers, row.key, row.append_ms)
         self._marks.update(marks)
         self._reach(next_offset)
 
     @override
-    def page(
-        self, before: int | None, limit: int, *, cause: str | None = None, key: bytes | None = None
-    ) -> list[IndexedLetter]:
-        letters = (self.rows[offset] for offset in sorted(self.rows, reverse=True) if before is None or offset < before)
-        wanted = (
-            letter
-            for letter in letters
-            if cause in (None, letter.cause_id or OTHER_CAUSE)
-            and (key is None or (letter.key is not None and letter.key_hash == hash_of(key)))
-        )
-        return [self._shown(letter) for letter in islice(wanted, limit)]
-
-    def _shown(self, letter: IndexedLetter) -> IndexedLetter:
-        mark, job = self._marks.get(letter.offset, (None, None))
-        return replace(letter, mark=mark, job=job)
-
-    @override
     def find(self, failure_id: str) -> IndexedLetter | None:
-        return next((letter for letter in self.page(None, len(self.rows)) if letter.failure_id == failure_id), None)
-
-    @override
-    def count(self) -> int:
-        return len(self._open())
-
-    def _open(self) -> list[IndexedLetter]:
-        return [letter for letter in self.rows.values() if is_open(self._marks.get(letter.offset, (None, None))[0])]
-
-    @override
-    def causes(self) -> Sequence[CauseCount]:
-        counts: dict[str, CauseCount] = {}
-        for letter in self._open():
-            known = letter.cause_id or OTHER_CAUSE
-            at_ms = letter.append_ms if letter.last_failed_ms is None else letter.last_failed_ms
-            count = counts.setdefault(
-                known,
-                CauseCount(
-                    cause_id=known, name=letter.cause or OTHER_CAUSE, records=0, attempts=0, first_ms=at_ms,
-                    last_ms=at_ms, sample="",
-                ),
-            )  # fmt: skip
-            count.records += 1
-            count.attempts += letter.attempt or 0
-            count.first_ms, count.last_ms = min(count.first_ms, at_ms), max(count.last_ms, at_ms)
-            count.sample = letter.failure_id or count.sample
-        return sorted(counts.values(), key=lambda count: (-count.records, count.cause_id))
+        offset = max((at for at, letter in self.rows.items() if letter.failure_id == failure_id), default=None)
+        if offset is None:
+            return None
+        mark, job = self._marks.get(offset, (None, None))
+        return replace(self.rows[offset], mark=mark, job=job)
 
     @override
     def forget_before(self, first_offset: int, limit: int = 500) -> int:

@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 from retryapp.core.causes import CauseCount
 from retryapp.core.jobs import Part, PartState
+from retryapp.core.metadata import STOPPED_TIER
+from retryapp.core.rows import BEFORE_STOPPED
 from retryapp.lookup.jobs import by_job, summed
 from retryapp.lookup.records import Facts, known_sum
 from retryapp.ports import PAGES_PREFIX, PartitionInfo
@@ -45,6 +47,11 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
         yield _PAUSED, f"{paused[0].paused} ({_named(paused)})", ""
     if away := [item for item in infos if item.circuit not in (None, CLOSED)]:
         yield _CIRCUIT, f"circuit {away[0].circuit} at {_named(away)}: {away[0].circuit_cause}", ""
+    if stopped := [item for item in infos if item.pending_by_tier.get(STOPPED_TIER)]:
+        count = sum(item.pending_by_tier[STOPPED_TIER] for item in stopped)
+        what = f"{count:,} sequences have" if count > 1 else "a sequence has"
+        text = f"{what} stopped behind dead records ({_named(stopped)}): replay, discard or release them"
+        yield _CIRCUIT, text, f"pending?after={BEFORE_STOPPED.hex()}"
     dues = [item.next_due_ms for item in infos if item.next_due_ms is not None]
     if dues and now_ms - min(dues) > LATE_MS:
         yield _LATE, f"the oldest waiting record is overdue for {(now_ms - min(dues)) // 1_000:,} s", "pending"

@@ -49,6 +49,7 @@ class HandlerSpec:
     deduplicate: str = ""
     """Where event ids are; duplicates are handled if empty."""
     order: str = "none"
+    on_dead: str = "release"
     payload: str = "copy"
     rate_limit: str = ""
     circuit: Mapping[str, Any] = field(default_factory=dict)

@@ -113,6 +113,7 @@ def declare(wanted: dict[str, Any]) -> None:
         max_crashes=wanted["max_crashes"],
         deduplicate=wanted.get("deduplicate") or None,
         order=wanted.get("order", "none"),
+        on_dead=wanted.get("on_dead", "release"),
         payload=wanted.get("payload", "copy"),
         rate_limit=wanted.get("rate_limit") or None,
         circuit=CircuitBreaker(**wanted["circuit"]) if wanted.get("circuit") else None,

@@ -11,6 +11,7 @@ from random import Random
 from typing import NamedTuple
 
 from retryapp.core.batch import Batch
+from retryapp.core.holding import Holding
 from retryapp.core.publication import TopicLook
 from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
@@ -85,6 +86,7 @@ class Handlers:
             concurrency=2,
             max_in_flight=self._plan.in_flight,
             order=Order(order),
+            holding=Holding(on_dead="hold" if judge.oracle.stops is not None and order != "none" else "release"),
             by_reference=self._plan.referred and kept,
             **judge.options,
             destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),

@@ -28,10 +28,11 @@ from simulation.judge import Judge
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
-from simulation.plan import FEED_S, HELD, LEVELS, Fault, Plan
+from simulation.plan import FEED_S, HELD, LEVELS, STOPS, Fault, Plan
 from simulation.referring import age_ms
 from simulation.sessions import opened_store
 from simulation.steering import Steering
+from simulation.stopping import Stops
 from simulation.story import Result, Violation
 from simulation.worker import SimWorker
 
@@ -319,11 +320,13 @@ class History:
                 self.broker,
                 first.oracle.stories,
                 self.random,
-                keys=self.plan.order == "none",
-                levels=self.plan.seed >= LEVELS,
+                keys=self.plan.order == "none" or (self.plan.stops and self.plan.changes),
+                levels=LEVELS <= self.plan.seed < STOPS,
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
+            if self.plan.stops:
+                first.oracle.stops = Stops(first.oracle.fate, first.oracle.steering.decides)
         for at_s in self.plan.commands:
             loop.call_at(began_s + at_s, self._ask, context=context)
         for loss in self.plan.losses:
@@ -345,7 +348,7 @@ class History:
         await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))
         self._heal()
         if self.first.oracle.steering is not None:
-            self.first.oracle.steering.send_to_handler("handler-resume", "last")
+            self.first.oracle.steering.send_to_handler("handler-resume", "last", self._now_ms())
         until_s = loop.time() + REST_S
         while self.violation is None and loop.time() < until_s:
             await asyncio.sleep(0.5)
@@ -359,10 +362,13 @@ class History:
 
     def _have_go_on(self) -> None:
         """Do what somebody does who finds a partition paused by a rule, or a circuit forced open."""
-        steering = self.first.oracle.steering
-        if steering is not None and self.plan.seed >= LEVELS and not steering.unanswered and self.first.waits():
+        steering, stops = self.first.oracle.steering, self.first.oracle.stops
+        if steering is not None and stops is not None and not steering.waiting:  # a job may wait for what is stopped
+            for origin in stops.now:
+                steering.decide(origin)
+        if steering is not None and LEVELS <= self.plan.seed < STOPS and not steering.unanswered and self.first.waits():
             for verb in ("outage-close", "handler-resume"):
-                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
+                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}", self._now_ms())
 
     def _judge_restless(self) -> None:
         for judge in self.judges.values():

@@ -80,6 +80,8 @@ HELD: Final = 2_000_000
 """From this seed on they hold and release records, too."""
 LEVELS: Final = 3_000_000
 """From this seed on somebody also forces circuits open, and rules pause partitions."""
+STOPS: Final = 4_000_000
+"""From this seed on handlers keep an order, and a sequence stops behind a dead record."""
 GATED: Final = ("Q", "FQ", "FFQ")
 """Q pauses its partition, twice, and is fine after that."""
 STOPPED: Final = "broker stopped"
@@ -137,6 +139,8 @@ class Plan:
     """Every other life has another policy."""
     order: str = "none"
     """The handlers' `order`, where policies change only in every other life; a few keys, and none, are mixed then."""
+    stops: bool = False
+    """A sequence stops behind a dead record."""
     endless: bool = False
     """The policy has a delay without end."""
     ruled: bool = False
@@ -210,11 +214,11 @@ class Plan:
         plan = plan._crowded(crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
         plan = plan._widened(Random(seed ^ WIDER))._judged(Random(seed ^ JUDGED))._called(seed)
         plan = plan._paced(Random(seed ^ PACED))
-        plan = plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 else plan
+        plan = plan._in_order(kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 or seed >= STOPS else plan
         plan = plan._newest(newest) if (newest := Random(seed ^ NEWEST)).random() < 0.08 else plan
         back = Random(seed ^ BACK)
         plan = plan._come_back(back) if plan.order != "none" and back.random() < 0.2 else plan
-        plan = plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 else plan
+        plan = plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 and seed < STOPS else plan
         plan = plan._referred(Random(seed ^ REFERRED))
         return plan._commanded(Random(seed ^ COMMANDED))
 
@@ -236,6 +240,9 @@ class Plan:
         if self.seed < COMMANDED or odd or self.replayed or self.order == "latest" or self.endless:
             return self
         plan = replace(self, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+        if self.seed >= STOPS and self.order != "none":
+            plan = replace(plan, stops=True)
+            return plan if self.in_flight == CROWD else plan._with(self._more(random, ("R", "F", "FR", "S", "S"), 5))
         if self.seed >= LEVELS:
             return plan._levelled(random)
         if self.seed < HELD or self.outage is not None or random.random() < 0.3:
@@ -455,6 +462,7 @@ class Plan:
             ["a delay without end"] * self.endless
             + ["deliveries try again in place"] * self.hot
             + ["handlers take lists"] * self.batch
+            + ["sequences stop behind dead records"] * self.stops
             + ["records wait by reference"] * self.referred
         )
         sent += [f"loss {loss}" for loss in self.losses]

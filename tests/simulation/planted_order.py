@@ -7,6 +7,7 @@ from typing import Any, Final
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn, settling
+from retryapp.engine.partition import sequences
 from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.scheduler import Scheduler
@@ -102,6 +103,20 @@ def _tried_again(_self: Latest, _run: Run, outcome: Any) -> Any:
     return outcome
 
 
+def _not_stopped(_run: Run, _turn: Turn) -> None:
+    """The sequence of a dead record goes on."""
+
+
+async def _stops_not_learned(self: Sequences, table: Any) -> None:
+    """A stop is known to the session that has made it."""
+    self._stops = False
+    await _load(self, table)
+    self._stops = self._context.handler.holding.stops
+
+
+_load = Sequences.load
+
+
 ORDER: Final = (
     ("a sequence goes on beside an orphan", ((GivenUp, "__contains__", _nobody),)),
     ("heads are not found at an opening", ((Sequences, "load", _not_learned),)),
@@ -115,5 +130,7 @@ ORDER: Final = (
     ("a row that was replaced stays", ((Latest, "_removal", _left),)),
     ("rows begin before newer records are read", ((Latest, "caught_up", _not_read),), 196),
     ("an older record is tried again although a newer one waits", ((Latest, "judged", _tried_again),)),
+    ("a stopped row is forgotten", ((Sequences, "load", _stops_not_learned),), 4_000_000),
+    ("a dead record stops nothing", ((sequences, "stop", _not_stopped),), 4_000_000),
     ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),), 5566),
 )

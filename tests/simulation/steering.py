@@ -78,6 +78,8 @@ class Steering:
         """Of releases by token: record and delivery."""
         self.shut_ms: dict[str, defaultdict[int, float]] = {verb: defaultdict(lambda: inf) for verb in _ENDS.values()}
         """By verb and partition: since when it is paused, or its circuit forced open."""
+        self._sent_ms: dict[int, float] = {}
+        """By partition: when somebody has asked for the pause that nobody has asked to end."""
         self._over: dict[str, set[str]] = {verb: set() for verb in _ENDS.values()}
         """By verb: commands before the last one that takes it back."""
         self._jobs: dict[str, Verb] = {}
@@ -99,7 +101,7 @@ class Steering:
             self._send_job(verb, name)
             return
         if verb.startswith(("handler", "outage")):
-            self.send_to_handler(verb, name)
+            self.send_to_handler(verb, name, now_ms)
             return
         tp = TopicPartition(self._topology.control, origin[0])
         if not verb:
@@ -119,6 +121,19 @@ class Steering:
         story.cancelling = story.cancelling or verb == "cancel"
         self.asked[name] = verb, origin
         self._broker.append(tp, command.to_record(*tp))
+
+    def decides(self, origin: Origin) -> bool:
+        """Tell whether a command about a record may be on its way."""
+        waiting = [self.asked[name] for name in self.waiting]
+        return "running" in self._parts.values() or any(at == origin or verb == "job" for verb, at in waiting)
+
+    def decide(self, origin: Origin) -> None:
+        """Have a sequence go on that has stopped behind a dead record."""
+        self._count += 1
+        verb, name = self._random.choice(("release", "release", "replay", "discard")), f"d{self._count}"
+        record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
+        self.asked[name], tp = (verb, origin), TopicPartition(self._topology.control, origin[0])
+        self._broker.append(tp, Command(id=name, verb=Verb(verb), failure_id=record, force=True).to_record(*tp))
 
     def release(self, origin: Origin, delivery: int, *, later: Callable[[float, Callable[[], None]], object]) -> None:
         """Have somebody release a delivery that goes on: now, in a while, or never."""
@@ -196,7 +211,7 @@ class Steering:
         story.renewed += edit.idempotency == "new"
         self.reached[f"an edited replay, {edit.idempotency} key"] += 1
 
-    def send_to_handler(self, verb: str, name: str) -> None:
+    def send_to_handler(self, verb: str, name: str, now_ms: float) -> None:
         """Pause the handler, force its circuit open, or take that back: all partitions get the command together."""
         command = HandlerCommand(id=name, verb=HandlerVerb(verb))
         if verb in _ENDS:  # its event may become visible after records have begun
@@ -204,6 +219,10 @@ class Steering:
             self._over[_ENDS[verb]] = set(self.asked)
         for number in range(self._broker.partitions):
             self.asked[f"{name}@{number}"] = verb, (number, -1)
+            if verb == "handler-pause":
+                self._sent_ms.setdefault(number, now_ms)
+            elif verb == "handler-resume":
+                self._sent_ms.pop(number, None)
             tp = TopicPartition(self._topology.control, number)
             self._broker.append(tp, command.to_record(*tp))
 
@@ -292,6 +311,7 @@ class Steering:
         place = parse_failure_id(name)[1]
         story = self._stories[place.partition, place.offset]
         story.held_ms = inf if verb == "release" else min(story.held_ms, now_ms)
+        story.freed_ms = now_ms if verb == "release" else story.freed_ms
         self.reached[f"{verb} by its deadline or a crash"] += loudly
         if verb == "release" and not loudly:
             story.freed.update(story.deferred)
@@ -317,6 +337,8 @@ class Steering:
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
         if opening.fenced_ms > story.held_ms or (self._calm and story.held_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it is held")
+        if opening.fenced_ms > self._sent_ms.get(origin[0], inf):
+            raise Violation(f"I19 {origin[0]}/{origin[1]}: begins although its lane has found a pause")
         for verb, shut in self.shut_ms.items():
             since_ms = shut[origin[0]]
             if opening.fenced_ms > since_ms or (self._calm and since_ms < inf):
@@ -326,7 +348,12 @@ class Steering:
     def unanswered(self) -> list[str]:
         """Commands without an event, and parts of jobs that go on."""
         running = [f"{job}@{number}" for (job, number), state in self._parts.items() if state == "running"]
-        return [name for name in self.asked if not self.told[name]] + running
+        return self.waiting + running
+
+    @property
+    def waiting(self) -> list[str]:
+        """Commands without an event."""
+        return [name for name in self.asked if not self.told[name]]
 
     def judge(self) -> None:
         """Judge the end.

@@ -11,7 +11,7 @@ import pytest
 
 from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
-from simulation.plan import COMMANDED, HELD, LEVELS
+from simulation.plan import COMMANDED, HELD, LEVELS, STOPS
 
 SEEDS = 3_000
 QUICK = 500
@@ -27,6 +27,10 @@ COMMANDED_PARTS = [
 LEVELLED_PARTS = [
     pytest.param(LEVELS + first, count, marks=[pytest.mark.extended] if first else [])
     for first, count in ((0, 50), (50, 250), (300, 250))
+]
+STOPPED_PARTS = [
+    pytest.param(STOPS + first, count, marks=[pytest.mark.extended] if first else [])
+    for first, count in ((0, 50), (50, 250), (300, 250), (550, 250))
 ]
 
 
@@ -57,6 +61,14 @@ def test_outages_and_gates_hold_until_somebody_ends_them(first: int, count: int)
     part = run_seeds(range(first, first + count))
     assert part.failed == []
     assert min(part.reached["outage-open obeyed"], part.reached["a rule has paused a partition"]) > 0
+
+
+@pytest.mark.parametrize(("first", "count"), STOPPED_PARTS)
+def test_a_sequence_stops_behind_a_dead_record(first: int, count: int) -> None:
+    """Until somebody replays, discards or releases it, whatever dies meanwhile; then it goes on in order."""
+    part = run_seeds(range(first, first + count))
+    assert part.failed == []
+    assert part.reached["a sequence has stopped"] > count
 
 
 @pytest.mark.extended

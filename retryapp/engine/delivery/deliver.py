@@ -159,7 +159,7 @@ def unpack(run: Run) -> Turn | None:
         return None
     if damage is None:
         try:
-            run.metadata = _waiting(record.headers)
+            run.metadata = (None if claim is None else claim.metadata) or _waiting(record.headers)
             run.shown = restore(record, run.metadata)
             if claim is not None and claim.lost is not None:
                 return bury_lost(run, run.metadata, claim.lost)

@@ -65,6 +65,8 @@ class Claim:
     """Why the row cannot be read; its bytes are the record's value."""
     reference: Reference | None = None
     """What the main topic must have: the row is without payload (`engine.partition.recall`)."""
+    metadata: RetryMetadata | None = None
+    """What its headers say, where that is known; None: they are not decoded yet."""
     lost: RecordError | None = None
     """Why the main topic does not have it."""
 

@@ -19,6 +19,7 @@ from retryapp.core.circuit import Circuit, CircuitBreaker
 from retryapp.core.control import token_of
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError, UndecodableError
+from retryapp.core.holding import Holding
 from retryapp.core.letters import Letter
 from retryapp.core.masking import Mask
 from retryapp.core.policy import RetryPolicy
@@ -169,6 +170,7 @@ class Handler:
     by_reference: bool = False
     """What waits is on the main topic; the table has only where."""
     order: Order = Order.NONE
+    holding: Holding = field(default_factory=Holding)
     batch: Batch | None = None
     """How many records the function takes in one call, as a list; None: it takes one."""
     rate_limit: RateLimit | None = None
@@ -216,6 +218,7 @@ class Handler:
         if self.policy.max_attempts is None and self.order not in (Order.KEY, Order.PARTITION):
             problem = "a schedule without end only with order='key' or 'partition', where others wait for the record"
             raise InvalidSettingError("policy", self.policy.text, problem)
+        self.holding.check(self.order, drop=self.topology.drop)
         if self.by_reference and self.order is Order.LATEST:
             problem = "'copy' with order='latest': a newer record may take away what waits while it is read again"
             raise InvalidSettingError("payload", "reference", problem)
@@ -262,7 +265,7 @@ class Handler:
         order = "" if self.order is Order.NONE else f"order={self.order}"
         lists = "" if self.batch is None else f"lists of {self.batch.text}"
         payload = "payload=reference" if self.by_reference else ""
-        return tuple(filter(None, (order, payload, lists, self.pace)))
+        return tuple(filter(None, (order, self.holding.text, payload, lists, self.pace)))
 
     def decode(self, value: bytes | None) -> Any:
         """Decode a record's value, or raise `UndecodableError`."""

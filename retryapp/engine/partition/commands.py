@@ -62,6 +62,7 @@ from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
+from retryapp.engine.partition.stops import stopped_rows
 from retryapp.ports import Event, PendingTable
 
 MOST_AT_ONCE: Final = 100
@@ -112,6 +113,7 @@ class Commands:
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
         place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.queue.caught_up.set}
+        place["remember"] = scheduler.remember
         self._letters = LetterCommands(context, transport, sequences, **place)
         self._jobs = Jobs(context, transport, self._letters)
         self._rows = RowCommands(context, transport, sequences)
@@ -143,6 +145,7 @@ class Commands:
     async def run(self) -> None:
         """Obey commands until the session is over."""
         self._release_early()
+        self._end_stops()
         while True:
             if not self.queue and self.queue.unread:
                 await self.queue.read()
@@ -434,6 +437,15 @@ class Commands:
             effect = self._rows.released(row, metadata, key[IDENTITY_AT:])
             steering = self._jobs.steering.written
             self._change(key, value, effect, Verb.RELEASE, metadata, source=main, next_offset=0, steering=steering)
+
+    def _end_stops(self) -> None:
+        """Have sequences go on that have stopped, where the handler does not hold them any more."""
+        if self._context.handler.holding.stops:
+            return
+        for key, value, row, metadata in stopped_rows(self._table):
+            effect = self._rows.go_on(row, key[IDENTITY_AT:])
+            effect.text = f"on_dead is not 'hold' any more: {effect.text}"
+            self._change(key, value, effect, Verb.RELEASE, metadata)
 
     def _change(
         self, key: bytes, value: bytes, effect: Effect, verb: Verb, metadata: RetryMetadata, **more: Any

@@ -16,10 +16,9 @@ from retryapp.core.dead_index import IndexedLetter
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
-from retryapp.core.jobs import JobPart, Part
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import ALONE, encode_row, identity_of
+from retryapp.core.rows import ALONE, PendingRow, decode_row, encode_row, identity_of, is_stopped
 from retryapp.core.text import cut_text
 from retryapp.core.traces import qualified_name
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
@@ -90,6 +89,7 @@ class LetterCommands:
         claimed: Collection[bytes],
         taken_in: Callable[[int], bool],
         unhurried: Callable[[], None],
+        remember: Callable[[bytes, bytes, PendingRow, RetryMetadata], None],
     ) -> None:
         """Begin.
 
@@ -100,6 +100,7 @@ class LetterCommands:
             claimed: keys of the rows that are being delivered.
             taken_in: whether the record at an offset is a first delivery without an outcome.
             unhurried: called where a command waits for something that rows need not wait for.
+            remember: takes a row that is written, as its bytes and decoded.
         """
         self._context = context
         self._transport = transport
@@ -107,6 +108,7 @@ class LetterCommands:
         self._claimed = claimed
         self._taken_in = taken_in
         self._unhurried = unhurried
+        self._remember = remember
         self._late = False
         """A command has waited in vain until all letters were known."""
 
@@ -123,16 +125,14 @@ class LetterCommands:
             letter, mark = await self._newest(command, origin)
         return self._effect(command, letter, mark, identity)
 
-    def of_job(self, part: Part, order: JobPart, letter: Letter) -> Effect:
-        """Return what becomes of a letter that a job has read; all letters are known.
+    def of_job(self, command: Command, letter: Letter) -> Effect:
+        """Return what becomes of a letter that a job has read; all letters are known, and `command` is about each.
 
         Raises:
             RefusedError: it is refused.
         """
         metadata = letter.metadata
         check_place(self._context, self._transport, metadata.group, metadata.origin)
-        words: Any = {"by": part.by, "why": part.why, "force": order.force}
-        command = Command(id=part.job, verb=order.verb, failure_id=metadata.failure_id, **words)
         table = self._transport.dead.get(letter.topic.topic)
         row = None if table is None else table.find(metadata.failure_id)
         if row is None:
@@ -147,11 +147,11 @@ class LetterCommands:
             effect, kind = self._replay(command, letter, mark, identity), MarkKind.REPLAYED
             replays += 1
         else:
-            effect = self._set_aside(command, mark)
+            effect = self._set_aside(command, mark, identity)
             kind = MarkKind.DISCARDED if command.verb is Verb.DISCARD else MarkKind.RESTORED
         told = LetterMark(
             mark=kind,
-            failure_id=command.failure_id,
+            failure_id=letter.metadata.failure_id,
             letter=letter.record.offset,
             delivery=letter.metadata.delivery,
             replays=replays,
@@ -228,7 +228,7 @@ class LetterCommands:
         reason, now_ms = metadata.reason, context.clock.wall_ms()
         if self._taken_in(metadata.origin.offset):
             raise RefusedError(Refusal.RUNNING, "the main topic was set back, and it runs again")
-        if table is not None and (key := table.find(identity)) is not None:
+        if table is not None and (key := table.find(identity)) is not None and self._stopping(identity) is None:
             runs = key in self._claimed
             raise RefusedError(Refusal.RUNNING if runs else Refusal.WAITING, "it waits for its next attempt already")
         self._check_replay(command, metadata, mark)
@@ -250,12 +250,15 @@ class LetterCommands:
             raise RefusedError(Refusal.TOO_LARGE, "with its headers it does not fit on the retry topic any more")
         timed_out = context.handler.batch is not None and metadata.error_type == _TIMED_OUT
         row = to_row(copy, anew, ALONE if timed_out else 0)
+        raw = encode_row(row)
+        if copy.value:  # an empty one may be a null, which only the copy's headers say
+            self._remember(identity, raw, row, anew)
         if self._sequences is not None:
             self._sequences.came_back(identity, row.key)
         return Effect(
             f"due at once, with new attempts; it was dead as {reason}{f'; edited: {parts}' if parts else ''}",
             after=row_state(anew.replays, 0, row.due_at_ms),
-            rows=(Row(identity, encode_row(row), anew.tier or "?"),),
+            rows=(Row(identity, raw, anew.tier or "?"),),
             publishes=(copy,),
             edited=parts,
             original=before,
@@ -283,7 +286,14 @@ class LetterCommands:
             text = "a newer record of its key may have replaced it; --force replays it all the same"
             raise RefusedError(Refusal.SUPERSEDED, text)
 
-    def _set_aside(self, command: Command, mark: str | None) -> Effect:
+    def _stopping(self, identity: bytes) -> bytes | None:
+        """Return the row by which the sequence of a dead record has stopped; None: it has not."""
+        table = self._transport.pending
+        key = None if table is None else table.find(identity)
+        value = None if table is None or key is None or key in self._claimed else table.get(key)
+        return value if value is not None and is_stopped(value) else None
+
+    def _set_aside(self, command: Command, mark: str | None, identity: bytes) -> Effect:
         if command.verb is Verb.RESTORE:
             if mark != MarkKind.DISCARDED:
                 raise RefusedError(Refusal.NOT_DISCARDED, f"it is {mark or 'a dead letter'}: nothing to restore")
@@ -292,4 +302,10 @@ class LetterCommands:
             raise RefusedError(Refusal.REPLAYED, f"it is {mark} already")
         if mark == MarkKind.DISCARDED:
             raise RefusedError(Refusal.DISCARDED, "it is discarded already")
-        return Effect("it is discarded; restore takes that back until retention deletes it", after="discarded")
+        effect = Effect("it is discarded; restore takes that back until retention deletes it", after="discarded")
+        if (value := self._stopping(identity)) is not None:
+            effect.rows = (Row(identity, None, "?"),)
+            effect.text = f"{effect.text}; its sequence goes on"
+            if self._sequences is not None:
+                self._sequences.removed(identity, decode_row(value).key)
+        return effect

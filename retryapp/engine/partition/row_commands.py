@@ -17,7 +17,7 @@ from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import cancelled, due_anew, released, restore
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Record
-from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, TOKEN, PendingRow, decode_row, encode_row
+from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, STOPPED, TOKEN, PendingRow, decode_row, encode_row
 from retryapp.engine.delivery.damage import ended
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
@@ -52,6 +52,11 @@ class RowCommands:
         Raises:
             RefusedError: it is refused.
         """
+        if row.hold & STOPPED:
+            if command.verb is Verb.RELEASE:
+                return self.go_on(row, identity)
+            text = "it is dead, and later records of its key wait: replay or discard its letter, or release it"
+            raise RefusedError(Refusal.NOT_WAITING, text)
         if command.verb in (Verb.RETRY_NOW, Verb.RESCHEDULE):
             return self._reschedule(command, row, metadata, identity, runs=claim is not None)
         if command.verb is Verb.CANCEL and claim is None:
@@ -112,6 +117,12 @@ class RowCommands:
         text = "it runs after the earlier records of its key" if free.held else f"due in {free.due_at_ms - now_ms} ms"
         text = "somebody holds it on" if free.hold & OPERATOR else text
         return self._moved(free, metadata, identity, text)
+
+    def go_on(self, row: PendingRow, identity: bytes) -> Effect:
+        """Return what it comes to that a sequence goes on behind a record that is dead."""
+        if self._sequences is not None:
+            self._sequences.removed(identity, row.key)
+        return Effect("it stays dead, and its sequence goes on", after="dead", rows=(Row(identity, None, "?"),))
 
     def _moved(self, row: PendingRow, metadata: RetryMetadata, identity: bytes, text: str) -> Effect:
         if self._sequences is not None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
-from retryapp.core.metadata import HELD
+from retryapp.core.metadata import HELD, RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import (
     ALONE,
@@ -42,6 +42,10 @@ MAX_SLEEP_S = 60.0
 BLOCKED_SLEEP_S = 0.25
 """Longest sleep without room for due rows."""
 
+MOST_FRESH = 1_000
+"""Rows that are remembered as they were written, of at most `FRESH_BYTES` each."""
+FRESH_BYTES = 4 << 10
+
 Deliver = Callable[[list[tuple[Claim, Record]]], None]
 
 
@@ -63,6 +67,8 @@ class Scheduler:
         self.claimed_bytes = 0
         self.waiting = 0
         """Claims for which no runner was free yet."""
+        self._fresh: dict[bytes, tuple[bytes, PendingRow, RetryMetadata]] = {}
+        """By identity: rows that `remember` took, until they are claimed."""
         self.over = False
         self.looked_ms = context.clock.wall_ms()
         """Time of the last scan for due rows; at first, of the session's begin."""
@@ -81,8 +87,8 @@ class Scheduler:
         """Waits until the commands are obeyed that came while no worker had the partition."""
         self._held = held
         """Takes a row whose hold begins or ends before it runs; tells whether it has."""
-        self.loaded = sequences is None
-        """Which sequences have rows is known; nothing is taken in before."""
+        self.loaded = sequences is None and commanded is None
+        """Which sequences have rows is known, and commands are obeyed; nothing is taken in before."""
         if sequences is not None:
             sequences.wake = lambda: self._wake.set()
         self._wake = asyncio.Event()
@@ -127,8 +133,14 @@ class Scheduler:
 
     def take(self, key: bytes, identity: bytes, size: int) -> None:
         """Claim a row that is not delivered, but changed by a command: until the turn of that is applied."""
+        self._fresh.pop(identity, None)
         self.claimed[key] = Claim(key=key, identity=identity, due_at_ms=0, size=size)
         self.claimed_bytes += size
+
+    def remember(self, identity: bytes, raw: bytes, row: PendingRow, metadata: RetryMetadata) -> None:
+        """Keep what a row that is written now and due at once says, so that its claim need not decode it."""
+        if len(raw) <= FRESH_BYTES and len(self._fresh) < MOST_FRESH:
+            self._fresh[identity] = raw, row, metadata
 
     def give_back(self, claim: Claim) -> None:
         """End a claim without an outcome: the row waits on. In an ordered handler, before its sequence goes on."""
@@ -144,14 +156,15 @@ class Scheduler:
     async def run(self) -> None:
         """Claim what is due until the session is over."""
         clock = self._context.clock
-        if not self.loaded and self._sequences is not None and self._pending is not None:
+        if self._sequences is not None and self._pending is not None:
             await self._sequences.load(self._pending)
-            self.loaded = True
-            if self._on_loaded is not None:
-                self._on_loaded()
-            await self._sequences.caught_up()
         if self._commanded is not None:
             await self._commanded()
+        self.loaded = True
+        if self._on_loaded is not None:
+            self._on_loaded()
+        if self._sequences is not None:
+            await self._sequences.caught_up()
         while not self.over:
             if not clock.trusted:
                 await asyncio.sleep(BLOCKED_SLEEP_S)
@@ -234,9 +247,13 @@ class Scheduler:
     def _claim(self, key: bytes, value: bytes) -> tuple[Claim, Record] | None:
         """Claim a row; None: earlier records of its sequence are not done."""
         place = parse_row_key(key)
-        row, damage = PendingRow(None, value, ()), None
+        row, damage, metadata = PendingRow(None, value, ()), None, None
+        fresh = self._fresh.pop(key[IDENTITY_AT:], None)
         try:
-            row = decode_row(value)
+            if fresh is not None and fresh[0] == value:
+                _, row, metadata = fresh
+            else:
+                row = decode_row(value)
         except NewerRowError as exc:
             where = f"the row of {self._context.handler.main}[{self._partition}]@{place.origin_offset}"
             raise NewerRecordError(f"{where} in the pending table", exc.finding) from exc
@@ -257,6 +274,7 @@ class Scheduler:
             alone=bool(row.flags & ALONE),
             cancelled=bool(row.flags & CANCELLED),
             expired=bool(row.hold & TOKEN),
+            metadata=metadata,
         )
         self.claimed[key] = claim
         self.claimed_bytes += claim.size

@@ -36,12 +36,14 @@ from retryapp.core.rows import (
     encode_row,
     identity_of,
     is_held,
+    is_stopped,
     origin_offset,
     row_header,
 )
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
+from retryapp.engine.partition.stops import stop
 from retryapp.ports import Event, PendingTable, Row
 
 FEW: Final = 8
@@ -164,6 +166,7 @@ class Sequences:
         self._end_offset = end_offset
         self._by_key = context.handler.order is not Order.PARTITION
         self._holds = context.handler.order is Order.KEY
+        self._stops = context.handler.holding.stops
         self._partition = partition
         self._prefix = identity_of(Origin(context.handler.main, context.topic_id, partition, 0))[:OFFSET_AT]
         self._lines: dict[bytes, Line] = {}
@@ -192,7 +195,7 @@ class Sequences:
         after: bytes | None = None
         while rows := table.page(after, _LOAD_ROWS):
             for key, value in rows:
-                name = self._name_of(value)
+                name = self._name_of(value) if self._stops or not is_stopped(value) else None
                 if name is not None:
                     identity = key[IDENTITY_AT:]
                     self._lines.setdefault(name, Line()).rows.append(identity)
@@ -351,6 +354,8 @@ class Sequences:
 
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         """Return the outcome that counts."""
+        if self._stops and run.sequence is not None and isinstance(outcome, Turn):
+            stop(run, outcome)
         return outcome
 
     def ended(self, run: Run, turn: Turn | int | None) -> bool:
@@ -422,7 +427,9 @@ class Sequences:
             return
         line = self._lines.setdefault(name, Line())
         first = int(line.running and not line.first and bool(line.rows))
-        line.rows.insert(max(first, sum(self._position(row) < self._position(identity) for row in line.rows)), identity)
+        if identity not in line.rows:  # else its sequence has stopped for it
+            before = sum(self._position(row) < self._position(identity) for row in line.rows)
+            line.rows.insert(max(first, before), identity)
         line.failed = line.failed and line.rows[0] != identity
         self._unwritten[identity] = name
 

@@ -23,6 +23,7 @@ from retryapp.core.causes import OTHER_CAUSE, CauseCount, cause_id
 from retryapp.core.circuit import CircuitState
 from retryapp.core.classify import DeadReason
 from retryapp.core.jobs import PartState
+from retryapp.core.metadata import STOPPED_TIER
 from retryapp.core.rules import ErrorClass
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Durations
@@ -63,6 +64,10 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pending_records": (
         "Records that wait here, by tier; absent while no partition's number is known.",
         ("handler", "tier"),
+    ),
+    "stopped_sequences": (
+        "Sequences that have stopped here behind dead records, until somebody decides.",
+        ("handler",),
     ),
     "unknown_partitions": (
         "Partitions here that the sums of waiting and dead records leave out: their numbers are not known now.",
@@ -293,6 +298,8 @@ class Gauges(Collector):
                 tiers.update(info.pending_by_tier)
             for tier, count in tiers.items():
                 add("pending_records", count, handler, tier)
+            if known:
+                add("stopped_sequences", tiers[STOPPED_TIER], handler)
             if dead := [info.dead for info in now if info.dead is not None]:
                 add("dead_letters", sum(dead), handler)
                 causes = [each for each in self._sources.causes(handler) if each.cause_id != OTHER_CAUSE][:TOP_CAUSES]

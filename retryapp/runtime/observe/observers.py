@@ -33,6 +33,7 @@ EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.SUCCEEDED: ("retryapp.succeeded", logging.DEBUG),
     Event.SKIPPED: ("retryapp.skipped", logging.DEBUG),
     Event.HELD: ("retryapp.held", logging.DEBUG),
+    Event.STOPPED: ("retryapp.sequence_stopped", logging.ERROR),
     Event.SUPERSEDED: ("retryapp.superseded", logging.DEBUG),
     Event.FAILED: ("retryapp.attempt_failed", logging.DEBUG),  # its consequence follows
     Event.SCHEDULED: ("retryapp.retry_scheduled", logging.DEBUG),

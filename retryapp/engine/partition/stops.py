@@ -1,0 +1,61 @@
+"""Stop the sequence of a dead record, until somebody says what becomes of it (``on_dead="hold"``).
+
+The turn of the dead letter has a row under the record's identity, without its payload. That row is the head of its
+sequence, and never due; so nothing behind it begins, in no session, and nothing else has to remember the stop. A replay
+of the letter puts the record's row in its place; a release, or a discard of the letter, removes it. A cancelled record
+stops nothing: somebody has decided.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final
+
+from retryapp.core.classify import DeadReason
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import to_stopped_row
+from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
+from retryapp.core.rows import BEFORE_STOPPED, HELD_ROWS, PendingRow, decode_row, encode_row, is_stopped
+from retryapp.engine.delivery.run import Run
+from retryapp.engine.lane.turn import Turn, observed
+from retryapp.ports import Event, PendingTable, Row
+
+logger = logging.getLogger("retryapp.events")
+
+_PAGE: Final = 100
+_ROW_OVERHEAD_BYTES: Final = 200
+"""Of a row in a transaction, beside its bytes."""
+
+
+def stop(run: Run, turn: Turn) -> None:
+    """Have the turn of a dead record stop its sequence."""
+    context = run.context
+    topology = context.handler.topology
+    if not any(seen.event is Event.DEAD and seen.reason != DeadReason.CANCELLED for seen in turn.observations):
+        return
+    letter = next(sent for sent in turn.publishes if sent.topic in topology.dlqs)
+    if (metadata := decode_metadata(letter.headers)) is None:
+        raise DamagedMetadataError("retry-version", None, "a dead letter that was just made has none")
+    value = encode_row(to_stopped_row(run.record.key, metadata))
+    facts: Any = {"failure_id": metadata.failure_id, "attempt": metadata.attempt, "reason": metadata.reason}
+    if len(value) + _ROW_OVERHEAD_BYTES > context.max_bytes:  # its key alone fills a record: else its lane would end
+        logger.error("retryapp.sequence_not_stopped", extra={"handler": context.handler.main, **facts})
+        return
+    turn.observations += (observed(Event.STOPPED, context.handler.main, run.shown, **facts),)
+    turn.rows = (Row(run.place, value, STOPPED_TIER),)
+
+
+def stopped_rows(table: PendingTable) -> Iterator[tuple[bytes, bytes, PendingRow, RetryMetadata]]:
+    """Yield the rows that stop sequences, with their keys."""
+    if STOPPED_TIER not in table.counts():
+        return
+    after = BEFORE_STOPPED
+    while rows := [row for row in table.page(after, _PAGE) if row[0] < HELD_ROWS]:
+        for key, value in rows:
+            with suppress(DamagedMetadataError):
+                if is_stopped(value) and (metadata := decode_metadata((row := decode_row(value)).headers)) is not None:
+                    yield key, value, row, metadata
+        after = rows[-1][0]

@@ -1,0 +1,51 @@
+"""A sequence stops behind its dead record, on a real broker, over a kill, until somebody decides."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from harness import Answer, HandlerSpec, Stage, wait_for
+from harness.terminal import retryapp
+
+from retryapp.ledger import take_ledger
+
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(240)]
+
+
+def test_a_sequence_stops_behind_a_dead_record_over_a_kill_until_it_is_released(stage: Stage) -> None:
+    """Other keys go on. A replay goes first; a release lets those behind go on without it. The ledger adds up."""
+    topic, mended = stage.main_topic(partitions=1), set[int]()
+    stage.service.rule = lambda visit: Answer(503 if visit.facts["id"] in {0, 1} - mended else 200)
+    stage.program(HandlerSpec(topic=topic, policy="100ms", order="key", on_dead="hold"))
+    stage.produce(topic, [{"id": n, "key": f"k{n % 3}"} for n in range(12)], 1)
+    worker, evidence, letters = stage.worker("killed"), stage.evidence(topic), stage.topology(topic).dlq
+
+    def seen(key: int) -> list[int]:
+        return [visit.facts["id"] for visit in stage.service.of(topic) if visit.facts["id"] % 3 == key]
+
+    wait_for(lambda: len(evidence.records(letters)) == 2, "two have stopped")
+    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 8), "three wait behind each")
+    worker.kill()
+    worker = stage.worker("second")
+    stage.produce(topic, [{"id": 12, "key": "k0"}, {"id": 14, "key": "k2"}], 1)
+    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 9), "one more waits")
+    assert (seen(0), seen(1), seen(2)) == ([0, 0], [1, 1], [2, 5, 8, 11, 14])
+    records = retryapp(stage, "pending", "list", "-A", "app")[1]["records"]
+    assert [record["held_by"] for record in records] == ["stopped"] * 2 + ["sequence"] * 7
+    names = {record["origin_offset"]: record["failure_id"] for record in records[:2]}
+    assert sorted(names) == [0, 1]
+    ledger = take_ledger(stage.connection, stage.topology(topic))
+    assert (ledger.total.done, ledger.total.dead, ledger.total.held, ledger.problems) == (5, 2, 7, ())
+    (todo,) = [each for each in json.loads(worker.get("/retries/?format=json")[1])["todo"] if "stopped" in each["text"]]
+    assert todo["text"].startswith("2 sequences have stopped")
+    assert json.loads(worker.get(f"{todo['path']}&format=json")[1])["records"][0]["held_by"] == "stopped"
+
+    mended.add(0)
+    assert retryapp(stage, "dead", "replay", "--broker", stage.bootstrap, names[0])[0] == 0
+    wait_for(lambda: seen(0) == [0, 0, 0, 3, 6, 9, 12], "the replayed one goes first, then the others in order")
+    assert worker.post(f"/retries/{topic}/command", {"verb": "release", "failure_id": names[1]})[1]["refused"] is None
+    wait_for(lambda: seen(1) == [1, 1, 4, 7, 10], "the others go on without it")
+    stage.wait_settled(topic)
+    ledger = take_ledger(stage.connection, stage.topology(topic))
+    assert (ledger.total.received, ledger.total.done, ledger.total.dead, ledger.problems) == (14, 13, 1, ())

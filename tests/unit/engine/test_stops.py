@@ -1,0 +1,175 @@
+"""What stops behind a dead record, and what ends the stop (``on_dead="hold"``)."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+import pytest
+from doubles import committed, held, reopen
+
+from retryapp.core.errors import InvalidSettingError
+from retryapp.core.holding import Holding
+from retryapp.core.rows import STOPPED, decode_row
+from retryapp.core.verdicts import Reject
+from retryapp.engine.handler.handler import Order
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
+
+HOLD = Holding(on_dead="hold")
+DAY_MS = 86_400_000
+
+
+class Bad:
+    """Rejects some values."""
+
+    def __init__(self, *bad: bytes) -> None:
+        self.bad = {*bad}
+        self.seen: list[bytes] = []
+
+    async def __call__(self, value: bytes) -> None:
+        """Note the call."""
+        self.seen.append(value)
+        if value in self.bad:
+            raise Reject("wrong")
+
+
+def partition(calls: Bad, order: Order = Order.KEY, **more: Any) -> MemoryPartition:
+    """Return a partition whose sequences stop."""
+    return MemoryPartition(calls, order=order, **{"holding": HOLD, **more})
+
+
+@pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
+@pytest.mark.parametrize("lost", [False, True])
+async def test_behind_a_dead_record_nothing_begins_until_it_is_replayed(order: Order, lost: bool) -> None:
+    """Over sessions and lives, with and without its store; the record goes first then."""
+    calls = Bad(b"1")
+    async with partition(calls, order) as orders:
+        await orders.send(b"1", b"2", b"3", key=b"a")
+        await reopen(orders)
+        await orders.send(b"b" if order is Order.KEY else b"4", key=b"b")
+        await orders.advance(DAY_MS)
+        assert calls.seen == [b"1", b"b"] if order is Order.KEY else [b"1"]
+        assert len(orders.dead_letters) == 1
+    if lost:
+        orders.transport.lose_store()
+    async with partition(calls, order, transport=orders.transport) as orders:
+        await orders.advance(DAY_MS)
+        calls.bad.clear()
+        calls.seen.clear()
+        assert (await orders.command("replay", 0))["refused"] is None
+        await orders.to_rest()
+        assert calls.seen[:3] == [b"1", b"2", b"3"]
+        assert not orders.waiting
+
+
+@pytest.mark.parametrize("verb", ["release", "discard"])
+async def test_a_sequence_goes_on_without_its_dead_record(verb: str) -> None:
+    """Once, and the record stays dead; other commands about it are refused."""
+    calls = Bad(b"1")
+    async with partition(calls) as orders:
+        await orders.send(b"1", b"2", b"3", key=b"a")
+        for other in ("retry-now", "cancel", "hold"):
+            answer = await orders.command(other, 0)
+            assert (answer["refused"], calls.seen) == ("not-waiting", [b"1"])
+        assert (await orders.command(verb, 0))["refused"] is None
+        assert (calls.seen, orders.waiting, len(orders.dead_letters)) == ([b"1", b"2", b"3"], {}, 1)
+        assert (await orders.command("release", 0))["refused"] == "not-waiting"
+        if verb == "discard":
+            await orders.command("restore", 0)
+        calls.bad.clear()
+        assert (await orders.command("replay", 0))["refused"] is None
+        await orders.send(b"4", key=b"a")
+        assert calls.seen == [b"1", b"2", b"3", b"1", b"4"]
+
+
+async def test_a_replayed_record_that_dies_again_stops_again() -> None:
+    """As one that dies at its last attempt, one that was held before, and one that ends its workers."""
+    calls = Bad(b"1", b"3")
+    async with partition(calls) as orders:
+        await orders.send(b"1", b"2", b"3", b"4", key=b"a")
+        await orders.command("replay", 0)
+        assert calls.seen == [b"1", b"1"]
+        await orders.command("release", 0)
+        assert calls.seen[2:] == [b"2", b"3"]
+        rows = [decode_row(value) for _, value in (orders.transport.pending or {}).page(None, 9)]  # type: ignore[union-attr]
+        assert [(row.hold == STOPPED, row.value) for row in rows] == [(True, b""), (False, b"4")]
+        assert (orders.waiting, held(orders), committed(orders)) == ({"stopped": 1, "held": 1}, 1, 4)
+
+
+async def test_what_somebody_has_cancelled_stops_nothing() -> None:
+    """While it waits, and while it runs; nor does a record without a key."""
+
+    async def fail(value: bytes) -> None:
+        seen.append(value)
+        if value != b"2":
+            raise ValueError("down")
+
+    seen: list[bytes] = []
+    async with MemoryPartition(fail, "1h*3", order=Order.KEY, holding=HOLD) as orders:
+        await orders.send(b"1", b"2", key=b"a")
+        await orders.command("cancel", 0)
+        assert (seen, orders.waiting) == ([b"1", b"2"], {})
+    calls = Bad(b"1")
+    async with partition(calls) as orders:
+        await orders.send(b"1", b"2")
+        assert (calls.seen, orders.waiting) == ([b"1", b"2"], {})
+
+
+@pytest.mark.parametrize("order", [Order.KEY, Order.NONE, Order.LATEST, Order.PARTITION])
+async def test_a_handler_that_does_not_hold_any_more_lets_stopped_sequences_go(order: Order) -> None:
+    """At its first opening, with an event, whatever order it keeps."""
+    calls = Bad(b"1")
+    async with partition(calls) as orders:
+        await orders.send(b"1", b"2", b"3", key=b"a")
+    async with partition(calls, order, holding=Holding(), transport=orders.transport) as orders:
+        await orders.advance(60_000)
+        assert calls.seen == ([b"1", b"3"] if order is Order.LATEST else [b"1", b"2", b"3"])
+        assert orders.waiting == {}
+        events = [json.loads(event.value or b"") for event in orders.records("app.orders.events")]
+        (told,) = [event for event in events if event["kind"] == "command"]
+        assert (told["verb"], told["command"], told["after"]) == ("release", "", "dead")
+
+
+@pytest.mark.parametrize("verb", ["replay", "release", "discard"])
+@pytest.mark.parametrize("durable", [False, True])
+async def test_at_each_commit_a_kill_neither_forgets_nor_doubles_a_stop(verb: str, durable: bool) -> None:
+    """Before the commit has reached the broker, and after; the store is lost, too."""
+    for after in range(20):
+        calls, transport, lives = Bad(b"1"), MemoryLaneTransport(), list[list[bytes]]()
+        dying = transport.pause(Step.COMMIT, after=after, durable=durable)
+        for life in range(3):
+            lives.append(calls.seen)
+            calls.seen = []
+            async with partition(calls, transport=transport) as orders:
+                if life == 0:
+                    await orders.send(b"1", b"2", b"3", key=b"a")
+                await orders.advance(1_000)
+                if orders.waiting:
+                    assert {*chain(*lives, calls.seen)} == {b"1"}
+                    assert orders.waiting == {"stopped": 1, "held": 2}
+                    calls.bad.clear()
+                    with suppress(AssertionError):  # the worker is to die before it answers
+                        await orders.command(verb, 0)
+                await orders.advance(1_000)
+                assert calls.seen == sorted(calls.seen)
+            transport.lose_store()
+        assert (orders.waiting, len(orders.dead_letters)) == ({}, 1), after
+        assert {*chain(*lives, calls.seen)} == {b"1", b"2", b"3"}
+        if not dying.reached:
+            assert after > 3
+            return
+
+
+@pytest.mark.parametrize("more", [{"order": Order.NONE}, {"order": Order.LATEST}, {"order": Order.KEY, "drop": True}])
+async def test_a_stop_that_makes_no_sense_is_refused(more: dict[str, Any]) -> None:
+    """Where no record waits for another, or there is no letter to replay."""
+    from retryapp.core.topology import HandlerTopology
+
+    if more.pop("drop", False):
+        more["topology"] = HandlerTopology("app", "orders", delays_ms=(1_000,), drop=True)
+    with pytest.raises(InvalidSettingError, match="on_dead"):
+        MemoryPartition(Bad(), holding=HOLD, **more)
+    with pytest.raises(InvalidSettingError, match="one of release, hold"):
+        Holding(on_dead="stop")
