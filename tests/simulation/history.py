@@ -353,7 +353,7 @@ class History:
         await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))
         self._heal()
         if self.first.oracle.steering is not None:
-            self.first.oracle.steering.send_to_handler("handler-resume", "last")
+            self.first.oracle.steering.send_to_handler("handler-resume", "last", self._now_ms())
         until_s = loop.time() + REST_S
         while self.violation is None and loop.time() < until_s:
             await asyncio.sleep(0.5)
@@ -373,9 +373,10 @@ class History:
                 steering.decide(origin)
         if steering is not None and self.plan.levels and not steering.unanswered and self.first.waits():
             for verb in ("outage-close", "handler-resume"):
-                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
+                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}", self._now_ms())
             for circuit, *_ in self.plan.services:
-                steering.send_to_handler("outage-close", f"close-{circuit}-{self.loop.time():.1f}", circuit)
+                name = f"close-{circuit}-{self.loop.time():.1f}"
+                steering.send_to_handler("outage-close", name, self._now_ms(), circuit)
 
     def _judge_restless(self) -> None:
         for judge in self.judges.values():
