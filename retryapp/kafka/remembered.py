@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterable
 from typing import Final
 
 from retryapp.core import marks
-from retryapp.core.jobs import Steering, read_steering
+from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering, read_steering
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.reader import read_topic
+from retryapp.kafka.writer import write_together
 
 _TAIL_OFFSETS: Final = 2_000  # a transaction ends with the record that is looked for
 
@@ -31,3 +34,22 @@ def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[i
             if record.key == marks.PROGRESS:
                 last[record.partition] = record.value or b""
     return {number: read_steering(marks.read_progress(value).steering) for number, value in sorted(last.items())}
+
+
+def pass_on(connection: KafkaConnection, topology: HandlerTopology, partitions: Iterable[int]) -> None:
+    """Have partitions that are added be paused, or their circuits forced open, where somebody has done that to others.
+
+    What a rule has paused is a matter of that partition.
+    """
+    known = remembered(connection, topology).values()
+    records = []
+    for verb, levels in (
+        (HandlerVerb.PAUSE, [each.paused for each in known]),
+        (HandlerVerb.OPEN, [each.forced for each in known]),
+    ):
+        if (level := next((each for each in levels if each is not None and not each.record), None)) is not None:
+            command = HandlerCommand(id=secrets.token_hex(8), verb=verb, by=level.by, why=level.why)
+            records += [command.to_record(topology.control, number) for number in partitions]
+    if records:
+        doing = f"write to topic {topology.control}"
+        write_together(connection, records, transactional_id=topology.control, doing=doing)

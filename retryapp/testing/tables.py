@@ -174,30 +174,32 @@ class MemorySeenTable(_Stored, SeenTable):
         self._reach(next_offset)
 
 
-class MemoryDeadLetterTable(_Stored, DeadLetterTable):
-    """`ports.DeadLetterTable` in memory."""
+class MemoryDeadLetterTable(DeadLetterTable):
+    """`ports.DeadLetterTable` in memory; each opening reads its topic from the beginning."""
 
-    rows: dict[int, IndexedLetter]
+    next_offset = 0
 
-    def __init__(self, disk: Disk | None = None, name: str = "") -> None:
+    def __init__(self) -> None:
+        self.rows: dict[int, IndexedLetter] = {}
         self._marks: dict[int, tuple[str, str | None]] = {}
-        super().__init__(disk, name)
 
     @override
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
-        self._keep(rows, next_offset)
+        self.rows.update((row.offset, index_letter(row.offset, row.headers, row.key, row.append_ms)) for row in rows)
+        self.next_offset = max(self.next_offset, next_offset or 0)
 
     @override
     def mark(self, marks: Mapping[int, tuple[str, str | None]], next_offset: int | None) -> None:
-        self._keep((), next_offset, marks)
-
-    def _apply(
-        self, rows: Sequence[DeadRow], next_offset: int | None, marks: Mapping[int, tuple[str, str | None]] = {}
-    ) -> None:
-        for row in rows:
-            self.rows[row.offset] = index_letter(row.offset, row.headers, row.key, row.append_ms)
         self._marks.update(marks)
-        self._reach(next_offset)
+        self.write((), next_offset)
+
+    @override
+    def close(self) -> None:
+        pass
+
+    @override
+    def drop(self) -> None:
+        pass
 
     @override
     def find(self, failure_id: str) -> IndexedLetter | None:
@@ -208,10 +210,9 @@ class MemoryDeadLetterTable(_Stored, DeadLetterTable):
         return replace(self.rows[offset], mark=mark, job=job)
 
     @override
-    def forget_before(self, first_offset: int, limit: int = 500) -> int:
-        gone = sorted(offset for offset in self.rows if offset < first_offset)[:limit]
+    def forget_before(self, first_offset: int) -> int:
+        gone = [offset for offset in self.rows if offset < first_offset]
         for offset in gone:
             del self.rows[offset]
-        if gone:
-            self._marks = {offset: mark for offset, mark in self._marks.items() if offset > gone[-1]}
+            self._marks.pop(offset, None)
         return len(gone)

@@ -348,7 +348,7 @@ class History:
         await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))
         self._heal()
         if self.first.oracle.steering is not None:
-            self.first.oracle.steering.send_to_handler("handler-resume", "last")
+            self.first.oracle.steering.send_to_handler("handler-resume", "last", self._now_ms())
         until_s = loop.time() + REST_S
         while self.violation is None and loop.time() < until_s:
             await asyncio.sleep(0.5)
@@ -368,7 +368,7 @@ class History:
                 steering.decide(origin)
         if steering is not None and LEVELS <= self.plan.seed < STOPS and not steering.unanswered and self.first.waits():
             for verb in ("outage-close", "handler-resume"):
-                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
+                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}", self._now_ms())
 
     def _judge_restless(self) -> None:
         for judge in self.judges.values():

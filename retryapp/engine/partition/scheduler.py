@@ -87,8 +87,8 @@ class Scheduler:
         """Waits until the commands are obeyed that came while no worker had the partition."""
         self._held = held
         """Takes a row whose hold begins or ends before it runs; tells whether it has."""
-        self.loaded = sequences is None
-        """Which sequences have rows is known; nothing is taken in before."""
+        self.loaded = sequences is None and commanded is None
+        """Which sequences have rows is known, and commands are obeyed; nothing is taken in before."""
         if sequences is not None:
             sequences.wake = lambda: self._wake.set()
         self._wake = asyncio.Event()
@@ -156,14 +156,15 @@ class Scheduler:
     async def run(self) -> None:
         """Claim what is due until the session is over."""
         clock = self._context.clock
-        if not self.loaded and self._sequences is not None and self._pending is not None:
+        if self._sequences is not None and self._pending is not None:
             await self._sequences.load(self._pending)
-            self.loaded = True
-            if self._on_loaded is not None:
-                self._on_loaded()
-            await self._sequences.caught_up()
         if self._commanded is not None:
             await self._commanded()
+        self.loaded = True
+        if self._on_loaded is not None:
+            self._on_loaded()
+        if self._sequences is not None:
+            await self._sequences.caught_up()
         while not self.over:
             if not clock.trusted:
                 await asyncio.sleep(BLOCKED_SLEEP_S)
