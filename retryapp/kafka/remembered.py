@@ -43,12 +43,13 @@ def pass_on(connection: KafkaConnection, topology: HandlerTopology, partitions: 
     """
     known = remembered(connection, topology).values()
     records = []
-    for verb, levels in (
-        (HandlerVerb.PAUSE, [each.paused for each in known]),
-        (HandlerVerb.OPEN, [each.forced for each in known]),
+    circuits = sorted({name for each in known for name in each.forced_open})
+    for verb, circuit, levels in (
+        (HandlerVerb.PAUSE, "", [each.paused for each in known]),
+        *((HandlerVerb.OPEN, name, [each.forced_open.get(name) for each in known]) for name in circuits),
     ):
         if (level := next((each for each in levels if each is not None and not each.record), None)) is not None:
-            command = HandlerCommand(id=secrets.token_hex(8), verb=verb, by=level.by, why=level.why)
+            command = HandlerCommand(id=secrets.token_hex(8), verb=verb, circuit=circuit, by=level.by, why=level.why)
             records += [command.to_record(topology.control, number) for number in partitions]
     if records:
         doing = f"write to topic {topology.control}"

@@ -33,12 +33,19 @@ class PendingTable(LocalTable, Protocol):
         """Offset of the last changelog record that it wrote; None once caught up, or if it may be compacted away."""
 
     def due(
-        self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
+        self,
+        now_ms: int,
+        limit: int,
+        claimed: Collection[bytes] = (),
+        *,
+        max_bytes: int | None = None,
+        most: Mapping[int, int] = {},
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
-        """Return rows `(key, value)` that are due and not `claimed`, in key order, and the next row's `due_at_ms`.
+        """Return rows `(key, value)` that are due and not `claimed`, in due order, and the next row's `due_at_ms`.
 
-        At most `limit` rows with values of at most `max_bytes` in all, but at least one row. The next row is the first
-        that is neither returned nor claimed; None without one.
+        At most `limit` rows with values of at most `max_bytes` in all, but at least one row; of a queue (`core.rows`)
+        no more than `most` says. The next row is the first that is neither returned nor claimed, nor in a queue of
+        which there may be no more; None without one.
         """
 
     def get(self, key: bytes) -> bytes | None:
@@ -48,7 +55,7 @@ class PendingTable(LocalTable, Protocol):
         """Return the key of a record's row, or None."""
 
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """Return at most `limit` rows with a key greater than `after`, in key order."""
+        """Return at most `limit` rows with a key after `after`, in due order: their queues do not count."""
 
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
         """Return `due_at_ms` of the first rows with `start_ms <= due_at_ms < stop_ms`, rising, at most `limit`."""

@@ -43,6 +43,7 @@ from retryapp.lookup.jobs import (
 )
 from retryapp.lookup.journeys import Journey, journey
 from retryapp.ports import (
+    CircuitInfo,
     DeadEntry,
     HandlerInfo,
     PartitionInfo,
@@ -202,9 +203,9 @@ class RuntimeView:
         """Pause, resume or cancel a job. Blocks."""
         return tell_job(*self._steered(main), job, verb, **more)
 
-    def tell_handler(self, main: str, verb: HandlerVerb, **more: Unpack[Words]) -> Told:
-        """Pause or resume a handler. Blocks."""
-        return tell_handler(*self._steered(main), verb, **more)
+    def tell_handler(self, main: str, verb: HandlerVerb, circuit: str, **more: Unpack[Words]) -> Told:
+        """Pause or resume a handler, or steer a circuit of it. Blocks."""
+        return tell_handler(*self._steered(main), verb, circuit, **more)
 
     def journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
         """Return what the topics say of one record. Blocks."""
@@ -294,6 +295,8 @@ class RuntimeView:
             return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)
         lane, pace, commands = placed.lane, placed.engine.context.pace, placed.engine.commands
         paused = commands.paused if commands is not None and pace.paused else None
+        circuits = _circuits(placed, self._runtime.clock.wall_ms())
+        own = circuits.pop("", None)
         pending_behind, dead_behind = self._runtime.behind(main, number)
         is_open = lane.state is LaneState.OPEN
         seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
@@ -306,12 +309,13 @@ class RuntimeView:
             pending_behind=pending_behind if lane.state is LaneState.OPENING else 0,
             dead_behind=dead_behind if is_open else 0,
             stalled=self._stalled(main, placed) if is_open else None,
-            circuit=None if pace.circuit is None else str(pace.circuit.state),
+            circuit=None if own is None else own.state,
+            circuits=circuits,
             paused=None if paused is None else paused.text,
             paused_since_ms=None if paused is None else paused.since_ms,
-            circuit_since_ms=_circuit_since_ms(placed, self._runtime.clock.wall_ms()),
+            circuit_since_ms=None if own is None else own.since_ms,
             jobs={} if commands is None else Counter(str(part.state) for part in commands.parts if not part.over),
-            circuit_cause="" if pace.circuit is None else pace.circuit.cause,
+            circuit_cause="" if own is None else own.cause,
             holds_due=pace.holds_due if is_open else None,
             session=lane.session,
             since_ms=seen.since_ms,
@@ -359,11 +363,18 @@ class RuntimeView:
         return BrokerUnreachableError(self._runtime.connection.bootstrap, problem)
 
 
-def _circuit_since_ms(placed: Placed, now_ms: int) -> int | None:
+def _circuits(placed: Placed, now_ms: int) -> dict[str, CircuitInfo]:
     pace, commands = placed.engine.context.pace, placed.engine.commands
-    if pace.forced and commands is not None and commands.forced is not None:
-        return commands.forced.since_ms  # its worker may have begun later
-    return None if pace.circuit is None else now_ms - pace.age_ms()
+    levels = {} if commands is None else commands.forced
+    return {
+        name: CircuitInfo(
+            state=str(gate.circuit.state),
+            # of one that is forced open: its worker may have begun later
+            since_ms=levels[name].since_ms if gate.forced and name in levels else now_ms - pace.age_ms(gate.circuit),
+            cause=gate.circuit.cause,
+        )
+        for name, gate in pace.gates.items()
+    }
 
 
 def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:

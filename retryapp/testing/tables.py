@@ -16,7 +16,7 @@ from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.deduplicate import Seen, live_rows
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.rows import IDENTITY_AT, due_bound, is_identity, parse_row_key, row_due_ms, row_header, row_key
+from retryapp.core.rows import IDENTITY_AT, due_order, is_identity, key_of_row, parse_row_key, queue_in, row_header
 from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Row, SeenTable
 
 
@@ -76,23 +76,31 @@ class MemoryPendingTable(_Stored, PendingTable):
 
     @override
     def due(
-        self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
+        self,
+        now_ms: int,
+        limit: int,
+        claimed: Collection[bytes] = (),
+        *,
+        max_bytes: int | None = None,
+        most: Mapping[int, int] = {},
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
-        bound, due, size = due_bound(now_ms + 1), list[tuple[bytes, bytes]](), 0
-        for key in sorted(self.rows):
-            if key in claimed:
+        due, size, of = list[tuple[bytes, bytes]](), 0, Counter[int]()
+        for key in sorted(self.rows, key=due_order):
+            if key in claimed or of[queue_in(key)] >= most.get(queue_in(key), len(self.rows)):
                 continue
             value = self.rows[key].value or b""
             size += len(value)
             too_much = bool(due) and max_bytes is not None and size > max_bytes
-            if key >= bound or len(due) >= limit or too_much:
-                return due, parse_row_key(key).due_at_ms
+            due_at_ms = parse_row_key(key).due_at_ms
+            if due_at_ms > now_ms or len(due) >= limit or too_much:
+                return due, due_at_ms
             due.append((key, value))
+            of[queue_in(key)] += 1
         return due, None
 
     @override
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
-        times = (parse_row_key(key).due_at_ms for key in sorted(self.rows))
+        times = (parse_row_key(key).due_at_ms for key in sorted(self.rows, key=due_order))
         return [time for time in times if start_ms <= time < stop_ms][:limit]
 
     @override
@@ -105,7 +113,7 @@ class MemoryPendingTable(_Stored, PendingTable):
 
     @override
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        keys = sorted(key for key in self.rows if after is None or key > after)
+        keys = sorted((key for key in self.rows if after is None or due_order(key) > due_order(after)), key=due_order)
         return [(key, self.rows[key].value or b"") for key in keys[:limit]]
 
     @override
@@ -139,7 +147,7 @@ class MemoryPendingTable(_Stored, PendingTable):
             if (former := self.find(row.identity)) is not None:
                 del self.rows[former]
             if row.value is not None:
-                self.rows[row_key(row_due_ms(row.value), row.identity)] = row
+                self.rows[key_of_row(row.value, row.identity)] = row
         self._reach(next_offset)
         self._last_written = last_written
 

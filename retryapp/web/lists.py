@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from retryapp.core.control import is_open
 from retryapp.core.jobs import LetterFilter
-from retryapp.lookup.circuits import mark_held_back
+from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
@@ -97,7 +97,7 @@ def merge(listings: Sequence[Listing], limit: int, *, newest: bool) -> tuple[lis
 def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, now_ms: int) -> Listing:
     """List what waits in the partitions here by due time."""
     listing, after = Listing(lines=[], left_out=_closed(infos)), question.after
-    holding = {item.partition: item.holds_due for item in infos}
+    holding = what_holds(infos)
     while True:
         size = question.limit + 1
         entries = view.pending_page(question.main, after=after, limit=size, partition=question.partition)

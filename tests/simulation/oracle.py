@@ -480,10 +480,10 @@ class Oracle:
         self.stories.pop(origin, None)
 
     def recovered(self, partition: int, rows: Mapping[bytes, bytes]) -> None:
-        """A lane has opened with these rows, whose keys are due time and identity."""
+        """A lane has opened with these rows, whose keys are queue and due time, and identity."""
         found = {key[8:]: value for key, value in rows.items()}
         _must(found == self._rows[partition], "I7", (partition, -1), "the store is not the changelog")
-        sorted_so = all(int.from_bytes(key[:8], "big") == _due_ms(value) for key, value in rows.items())
+        sorted_so = all(int.from_bytes(key[2:8], "big") == _due_ms(value) for key, value in rows.items())
         _must(sorted_so and len(found) == len(rows), "I7", (partition, -1), "a row has a key that is not its own")
 
     def remembered(self, partition: int, rows: Mapping[bytes, bytes], *, taken_back: bool) -> None:

@@ -146,7 +146,7 @@ def _key_forgotten(*args: Any, **facts: Any) -> RetryMetadata:
 
 
 def _not_forced(self: Pace, **state: Any) -> None:
-    _remember(self, **{**state, "forced": None})
+    _remember(self, **{**state, "forced": {}})
 
 
 _remember = Pace.remember

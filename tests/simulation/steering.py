@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -68,6 +68,8 @@ class Steering:
         """Nobody dies or is cut off."""
         self._levels = levels
         """Somebody forces circuits open, and has partitions go on that rules have paused."""
+        self.circuits: Sequence[str] = ()
+        """Names of the handler's circuits; its own has none."""
         self._count = 0
         self.asked: dict[str, tuple[str, Origin]] = {}
         """Verb and record of each command."""
@@ -101,7 +103,8 @@ class Steering:
             self._send_job(verb, name)
             return
         if verb.startswith(("handler", "outage")):
-            self.send_to_handler(verb, name, now_ms)
+            circuit = random.choice(self.circuits) if verb.startswith("outage") and self.circuits else ""
+            self.send_to_handler(verb, name, now_ms, circuit)
             return
         tp = TopicPartition(self._topology.control, origin[0])
         if not verb:
@@ -211,10 +214,10 @@ class Steering:
         story.renewed += edit.idempotency == "new"
         self.reached[f"an edited replay, {edit.idempotency} key"] += 1
 
-    def send_to_handler(self, verb: str, name: str, now_ms: float) -> None:
+    def send_to_handler(self, verb: str, name: str, now_ms: float, circuit: str = "") -> None:
         """Pause the handler, force its circuit open, or take that back: all partitions get the command together."""
-        command = HandlerCommand(id=name, verb=HandlerVerb(verb))
-        if verb in _ENDS:  # its event may become visible after records have begun
+        command = HandlerCommand(id=name, verb=HandlerVerb(verb), circuit=circuit)
+        if verb in _ENDS and not circuit:  # its event may become visible after records have begun
             self.shut_ms[_ENDS[verb]].clear()
             self._over[_ENDS[verb]] = set(self.asked)
         for number in range(self._broker.partitions):
@@ -280,7 +283,12 @@ class Steering:
             name = f"{name}@{told['partition']}"
         self.told[name] += 1
         verb, origin = self.asked[name]
-        if verb in self.shut_ms and told["refused"] is None and name not in self._over[verb]:
+        if (
+            verb in self.shut_ms
+            and not told.get("circuit")
+            and told["refused"] is None
+            and name not in self._over[verb]
+        ):
             self.shut_ms[verb][told["partition"]] = now_ms
         self.reached[f"{verb} {'obeyed' if told['refused'] is None else 'refused'}"] += 1
         if told["refused"] is not None:

@@ -8,6 +8,7 @@ ends. Few claims wait for a runner: a flood waits in the table.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
@@ -24,6 +25,7 @@ from retryapp.core.rows import (
     decode_row,
     is_held,
     parse_row_key,
+    queue_of,
     row_due_ms,
 )
 from retryapp.engine.delivery.run import Claim, DeliveryContext
@@ -67,6 +69,10 @@ class Scheduler:
         self.claimed_bytes = 0
         self.waiting = 0
         """Claims for which no runner was free yet."""
+        self._waiting_in: Counter[str] = Counter()
+        """The same of each named circuit."""
+        self._limited = False
+        """A circuit had a limit in the last scan: it has not seen all that is due."""
         self._fresh: dict[bytes, tuple[bytes, PendingRow, RetryMetadata]] = {}
         """By identity: rows that `remember` took, until they are claimed."""
         self.over = False
@@ -110,9 +116,10 @@ class Scheduler:
             return 0
         return max(0, min(CLAIM_LIMIT, self._ahead - self.waiting, handler.max_in_flight - len(self.claimed)))
 
-    def begun(self) -> None:
+    def begun(self, claim: Claim) -> None:
         """Note that a runner has a claim, or that it will have none."""
         self.waiting -= 1
+        self._waiting_in[claim.circuit] -= bool(claim.circuit)
         self._unblock()
 
     def release(self, key: bytes) -> None:
@@ -128,7 +135,10 @@ class Scheduler:
 
     def freed(self) -> None:
         """Note that more may be claimed by the pace."""
-        if self._blocked and self.room:
+        if self._limited:
+            self._limited, self._next_due_ms = False, 0
+            self._wake.set()
+        elif self._blocked and self.room:
             self._wake.set()
 
     def take(self, key: bytes, identity: bytes, size: int) -> None:
@@ -213,7 +223,9 @@ class Scheduler:
                     claimed = {*claimed, *self._sequences.aside.values()}
                 put_aside = sum(not is_held(value) for _, value in heads)
                 most = 0 if full else max(0, min(limit - put_aside, held_limit - len(heads)))
-                rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left)
+                limits = self._context.pace.limits(self._waiting_in)
+                self._limited, queues = bool(limits), {queue_of(name): limit for name, limit in limits.items()}
+                rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left, most=queues)
                 self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             if not rows and not heads:
                 break
@@ -271,6 +283,7 @@ class Scheduler:
             size=len(value) + (0 if row.reference is None else row.reference.size),
             damage=damage,
             reference=row.reference,
+            circuit=row.circuit,
             alone=bool(row.flags & ALONE),
             cancelled=bool(row.flags & CANCELLED),
             expired=bool(row.hold & TOKEN),
@@ -279,5 +292,6 @@ class Scheduler:
         self.claimed[key] = claim
         self.claimed_bytes += claim.size
         self.waiting += 1
+        self._waiting_in[claim.circuit] += bool(claim.circuit)
         coordinates = self._context.handler.topology.pending_changelog, self._partition, place.origin_offset
         return claim, Record(*coordinates, row.since_ms, row.key, row.value, row.headers)

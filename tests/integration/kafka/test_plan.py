@@ -101,6 +101,7 @@ def test_our_topics_grow_with_the_main_topic(admin, bootstrap, topology):
     [
         (Steering(paused=Level(since_ms=1, by="ann", why="migration")), ["handler-pause"]),
         (Steering(forced=Level(since_ms=1, by="ann", why="migration")), ["outage-open"]),
+        (Steering(outages={"ledger": Level(since_ms=1, by="ann", why="migration")}), ["outage-open ledger"]),
         (Steering(paused=Level(since_ms=1, by="rule gate", record="x")), []),
     ],
 )
@@ -114,9 +115,10 @@ def test_partitions_that_are_added_are_paused_as_the_others(admin, connection, t
     admin.wait_for_topics([topology.main], {topology.main: 5})
     grow_topics(admin, [topology])
     told = [(record.partition, decode_command(record.value)) for record in read_topic(connection, topology.control)]
-    assert [(number, command.verb, command.by) for number, command in sorted(told, key=itemgetter(0))] == [
-        (number, verb, "ann") for number in (3, 4) for verb in verbs
-    ]
+    assert [
+        (number, f"{command.verb} {command.circuit}".strip(), command.by)
+        for number, command in sorted(told, key=itemgetter(0))
+    ] == [(number, verb, "ann") for number in (3, 4) for verb in verbs]
 
 
 def test_a_broker_that_hears_late_of_new_topics_is_asked_again(connection, topology, monkeypatch):
