@@ -320,11 +320,14 @@ class History:
                 self.broker,
                 first.oracle.stories,
                 self.random,
-                keys=self.plan.order == "none" or (self.plan.stops and self.plan.changes),
+                keys=self.plan.order == "none" or (self.plan.seed >= STOPS and self.plan.changes),
                 levels=LEVELS <= self.plan.seed < STOPS,
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
+            if self.plan.caps is not None and not self.plan.changes:
+                first.oracle.most = self.plan.caps[1]
+            first.oracle.releases = self.plan.caps is not None and self.plan.caps[2] == "release"
             if self.plan.stops:
                 first.oracle.stops = Stops(first.oracle.fate, first.oracle.steering.decides)
         for at_s in self.plan.commands:

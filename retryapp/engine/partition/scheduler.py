@@ -188,7 +188,7 @@ class Scheduler:
             claimed: Collection[bytes] = self.claimed
             heads: list[tuple[bytes, bytes]] = []
             if self._sequences is not None:
-                heads = self._sequences.heads(pending, held_limit, max_bytes, limit)
+                heads = self._sequences.heads(pending, held_limit, max_bytes, limit, self.claimed)
             elif HELD in pending.counts():  # the handler had an order before
                 held = pending.page(HELD_ROWS, held_limit + len(claimed))
                 heads = up_to((each for each in held if each[0] not in claimed), held_limit, max_bytes)
@@ -256,6 +256,7 @@ class Scheduler:
             reference=row.reference,
             alone=bool(row.flags & ALONE),
             cancelled=bool(row.flags & CANCELLED),
+            surplus=self._sequences is not None and damage is None and self._sequences.is_surplus(row),
             expired=bool(row.hold & TOKEN),
         )
         self.claimed[key] = claim
