@@ -1,7 +1,7 @@
 """`python -m benchmarks.journeys`: how long the analysis takes over an archive of millions of records.
 
 Steps: a lake whose archive Spark itself writes, without Kafka, with headers and events as workers write them; the whole
-analysis, as ``retryapp pipeline analyse --full`` makes it; the facts of a report; an analysis without news.
+analysis, as ``retryapp pipeline analyse`` makes it; the facts of a report; an analysis without news.
 
 Of 20 records that fail, 12 succeed at the second attempt, 5 at the third, 2 die at the fifth and 1 waits: 2.5 records
 in the archive for each. One in ten of the main topic fails. Workers' counts cover all of it, so that every check holds.
@@ -189,7 +189,7 @@ def main(events: int) -> None:
         click.echo(f"archive written in {write_s:.1f} s; now the analysis", err=True)
         job = Analysis(spark, lake, now_ms=_now_ms)
         taken = [taken_cut(failures)]
-        result = job.run(taken, broker="localhost:9092", full=True)
+        result = job.run(taken, broker="localhost:9092")
         report_s = _timed(lambda: collect(spark, lake, now_ms=_now_ms(), within_ms=86_400_000))
         again_s = _timed(lambda: job.run(taken, broker="localhost:9092"))
         used = processor_s() - before

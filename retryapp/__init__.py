@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from retryapp.core.policy import RetryPolicy
     from retryapp.core.rules import non_retryable, pausing, retryable, skippable
     from retryapp.core.schedule import exp, fixed, forever, sequence
-    from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip
+    from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip, Unavailable
     from retryapp.engine.delivery.deliver import HandlerTimeoutError, ReleaseTimeoutError
     from retryapp.retries import Delivery, Retries
 
@@ -37,6 +37,7 @@ __all__ = [
     "RetryLater",
     "RetryPolicy",
     "Skip",
+    "Unavailable",
     "exp",
     "fixed",
     "forever",
@@ -63,6 +64,7 @@ _HOME = {
     "RetryLater": "retryapp.core.verdicts",
     "RetryPolicy": "retryapp.core.policy",
     "Skip": "retryapp.core.verdicts",
+    "Unavailable": "retryapp.core.verdicts",
     "exp": "retryapp.core.schedule",
     "fixed": "retryapp.core.schedule",
     "forever": "retryapp.core.schedule",

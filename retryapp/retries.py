@@ -159,6 +159,7 @@ class Retries:
         rate_limit: str | None = None,
         max_concurrent: int | None = None,
         circuit: CircuitBreaker | None = None,
+        circuits: Mapping[str, CircuitBreaker] | None = None,
         dead_letters: Literal["topic", "drop"] = "topic",
         payload: Literal["copy", "reference"] = "copy",
     ) -> Callable[[F], F]:
@@ -196,6 +197,8 @@ class Retries:
             max_concurrent: runs of retries at once per worker, if not as many as `concurrency`.
             circuit: `CircuitBreaker()` takes many different records that fail for an outage: no attempts are spent, a
                 few records probe, and the rest waits. Not with `order="partition"`.
+            circuits: the same for services by name: `{"ledger": CircuitBreaker()}`. A rule with `circuit="ledger"`, or
+                `raise Unavailable("ledger")`, says what has failed because of one; only such records wait for it.
             dead_letters: `topic` (default), or `drop`: there is no dead-letter topic, and what would be dead is
                 discarded, with a `discarded` event that says why.
             payload: `copy` (default), or `reference`: what waits is only where the record is, with its size, time and
@@ -230,6 +233,8 @@ class Retries:
             raise InvalidSettingError("order", order, "one of " + ", ".join(Order)) from None
         if tiers not in list(Tiers):
             raise InvalidSettingError("tiers", tiers, "one of " + ", ".join(Tiers))
+        if not all(isinstance(each, CircuitBreaker) for each in (circuits or {}).values()):
+            raise InvalidSettingError("circuits", circuits, 'a CircuitBreaker(...) for each name: {"ledger": ...}')
         for name, given, kind in (("batch", batch, Batch), ("circuit", circuit, CircuitBreaker)):
             if given is not None and not isinstance(given, kind):  # callers without type checks pass anything here
                 raise InvalidSettingError(name, given, f"a {kind.__name__}(...), or None")
@@ -249,6 +254,7 @@ class Retries:
             rate_limit=rate,
             max_concurrent=max_concurrent,
             circuit=circuit,
+            circuits=dict(circuits or {}),
             deduplicate=rule,
             order=kept,
             holding=Holding(on_dead=on_dead, overflow=overflow, **caps),
@@ -384,13 +390,14 @@ class Retries:
         return (await asyncio.to_thread(sent)).get(command.id)
 
     async def command_handler(
-        self, verb: str, topic: str, *, by: str = "", why: str = "", wait: Duration = "30s"
+        self, verb: str, topic: str, *, circuit: str = "", by: str = "", why: str = "", wait: Duration = "30s"
     ) -> Mapping[int, Commanded | None]:
         """Steer a handler on all partitions: send a command to the workers that have them, and wait for their answers.
 
         Args:
             verb: `pause`, `resume`, `outage-open` or `outage-close`.
             topic: its main topic.
+            circuit: which an outage is about; empty: the handler's own.
             by: who asks, for the audit.
             why: the reason, for the audit.
             wait: how long to wait for the answers.
@@ -409,7 +416,7 @@ class Retries:
         if found is None:
             raise LookupError(f"{topic} has no handler of this app")
         words: Words = {"by": by, "why": why, "wait_s": parse_duration_ms(wait) / 1000}
-        return await asyncio.to_thread(tell_handler, self.connection, found, HANDLER_VERBS[verb], **words)
+        return await asyncio.to_thread(tell_handler, self.connection, found, HANDLER_VERBS[verb], circuit, **words)
 
     @property
     def handlers(self) -> tuple[Handler, ...]:

@@ -152,21 +152,32 @@ def _figures_table(figures: HandlerFigures, now_ms: int) -> Table:
 
 
 def _circuit_text(lane: Mapping[str, Any]) -> str:
-    circuit = lane.get("circuit")
     paused = "[red], paused[/]" if lane.get("paused") else ""
-    return paused if circuit in {None, "closed"} else f"{paused}[red], circuit {_plain(circuit)}[/]"
+    circuits = {"": {"state": lane.get("circuit") or "closed"}, **(lane.get("circuits") or {})}
+    away = [f"{name} {each['state']}".strip() for name, each in circuits.items() if each["state"] != "closed"]
+    return paused + "".join(f"[red], circuit {_plain(text)}[/]" for text in away)
 
 
 def _held_lines(group: Group) -> Iterator[str]:
     """Say of each handler who has paused it or forced its circuit open, since when, and where."""
-    held: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    held: dict[tuple[str, str], list[tuple[Mapping[str, Any], int | None]]] = {}
     for lane in group.lanes:
-        forced = lane.get("circuit_cause") if lane.get("circuit") == CircuitState.FORCED_OPEN else None
-        for text in filter(None, (lane.get("paused"), forced)):
-            held.setdefault((lane["main"], text), []).append(lane)
-    for (main, text), lanes in held.items():
-        name = "circuit_since_ms" if text == lanes[0].get("circuit_cause") else "paused_since_ms"
-        since = [lane[name] for lane in lanes if lane.get(name) is not None]
+        own = {
+            "state": lane.get("circuit"),
+            "since_ms": lane.get("circuit_since_ms"),
+            "cause": lane.get("circuit_cause"),
+        }
+        circuits = {"": own, **(lane.get("circuits") or {})}
+        facts = [
+            (f"{name} {each['cause']}".strip(), each["since_ms"])
+            for name, each in circuits.items()
+            if each["state"] == CircuitState.FORCED_OPEN
+        ]
+        for text, since_ms in [(lane.get("paused"), lane.get("paused_since_ms")), *facts]:
+            if text:
+                held.setdefault((lane["main"], text), []).append((lane, since_ms))
+    for (main, text), lines in held.items():
+        lanes, since = [lane for lane, _ in lines], [since_ms for _, since_ms in lines if since_ms is not None]
         age = f" for {length_text(max(0, group.now_ms - min(since)))}" if since else ""
         numbers = ", ".join(str(lane["partition"]) for lane in sorted(lanes, key=lambda lane: lane["partition"]))
         yield f"[red]{_plain(main)} {_plain(text)}[/]{age}, partition {numbers}"

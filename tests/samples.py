@@ -7,7 +7,7 @@ from dataclasses import replace
 from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin
-from retryapp.core.rows import PendingRow, encode_row, identity_of, row_due_ms, row_key
+from retryapp.core.rows import PendingRow, encode_row, identity_of, key_of_row
 from retryapp.ports import PartitionInfo, Row
 
 WAITING = RetryMetadata(
@@ -39,17 +39,24 @@ def dead(offset: int) -> RetryMetadata:
 
 
 def waiting_row(
-    offset: int, *, due_at_ms: int = 1, tier: str = "1m", value: bytes = b"v", topic_id: str = "kq8G0bTz"
+    offset: int,
+    *,
+    due_at_ms: int = 1,
+    tier: str = "1m",
+    value: bytes = b"v",
+    topic_id: str = "kq8G0bTz",
+    circuit: str = "",
 ) -> Row:
     """Return the row of that record, as the engine makes it."""
     metadata = waiting(offset, due_at_ms=due_at_ms, tier=tier)
     metadata = replace(metadata, origin=replace(metadata.origin, topic_id=topic_id))
     row = PendingRow(b"k", value, encode_metadata(metadata), due_at_ms, 1, 1, 1)
+    row = row.in_circuit(circuit) if circuit else row
     return Row(identity_of(metadata.origin), encode_row(row), tier)
 
 
 def key_of(row: Row) -> bytes:
-    return row_key(row_due_ms(row.value or b""), row.identity)
+    return key_of_row(row.value or b"", row.identity)
 
 
 def removal(row: Row) -> Row:

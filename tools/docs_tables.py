@@ -61,13 +61,11 @@ def derived_tables() -> str:
     from retryapp.pipeline.analysis.schemas import (
         ATTEMPT,
         DERIVED_TABLES,
-        READINGS,
-        READINGS_TABLE,
         SAID,
     )  # loads PySpark
 
     sections = []
-    for name, schema in {READINGS_TABLE: READINGS, **DERIVED_TABLES}.items():
+    for name, schema in DERIVED_TABLES.items():
         rows = ((f"`{field.name}`", _column_type(field), field.metadata["comment"]) for field in schema)
         sections.append(f"### {name}\n\n{table(('column', 'type', 'meaning'), rows)}")
         if name == "journeys":

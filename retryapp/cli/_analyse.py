@@ -52,7 +52,6 @@ since_option = click.option(
 @click.command()
 @broker_options
 @group_option
-@click.option("--full", is_flag=True, help="Read every archived record again, not only new ones.")
 @click.option(
     "--compare-ledger", is_flag=True,
     help="Count the topics as 'retryapp ledger' does, and compare. Exact only while the group is idle.",
@@ -68,7 +67,6 @@ def analyse(
     *,
     connection: KafkaConnection,
     groups: tuple[str, ...],
-    full: bool,
     compare_ledger: bool,
     page: Path | None,
     wait_s: float,
@@ -78,8 +76,8 @@ def analyse(
 ) -> ExitCode:
     """Archive what is there, and derive the fate of every record that failed.
 
-    Takes the groups' offsets first, then archives, then makes the tables below 'derived/' of the lake. Each record is
-    parsed once; without news the last result stands. 'retryapp pipeline report' shows it, --report does so at once. If
+    Takes the groups' offsets first, then archives, then makes the tables below 'derived/' of the lake; without
+    news the last result stands. 'retryapp pipeline report' shows it, --report does so at once. If
     an 'archive' run of the group is at work on the lake, the command waits for its round and does not archive the same
     records again.
 
@@ -104,7 +102,7 @@ def analyse(
                 archived = _archive(archives, wait_s, stopped)
                 with cancelled_by(stopped, spark):
                     _show("analysing")
-                    analysed = job.run(taken, broker=connection.bootstrap, full=full)
+                    analysed = job.run(taken, broker=connection.bootstrap)
                     if compare_ledger:
                         compared = _compare(spark, opened, connection, taken)
                     if page is not None:
@@ -114,9 +112,9 @@ def analyse(
         message = "interrupted: what was archived stays, and a rerun continues"
         emit_error("Interrupted", message, ExitCode.INTERRUPTED, as_json=as_json)
         return ExitCode.INTERRUPTED
-    read = "no new records" if not analysed.read else f"{analysed.read:,} records read"
+    news = "" if analysed.is_new else ", nothing new"
     parts = [
-        f"{analysed.journeys:,} journeys, {read}, in {analysed.elapsed_ms / 1_000:.1f} s",
+        f"{analysed.journeys:,} journeys{news}, in {analysed.elapsed_ms / 1_000:.1f} s",
         _checks(analysed.verdicts),
     ]
     names = ("group", "rows")

@@ -22,6 +22,7 @@ import click
 from retryapp.cli.console import ExitCode, on_signals
 from retryapp.core.errors import EnvironmentFault
 
+_PARENT_LOOK_S: Final = 1.0
 _LOOK_S: Final = 0.5  # a signal that comes just before the wait begins does not end it: its handler runs after it
 
 
@@ -71,12 +72,12 @@ def run_processes(command: Sequence[str], count: int) -> int:
     return next((code for code in codes if code), ExitCode.FINE)
 
 
-def stop_with_parent(parent: int, *, every_s: float = 1.0) -> None:
+def stop_with_parent(parent: int) -> None:
     """Stop this process as SIGTERM does once the one that started it is gone: nothing passes a stop on any more."""
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(every_s)
+            time.sleep(_PARENT_LOOK_S)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

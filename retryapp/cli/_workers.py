@@ -32,7 +32,7 @@ _LABELS: Final = {DELIVERIES: None, FAILURES: None, DEAD: "reason", LATENESS: "l
 """Metric → the label that its samples are told apart by; others are added up."""
 _LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight",
                 "last_error", "partition")  # fmt: skip
-_MAYBE: Final = ("circuit", "circuit_cause", "circuit_since_ms", "paused", "paused_since_ms")
+_MAYBE: Final = ("circuit", "circuit_cause", "circuit_since_ms", "circuits", "paused", "paused_since_ms")
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, OSError)
 
 Counters = Counter[tuple[str, str]]

@@ -18,11 +18,16 @@ def command() -> None:
     """Say that a service is down, or that it is back.
 
     While the circuit of a handler is forced open nothing begins and no attempt is spent, over restarts and rebalances.
-    A handler without a circuit is paused instead.
+    With --circuit that is so for records which have failed because of that service; others go on. A handler without a
+    circuit is paused instead.
     """
 
 
+_circuit = click.option("--circuit", default="", metavar="NAME", help="One of the handler's circuits with a name.")
+
+
 @command.command(name="open")
+@_circuit
 @audit_options
 def open_(*, place: Place, **options: Any) -> ExitCode:
     """Force the circuit open; what runs goes on, and its failures spend no attempt.
@@ -32,12 +37,13 @@ def open_(*, place: Place, **options: Any) -> ExitCode:
 
     \b
     Examples:
-      retryapp outage open -A billing --topic orders --why "ledger migrates"
+      retryapp outage open -A billing --topic orders --circuit ledger --why "ledger migrates"
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return tell_handler(HandlerVerb.OPEN, place, **options)
 
 
 @command.command()
+@_circuit
 @audit_options
 def close(*, place: Place, **options: Any) -> ExitCode:
     """Have the circuit probe at once, whoever has opened it: it closes when a few records go well.
@@ -50,9 +56,10 @@ def close(*, place: Place, **options: Any) -> ExitCode:
 
 
 @command.command()
+@_circuit
 @json_option
 @place_options
-def show(*, place: Place, as_json: bool) -> ExitCode:
+def show(*, place: Place, circuit: str, as_json: bool) -> ExitCode:
     """Show whether an operator has forced it open, who, and why; reads topics.
 
     \b
@@ -62,4 +69,4 @@ def show(*, place: Place, as_json: bool) -> ExitCode:
     Examples:
       retryapp outage show -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    return show_levels(place, "forced", none="not forced open", as_json=as_json)
+    return show_levels(place, "forced", none="not forced open", as_json=as_json, circuit=circuit)

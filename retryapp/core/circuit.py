@@ -1,5 +1,8 @@
 """A circuit breaker: tells an outage from a poison record, and lets a service come back.
 
+A handler may have one for all that it does, and one for each service that it names. A named one counts failures that
+name it, and calls of records that have failed so before; only these wait for it.
+
 The words are Polly's:
 
 1. ``closed``: everything runs. The circuit opens once, of at least ``minimum_calls`` different records in ``sampling``,
@@ -20,8 +23,9 @@ All times are monotonic milliseconds that the caller passes in. A place is what 
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -29,7 +33,10 @@ from typing import Final, NamedTuple
 
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidSettingError
+from retryapp.core.rows import queue_of
 
+MAX_CIRCUITS: Final = 16
+"""Of one handler, with names: each is a metric's label, and what is forced open is written with every transaction."""
 MAX_DOUBLINGS: Final = 3
 """The longest break is eight times the first."""
 MAX_DIFFERENT: Final = 10_000
@@ -41,6 +48,22 @@ _RAMP_DOUBLINGS: Final = 10
 _TOKENS_MS: Final = 100.0
 """Time for which a recovering circuit saves up what may begin."""
 _MAX_SPELLS: Final = 100
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+def check_names(names: Collection[str]) -> None:
+    """Raise `InvalidSettingError` unless circuits may have these names."""
+    for name in names:
+        if not _NAME.fullmatch(str(name)):
+            raise InvalidSettingError("circuits", name, "names of up to 32 letters, digits, '-' and '_'")
+    if len(names) > MAX_CIRCUITS:
+        raise InvalidSettingError("circuits", len(names), f"at most {MAX_CIRCUITS}")
+    queues: dict[int, str] = {}
+    for name in names:
+        if (other := queues.setdefault(queue_of(name), name)) != name:
+            raise InvalidSettingError("circuits", name, f"another name: its rows would be among those of {other!r}")
 
 
 class CircuitState(StrEnum):

@@ -2,9 +2,9 @@
 
 The first answer wins:
 
-1. A verdict that the handler raised: ``Reject``, ``Skip``, ``RetryLater`` or ``Defer``, the outermost along
-   ``__cause__``. In a group ``Reject`` always counts; else each member has to be one, and the longest wait of
-   ``RetryLater`` and ``Defer`` goes before ``Skip``.
+1. A verdict that the handler raised: ``Reject``, ``Skip``, ``RetryLater``, ``Defer`` or ``Unavailable``, the outermost
+   along ``__cause__``. In a group ``Reject`` always counts; else each member has to be one, and the longest wait of
+   ``RetryLater`` and ``Defer`` goes before ``Unavailable``, and that before ``Skip``.
 2. The first of the policy's rules that matches (`core.rules`).
 3. An undecodable value is ``undecodable``.
 4. The class of errors that no rule names.
@@ -25,9 +25,9 @@ from retryapp.core.rules import MAX_NESTING, ErrorClass, OnFault, Rule, chain, n
 from retryapp.core.text import cut_text
 from retryapp.core.traces import fingerprint_of, place_of, qualified_name, shorten_trace
 from retryapp.core.values import keyword_value_type
-from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip
+from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip, Unavailable
 
-Verdict = Reject | Skip | RetryLater | Defer
+Verdict = Reject | Skip | RetryLater | Defer | Unavailable
 """What a handler says by raising it."""
 _UNDECODABLE = non_retryable(UndecodableError)
 
@@ -77,6 +77,8 @@ class Failure:
     """Where it was raised in the user's code."""
     rule: Rule | None = None
     """The rule that decided; None: no rule did."""
+    circuit: str = ""
+    """Name of the circuit that counts it; empty: the handler's own."""
     deferred: bool = False
     """It is no failure: the record waits for its release, so long at most."""
 
@@ -90,8 +92,8 @@ class _Verdict(NamedTuple):
 
     def rank(self, now_ms: int) -> tuple[int, int]:
         if isinstance(self.error, RetryLater | Defer):
-            return 1, self.error.wait_ms(now_ms)
-        return (2, 0) if isinstance(self.error, Reject) else (0, 0)
+            return 2, self.error.wait_ms(now_ms)
+        return (3 if isinstance(self.error, Reject) else int(isinstance(self.error, Unavailable))), 0
 
 
 def classify(
@@ -138,6 +140,9 @@ def classify(
             asked_ms = verdict.error.wait_ms(now_ms)
         elif rule is not None and rule.wait is not None and decisive is not None:
             asked_ms = rule.wait(decisive, now_ms)
+    circuit = "" if rule is None else rule.circuit
+    if verdict is not None and verdict.whole and isinstance(verdict.error, Unavailable):
+        circuit = verdict.error.circuit
     shown = _shown_error(error, decisive)
     message = cut_text(_text_of(shown), MAX_MESSAGE_BYTES)
     return Failure(
@@ -149,6 +154,7 @@ def classify(
         fingerprint=fingerprint_of(error, message),
         place=place_of(shown),
         rule=rule,
+        circuit=circuit,
         deferred=verdict is not None and verdict.whole and isinstance(verdict.error, Defer),
     )
 

@@ -327,4 +327,4 @@ def mark_of(headers: Headers, value: bytes | None) -> LetterMark | None:
 
 def is_mark(headers: Headers) -> bool:
     """Tell whether a record of a dead-letter topic is a mark, and no letter."""
-    return any(name == RETRY_MARK for name, _ in headers)
+    return RETRY_MARK in [name for name, _ in headers]

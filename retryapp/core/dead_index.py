@@ -11,6 +11,7 @@ Texts are cut, so a letter takes some 100 bytes on disk; the dead-letter topic h
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -165,11 +166,26 @@ def encode_letter(letter: IndexedLetter) -> bytes:
     return b"".join((fixed, *parts))
 
 
-def decode_letter(offset: int, raw: bytes) -> IndexedLetter:
+def counted_as(raw: bytes) -> tuple[bytes | None, int]:
+    """Return the cause under which an encoded letter was counted, None for others, and its attempts."""
+    flags, _, _, _, attempts, _, cause, *_ = _FIXED.unpack_from(raw)
+    return None if flags & (_CAUSELESS | _OTHER) else cause, attempts
+
+
+def decode_letter(
+    offset: int,
+    raw: bytes,
+    name_of: Callable[[bytes], str | None] | None = None,
+    mark: str | None = None,
+    job: str | None = None,
+) -> IndexedLetter:
+    """Decode a letter; `name_of` knows names of causes: without it there is none."""
     flags, append_ms, first, last, attempt, replays, cause, key_hash, *lengths = _FIXED.unpack_from(raw)
     ends = accumulate(lengths, initial=_FIXED.size)
     failure, reason, error_type, message, key, damage = (raw[start:end] for start, end in pairwise(ends))
-    damaged = bool(flags & _DAMAGED)
+    damaged, named = bool(flags & _DAMAGED), None
+    if name_of is not None and not flags & _CAUSELESS:
+        named = name_of(cause) or cause_name(error_type.decode(), None, message.decode())
     return IndexedLetter(
         offset=offset,
         append_ms=append_ms,
@@ -182,9 +198,11 @@ def decode_letter(offset: int, raw: bytes) -> IndexedLetter:
         first_failed_ms=None if damaged else first,
         last_failed_ms=None if damaged else last,
         cause_id=None if flags & _CAUSELESS else cause_text(cause),
-        cause=None,
+        cause=named,
         key=None if flags & _KEYLESS else key,
         key_hash=key_hash,
         damaged=damage.decode() if damaged else None,
         other=bool(flags & _OTHER),
+        mark=mark,
+        job=job,
     )

@@ -14,9 +14,11 @@ from retryapp.core.record import Headers
 
 def split_headers(headers: Headers) -> tuple[Headers, Headers]:
     """Return foreign headers (shielded ones too) and ours, in their order, duplicates and null values kept."""
-    foreign = tuple(pair for pair in headers if pair[0] not in OUR_HEADERS)
-    ours = tuple(pair for pair in headers if pair[0] in OUR_HEADERS)
-    return foreign, ours
+    foreign: list[tuple[str, bytes | None]] = []
+    ours: list[tuple[str, bytes | None]] = []
+    for pair in headers:
+        (ours if pair[0] in OUR_HEADERS else foreign).append(pair)
+    return tuple(foreign), tuple(ours)
 
 
 def carries_metadata(headers: Headers) -> bool:

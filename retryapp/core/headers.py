@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from retryapp.core.errors import DamagedMetadataError, NewerFormatError
@@ -327,18 +328,20 @@ class HeaderReader:
         value = self.found.get(RETRY_HISTORY)
         if value is None:
             return ()
-        entries = []
-        for part in value.split(b","):
-            fields = part.split(b":")
-            if len(fields) != 3:
-                raise DamagedMetadataError(RETRY_HISTORY, value, "expected attempt:failed_ms:type, parted by commas")
-            attempt, failed_ms = _number(RETRY_HISTORY, fields[0]), _number(RETRY_HISTORY, fields[1])
-            entries.append(HistoryEntry(attempt, failed_ms, _text(RETRY_HISTORY, fields[2])))
-        return tuple(entries[-MAX_HISTORY:])
+        return tuple([_entry(part) for part in value.split(b",")[-MAX_HISTORY:]])
 
 
 def _missing(header: str) -> DamagedMetadataError:
     return DamagedMetadataError(header, None, "is missing")
+
+
+@lru_cache(MAX_HISTORY * 1_024)  # each copy of a record has the entries of the one before
+def _entry(part: bytes) -> HistoryEntry:
+    fields = part.split(b":")
+    if len(fields) != 3:
+        raise DamagedMetadataError(RETRY_HISTORY, part, "expected attempt:failed_ms:type")
+    attempt, failed_ms = _number(RETRY_HISTORY, fields[0]), _number(RETRY_HISTORY, fields[1])
+    return HistoryEntry(attempt, failed_ms, _text(RETRY_HISTORY, fields[2]))
 
 
 def _number(header: str, value: bytes) -> int:

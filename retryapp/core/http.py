@@ -50,11 +50,12 @@ _MAY_SAY_WHEN: Final = frozenset({429, 503})
 _MAX_DIGITS: Final = 12
 
 
-def http_errors(cap: str | timedelta = DEFAULT_CAP) -> tuple[Rule, ...]:
+def http_errors(cap: str | timedelta = DEFAULT_CAP, *, circuit: str = "") -> tuple[Rule, ...]:
     """Return rules for errors of httpx, aiohttp and requests, to be put into ``RetryPolicy(on=[...])``.
 
     Args:
         cap: no ``Retry-After`` makes a record wait longer than this.
+        circuit: see `retryable`.
     """
     try:
         wait = RetryAfter(parse_duration_ms(cap))
@@ -62,7 +63,7 @@ def http_errors(cap: str | timedelta = DEFAULT_CAP) -> tuple[Rule, ...]:
         raise InvalidPolicyError("cap", cap, str(error)) from error
     return (
         Rule((Exception,), ErrorClass.NON_RETRYABLE, is_final, made_by="http_errors"),
-        Rule((Exception,), ErrorClass.RETRYABLE, may_pass, wait=wait, made_by="http_errors"),
+        Rule((Exception,), ErrorClass.RETRYABLE, may_pass, wait=wait, circuit=circuit, made_by="http_errors"),
     )
 
 

@@ -82,7 +82,10 @@ class LetterFilter(BaseModel):
             and (self.until_ms is None or died_ms < self.until_ms)
             and (self.key is None or key == self.key.encode())
             and (self.message is None or self.message.lower() in metadata.error_message.lower())
-            and self.cause in (None, cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message))
+            and (
+                self.cause is None
+                or self.cause == cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message)
+            )
         )
 
 
@@ -182,6 +185,8 @@ class HandlerCommand(BaseModel):
     v: Literal[1] = 1
     id: Annotated[str, Field(pattern=JOB_ID)]
     verb: Annotated[HandlerVerb, Field(strict=False)]
+    circuit: Annotated[str, Field(max_length=32)] = ""
+    """Which is meant; empty: the handler's own."""
     by: Annotated[str, Field(max_length=MAX_WORDS)] = ""
     why: Annotated[str, Field(max_length=MAX_WORDS)] = ""
 
@@ -254,9 +259,13 @@ class Steering(BaseModel):
     v: Literal[1] = 1
     paused: Level | None = None
     forced: Level | None = None
-    """Since when the circuit is forced open."""
+    """Since when the handler's own circuit is forced open."""
+    outages: dict[str, Level] = Field(default_factory=dict)
+    """The same of circuits with names."""
     pauses: list[tuple[int, int]] = Field(default_factory=list)
     """Begin and end of the last pauses and forced outages, epoch milliseconds."""
+    ended: dict[str, list[tuple[int, int]]] = Field(default_factory=dict)
+    """The same of the outages of circuits with names."""
     parts: list[Part] = Field(default_factory=list)
     """Those that go on, and the last ones that are over; the oldest first."""
     early: dict[str, int] = Field(default_factory=dict)
@@ -270,12 +279,28 @@ class Steering(BaseModel):
         """Parts that are not over."""
         return [part for part in self.parts if not part.over]
 
+    @property
+    def forced_open(self) -> Mapping[str, Level]:
+        """Circuits that are forced open; the name of the handler's own is empty."""
+        return self.outages if self.forced is None else {"": self.forced, **self.outages}
+
+    @property
+    def all_pauses(self) -> Mapping[str, list[tuple[int, int]]]:
+        """Pauses and forced outages of the handler under an empty name, and outages of circuits with names."""
+        return {"": self.pauses, **self.ended}
+
     def obey(self, command: HandlerCommand, now_ms: int, revision: int) -> None:
         """Note that it is paused or forced open, or not any more; who did it first counts."""
         facts: Any = {"since_ms": now_ms, "by": command.by, "why": command.why, "revision": revision}
         match command.verb:
             case HandlerVerb.PAUSE:
                 self.paused = self.paused or Level(**facts)
+            case HandlerVerb.OPEN if command.circuit:
+                self.outages.setdefault(command.circuit, Level(how="forced open", **facts))
+            case HandlerVerb.CLOSE if command.circuit:
+                if (level := self.outages.pop(command.circuit, None)) is not None:
+                    some = [*self.ended.get(command.circuit, ()), (level.since_ms, now_ms)]
+                    self.ended[command.circuit] = some[-MOST_PAUSES:]
             case HandlerVerb.OPEN:
                 self.forced = self.forced or Level(how="forced open", **facts)
             case HandlerVerb.RESUME:
@@ -299,7 +324,7 @@ class Steering(BaseModel):
     @property
     def written(self) -> str:
         """Return it as text; empty where there is nothing to remember."""
-        some = self.parts or self.paused or self.forced or self.pauses or self.early
+        some = self.parts or self.paused or self.forced_open or self.pauses or self.ended or self.early
         return self.model_dump_json(exclude_defaults=True) if some else ""
 
 

@@ -206,6 +206,8 @@ class CircuitChanged(LifecycleEvent):
     to_state: str
     cause: str
     """Why it opened, or closed although probes fail; else empty."""
+    circuit: str = ""
+    """Its name; empty: the handler's own."""
     at_ms: EpochMs
 
     @property
@@ -238,6 +240,8 @@ class Commanded(LifecycleEvent):
     """Offset of the command on the control topic; None: a part of a job has paused itself, or has ended."""
     job: str = ""
     """Id of the job that it is about; empty: of none."""
+    circuit: str = ""
+    """Name of the circuit that it is about; empty: the handler's own, or of none."""
     edited: str = ""
     """Of a replay: the parts of the record that were edited; empty: none."""
     original: str = ""

@@ -21,9 +21,6 @@ or cut off from the group. One such end proves nothing; after two, what may have
 groups of half of it, each with a mark of its own (`engine.partition.suspects`). A mark stays until all records that it
 is about are settled, whatever becomes of others, or until a clean end.
 
-Older builds wrote ``r2:3f9c`` and ``s1:3f9c`` without places, about the record at the offset, and
-``wr2:3f9c@5d41402abc4b2a76`` about the due row whose key has that hash.
-
 A tally moves with its offset, so a count survives its worker, and neither misses a record nor has one twice. Where the
 second number is not the offset, it was copied and counts for nothing. ``p1`` is the version; others are not read.
 
@@ -37,7 +34,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from retryapp.core.hops import Outgoing
@@ -54,7 +50,6 @@ SUSPECT_AFTER: Final = 2
 _LIFE = r"(\d{1,6}):([0-9A-Za-z._-]{1,64})"
 _PLACE = r"(\d{1,19}(?:\.\d{1,19})?)"
 _MARK = re.compile(rf"([rgs]){_LIFE}(?:@{_PLACE}(?:-{_PLACE})?)?(?:<{_PLACE})?", re.ASCII)
-_HASHED = re.compile(rf"([rs]{_LIFE})@([0-9a-f]{{16}})", re.ASCII)
 ROWS_MARK: Final = "w"
 """What the mark of the rows begins with."""
 _NUMBER = r"(0|[1-9]\d{0,18})"
@@ -99,7 +94,7 @@ class Mark:
     """Lives that ended uncleanly; or the size of the group that was started; or how often a record started alone."""
     life: str
     first: Place = ()
-    """The first record of the group, or the one that started alone; empty, as older builds wrote it: the first."""
+    """The first record of the group, or the one that started alone; empty: the first of all."""
     end: Place = ()
     """After the last record of the group."""
     upto: Place = ()
@@ -132,17 +127,9 @@ def parse_mark(text: str | None) -> Mark | None:
     return Mark(Kind(match[1]), int(match[2]), match[3], first, end, upto)
 
 
-def parse_rows_mark(text: str, least: bytes | None = None) -> Mark | None:
-    """Return the mark in a mark of the rows; of an older build's, only if it is about the row with the key `least`."""
-    text = text.removeprefix(ROWS_MARK)
-    if (match := _HASHED.fullmatch(text)) is None:
-        return parse_mark(text)
-    mark = parse_mark(match[1])
-    if mark is None or least is None:
-        return mark
-    if match[4] != blake2b(least, digest_size=8).hexdigest():
-        return None
-    return replace(mark, first=place_of(least)) if mark.kind is Kind.ALONE else mark
+def parse_rows_mark(text: str) -> Mark | None:
+    """Return the mark in a mark of the rows."""
+    return parse_mark(text.removeprefix(ROWS_MARK))
 
 
 class Suspected(NamedTuple):
@@ -186,7 +173,7 @@ def rows_suspicion(text: str, life: str, *, least: bytes, now_ms: int) -> tuple[
         least: key of the row with the least place.
         now_ms: a row that is not due by then cannot have been running.
     """
-    mark, suspected = _judge(parse_rows_mark(text, least), life, place_of(least), (now_ms + 1, 0))
+    mark, suspected = _judge(parse_rows_mark(text), life, place_of(least), (now_ms + 1, 0))
     return "" if mark is None else rows_text(mark), suspected
 
 
@@ -322,38 +309,30 @@ def progress_value(
     return json.dumps({"v": 1, "main": topic_id, "next": positions, **more}).encode()
 
 
-def read_progress(value: bytes, topic_id: str, main: str) -> dict[str, int]:
-    """Return the next offset by topic; without the main topic if it was recreated, nothing without a value."""
-    if not value:
-        return {}
-    mark = json.loads(value)
-    return {topic: offset for topic, offset in mark["next"].items() if topic != main or mark["main"] == topic_id}
+class ProgressRecord(NamedTuple):
+    """The value of a record with the key `PROGRESS`; texts are empty where it does not say."""
+
+    positions: Mapping[str, int]
+    """Next offset by topic; without the main topic if that was made again."""
+    tally: str
+    """At the main topic's offset."""
+    changelog: str
+    """Topic id of the changelog that it was written to."""
+    settled: str
+    """Beyond the main topic's offset."""
+    control: str
+    """The position on the control topic."""
+    steering: str
+    """What is remembered of commands."""
 
 
-def read_changelog(value: bytes) -> str:
-    """Return the topic id of the changelog that the record was written to; empty if it does not say."""
-    return str(json.loads(value).get("changelog", "")) if value else ""
-
-
-def read_tally(value: bytes, topic_id: str) -> str:
-    """Return the text of the tally at the main topic's offset; empty without one."""
-    mark = json.loads(value) if value else {}
-    return str(mark.get("tally", "")) if mark.get("main") == topic_id else ""
-
-
-def read_settled(value: bytes) -> str:
-    """Return the text of what is settled beyond the main topic's offset; empty without one."""
-    return str(json.loads(value).get("settled", "")) if value else ""
-
-
-def read_control(value: bytes) -> str:
-    """Return the text of the position on the control topic; empty without one."""
-    return str(json.loads(value).get("control", "")) if value else ""
-
-
-def read_steering(value: bytes) -> str:
-    """Return the text of what is remembered of commands; empty without one."""
-    return str(json.loads(value).get("steering", "")) if value else ""
+def read_progress(value: bytes, topic_id: str = "", main: str = "") -> ProgressRecord:
+    """Read a progress record; `topic_id`: that of the main topic now. Without a value it says nothing."""
+    found = json.loads(value) if value else {"next": {}}
+    is_of = found.get("main") == topic_id
+    positions = {topic: offset for topic, offset in found["next"].items() if is_of or topic != main}
+    texts = [str(found.get(name, "")) for name in ("changelog", "settled", "control", "steering")]
+    return ProgressRecord(positions, str(found.get("tally", "")) if is_of else "", *texts)
 
 
 def control_text(topic_id: str, offset: int, *, steered: bool = False) -> str:

@@ -8,7 +8,9 @@ The main topic is a hash of its name and id: one that is deleted and made again 
 Keys of other kinds, or of other lengths, are not rows.
 
 Row key, 29 bytes, the key in the local store: the due time, u64, then the identity. All numbers are unsigned and
-big-endian, so the store's order is the order of delivery.
+big-endian, so the store's order is the order of delivery. The second byte of the due time, which is 0 in all times, is
+the queue: that of a named circuit (a hash of its name) in a row that waits for its time since that service failed, else
+0. So the rows of one circuit are together, and nobody who looks for others walks over them.
 
 Row, version 2, big-endian::
 
@@ -24,9 +26,9 @@ time of a held row is the deadline of that, without one the last possible time. 
 ones of its sequence wait until somebody decides; the row has no payload, and the last time but one. State is 2 more in
 a row without value and foreign headers: `more` says what the main topic has in their place. Others are a newer
 version's: this one cannot judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these)
-are for facts that a reader may ignore, and are kept.
+are for facts that a reader may ignore, and are kept. Flag 4: there is a tag 3.
 Tag 1: a hold that begins when the record's run has failed; its deadline, u64. Tag 2: time i64, size u32, checksum u32
-and the time until which that is safe u64 of a `Reference`.
+and the time until which that is safe u64 of a `Reference`. Tag 3: the circuit that has counted the last failure.
 """
 
 from __future__ import annotations
@@ -60,6 +62,8 @@ ALONE: Final = 1
 """Flag: the handler takes lists, and the record runs alone next."""
 CANCELLED: Final = 2
 """Flag: somebody has cancelled its retries while it ran; it is not run again."""
+_IN_CIRCUIT: Final = 4
+"""Flag: a named circuit has counted its last failure."""
 SEQUENCE: Final = 1
 """Hold: earlier records of its sequence come first, and it was never delivered."""
 OPERATOR: Final = 2
@@ -85,8 +89,12 @@ _IDENTITY: Final = struct.Struct(">BQIQ")
 _KEY: Final = struct.Struct(">QBQIQ")
 _FIXED: Final = struct.Struct(">BBBBQQIIIiiII")
 _DUE: Final = struct.Struct(">Q")
-_DUE_AT: Final = 4
+_HOLD_AT, _FLAGS_AT, _DUE_AT = 2, 3, 4
+_MORE_LEN: Final = 4
 _LAST_DUE: Final = _DUE.pack(MAX_EPOCH_MS)
+_QUEUE_AT: Final = 1
+"""Byte of a due time, and so of a row key, that has the queue."""
+_TIME_MASK: Final = (1 << 48) - 1
 _LENGTHS: Final = struct.Struct(">iiII")
 _LENGTHS_AT: Final = _FIXED.size - _LENGTHS.size
 _HELD_ROW: Final = bytes((ROW_VERSION, 1, SEQUENCE))
@@ -95,6 +103,7 @@ _PAIR: Final = struct.Struct(">Ii")
 _MORE: Final = struct.Struct(">BH")
 _HOLD_NEXT: Final = 1
 _REFERENCE_TAG: Final = 2
+_CIRCUIT_TAG: Final = 3
 _REFERENCE: Final = struct.Struct(">qIIQ")
 _REFERRED: Final = 2
 """Added to the state of a row without payload."""
@@ -164,6 +173,16 @@ class PendingRow:
         return next((word for bit, word in words if self.hold & bit), None)
 
     @property
+    def circuit(self) -> str:
+        """Name of the circuit that has counted its last failure; empty: none."""
+        return _circuit_in(self.more) if self.flags & _IN_CIRCUIT else ""
+
+    def in_circuit(self, name: str) -> PendingRow:
+        """Return the row as one whose last failure a named circuit has counted."""
+        fact = _MORE.pack(_CIRCUIT_TAG, len(name)) + name.encode()
+        return replace(self, flags=self.flags | _IN_CIRCUIT, more=self.more + fact)
+
+    @property
     def hold_next_ms(self) -> int | None:
         """Deadline of a hold that begins when its run has failed; None: there is none."""
         return next((int.from_bytes(content, "big") for tag, content in _facts(self.more) if tag == _HOLD_NEXT), None)
@@ -186,6 +205,31 @@ def _facts(more: bytes) -> Iterator[tuple[int, bytes]]:
         tag, length = _MORE.unpack_from(more, at)
         at += _MORE.size + length
         yield tag, more[at - length : at]
+
+
+def _circuit_in(more: bytes) -> str:
+    return next((content.decode("ascii", "replace") for tag, content in _facts(more) if tag == _CIRCUIT_TAG), "")
+
+
+@lru_cache(maxsize=256)  # a handler has a few
+def queue_of(circuit: str) -> int:
+    """Return the queue of the rows of a circuit, from 1 to 255; 0 of those without one."""
+    return 1 + blake2b(circuit.encode(), digest_size=1).digest()[0] % 255 if circuit else 0
+
+
+def queue_in(row_key: bytes) -> int:
+    """Return the queue of a row."""
+    return row_key[_QUEUE_AT]
+
+
+def due_order(row_key: bytes) -> bytes:
+    """Return what sorts rows of all queues by due time."""
+    return row_key[_QUEUE_AT + 1 :]
+
+
+def in_queue(key: bytes, queue: int) -> bytes:
+    """Return a row key, or its first bytes, as it is in another queue."""
+    return key[:_QUEUE_AT] + bytes((queue,)) + key[_QUEUE_AT + 1 :]
 
 
 @lru_cache(maxsize=256)  # a partition has records of one main topic, unless that was made again
@@ -226,7 +270,8 @@ def parse_row_key(raw: bytes) -> RowKey:
     """Decode a row key; raise `DamagedRowError` if its length is not ``ROW_KEY_BYTES``."""
     if len(raw) != ROW_KEY_BYTES:
         raise DamagedRowError("row key", f"{len(raw)} bytes instead of {ROW_KEY_BYTES}")
-    return RowKey(*_KEY.unpack(raw))
+    due_at_ms, *identity = _KEY.unpack(raw)
+    return RowKey(due_at_ms & _TIME_MASK, *identity)
 
 
 def key_of_row(raw: bytes, identity: bytes) -> bytes:
@@ -234,12 +279,16 @@ def key_of_row(raw: bytes, identity: bytes) -> bytes:
     if len(raw) < _FIXED.size or raw[0] != ROW_VERSION:
         return bytes(_DUE.size) + identity
     due = raw[_DUE_AT : _DUE_AT + _DUE.size]
-    return (due if due < _LAST_DUE else _LAST_DUE) + identity
+    key = (due if due < _LAST_DUE else _LAST_DUE) + identity
+    if raw[_FLAGS_AT] & _IN_CIRCUIT and not raw[_HOLD_AT]:
+        more_len = int.from_bytes(raw[_FIXED.size - _MORE_LEN : _FIXED.size], "big")
+        return in_queue(key, queue_of(_circuit_in(raw[len(raw) - more_len :])))
+    return key
 
 
 def row_due_ms(raw: bytes) -> int:
     """Return when a row is due, without decoding it; 0, at once, where the bytes are no row: it is looked at then."""
-    return int.from_bytes(key_of_row(raw, b""), "big")
+    return int.from_bytes(key_of_row(raw, b""), "big") & _TIME_MASK
 
 
 def _length(data: bytes | None) -> int:

@@ -74,6 +74,8 @@ class Rule:
     anywhere: bool = True
     """Whether causes and members of groups count, too."""
     wait: Wait | None = None
+    circuit: str = ""
+    """Name of the circuit that such errors are counted by; empty: the handler's own, if it has one."""
     made_by: str | None = None
     """Name of the function of ours that made it: in the text instead of types and condition."""
 
@@ -105,6 +107,8 @@ class Rule:
             parts.append(f"schedule=({self.schedule.text})")
         if self.wait is not None:
             parts.append(self.wait.text)
+        if self.circuit:
+            parts.append(f"circuit={self.circuit}")
         if self.dead_letters is not None:
             parts.append(f"dead_letters={self.dead_letters}")
         return " ".join(parts)
@@ -168,6 +172,7 @@ def retryable(
     when: Predicate | None = None,
     schedule: str | Schedule | None = None,
     anywhere: bool = True,
+    circuit: str = "",
 ) -> Rule:
     """Say that errors of these types may go away.
 
@@ -176,9 +181,10 @@ def retryable(
         when: a named function of the delivery and the error that returns a bool; it must be fast, and has no effects.
         schedule: waits after such errors, by their number in a row; None: the policy's.
         anywhere: False: only the error that was raised counts, no causes and no members of groups.
+        circuit: one of the handler's `circuits`, which counts them; empty: the handler's `circuit`.
     """
     own = schedule if schedule is None or isinstance(schedule, Schedule) else parse_schedule(schedule)
-    return Rule(error_types, ErrorClass.RETRYABLE, when, schedule=own, anywhere=anywhere)
+    return Rule(error_types, ErrorClass.RETRYABLE, when, schedule=own, anywhere=anywhere, circuit=circuit)
 
 
 def non_retryable(

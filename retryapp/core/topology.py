@@ -289,15 +289,14 @@ def topic_specs(
     main_max_message_bytes: int,
     replication: int,
     dlq_retention_ms: int | None = DEFAULT_DLQ_RETENTION_MS,
-    events_retention_ms: int | None = DEFAULT_EVENTS_RETENTION_MS,
 ) -> tuple[TopicSpec, ...]:
     """Return the required state of each of ``topology.owned``, in that order."""
     history = "history, for people, the ledger and the archive: what waits is in the changelog"
     letters = "how long dead letters can be looked at and replayed"
     retentions: dict[str, tuple[TopicRole, int | None, str]] = {
-        **dict.fromkeys(topology.retry_topics, (TopicRole.RETRY, events_retention_ms, history)),
+        **dict.fromkeys(topology.retry_topics, (TopicRole.RETRY, DEFAULT_EVENTS_RETENTION_MS, history)),
         **dict.fromkeys(topology.dlqs, (TopicRole.DLQ, dlq_retention_ms, letters)),
-        topology.events: (TopicRole.EVENTS, events_retention_ms, "how long events wait for the archive"),
+        topology.events: (TopicRole.EVENTS, DEFAULT_EVENTS_RETENTION_MS, "how long events wait for the archive"),
     }
     retentions[topology.control] = TopicRole.CONTROL, DEFAULT_EVENTS_RETENTION_MS, "who asked for what, for a week"
     if topology.letters_of is not None:  # a segment may keep a letter for so much longer

@@ -115,6 +115,27 @@ class Defer(Exception):  # noqa: N818 - a verdict that reads as one: raise Defer
         return type(self), (timedelta(milliseconds=self.deadline_ms), self.text)
 
 
+class Unavailable(Exception):  # noqa: N818 - a verdict that reads as one: raise Unavailable("ledger")
+    """A service does not answer: a retryable failure that counts for the circuit of this name.
+
+    While that circuit is not closed, it spends no attempt, and the record waits until the circuit lets it try again.
+    """
+
+    def __init__(self, circuit: str, text: str = "") -> None:
+        """Name the service.
+
+        Args:
+            circuit: one of the handler's `circuits`.
+            text: why, in a few words; it is stored with the record.
+        """
+        self.circuit = circuit
+        self.text = text
+        super().__init__(text or f"{circuit} is unavailable")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.circuit, self.text)
+
+
 def _later(kind: type[RetryLater], after_ms: int | None, at_ms: int | None, text: str) -> RetryLater:
     if at_ms is None:
         return kind(timedelta(milliseconds=after_ms or 0), text)

@@ -180,19 +180,23 @@ class _Cluster:
             mark = record.value or b"" if record.key == marks.PROGRESS else mark
         main = self.states.get(topology.main)
         written = marks.read_progress(mark, main.topic_id if main else "", topology.main)
-        return Trace(lost=rows and not mark, written=written.get(topology.main))
+        return Trace(lost=rows and not mark, written=written.positions.get(topology.main))
 
     def _paused(self) -> Iterator[Finding]:
         for topology in self.topologies:
             if topology.pending_changelog in self.states:
                 known = remembered(self.subject.connection, topology)
                 paused = {number: each.paused for number, each in known.items() if each.paused is not None}
-                forced = {number: each.forced for number, each in known.items() if each.forced is not None}
                 retention_ms = int(self.states[topology.main].config.get("retention.ms", "-1"))
                 times = {"retention_ms": retention_ms, "now_ms": self.wall_ms()}
-                for levels, ends in ((paused, "handler resume"), (forced, "outage close")):
-                    if levels:
-                        yield judge_level(topology.main, levels, ends, **times)
+                levels = [(paused, "handler resume")] * bool(paused)
+                for name in sorted({name for each in known.values() for name in each.forced_open}):
+                    forced = {
+                        number: each.forced_open[name] for number, each in known.items() if name in each.forced_open
+                    }
+                    levels.append((forced, f"outage close --circuit {name}" if name else "outage close"))
+                for some, ends in levels:
+                    yield judge_level(topology.main, some, ends, **times)
 
     def _leftovers(self) -> Iterator[Finding]:
         names, mains = self.admin.topic_names(), {topology.main for topology in self.topologies}

@@ -30,6 +30,7 @@ from retryapp.kafka.admin import BROKER_DEFAULT, PAUSE_S, ClusterState, KafkaAdm
 from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare, keeps
 from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError, ReplicationTooLowError
 from retryapp.kafka.owner import UNMARKED, OwnerMark, claim_owner_mark, owner_refusal
+from retryapp.kafka.remembered import pass_on
 
 MAIN_ROLE: Final = "main"
 PUBLISHED_ROLE: Final = "published"
@@ -338,7 +339,8 @@ def grow_topics(
 ) -> tuple[str, ...]:
     """Give topics of ours as many partitions as their main topics have; return their names.
 
-    A running worker opens a partition as soon as all of them have it.
+    A running worker opens a partition as soon as all of them have it. One that is added to a handler that somebody has
+    paused, or whose circuit is forced open, begins so.
 
     Raises:
         OwnerMismatchError: the topics belong to another handler.
@@ -351,7 +353,11 @@ def grow_topics(
         for step in plan.steps
         if step.partitions and step.topic in plan.states and plan.states[step.topic].partitions < step.partitions
     }
+    changelogs = {each.pending_changelog: each for each in topologies if each.control in plan.states}
     for topic, partitions in short.items():
+        if topic in changelogs:  # without it no worker opens a partition
+            admin.wait_for_topics([changelogs[topic].control], short)
+            pass_on(admin.connection, changelogs[topic], range(plan.states[topic].partitions, partitions))
         admin.grow(topic, partitions)
     admin.wait_for_topics([*short], short)
     return tuple(short)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterable
 from typing import Final
 
 from retryapp.core import marks
-from retryapp.core.jobs import Steering, read_steering
+from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering, read_steering
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.reader import read_topic
+from retryapp.kafka.writer import write_together
 
 _TAIL_OFFSETS: Final = 2_000  # a transaction ends with the record that is looked for
 
@@ -30,4 +33,24 @@ def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[i
         for record in read_topic(connection, topic, partitions=missing):
             if record.key == marks.PROGRESS:
                 last[record.partition] = record.value or b""
-    return {number: read_steering(marks.read_steering(value)) for number, value in sorted(last.items())}
+    return {number: read_steering(marks.read_progress(value).steering) for number, value in sorted(last.items())}
+
+
+def pass_on(connection: KafkaConnection, topology: HandlerTopology, partitions: Iterable[int]) -> None:
+    """Have partitions that are added be paused, or their circuits forced open, where somebody has done that to others.
+
+    What a rule has paused is a matter of that partition.
+    """
+    known = remembered(connection, topology).values()
+    records = []
+    circuits = sorted({name for each in known for name in each.forced_open})
+    for verb, circuit, levels in (
+        (HandlerVerb.PAUSE, "", [each.paused for each in known]),
+        *((HandlerVerb.OPEN, name, [each.forced_open.get(name) for each in known]) for name in circuits),
+    ):
+        if (level := next((each for each in levels if each is not None and not each.record), None)) is not None:
+            command = HandlerCommand(id=secrets.token_hex(8), verb=verb, circuit=circuit, by=level.by, why=level.why)
+            records += [command.to_record(topology.control, number) for number in partitions]
+    if records:
+        doing = f"write to topic {topology.control}"
+        write_together(connection, records, transactional_id=topology.control, doing=doing)

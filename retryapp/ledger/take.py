@@ -191,15 +191,15 @@ class _Taking:
         topics = self.topics
         topic_id = self.states[topics.main].topic_id
         rows: dict[bytes, tuple[int, Told]] = {}
-        noted: dict[int, bytes] = {}
+        last: dict[int, bytes] = {}
         for record in self._records(topics.changelog):
             key = record.key or b""
             if key == marks.PROGRESS:
-                noted[record.partition] = value = record.value or b""
-                if text := marks.read_settled(value) if _SETTLED in value else "":
-                    reached = marks.read_progress(value, topic_id, topics.main).get(topics.main)
-                    if reached == self.received.get(record.partition, -1):
-                        self.settled[record.partition] = text
+                last[record.partition] = value = record.value or b""
+                if _SETTLED in value:
+                    note = marks.read_progress(value, topic_id, topics.main)
+                    if note.settled and note.positions.get(topics.main) == self.received.get(record.partition, -1):
+                        self.settled[record.partition] = note.settled
             elif not is_identity(key):  # an owner mark, a mark of the clock
                 continue
             elif record.value is None or is_stopped(record.value):  # its record is dead: its letter says so
@@ -208,12 +208,13 @@ class _Taking:
                 rows[key] = record.partition, told_by_row(record, topic_id, topics)
         for number, told in rows.values():
             self._tell(number, told)
-        written = {n: marks.read_progress(value, topic_id, topics.main).get(topics.main) for n, value in noted.items()}
+        noted = {number: marks.read_progress(value, topic_id, topics.main) for number, value in last.items()}
+        written = {number: note.positions.get(topics.main) for number, note in noted.items()}
         self.forgotten = tuple(
             n for n, offset in self.received.items() if offset is None and written.get(n) is not None
         )
         self.received |= {number: written[number] for number in self.forgotten}
-        self.settled |= {number: marks.read_settled(noted[number]) for number in self.forgotten}
+        self.settled |= {number: noted[number].settled for number in self.forgotten}
 
     def _judge(self, firsts: Mapping[tuple[int, int], int]) -> None:
         topics, bounds = self.topics, self.bounds

@@ -14,14 +14,30 @@ from retryapp.kafka import KafkaConnection, read_topic
 from retryapp.kafka.positions import Positions
 from retryapp.kafka.remembered import remembered
 from retryapp.lookup.records import Facts
+from retryapp.ports import PartitionInfo
 
+CLOSED: Final = CircuitState.CLOSED
 LOOK_BACK_MS: Final = 3_600_000
 """How far back events are read: while records are due, a circuit changes its state far more often."""
 
 
-def mark_held_back(record: Facts, holding: Mapping[int, str | None], now_ms: int) -> None:
-    """Add `held_back_by` to a waiting record: who holds it, or what holds due records of its partition back."""
-    due = holding.get(record["partition"]) if _is_due(record, now_ms) else None
+Holding = Mapping[int, Mapping[str, str]]
+"""By partition: what holds due records back that wait for a circuit with a name; under an empty one: all."""
+
+
+def what_holds(infos: Iterable[PartitionInfo]) -> Holding:
+    """Return what holds due records of partitions back, as far as their worker has said it."""
+    return {
+        info.partition: {name: _word(name) for name, each in info.circuits.items() if each.state != CLOSED}
+        | ({"": info.holds_due} if info.holds_due else {})
+        for info in infos
+    }
+
+
+def mark_held_back(record: Facts, holding: Holding, now_ms: int) -> None:
+    """Add `held_back_by` to a waiting record: who holds it, or what holds due records as this back."""
+    words = holding.get(record["partition"], {}) if _is_due(record, now_ms) else {}
+    due = words.get("") or words.get(record["circuit"] or "")
     record["held_back_by"] = due if record["held_by"] in (None, "sequence") else record["held_by"]
 
 
@@ -32,10 +48,10 @@ def mark_circuits(
     due = {record["partition"] for record in records if _is_due(record, now_ms)}
     holding = _circuits(connection, topology.events, due, now_ms) if due else {}
     for partition, steering in remembered(connection, topology).items() if due else ():
+        words = holding.setdefault(partition, {})
+        words.update((name, _word(name)) for name in steering.forced_open)
         if steering.paused is not None:
-            holding[partition] = "pause"
-        elif steering.forced is not None:
-            holding[partition] = "circuit"
+            words[""] = "pause"
     for record in records:
         mark_held_back(record, holding, now_ms)
 
@@ -44,16 +60,25 @@ def _is_due(record: Facts, now_ms: int) -> bool:
     return record["due_at_ms"] is not None and record["due_at_ms"] <= now_ms
 
 
-def _circuits(connection: KafkaConnection, events: str, partitions: Iterable[int], now_ms: int) -> dict[int, str]:
+def _word(circuit: str) -> str:
+    return f"circuit {circuit}".rstrip()
+
+
+def _circuits(
+    connection: KafkaConnection, events: str, partitions: Iterable[int], now_ms: int
+) -> dict[int, dict[str, str]]:
     admin = Positions(connection)
     if events not in admin.topic_names():
         return {}
     begin = admin.at_time([(events, partition) for partition in partitions], now_ms - LOOK_BACK_MS)
     start = {partition: offset for (_, partition), offset in begin.items() if offset is not None}
-    states = {}
+    holding: dict[int, dict[str, str]] = {}
     for record in read_topic(connection, events, partitions=[*start], start=start) if start else ():
         with suppress(DamagedEventError):
             event = decode_event(record.value or b"")
             if isinstance(event, CircuitChanged):
-                states[event.partition] = event.to_state
-    return {partition: "circuit" for partition, state in states.items() if state != CircuitState.CLOSED}
+                words = holding.setdefault(event.partition, {})
+                words.pop(event.circuit, None)
+                if event.to_state != CLOSED:
+                    words[event.circuit] = _word(event.circuit)
+    return holding

@@ -213,10 +213,10 @@ def tell_job(
 
 
 def tell_handler(
-    connection: KafkaConnection, topology: HandlerTopology, verb: HandlerVerb, **more: Unpack[Words]
+    connection: KafkaConnection, topology: HandlerTopology, verb: HandlerVerb, circuit: str = "", **more: Unpack[Words]
 ) -> Told:
-    """Pause or resume a handler on all partitions; blocks."""
-    command = HandlerCommand(id=secrets.token_hex(8), verb=verb, by=more["by"], why=more["why"])
+    """Pause or resume a handler, or steer a circuit of it, on all partitions; blocks."""
+    command = HandlerCommand(id=secrets.token_hex(8), verb=verb, circuit=circuit, by=more["by"], why=more["why"])
     return _tell_all(connection, topology, command, more["wait_s"])
 
 

@@ -35,9 +35,8 @@ from retryapp.core.rows import (
     encode_row,
     is_reference,
     is_stopped,
+    key_of_row,
     parse_row_key,
-    row_due_ms,
-    row_key,
 )
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic, with_dead_letters
@@ -167,7 +166,8 @@ def _row(entry: PendingEntry) -> tuple[PendingRow, Facts, str | None]:
         row, damaged = PendingRow(None, entry.value, ()), str(error)
     due_at_ms = None if row.hold else key.due_at_ms
     until_ms = key.due_at_ms if row.hold & (OPERATOR | TOKEN) else None
-    return row, {**facts, "due_at_ms": due_at_ms, "held_by": row.held_by, "held_until_ms": until_ms}, damaged
+    held = {"held_by": row.held_by, "held_until_ms": until_ms, "circuit": row.circuit or None}
+    return row, {**facts, "due_at_ms": due_at_ms, **held}, damaged
 
 
 def _metadata(headers: Headers) -> tuple[RetryMetadata | None, str | None]:
@@ -260,7 +260,7 @@ def _waiting(
     rows = fold_changelog(connection, topology.pending_changelog, lambda _, value: value, partitions=numbers)
     entries = {}
     for identity, value in rows.items():
-        raw = row_key(row_due_ms(value), identity)
+        raw = key_of_row(value, identity)
         key = parse_row_key(raw)
         first = 0 if is_stopped(value) else key.due_at_ms  # they wait for somebody
         at = _Position(first, topology.main, key.partition, key.origin_offset)

@@ -163,7 +163,7 @@ class Archive:
 
     def _write(
         self,
-        turn: AbstractContextManager[str | None],
+        turn: AbstractContextManager[None],
         run_id: str,
         driven: Driven,
         on_progress: OnProgress | None,

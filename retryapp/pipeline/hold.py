@@ -52,26 +52,23 @@ class Holds:
         wait_s: float = 0.0,
         on_wait: OnWait | None = None,
         stopped: threading.Event | None = None,
-    ) -> Iterator[str | None]:
-        """Hold a name while the body runs; yield the former holder where it was waited for.
-
-        ``on_wait`` gets the present holder, once.
-        """
+    ) -> Iterator[None]:
+        """Hold a name while the body runs; ``on_wait`` gets the present holder, once."""
         if self._folder is None:
-            yield None
+            yield
             return
-        folder, waited_for = self._folder / fact_name(name), None
+        folder = self._folder / fact_name(name)
         deadline_s, pause = time.monotonic() + wait_s, stopped or threading.Event()
         while (lock := _Lock.take(self._spark, folder, job)) is None:
             holder = _holder(folder)
             left_s = deadline_s - time.monotonic()
-            if on_wait is not None and waited_for is None and left_s > 0:
+            if on_wait is not None and left_s > 0:
                 on_wait(holder)
-            waited_for = holder
+                on_wait = None
             if left_s <= 0 or pause.wait(min(POLL_S, left_s)):
                 raise HeldError(job, holder, self._lake.uri)
         try:
-            yield waited_for
+            yield
         finally:
             lock.release()
 

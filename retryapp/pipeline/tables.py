@@ -38,6 +38,7 @@ class Tables:
         self.spark = spark
         self.lake = lake
         self.files = Files(spark, lake.uri)
+        self._log = f"{lake.table(RECORDS_TABLE)}/_delta_log"
         self._is_current = False
 
     def ensure_records(self) -> None:
@@ -91,61 +92,44 @@ class Tables:
         if is_local or self.files.local_folder(self.lake.uri) is None:
             return
         version = next(commit["version"] for commit in self.commits() if commit["operation"] == "WRITE")
-        lines = (self.files.read(self._log.file(version)) or "").splitlines()
+        lines = (self.files.read(self._commit(version)) or "").splitlines()
         added = [unquote(json.loads(line)["add"]["path"]) for line in lines if line.startswith('{"add"')]
         place = self.lake.table(RECORDS_TABLE)
         if not all(self.files.exists(f"{place}/{path}") for path in added):
             raise LakeNotSharedError(self.lake.uri, f"RESTORE {quoted(place)} TO VERSION AS OF {version - 1}")
 
     def commits(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the commits to the table of records; see ``Log``."""
-        return self._log.commits()
+        """Yield what the log says of each commit, with its ``version``: the newest first, as far as it is asked for.
 
-    @property
-    def _log(self) -> Log:
-        return Log(self.files, self.lake.table(RECORDS_TABLE))
-
-    def exists(self) -> bool:
-        """Tell whether the table of records is there."""
-        return self._log.exists()
-
-    def read(self) -> DataFrame:
-        """Return the records, as a version before this one may have archived them."""
-        return self.spark.read.format("delta").load(self.lake.table(RECORDS_TABLE))
-
-
-class Log:
-    """The log of a Delta table, read file by file: a query of the history lists all of it, and is a job of Spark's."""
-
-    def __init__(self, files: Files, table: str) -> None:
-        self._files = files
-        self._place = f"{table}/_delta_log"
-
-    def exists(self) -> bool:
-        """Tell whether there is a table."""
-        return self._files.exists(self._place)
-
-    def commits(self) -> Iterator[Mapping[str, Any]]:
-        """Yield what it says of each commit, with its ``version``: the newest first, as far as it is asked for."""
+        File by file: a query of the history lists all of the log, and is a job of Spark's.
+        """
         version = self._last_version()
-        while (text := self._files.read(self.file(version))) is not None:
+        while (text := self.files.read(self._commit(version))) is not None:
             said = (line for line in text.splitlines() if line.startswith('{"commitInfo"'))
             yield {**json.loads(next(said, "{}")).get("commitInfo", {}), "version": version}
             version -= 1
 
-    def file(self, version: int) -> str:
+    def _commit(self, version: int) -> str:
         """Return the URI of a commit."""
-        return f"{self._place}/{version:020}.json"
+        return f"{self._log}/{version:020}.json"
 
     def _last_version(self) -> int:
         version = 0
         with suppress(ValueError, LakeUnusableError):  # it is being written: no rename makes it appear as a whole
-            version = int(json.loads(self._files.read(f"{self._place}/_last_checkpoint") or "{}").get("version", 0))
-        if not self._files.exists(self.file(version)):
-            return max((int(name[:20]) for name in self._files.names(self._place) if name[20:] == ".json"), default=0)
-        while self._files.exists(self.file(version + 1)):
+            version = int(json.loads(self.files.read(f"{self._log}/_last_checkpoint") or "{}").get("version", 0))
+        if not self.files.exists(self._commit(version)):
+            return max((int(name[:20]) for name in self.files.names(self._log) if name[20:] == ".json"), default=0)
+        while self.files.exists(self._commit(version + 1)):
             version += 1
         return version
+
+    def exists(self) -> bool:
+        """Tell whether the table of records is there."""
+        return self.files.exists(self._log)
+
+    def read(self) -> DataFrame:
+        """Return the records, as a version before this one may have archived them."""
+        return self.spark.read.format("delta").load(self.lake.table(RECORDS_TABLE))
 
 
 def quoted(place: str) -> str:

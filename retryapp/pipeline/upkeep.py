@@ -73,13 +73,10 @@ class Upkeep:
             return self._delete(f"date < '{before.isoformat()}'")
 
     def vacuum(self, hours: int) -> None:
-        """Remove files that left a table this long ago, the analysis' tables too; readers of older versions fail."""
-        derived = self._lake.table(DERIVED)
-        with self._changing("vacuum", ANALYSIS_HOLD, RECORDS_HOLD):
-            for name in self._tables.files.names(derived):
-                if self._tables.files.exists(f"{derived}/{name}/_delta_log"):
-                    self._vacuum(quoted(f"{derived}/{name}"), hours)
-            self._vacuum(self._records, hours)
+        """Remove files that left the table this long ago; readers of older versions, an analysis too, fail."""
+        holds = self._changing("vacuum", ANALYSIS_HOLD, RECORDS_HOLD)
+        with holds, setting(self._spark, _CHECK, "false"):
+            self._spark.sql(f"VACUUM {self._records} RETAIN {hours} HOURS").collect()
 
     def erase(self, key: bytes) -> Erased:
         """Erase a key's records that have arrived or failed until now; waits for an analysis, which has read them."""
@@ -115,10 +112,6 @@ class Upkeep:
                 stack.enter_context(self._take(job, name))
             stack.enter_context(setting(self._spark, _METADATA, read_state(self._tables).text(self._lake.id)))
             yield
-
-    def _vacuum(self, table: str, hours: int) -> None:
-        with setting(self._spark, _CHECK, "false"):
-            self._spark.sql(f"VACUUM {table} RETAIN {hours} HOURS").collect()
 
     def _purge(self) -> None:
         """Remove each file that is not the table's. A vacuum keeps those whose time is ahead of the driver's clock.

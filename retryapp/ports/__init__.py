@@ -30,6 +30,7 @@ from retryapp.ports.flow import (
 from retryapp.ports.tables import DeadLetterTable, DeadRow, PendingTable, SeenTable
 from retryapp.ports.view import (
     PAGES_PREFIX,
+    CircuitInfo,
     DeadEntry,
     HandlerInfo,
     PartitionInfo,
@@ -40,6 +41,7 @@ from retryapp.ports.view import (
 __all__ = [
     "PAGES_PREFIX",
     "Acks",
+    "CircuitInfo",
     "Clock",
     "Committed",
     "DeadEntry",

@@ -106,6 +106,8 @@ class Observation:
     reason: str | None = None
     state: str | None = None
     """That a circuit has come to."""
+    circuit: str | None = None
+    """Its name; empty: the handler's own."""
     error_class: str | None = None
     error_type: str | None = None
     message: str | None = None

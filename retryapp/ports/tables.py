@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from retryapp.core.causes import CauseCount
 from retryapp.core.dead_index import IndexedLetter
 from retryapp.core.deduplicate import Seen
 from retryapp.ports.flow import Row
@@ -34,12 +33,19 @@ class PendingTable(LocalTable, Protocol):
         """Offset of the last changelog record that it wrote; None once caught up, or if it may be compacted away."""
 
     def due(
-        self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
+        self,
+        now_ms: int,
+        limit: int,
+        claimed: Collection[bytes] = (),
+        *,
+        max_bytes: int | None = None,
+        most: Mapping[int, int] = {},
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
-        """Return rows `(key, value)` that are due and not `claimed`, in key order, and the next row's `due_at_ms`.
+        """Return rows `(key, value)` that are due and not `claimed`, in due order, and the next row's `due_at_ms`.
 
-        At most `limit` rows with values of at most `max_bytes` in all, but at least one row. The next row is the first
-        that is neither returned nor claimed; None without one.
+        At most `limit` rows with values of at most `max_bytes` in all, but at least one row; of a queue (`core.rows`)
+        no more than `most` says. The next row is the first that is neither returned nor claimed, nor in a queue of
+        which there may be no more; None without one.
         """
 
     def get(self, key: bytes) -> bytes | None:
@@ -49,7 +55,7 @@ class PendingTable(LocalTable, Protocol):
         """Return the key of a record's row, or None."""
 
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """Return at most `limit` rows with a key greater than `after`, in key order."""
+        """Return at most `limit` rows with a key after `after`, in due order: their queues do not count."""
 
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
         """Return `due_at_ms` of the first rows with `start_ms <= due_at_ms < stop_ms`, rising, at most `limit`."""
@@ -95,28 +101,11 @@ class DeadLetterTable(LocalTable, Protocol):
         """Note what became of letters, by their offsets, and the jobs that did it; `next_offset` as of `write`.
 
         At most 255 bytes each. The last mark counts, whether the letter was written before or comes later; it goes
-        with its letter. A letter with a mark other than ``restored`` is not counted any more.
-        """
-
-    def page(
-        self, before: int | None, limit: int, *, cause: str | None = None, key: bytes | None = None
-    ) -> list[IndexedLetter]:
-        """Return at most `limit` letters with an offset below `before`, newest first: all, of a cause id, or of a key.
-
-        Of a cause *and* a key: those of the key are looked through, at most `limit` of them match.
+        with its letter.
         """
 
     def find(self, failure_id: str) -> IndexedLetter | None:
         """Return the newest dead letter of a failure id, or None."""
-
-    def count(self) -> int:
-        """Return how many letters are open: without a mark, or restored."""
-
-    def causes(self) -> Sequence[CauseCount]:
-        """Return how many open letters each cause has, the most first: ``MAX_CAUSES`` and one of the rest.
-
-        ``OTHER_CAUSE`` are letters of further causes, and those whose headers name none.
-        """
 
     def forget_before(self, first_offset: int) -> int:
         """Remove rows below an offset, a few; return how many. Call again until nothing is removed."""

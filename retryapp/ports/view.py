@@ -40,6 +40,16 @@ class HandlerInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitInfo:
+    """A circuit of a partition."""
+
+    state: str
+    since_ms: int
+    cause: str
+    """Why it opened last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionInfo:
     """One partition of a handler as this worker sees it."""
 
@@ -73,6 +83,8 @@ class PartitionInfo:
     circuit_since_ms: int | None = None
     circuit_cause: str = ""
     """Why it opened last."""
+    circuits: Mapping[str, CircuitInfo] = field(default_factory=dict)
+    """Those with names."""
     paused: str | None = None
     """Who has paused the handler, or which rule its partition, and why; None: nobody."""
     paused_since_ms: int | None = None

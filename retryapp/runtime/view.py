@@ -43,6 +43,7 @@ from retryapp.lookup.jobs import (
 )
 from retryapp.lookup.journeys import Journey, journey
 from retryapp.ports import (
+    CircuitInfo,
     DeadEntry,
     HandlerInfo,
     PartitionInfo,
@@ -54,6 +55,7 @@ from retryapp.ports import (
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.lanes import LaneWatch
 from retryapp.runtime.observe.observers import CombinedObserver
+from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 
 LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
 _LEAST_CHUNK: Final = 4
@@ -159,7 +161,7 @@ class RuntimeView:
         All of them, or those of a cause id or of a record key, which are looked up.
         """
         placed, topology = self._open(main, partition), self._runtime.served[main].handler.topology
-        table = placed.transport.dead.get(topology.dlq_named(letters)) if placed else None
+        table = _dead(placed).get(topology.dlq_named(letters)) if placed else None
         rows = table.page(before, limit, cause=cause, key=key) if table else []
         most = self._max_attempts(main)
         return [DeadEntry(partition=partition, row=row, letters=letters, max_attempts=most) for row in rows]
@@ -201,9 +203,9 @@ class RuntimeView:
         """Pause, resume or cancel a job. Blocks."""
         return tell_job(*self._steered(main), job, verb, **more)
 
-    def tell_handler(self, main: str, verb: HandlerVerb, **more: Unpack[Words]) -> Told:
-        """Pause or resume a handler. Blocks."""
-        return tell_handler(*self._steered(main), verb, **more)
+    def tell_handler(self, main: str, verb: HandlerVerb, circuit: str, **more: Unpack[Words]) -> Told:
+        """Pause or resume a handler, or steer a circuit of it. Blocks."""
+        return tell_handler(*self._steered(main), verb, circuit, **more)
 
     def journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
         """Return what the topics say of one record. Blocks."""
@@ -216,7 +218,7 @@ class RuntimeView:
         """Return the causes of open dead letters, of the partitions here, the most frequent first."""
         numbers = range(self._runtime.served[main].partitions)
         placed = [each for number in numbers if (each := self._open(main, number)) is not None]
-        return summed(count for each in placed for table in each.transport.dead.values() for count in table.causes())
+        return summed(count for each in placed for table in _dead(each).values() for count in table.causes())
 
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there."""
@@ -288,6 +290,8 @@ class RuntimeView:
             return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)
         lane, pace, commands = placed.lane, placed.engine.context.pace, placed.engine.commands
         paused = commands.paused if commands is not None and pace.paused else None
+        circuits = _circuits(placed, self._runtime.clock.wall_ms())
+        own = circuits.pop("", None)
         pending_behind, dead_behind = self._runtime.behind(main, number)
         is_open = lane.state is LaneState.OPEN
         seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
@@ -300,12 +304,13 @@ class RuntimeView:
             pending_behind=pending_behind if lane.state is LaneState.OPENING else 0,
             dead_behind=dead_behind if is_open else 0,
             stalled=self._stalled(main, placed) if is_open else None,
-            circuit=None if pace.circuit is None else str(pace.circuit.state),
+            circuit=None if own is None else own.state,
+            circuits=circuits,
             paused=None if paused is None else paused.text,
             paused_since_ms=None if paused is None else paused.since_ms,
-            circuit_since_ms=_circuit_since_ms(placed, self._runtime.clock.wall_ms()),
+            circuit_since_ms=None if own is None else own.since_ms,
             jobs={} if commands is None else Counter(str(part.state) for part in commands.parts if not part.over),
-            circuit_cause="" if pace.circuit is None else pace.circuit.cause,
+            circuit_cause="" if own is None else own.cause,
             holds_due=pace.holds_due if is_open else None,
             session=lane.session,
             since_ms=seen.since_ms,
@@ -318,7 +323,7 @@ class RuntimeView:
 
         A table is complete while its lane is open only; dead letters are read after that.
         """
-        contact, pending, dead = self._runtime.contact, placed.transport.pending, placed.transport.dead
+        contact, pending, dead = self._runtime.contact, placed.transport.pending, _dead(placed)
         known = self._known.get(place) or PartitionInfo(partition=place[1], state=_IDLE)
         if placed.lane.state is LaneState.OPEN and pending is not None and not contact.silence():
             counts = dict(pending.counts())
@@ -353,11 +358,18 @@ class RuntimeView:
         return BrokerUnreachableError(self._runtime.connection.bootstrap, problem)
 
 
-def _circuit_since_ms(placed: Placed, now_ms: int) -> int | None:
+def _circuits(placed: Placed, now_ms: int) -> dict[str, CircuitInfo]:
     pace, commands = placed.engine.context.pace, placed.engine.commands
-    if pace.forced and commands is not None and commands.forced is not None:
-        return commands.forced.since_ms  # its worker may have begun later
-    return None if pace.circuit is None else now_ms - pace.age_ms()
+    levels = {} if commands is None else commands.forced
+    return {
+        name: CircuitInfo(
+            state=str(gate.circuit.state),
+            # of one that is forced open: its worker may have begun later
+            since_ms=levels[name].since_ms if gate.forced and name in levels else now_ms - pace.age_ms(gate.circuit),
+            cause=gate.circuit.cause,
+        )
+        for name, gate in pace.gates.items()
+    }
 
 
 def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:
@@ -390,6 +402,10 @@ def _lag(runtime: Runtime, main: str, number: int, offsets: tuple[Any, Any, Any]
     idle = placed is not None and not placed.engine.in_flight and placed.lane.refusal is None
     done = idle and not runtime.intake.waiting(tp) and positions.get(client_tp, -1) >= end
     return PartitionLag(partition=number, committed=at, main=0 if done else max(0, end - int(at or 0)))
+
+
+def _dead(placed: Placed) -> Mapping[str, RocksDeadLetterTable]:
+    return cast("Mapping[str, RocksDeadLetterTable]", placed.transport.dead)  # `KafkaTransport` opens no others
 
 
 def _info(runtime: Runtime, main: str) -> HandlerInfo:

@@ -22,9 +22,9 @@ class VirtualClock(Clock):
     trusted = True
     known = True
 
-    def __init__(self, wall_ms: int = 1_700_000_000_000, monotonic_s: int = 1_000) -> None:
+    def __init__(self, wall_ms: int = 1_700_000_000_000) -> None:
         self._wall_ms = wall_ms
-        self._monotonic_ns = monotonic_s * _NS
+        self._monotonic_ns = 1_000 * _NS
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
         self._turns = count()
         self.anchors: list[tuple[float, float, int]] = []

@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from typing_extensions import override
 
-from retryapp.core.causes import OTHER_CAUSE, CauseCount
-from retryapp.core.control import is_open
-from retryapp.core.dead_index import IndexedLetter, hash_of, index_letter
+from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.deduplicate import Seen, live_rows
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.rows import IDENTITY_AT, due_bound, is_identity, parse_row_key, row_due_ms, row_header, row_key
+from retryapp.core.rows import IDENTITY_AT, due_order, is_identity, key_of_row, parse_row_key, queue_in, row_header
 from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Row, SeenTable
 
 
@@ -79,23 +76,31 @@ class MemoryPendingTable(_Stored, PendingTable):
 
     @override
     def due(
-        self, now_ms: int, limit: int, claimed: Collection[bytes] = (), *, max_bytes: int | None = None
+        self,
+        now_ms: int,
+        limit: int,
+        claimed: Collection[bytes] = (),
+        *,
+        max_bytes: int | None = None,
+        most: Mapping[int, int] = {},
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
-        bound, due, size = due_bound(now_ms + 1), list[tuple[bytes, bytes]](), 0
-        for key in sorted(self.rows):
-            if key in claimed:
+        due, size, of = list[tuple[bytes, bytes]](), 0, Counter[int]()
+        for key in sorted(self.rows, key=due_order):
+            if key in claimed or of[queue_in(key)] >= most.get(queue_in(key), len(self.rows)):
                 continue
             value = self.rows[key].value or b""
             size += len(value)
             too_much = bool(due) and max_bytes is not None and size > max_bytes
-            if key >= bound or len(due) >= limit or too_much:
-                return due, parse_row_key(key).due_at_ms
+            due_at_ms = parse_row_key(key).due_at_ms
+            if due_at_ms > now_ms or len(due) >= limit or too_much:
+                return due, due_at_ms
             due.append((key, value))
+            of[queue_in(key)] += 1
         return due, None
 
     @override
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
-        times = (parse_row_key(key).due_at_ms for key in sorted(self.rows))
+        times = (parse_row_key(key).due_at_ms for key in sorted(self.rows, key=due_order))
         return [time for time in times if start_ms <= time < stop_ms][:limit]
 
     @override
@@ -108,7 +113,7 @@ class MemoryPendingTable(_Stored, PendingTable):
 
     @override
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        keys = sorted(key for key in self.rows if after is None or key > after)
+        keys = sorted((key for key in self.rows if after is None or due_order(key) > due_order(after)), key=due_order)
         return [(key, self.rows[key].value or b"") for key in keys[:limit]]
 
     @override
@@ -142,7 +147,7 @@ class MemoryPendingTable(_Stored, PendingTable):
             if (former := self.find(row.identity)) is not None:
                 del self.rows[former]
             if row.value is not None:
-                self.rows[row_key(row_due_ms(row.value), row.identity)] = row
+                self.rows[key_of_row(row.value, row.identity)] = row
         self._reach(next_offset)
         self._last_written = last_written
 
@@ -177,84 +182,45 @@ class MemorySeenTable(_Stored, SeenTable):
         self._reach(next_offset)
 
 
-class MemoryDeadLetterTable(_Stored, DeadLetterTable):
-    """`ports.DeadLetterTable` in memory; the number of its causes has no bound."""
+class MemoryDeadLetterTable(DeadLetterTable):
+    """`ports.DeadLetterTable` in memory; each opening reads its topic from the beginning."""
 
-    rows: dict[int, IndexedLetter]
+    next_offset = 0
 
-    def __init__(self, disk: Disk | None = None, name: str = "") -> None:
+    def __init__(self) -> None:
+        self.rows: dict[int, IndexedLetter] = {}
         self._marks: dict[int, tuple[str, str | None]] = {}
-        super().__init__(disk, name)
 
     @override
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:
-        self._keep(rows, next_offset)
+        self.rows.update((row.offset, index_letter(row.offset, row.headers, row.key, row.append_ms)) for row in rows)
+        self.next_offset = max(self.next_offset, next_offset or 0)
 
     @override
     def mark(self, marks: Mapping[int, tuple[str, str | None]], next_offset: int | None) -> None:
-        self._keep((), next_offset, marks)
-
-    def _apply(
-        self, rows: Sequence[DeadRow], next_offset: int | None, marks: Mapping[int, tuple[str, str | None]] = {}
-    ) -> None:
-        for row in rows:
-            letter = index_letter(row.offset, row.headers, row.key, row.append_ms)
-            self.rows[row.offset] = replace(letter, other=letter.cause_id is None)
         self._marks.update(marks)
-        self._reach(next_offset)
+        self.write((), next_offset)
 
     @override
-    def page(
-        self, before: int | None, limit: int, *, cause: str | None = None, key: bytes | None = None
-    ) -> list[IndexedLetter]:
-        letters = (self.rows[offset] for offset in sorted(self.rows, reverse=True) if before is None or offset < before)
-        wanted = (
-            letter
-            for letter in letters
-            if cause in (None, letter.cause_id or OTHER_CAUSE)
-            and (key is None or (letter.key is not None and letter.key_hash == hash_of(key)))
-        )
-        return [self._shown(letter) for letter in islice(wanted, limit)]
+    def close(self) -> None:
+        pass
 
-    def _shown(self, letter: IndexedLetter) -> IndexedLetter:
-        mark, job = self._marks.get(letter.offset, (None, None))
-        return replace(letter, mark=mark, job=job)
+    @override
+    def drop(self) -> None:
+        pass
 
     @override
     def find(self, failure_id: str) -> IndexedLetter | None:
-        return next((letter for letter in self.page(None, len(self.rows)) if letter.failure_id == failure_id), None)
+        offset = max((at for at, letter in self.rows.items() if letter.failure_id == failure_id), default=None)
+        if offset is None:
+            return None
+        mark, job = self._marks.get(offset, (None, None))
+        return replace(self.rows[offset], mark=mark, job=job)
 
     @override
-    def count(self) -> int:
-        return len(self._open())
-
-    def _open(self) -> list[IndexedLetter]:
-        return [letter for letter in self.rows.values() if is_open(self._marks.get(letter.offset, (None, None))[0])]
-
-    @override
-    def causes(self) -> Sequence[CauseCount]:
-        counts: dict[str, CauseCount] = {}
-        for letter in self._open():
-            known = letter.cause_id or OTHER_CAUSE
-            at_ms = letter.append_ms if letter.last_failed_ms is None else letter.last_failed_ms
-            count = counts.setdefault(
-                known,
-                CauseCount(
-                    cause_id=known, name=letter.cause or OTHER_CAUSE, records=0, attempts=0, first_ms=at_ms,
-                    last_ms=at_ms, sample="",
-                ),
-            )  # fmt: skip
-            count.records += 1
-            count.attempts += letter.attempt or 0
-            count.first_ms, count.last_ms = min(count.first_ms, at_ms), max(count.last_ms, at_ms)
-            count.sample = letter.failure_id or count.sample
-        return sorted(counts.values(), key=lambda count: (-count.records, count.cause_id))
-
-    @override
-    def forget_before(self, first_offset: int, limit: int = 500) -> int:
-        gone = sorted(offset for offset in self.rows if offset < first_offset)[:limit]
+    def forget_before(self, first_offset: int) -> int:
+        gone = [offset for offset in self.rows if offset < first_offset]
         for offset in gone:
             del self.rows[offset]
-        if gone:
-            self._marks = {offset: mark for offset, mark in self._marks.items() if offset > gone[-1]}
+            self._marks.pop(offset, None)
         return len(gone)

@@ -24,7 +24,7 @@ from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import Part
 from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.record import Origin, failure_id, parse_failure_id
-from retryapp.lookup.circuits import mark_held_back
+from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import (
     Facts,
@@ -267,7 +267,7 @@ class Answers:
                 "It may have been delivered since, or be dead: look at the handler's dead letters",
             )
         item = self.view.partition(info.main, partition)
-        holding = {partition: None if item is None else item.holds_due}
+        holding = what_holds([] if item is None else [item])
         if (there := place_of(entry, info.main)) is not None:
             with suppress(TimeoutError, RetryAppError):
                 async with asyncio.timeout(READ_TIMEOUT_S):

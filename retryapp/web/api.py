@@ -90,7 +90,7 @@ _Record = _model(
 )  # fmt: skip
 _Waits = _model(
     "Waits", "A record that waits.", _Record,
-    origin_offset=int, due_at_ms=_Int, held_by=_Text, held_until_ms=_Int, held_back_by=_Text,
+    origin_offset=int, due_at_ms=_Int, held_by=_Text, held_until_ms=_Int, circuit=_Text, held_back_by=_Text,
 )  # fmt: skip
 _Dead = _model(
     "Dead", "A dead letter.", _Record,
@@ -108,8 +108,8 @@ _Detail: dict[str, Any] = {
 }  # fmt: skip
 _Line = _model(
     "Record", "A record in a list; one that waits has `due_at_ms`, a dead letter `offset`.", Line,
-    tier=_Text, cause=_Text, first_failed_ms=_Int, origin=Origin | None, held_by=(_Text, None), append_ms=(_Int, None),
-    replays=(_Int, None), job=(_Text, None),
+    tier=_Text, cause=_Text, first_failed_ms=_Int, origin=Origin | None, held_by=(_Text, None), circuit=(_Text, None),
+    append_ms=(_Int, None), replays=(_Int, None), job=(_Text, None),
 )  # fmt: skip
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
@@ -221,7 +221,8 @@ COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
     ),
     "/{main}/command/handler": (
         _model("TellHandler", "Pause or resume a handler, force its circuit open, or have it probe.",
-               verb=Literal["pause", "resume", "outage-open", "outage-close"], why=_Why), _OUTCOMES,
+               verb=Literal["pause", "resume", "outage-open", "outage-close"], why=_Why, circuit=(str, "")),
+        _OUTCOMES,
     ),
     "/{main}/command/job": (
         _model("StartJob", "Begin a job as its preview has shown it.", verb=Verb, filter=LetterFilter, scope=Scope,

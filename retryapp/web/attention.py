@@ -13,7 +13,7 @@ from retryapp.core.rows import BEFORE_STOPPED
 from retryapp.lookup.jobs import by_job, summed
 from retryapp.lookup.records import Facts, known_sum
 from retryapp.ports import PAGES_PREFIX, PartitionInfo
-from retryapp.web.figures import CLOSED, ELSEWHERE, OPEN
+from retryapp.web.figures import ELSEWHERE, OPEN, open_circuits
 
 LATE_MS: Final = 60_000
 """A record that is due for longer is late."""
@@ -45,8 +45,10 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
         yield _STALLED, f"no worker is known for {_named(unowned)}", ""
     if paused := [item for item in infos if item.paused and not item.stalled]:
         yield _PAUSED, f"{paused[0].paused} ({_named(paused)})", ""
-    if away := [item for item in infos if item.circuit not in (None, CLOSED)]:
-        yield _CIRCUIT, f"circuit {away[0].circuit} at {_named(away)}: {away[0].circuit_cause}", ""
+    for name in sorted({name for item in infos for name in open_circuits(item)}):
+        away = [(item, each) for item in infos if (each := open_circuits(item).get(name)) is not None]
+        words = f"circuit {name} {away[0][1].state}" if name else f"circuit {away[0][1].state}"
+        yield _CIRCUIT, f"{words} at {_named([item for item, _ in away])}: {away[0][1].cause}", ""
     if stopped := [item for item in infos if item.pending_by_tier.get(STOPPED_TIER)]:
         count = sum(item.pending_by_tier[STOPPED_TIER] for item in stopped)
         what = f"{count:,} sequences have" if count > 1 else "a sequence has"

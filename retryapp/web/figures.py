@@ -10,7 +10,7 @@ from typing import Final
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.lookup.records import Facts, known_sum
-from retryapp.ports import PartitionInfo, PartitionLag
+from retryapp.ports import CircuitInfo, PartitionInfo, PartitionLag
 
 ELSEWHERE: Final = "elsewhere"
 """State of a partition of another worker."""
@@ -35,6 +35,12 @@ def partition_facts(info: PartitionInfo) -> Facts:
     if info.state != ELSEWHERE:
         return facts
     return {name: value if name in _KNOWN_ELSEWHERE else None for name, value in facts.items()}
+
+
+def open_circuits(info: PartitionInfo) -> dict[str, CircuitInfo]:
+    """Return the circuits of a partition that are not closed, by name; that of the handler's own is empty."""
+    own = CircuitInfo(state=info.circuit or CLOSED, since_ms=info.circuit_since_ms or 0, cause=info.circuit_cause)
+    return {name: each for name, each in {"": own, **info.circuits}.items() if each.state != CLOSED}
 
 
 def lag_facts(info: PartitionInfo, lag: PartitionLag | None, *, due: int | None, here_url: str) -> Facts:
@@ -74,7 +80,9 @@ def totals(infos: Sequence[PartitionInfo], *, whole: bool = False) -> Facts:
             if item.state == ELSEWHERE or item.pending is None or item.dead is None
         ],
         "in_flight": sum(item.in_flight for item in here),
-        "circuits": Counter(item.circuit for item in here if item.circuit not in {None, CLOSED}),
+        "circuits": Counter(
+            f"{name} {each.state}".strip() for item in here for name, each in open_circuits(item).items()
+        ),
         "workers": sorted(url for url in away if url is not None),
     }
 

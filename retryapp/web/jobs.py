@@ -232,7 +232,7 @@ class TellHandler(_JobAction):
         self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
         verb = HANDLER_VERBS[_verb(sent, *HANDLER_VERBS)]
-        return lambda: self.answers.view.tell_handler(info.main, verb, **words), ""
+        return lambda: self.answers.view.tell_handler(info.main, verb, sent.get("circuit", ""), **words), ""
 
 
 def _verb(sent: Mapping[str, str], *verbs: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from retryapp.core.control import is_open
-from retryapp.lookup.circuits import mark_held_back
+from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.records import Facts, dead_summary, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
@@ -90,7 +90,7 @@ def merge(listings: Sequence[Listing], limit: int, *, newest: bool) -> tuple[lis
 def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, now_ms: int) -> Listing:
     """List what waits in the partitions here by due time."""
     listing, after = Listing(lines=[], left_out=_closed(infos)), question.after
-    holding = {item.partition: item.holds_due for item in infos}
+    holding = what_holds(infos)
     while True:
         size = question.limit + 1
         entries = view.pending_page(question.main, after=after, limit=size, partition=question.partition)

@@ -167,7 +167,10 @@ def test_a_forced_outage_and_a_rule_that_pauses_hold_over_restarts(stage: Stage)
     code, said = retryapp(stage, "outage", "show", *where)
     assert (code, {each["why"] for each in said["forced"].values()}) == (1, {"ledger down"})
     assert "The circuit is forced open by ann: ledger down" in worker.get(base)[1]
-    assert f'retryapp_circuits{{handler="{topic}",state="forced-open"}} 2.0' in worker.get("/retries/metrics")[1]
+    assert (
+        f'retryapp_circuits{{circuit="",handler="{topic}",state="forced-open"}} 2.0'
+        in worker.get("/retries/metrics")[1]
+    )
     assert stage.service.visits == []
     findings = retryapp(stage, "doctor", "-A", "app")[1]["findings"]
     assert "retryapp outage close" in next(each for each in findings if each["name"] == f"handler of {topic}")["remedy"]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 from harness import Answer, Gate, Stage, Visit, wait_for
 from harness.evidence import Evidence
+from harness.terminal import retryapp
 
 from retryapp.core.lifecycle import Discarded, Handled, decode_event
 from retryapp.core.topology import HandlerTopology
@@ -149,29 +145,19 @@ def test_letters_are_handled_once_over_a_kill(stage: Stage) -> None:
     assert worker.stop() == 0
 
 
-def command(stage: Stage, *words: str) -> dict[str, Any]:
-    """Run `retryapp`, and return what it says for programs."""
-    line = [str(Path(sys.executable).with_name("retryapp")), *words, "--json"]
-    made = subprocess.run(
-        line, capture_output=True, text=True, check=True, cwd=stage.folder, env={**os.environ, **stage.env}
-    )
-    said: dict[str, Any] = json.loads(made.stdout.splitlines()[-1])
-    return said
-
-
 def _check_commands(stage: Stage, topic: str, marks: dict[int, str]) -> None:
     """The commands show the marks; the plan needs nothing, and every handler's ledger adds up, also without the app."""
-    listed = command(stage, "dead", "list", "-A", "app", "--topic", topic, "--limit", "100")["records"]
+    listed = retryapp(stage, "dead", "list", "-A", "app", "--topic", topic, "--limit", "100")[1]["records"]
     ids = {(visit.facts["id"]): visit.failure_id for visit in stage.service.of(topic)}
     assert {letter["failure_id"]: letter["mark"] for letter in listed} == {ids[n]: mark for n, mark in marks.items()}
-    shown = command(stage, "dead", "show", "--broker", stage.bootstrap, listed[0]["failure_id"])
+    shown = retryapp(stage, "dead", "show", "--broker", stage.bootstrap, listed[0]["failure_id"])[1]
     assert shown["mark"] == listed[0]["mark"]
-    assert command(stage, "plan", "-A", "app")["ok"]
-    mains = {handler["main"] for handler in command(stage, "ledger", "-A", "app")["handlers"]}
+    assert retryapp(stage, "plan", "-A", "app")[1]["ok"]
+    mains = {handler["main"] for handler in retryapp(stage, "ledger", "-A", "app")[1]["handlers"]}
     place = ("--broker", stage.bootstrap, "--group", stage.group)
-    assert {handler["main"] for handler in command(stage, "ledger", *place)["handlers"]} == mains
+    assert {handler["main"] for handler in retryapp(stage, "ledger", *place)[1]["handlers"]} == mains
     assert len(mains) == 4
-    assert command(stage, "doctor", "-A", "app")["findings"]
+    assert retryapp(stage, "doctor", "-A", "app")[1]["findings"]
 
 
 def test_what_is_dropped_is_counted(stage: Stage) -> None:

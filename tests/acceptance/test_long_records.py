@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from harness import Answer, Gate, HandlerSpec, Stage, Visit, wait_for
 
-from retryapp.core.marks import PROGRESS, read_settled
+from retryapp.core.marks import PROGRESS, read_progress
 from retryapp.core.record import Origin
 from retryapp.core.settled import decode_settled
 from retryapp.kafka import KafkaAdmin
@@ -26,7 +26,7 @@ def settled(stage: Stage, topic: str) -> dict[int, bool]:
     changelog = stage.evidence(topic).records(stage.topology(topic).pending_changelog)
     value = [record.value or b"" for record in changelog if record.key == PROGRESS][-1]
     (state,) = KafkaAdmin(stage.connection).describe_topics([topic]).values()
-    return decode_settled(read_settled(value), Origin(topic, state.topic_id, 0, 0))
+    return decode_settled(read_progress(value).settled, Origin(topic, state.topic_id, 0, 0))
 
 
 def test_records_behind_a_hung_one_are_retried_on_time_and_a_kill_repeats_none(stage: Stage) -> None:

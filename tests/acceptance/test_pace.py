@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from acceptance.books import by_record, check_times, named, partitions
-from harness import Answer, HandlerSpec, Stage, wait_for
+from harness import Answer, HandlerSpec, Stage, Visit, Worker, wait_for
+from harness.terminal import retryapp
 
 from retryapp.core.lifecycle import CircuitChanged, decode_event
 
@@ -69,7 +70,7 @@ def test_an_outage_spends_no_attempts(house: Stage) -> None:
 
 def _opened(stage: Stage, topic: str) -> int:
     (worker,) = stage.workers
-    wanted = f'retryapp_circuit_transitions_total{{handler="{topic}",state="open"}} '
+    wanted = f'retryapp_circuit_transitions_total{{circuit="",handler="{topic}",state="open"}} '
     lines = worker.get("/retries/metrics")[1].splitlines()
     return sum(int(float(line.removeprefix(wanted))) for line in lines if line.startswith(wanted))
 
@@ -90,3 +91,62 @@ def test_a_burst_keeps_to_the_rate(house: Stage) -> None:
     assert most <= RATE + 4, "one more for each partition, and what the way to the service adds"
     assert again[-1] - again[0] < 2 * 1_000 * BURST / RATE
     check_times(evidence, house.service.of(topic), 2)
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(240)
+def test_a_service_that_is_down_holds_up_none_but_its_own_records(stage: Stage) -> None:
+    """Also over a restart; one that somebody has forced open, too; no attempt is spent, and all are done in the end."""
+    topic, down = stage.main_topic(), {"ledger"}
+    circuits = {"ledger": CIRCUIT, "mail": CIRCUIT}
+    stage.program(HandlerSpec(topic=topic, policy="300ms 400ms", circuits=circuits))
+    service, where = stage.service, ("-A", "app", "--topic", topic)
+    service.rule = lambda visit: Answer(500 if visit.facts["needs"] in {*down, *[""] * (visit.attempt == 1)} else 200)
+    worker = stage.worker()
+
+    def done(need: str) -> int:
+        return len({visit.facts["id"] for visit in of(need)} & service.done(topic))
+
+    def of(need: str) -> list[Visit]:
+        return [visit for visit in service.of(topic) if visit.facts["needs"] == need]
+
+    stage.produce(topic, [{"id": n, "needs": "ledger"} for n in range(300)])
+    wait_for(lambda: {_state_of(worker, topic, n, "ledger") for n in (0, 1)} <= {"open", "half-open"}, "both are open")
+    code, said = retryapp(stage, "outage", "open", *where, "--circuit", "mail", "--by", "ann", "--why", "migrates")
+    assert (code, {each["outcome"] for each in said["partitions"]}) == (0, {"done"})
+    stage.produce(topic, [{"id": n, "needs": ("", "mail")[n % 2]} for n in range(300, 600)])
+    wait_for(lambda: done("") == 150, "others are done, those that failed once too", timeout_s=30)
+    assert done("mail") == 150, "first deliveries do not wait"
+    down.add("mail")
+    stage.produce(topic, [{"id": n, "needs": "mail"} for n in range(600, 620)])
+    evidence = stage.evidence(topic)
+    wait_for(lambda: evidence.waiting() == 320, "they have failed once, and wait")
+    worker.kill()
+    worker = stage.worker("second")
+    assert _state_of(worker, topic, 0, "mail") == _state_of(worker, topic, 1, "mail") == "forced-open"
+    assert (
+        f'retryapp_circuits{{circuit="mail",handler="{topic}",state="forced-open"}} 2.0'
+        in (worker.get("/retries/metrics")[1])
+    )
+    assert retryapp(stage, "outage", "show", *where)[0] == 0
+    code, said = retryapp(stage, "outage", "show", *where, "--circuit", "mail")
+    assert (code, {each["why"] for each in said["forced"].values()}) == (1, {"migrates"})
+    assert done("ledger") == 0
+    assert len(of("mail")) == 170, "none of them probes"
+
+    down.clear()
+    assert retryapp(stage, "outage", "close", *where, "--circuit", "mail")[0] == 0
+    wait_for(lambda: len(service.done(topic)) == 620, "all are done", timeout_s=60)
+    stage.wait_settled(topic)
+    assert not evidence.dead()
+    last = {visit.failure_id: visit.attempt for visit in service.of(topic) if visit.facts["needs"]}
+    assert sum(last.values()) - len(last) <= 100, "what failed before circuits opened, of two workers"
+    late = [visit.at_ms - visit.due_at_ms for visit in of("") if visit.due_at_ms]
+    assert sorted(late)[len(late) // 2] < 1_000
+    assert evidence.repeated_handoffs() == {}
+    assert worker.stop() == 0
+
+
+def _state_of(worker: Worker, topic: str, number: int, name: str) -> str:
+    parts = {part["partition"]: part["circuits"] or {} for part in partitions(worker, topic)}
+    return str(parts.get(number, {}).get(name, {}).get("state"))

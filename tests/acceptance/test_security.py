@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 from harness import HandlerSpec, Stage, wait_for
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
+from harness.terminal import retryapp
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended]
 
@@ -93,20 +91,6 @@ def write_program(
     return topic
 
 
-def ask(stage: Stage, *words: str) -> tuple[int, str, str]:
-    """Run a command of ours in the program's folder."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "retryapp.cli.main", *words],
-        cwd=stage.folder,
-        env={**os.environ, **stage.env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return ended.returncode, ended.stdout, ended.stderr
-
-
 @pytest.mark.parametrize("name", WAYS)
 def test_all_clients_get_in(secured: SecuredBroker, stage: Stage, name: str) -> None:
     """Consumer, lanes, tail reader, administration, pages and commands: a retry, a dead letter, a restart, look-ups."""
@@ -129,9 +113,9 @@ def test_all_clients_get_in(secured: SecuredBroker, stage: Stage, name: str) -> 
         (("pending", "list", "-A", "app"), ""),
         (("dead", "list", "-A", "app"), letter.failure_id),
     ):
-        code, out, err = ask(stage, *words, "--json")
-        assert code == 0, (words, out, err)
-        assert wanted in out
+        code, shown = retryapp(stage, *words)
+        assert code == 0, (words, shown)
+        assert wanted in json.dumps(shown)
     said = worker.log + again.log
     assert "Traceback" not in said
     assert PASSWORD not in said
@@ -175,8 +159,8 @@ def test_what_is_refused_is_named_at_once(secured: SecuredBroker, stage: Stage, 
     for text in ("Waiting for a broker", "Traceback", PASSWORD):
         assert text not in worker.log
     if name == "a wrong password, PLAIN":
-        code, out, _ = ask(stage, "pending", "list", "-A", "app", "--json")
-        assert (code, json.loads(out)["error"]["type"]) == (3, "AccessDeniedError")
+        code, shown = retryapp(stage, "pending", "list", "-A", "app")
+        assert (code, shown["error"]["type"]) == (3, "AccessDeniedError")
 
 
 def test_no_credentials_at_all(secured: SecuredBroker, stage: Stage) -> None:

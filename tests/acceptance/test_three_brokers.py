@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from acceptance.load import PARTITIONS, under_load
@@ -16,6 +11,7 @@ from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 from harness import HandlerSpec, Stage
 from harness.operator import Operator, answered
 from harness.stage import PARTITIONS as PARTITIONS_OF_STAGE
+from harness.terminal import retryapp
 from harness.three_brokers import NODES, ThreeBrokers, three_brokers
 
 from retryapp.kafka import KafkaAdmin
@@ -108,42 +104,27 @@ def test_our_topics_have_three_copies_or_are_refused(stage: Stage, brokers: Thre
     topic = stage.main_topic()
     stage.program(HandlerSpec(topic=topic))
     topology, operator = stage.topology(topic), Operator(stage.bootstrap)
-    assert retryapp(stage, "topics", "create")[0] == 0
+    assert retryapp(stage, "topics", "create", "-A", "app")[0] == 0
     states = KafkaAdmin(stage.connection).describe_topics(topology.owned)
     copies = {name: (state.replication, state.config["min.insync.replicas"]) for name, state in states.items()}
     assert copies == dict.fromkeys(topology.owned, (3, "2"))
-    assert retryapp(stage, "plan")[1]["ok"]
+    assert retryapp(stage, "plan", "-A", "app")[1]["ok"]
 
     operator.delete_topic(topology.dlq)
     settings = {"cleanup.policy": "delete", "retention.ms": "-1", "message.timestamp.type": "LogAppendTime",
                 "max.message.bytes": "2000000"}  # fmt: skip
     answered(operator.admin.create_topics([NewTopic(topology.dlq, PARTITIONS_OF_STAGE, 1, config=settings)]))
     KafkaAdmin(stage.connection).wait_for_topics([topology.dlq])
-    code, plan = retryapp(stage, "plan")
+    code, plan = retryapp(stage, "plan", "-A", "app")
     assert (code, plan["refused"]) == (1, [topology.dlq])
     (problem,) = next(step["problems"] for step in plan["topics"] if step["topic"] == topology.dlq)
     assert (problem["setting"], problem["have"], problem["want"]) == ("replication", "1", "3 or more")
-    assert retryapp(stage, "plan", "--allow-low-replication")[1]["ok"]
+    assert retryapp(stage, "plan", "--allow-low-replication", "-A", "app")[1]["ok"]
 
     lost = brokers.leaders(topology.dlq)[0]
     brokers.stop(lost)
     brokers.wait_left_out(lost)
-    found = [(finding["name"], finding["seen"]) for finding in retryapp(stage, "doctor")[1]["findings"]]
+    found = [(finding["name"], finding["seen"]) for finding in retryapp(stage, "doctor", "-A", "app")[1]["findings"]]
     assert ("brokers", "2") in found
     assert (f"topic {topology.dlq}", "no leader of partition 0") in found
     assert (f"topic {topology.events}", "replicas out of sync of partition 0, 1") in found
-
-
-def retryapp(stage: Stage, *words: str) -> tuple[int, Any]:
-    """Run a command on the stage's program; return its exit code and its JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "retryapp.cli.main", *words, "-A", "app", "--json"],
-        cwd=stage.folder,
-        env={**os.environ, **stage.env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import Answer, HandlerSpec, Stage, Visit, wait_for
+from harness.terminal import retryapp
 
 from retryapp.core.lifecycle import Skipped, decode_event
 from retryapp.ledger import take_ledger
@@ -184,18 +181,10 @@ def _check_waits(stage: Stage, topic: str) -> None:
 
 def _check_shown(stage: Stage, topic: str) -> None:
     """The command and the pages list the dead letters of the rule among the others."""
-    command = [
-        str(Path(sys.executable).with_name("retryapp")),
-        "dead",
-        "list",
-        "--broker",
-        stage.bootstrap,
-        "--group",
-        stage.group,
-    ]
-    command += ["--topic", topic, "--limit", "100", "--json"]
-    made = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **stage.env})
-    listed = Counter(letter["topic"].rpartition(".dlq")[2] for letter in json.loads(made.stdout)["records"])
+    where = ("--broker", stage.bootstrap, "--group", stage.group, "--topic", topic)
+    code, found = retryapp(stage, "dead", "list", *where, "--limit", "100")
+    assert code == 0
+    listed = Counter(letter["topic"].rpartition(".dlq")[2] for letter in found["records"])
     assert listed == {"": 4 * TIMES, ".invalid": TIMES}
     worker = stage.workers[0]
 

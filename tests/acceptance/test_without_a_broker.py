@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 from harness import HandlerSpec, Stage, Worker, wait_for
 from harness.brokers import running_broker
 from harness.stage import open_stage
+from harness.terminal import retryapp
 
 from retryapp.broker import Broker
 from retryapp.runtime.observe.contact import SILENT_S
@@ -104,15 +103,6 @@ def gauges(worker: Worker, name: str) -> dict[str, float]:
 
 def top(stage: Stage, *place: str) -> Any:
     """Return what `retryapp top --json` prints."""
-    command = [sys.executable, "-m", "retryapp.cli.main", "top", *place, "--interval", "0.5", "--json"]
-    done = subprocess.run(
-        command,
-        cwd=stage.folder,
-        env={**os.environ, **stage.env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    code, shown = retryapp(stage, "top", *place, "--interval", "0.5")
+    assert code == 0
+    return shown

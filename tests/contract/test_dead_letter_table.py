@@ -16,18 +16,22 @@ from retryapp.runtime.stores.store import StoreIdentity
 from retryapp.testing import MemoryDeadLetterTable
 
 MakeDead = Callable[..., DeadRow]
-Table = MemoryDeadLetterTable | RocksDeadLetterTable
+Rocks = RocksDeadLetterTable
+Table = MemoryDeadLetterTable | Rocks
 IDENTITY = StoreIdentity(topic="app.orders.dlq", topic_id="i", partition=0)
 
 
-@pytest.fixture(params=["memory", "rocks"])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
-    if request.param == "memory":
-        yield MemoryDeadLetterTable()
-        return
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[RocksDeadLetterTable]:
+    """The index of a worker, which pages ask for more than a lane does."""
     rocks = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
     yield rocks
     rocks.close()
+
+
+@pytest.fixture(params=["memory", "rocks"])
+def any_table(request: pytest.FixtureRequest, table: RocksDeadLetterTable) -> Table:
+    return MemoryDeadLetterTable() if request.param == "memory" else table
 
 
 def at(letter: IndexedLetter | None) -> int | None:
@@ -38,7 +42,7 @@ def name(origin_offset: int) -> str:
     return failure_id("app", Origin("orders", "kq8G0bTz", 0, origin_offset))
 
 
-def test_pages_go_from_the_newest_to_the_oldest(table: Table, make_dead: MakeDead) -> None:
+def test_pages_go_from_the_newest_to_the_oldest(table: Rocks, make_dead: MakeDead) -> None:
     """The cursor is the lowest offset of the page before; offsets have gaps."""
     rows = [make_dead(offset, offset) for offset in (3, 300, 7, 70_000, 65_536)]
     table.write(rows, 70_001)
@@ -49,17 +53,17 @@ def test_pages_go_from_the_newest_to_the_oldest(table: Table, make_dead: MakeDea
     assert table.page(None, 0) == []
 
 
-def test_a_failure_id_leads_to_its_newest_dead_letter(table: Table, make_dead: MakeDead) -> None:
+def test_a_failure_id_leads_to_its_newest_dead_letter(any_table: Table, make_dead: MakeDead) -> None:
     """A record that was replayed and died again has two; the topic is read while new letters are written."""
-    table.write([make_dead(9, 10), make_dead(5, 12)], None)
-    table.write([make_dead(1, 10), make_dead(3, 10), make_dead(2, 11)], 4)
-    table.write([make_dead(10, 12)], None)
-    assert [at(table.find(name(n))) for n in (10, 11, 12)] == [9, 2, 10]
-    assert table.find(name(13)) is None
-    assert (table.count(), table.next_offset) == (6, 4)
+    any_table.write([make_dead(9, 10), make_dead(5, 12)], None)
+    any_table.write([make_dead(1, 10), make_dead(3, 10), make_dead(2, 11)], 4)
+    any_table.write([make_dead(10, 12)], None)
+    assert [at(any_table.find(name(n))) for n in (10, 11, 12)] == [9, 2, 10]
+    assert any_table.find(name(13)) is None
+    assert any_table.next_offset == 4
 
 
-def test_rows_without_readable_metadata_are_listed_and_counted(table: Table, make_dead: MakeDead) -> None:
+def test_rows_without_readable_metadata_are_listed_and_counted(table: Rocks, make_dead: MakeDead) -> None:
     """Damage hides nothing."""
     damaged = DeadRow(4, (("retry-version", b"1"), ("retry-attempt", b"x"), ("retry-reason", b"rejected")))
     table.write([make_dead(3, None), damaged], 5)
@@ -72,26 +76,25 @@ def test_rows_without_readable_metadata_are_listed_and_counted(table: Table, mak
     assert table.count() == 2
 
 
-def test_a_damaged_letter_is_found_by_what_can_be_read(table: Table, make_dead: MakeDead) -> None:
+def test_a_damaged_letter_is_found_by_what_can_be_read(any_table: Table, make_dead: MakeDead) -> None:
     """Group and origin say which failure it is; two of either say nothing."""
     whole = make_dead(4, 7).headers
     damaged = DeadRow(4, tuple((name, b"x" if name == "retry-attempt" else value) for name, value in whole))
     doubled = DeadRow(5, (*make_dead(5, 8).headers, ("retry-group", b"other")))
     nowhere = DeadRow(6, tuple((n, b"nowhere" if n == "retry-origin" else v) for n, v in make_dead(6, 9).headers))
-    table.write([damaged, doubled, nowhere], 7)
-    assert at(table.find(name(7))) == 4
-    assert (table.find(name(8)), table.find(name(9))) == (None, None)
-    assert table.count() == 3
+    any_table.write([damaged, doubled, nowhere], 7)
+    assert at(any_table.find(name(7))) == 4
+    assert (any_table.find(name(8)), any_table.find(name(9))) == (None, None)
 
 
-def test_rows_are_counted_once_however_often_they_are_written(table: Table, make_dead: MakeDead) -> None:
+def test_rows_are_counted_once_however_often_they_are_written(table: Rocks, make_dead: MakeDead) -> None:
     """After an unknown commit the topic is read again over rows that are there."""
     table.write([make_dead(1, 1), make_dead(2, 2)], 3)
     table.write([make_dead(2, 2), make_dead(3, 3)], 4)
     assert table.count() == 3
 
 
-def test_rows_before_an_offset_are_forgotten(table: Table, make_dead: MakeDead) -> None:
+def test_rows_before_an_offset_are_forgotten(table: Rocks, make_dead: MakeDead) -> None:
     """With the look-up of those that have no newer dead letter."""
     table.write([make_dead(1, 10), make_dead(2, 11), make_dead(5, 10), make_dead(6, None)], 7)
     assert table.forget_before(5) == 2
@@ -102,7 +105,19 @@ def test_rows_before_an_offset_are_forgotten(table: Table, make_dead: MakeDead) 
     assert (table.count(), table.page(None, 10)) == (0, [])
 
 
-def test_forgetting_is_bounded_and_goes_from_the_oldest_on(table: Table, make_dead: MakeDead) -> None:
+def test_forgotten_letters_are_not_found(any_table: Table, make_dead: MakeDead) -> None:
+    """Their marks are gone, too; those from the offset on stay."""
+    any_table.write([make_dead(1, 10), make_dead(2, 11), make_dead(5, 10)], 6)
+    any_table.mark({2: ("replayed", None)}, None)
+    assert any_table.forget_before(5) == 2
+    any_table.write([make_dead(2, 11)], None)
+    assert [at(any_table.find(name(n))) for n in (10, 11)] == [5, 2]
+    letter = any_table.find(name(11))
+    assert letter is not None
+    assert letter.mark is None
+
+
+def test_forgetting_is_bounded_and_goes_from_the_oldest_on(table: Rocks, make_dead: MakeDead) -> None:
     """A topic that lost a million letters must not hold the event loop; the caller asks again."""
     table.write([make_dead(offset, offset) for offset in range(10)], 10)
     assert table.forget_before(8, limit=3) == 3
@@ -112,7 +127,7 @@ def test_forgetting_is_bounded_and_goes_from_the_oldest_on(table: Table, make_de
     assert ([row.offset for row in table.page(None, 10)], table.count()) == ([9, 8], 2)
 
 
-def test_a_letter_below_what_was_forgotten_is_kept_and_forgotten_again(table: Table, make_dead: MakeDead) -> None:
+def test_a_letter_below_what_was_forgotten_is_kept_and_forgotten_again(table: Rocks, make_dead: MakeDead) -> None:
     """Nothing takes a row along that came in behind the place where forgetting stands."""
     table.write([make_dead(offset, offset) for offset in range(5, 8)], 8)
     assert table.forget_before(7) == 2
@@ -132,7 +147,7 @@ def test_reopening_keeps_rows_look_up_count_and_next_offset(tmp_path: Path, make
     again.close()
 
 
-def test_a_letter_is_listed_with_what_a_list_shows(table: Table, make_dead: MakeDead) -> None:
+def test_a_letter_is_listed_with_what_a_list_shows(table: Rocks, make_dead: MakeDead) -> None:
     """Beginnings of key and message; the cause by its name, which the whole message gives."""
     message = "the shard 7 " + "refused " * 20 + "Ann Lee"
     table.write([make_dead(3, 9, key=b"k" * 99, error_message=message, attempt=4, delivery=9, replays=2)], 4)
@@ -147,7 +162,7 @@ def test_a_letter_is_listed_with_what_a_list_shows(table: Table, make_dead: Make
     assert (letter.mark, letter.job, letter.damaged) == (None, None, None)
 
 
-def test_letters_are_found_by_key_and_by_cause(table: Table, make_dead: MakeDead) -> None:
+def test_letters_are_found_by_key_and_by_cause(table: Rocks, make_dead: MakeDead) -> None:
     """Each with its cursor; an unknown one has none, and a letter without a key is not one with an empty key."""
     table.write([make_dead(n, n, key=b"even" if n % 2 == 0 else b"", error_type=f"E{n % 3}") for n in range(1, 300)], 1)
     table.write([make_dead(300, 300, key=None)], 301)
@@ -161,7 +176,7 @@ def test_letters_are_found_by_key_and_by_cause(table: Table, make_dead: MakeDead
     assert table.page(None, 9, cause="nonsense") == []
 
 
-def test_letters_are_counted_by_cause_as_they_come_and_go(table: Table, make_dead: MakeDead) -> None:
+def test_letters_are_counted_by_cause_as_they_come_and_go(table: Rocks, make_dead: MakeDead) -> None:
     """Once each, however often they are written; the cause goes with its last letter."""
     table.write(
         [make_dead(n, n, error_type=f"E{n % 2}", last_failed_ms=n, attempt=3, delivery=3) for n in (1, 2, 3)], 4
@@ -177,20 +192,23 @@ def test_letters_are_counted_by_cause_as_they_come_and_go(table: Table, make_dea
     assert table.page(None, 9, cause=two) == table.page(3, 9, key=b"k") == []
 
 
-def test_a_mark_is_kept_whenever_its_letter_is_written(table: Table, make_dead: MakeDead) -> None:
+def test_a_mark_is_kept_whenever_its_letter_is_written(any_table: Table, make_dead: MakeDead) -> None:
     """Marks come from elsewhere: before the letter is read, or between two readings of it."""
-    table.mark({2: ("replayed", "job-1")}, None)
-    table.write([make_dead(1, 1), make_dead(2, 2)], 3)
-    table.mark({1: ("discarded", None)}, None)
-    table.write([make_dead(1, 1)], 3)
-    assert [(letter.mark, letter.job) for letter in table.page(None, 9)] == [("replayed", "job-1"), ("discarded", None)]
-    table.mark({1: ("restored", "job-2"), 2: ("discarded", None)}, 5)
-    found = table.find(name(1)), table.find(name(2))
-    assert [letter and (letter.mark, letter.job) for letter in found] == [("restored", "job-2"), ("discarded", None)]
-    assert table.next_offset == 5
+
+    def marked() -> list[tuple[str | None, str | None]]:
+        return [(letter.mark, letter.job) for n in (1, 2) if (letter := any_table.find(name(n)))]
+
+    any_table.mark({2: ("replayed", "job-1")}, None)
+    any_table.write([make_dead(1, 1), make_dead(2, 2)], 3)
+    any_table.mark({1: ("discarded", None)}, None)
+    any_table.write([make_dead(1, 1)], 3)
+    assert marked() == [("discarded", None), ("replayed", "job-1")]
+    any_table.mark({1: ("restored", "job-2"), 2: ("discarded", None)}, 5)
+    assert marked() == [("restored", "job-2"), ("discarded", None)]
+    assert any_table.next_offset == 5
 
 
-def test_what_lies_there_is_counted(table: Table, make_dead: MakeDead) -> None:
+def test_what_lies_there_is_counted(table: Rocks, make_dead: MakeDead) -> None:
     """Not what was replayed or set aside; again what was restored; and what retention deletes is not counted twice."""
     table.write([make_dead(offset) for offset in range(5)], 5)
 
@@ -214,7 +232,7 @@ def test_what_lies_there_is_counted(table: Table, make_dead: MakeDead) -> None:
     assert counted() == (2, 2)
 
 
-def test_a_mark_goes_with_its_letter(table: Table, make_dead: MakeDead) -> None:
+def test_a_mark_goes_with_its_letter(table: Rocks, make_dead: MakeDead) -> None:
     """And not with an earlier one."""
     table.write([make_dead(1, 1), make_dead(2, 2), make_dead(3, 3)], 4)
     table.mark(dict.fromkeys((1, 2, 3), ("replayed", None)), None)

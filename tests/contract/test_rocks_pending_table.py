@@ -14,7 +14,7 @@ from samples import key_of, removal, waiting_row
 
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.rows import IDENTITY_AT, PendingRow, encode_row, parse_row_key
+from retryapp.core.rows import IDENTITY_AT, PendingRow, encode_row, parse_row_key, queue_of
 from retryapp.ports import Row
 from retryapp.runtime.stores import store
 from retryapp.runtime.stores.pending import RocksPendingTable, tier_of
@@ -254,9 +254,9 @@ def test_a_scan_does_not_walk_over_what_was_removed_before(opened: Open) -> None
     table.write(rows, 0)
     table.write([removal(row) for row in rows[:40]], 1)
     table.due(1_000, 1)
-    assert table._cursor == key_of(rows[40])
+    assert table._cursors[0] == key_of(rows[40])
     table.write([waiting_row(99)], 2)
-    assert table._cursor == key_of(waiting_row(99))
+    assert table._cursors[0] == key_of(waiting_row(99))
 
 
 @pytest.mark.parametrize("purge_rows", [1, 2, 5_000])
@@ -349,3 +349,26 @@ def test_a_recovery_looks_for_the_last_written_record_no_more(opened: Open) -> N
     table.write([waiting_row(2)], 7)
     table.recovered()
     assert table.last_written is None
+
+
+def test_rows_of_an_open_circuit_are_not_walked_over(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks for other rows reads none of them, also after a restart."""
+    table = opened()
+    table.write([waiting_row(n, due_at_ms=100, circuit="ledger") for n in range(2_000)], 0)
+    table.write([waiting_row(2_000 + n, due_at_ms=200, circuit=name) for n, name in enumerate(("", "mail"))], 1)
+    table.close()
+    table, read = opened(), 0
+    items = table._store.items
+
+    def counted(start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        nonlocal read
+        for item in items(start):
+            read += 1
+            yield item
+
+    monkeypatch.setattr(table._store, "items", counted)
+    rows, next_due_ms = table.due(300, 10, most={queue_of("ledger"): 0})
+    assert [parse_row_key(key).origin_offset for key, _ in rows] == [2_000, 2_001]
+    assert (next_due_ms, read < 10) == (None, True)
+    rows, _ = table.due(300, 10, most={queue_of("ledger"): 3})
+    assert [parse_row_key(key).origin_offset for key, _ in rows] == [0, 1, 2, 2_000, 2_001]

@@ -54,6 +54,8 @@ class HandlerSpec:
     rate_limit: str = ""
     circuit: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its `CircuitBreaker`; none where empty."""
+    circuits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The same by name of what a record `needs`: `Unavailable` is raised where the service refuses."""
     pauses: bool = False
     """Where the service refuses, a rule pauses the partition."""
 

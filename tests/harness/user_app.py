@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import faust
 
-from retryapp import Batch, CircuitBreaker, Delivery, Reject, Retries, RetryLater, RetryPolicy, pausing
+from retryapp import Batch, CircuitBreaker, Delivery, Reject, Retries, RetryLater, RetryPolicy, Unavailable, pausing
 
 SPEC: dict[str, Any] = json.loads(Path("spec.json").read_text())
 SPEC["bootstrap"] = os.environ.get("STAGE_BOOTSTRAP", SPEC["bootstrap"])  # a worker may have a way of its own
@@ -86,7 +86,12 @@ def declare(wanted: dict[str, Any]) -> None:
             delivery.publish(value.get("to", wanted["publishes"]), result, key=delivery.key)
         if isinstance(value, dict) and value.get("waits"):
             raise RetryLater(after=value["waits"])  # without asking: for very many that only have to wait
-        await call_service(wanted["topic"], _facts(delivery))
+        try:
+            await call_service(wanted["topic"], _facts(delivery))
+        except ServiceError as error:
+            if isinstance(value, dict) and value.get("needs"):
+                raise Unavailable(value["needs"]) from error
+            raise
         if isinstance(value, dict) and value.get("kills") == delivery.attempt:
             os.kill(os.getpid(), signal.SIGKILL)  # as a record does on which the process runs out of memory
         if isinstance(value, dict) and value.get("blocks_s") and delivery.attempt == 1:
@@ -117,6 +122,7 @@ def declare(wanted: dict[str, Any]) -> None:
         payload=wanted.get("payload", "copy"),
         rate_limit=wanted.get("rate_limit") or None,
         circuit=CircuitBreaker(**wanted["circuit"]) if wanted.get("circuit") else None,
+        circuits={name: CircuitBreaker(**more) for name, more in wanted.get("circuits", {}).items()},
         publishes=[wanted["publishes"]] if wanted.get("declares") else [],
         batch=Batch(batch, "200ms") if batch else None,
     )

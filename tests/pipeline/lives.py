@@ -16,6 +16,8 @@ from retryapp.core.record import Origin, failure_id
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from retryapp.pipeline.analysis.cuts import Cut
+
 GROUP, MAIN, TOPIC_ID, CLUSTER = "billing", "orders", "kq8G0bTz", "c1"
 MINUTE_MS = 60_000
 NOON_MS = 1_900_000_000_000
@@ -139,16 +141,14 @@ class Archive:
 
     def readings(self, spark: SparkSession) -> DataFrame:
         """Return what they say."""
-        from retryapp.pipeline.analysis.readings import readings_of
+        from retryapp.pipeline.analysis.reading import readings_of
 
         return readings_of(self.frame(spark))
 
 
-def cut(spark: SparkSession, *ends: int, topic_id: str = TOPIC_ID) -> DataFrame:
+def cut(*ends: int, topic_id: str = TOPIC_ID) -> Cut:
     """Return a cut: one offset for each partition."""
-    from retryapp.pipeline.analysis.schemas import CUT
-
-    return spark.createDataFrame([(CLUSTER, GROUP, MAIN, topic_id, n, end) for n, end in enumerate(ends)], CUT)
+    return [(CLUSTER, GROUP, MAIN, topic_id, number, end) for number, end in enumerate(ends)]
 
 
 _PLAIN = RetryMetadata(

@@ -27,7 +27,6 @@ from retryapp.pipeline.report.facts import collect
 from retryapp.pipeline.sources import Source, Sources
 from retryapp.pipeline.state import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
-from retryapp.pipeline.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,12 +41,12 @@ class Analysts:
     spark: SparkSession
     lake: Lake
 
-    def analyse(self, offset: int | None, *, full: bool = False) -> Analysed:
+    def analyse(self, offset: int | None) -> Analysed:
         """Run the job up to an offset of one partition; None: Kafka has none."""
         main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=1)
         mains = Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,))
         cut = TakenCut(mains, {(MAIN, 0): offset}, {}, {f"{GROUP}.{MAIN}.dlq": None})
-        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([cut], broker="kafka-1:9092", full=full)
+        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([cut], broker="kafka-1:9092")
 
     def append(self, archive: Archive) -> None:
         """Write rows to the archive."""
@@ -92,11 +91,11 @@ def copied(spark: SparkSession, analysed: tuple[Analysts, Analysed, Analysed], t
     return Analysts(spark, open_lake(spark, str(tmp_path / "lake")))
 
 
-def test_each_record_is_parsed_once(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
-    """The first run reads all, the second what is new; one record was there before, and the cut released it."""
+def test_what_is_new_joins_in(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
+    """Records, and what the cut releases: one was there before."""
     job, first, second = analysed
-    assert (first.full, first.read, first.journeys, first.is_sound) == (True, 7, 5, True)
-    assert (second.full, second.read, second.journeys) == (False, 2, 6)
+    assert (first.is_new, first.journeys, first.is_sound) == (True, 5, True)
+    assert (second.is_new, second.journeys) == (True, 6)
     assert job.fates() == {0: "pending", 1: "done", 2: "pending", 3: "pending", 4: "dead", 5: "pending"}
 
 
@@ -147,25 +146,25 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(spark: SparkSessio
     job = copied
     spark.sql(f"DELETE FROM {quoted(job.lake.table(RECORDS_TABLE))} WHERE station = 'retry' AND offset = 0")  # noqa: S608 - a folder of this test
     third = job.analyse(6)
-    assert (third.full, third.journeys, third.is_sound) == (True, 5, False)
+    assert (third.is_new, third.journeys, third.is_sound) == (True, 5, False)
     (lost,) = [verdict for verdict in third.verdicts if verdict.is_error]
     assert (lost.name, lost.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
     back = job.analyse(3)
-    assert (back.full, back.read, back.journeys) == (False, 0, 2)
+    assert (back.is_new, back.journeys) == (True, 2)
     assert job.collect()["totals"]["failed"] == 2
 
 
 def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
-    """Its result is that of the run before, checked now; --full makes all again, and the same."""
+    """Its result is that of the run before, checked now; without ``derived`` all is made again, and the same."""
     job, _, second = analysed
     derived = Derived(job.spark, job.lake)
     before = {name: derived.read(name).inputFiles() for name in DERIVED_TABLES}
     again = job.analyse(6)
     assert {name: derived.read(name).inputFiles() for name in DERIVED_TABLES} == before
-    assert (again.full, again.read, again.journeys, again.verdicts) == (False, 0, 6, second.verdicts)
+    assert (again.is_new, again.journeys, again.verdicts) == (False, 6, second.verdicts)
     tables = {name: sorted(map(repr, derived.read(name).collect())) for name in DERIVED_TABLES}
-    full = job.analyse(6, full=True)
-    assert (full.full, full.read) == (True, 9)
+    shutil.rmtree(job.lake.table("derived").removeprefix("file://"))
+    assert job.analyse(6).is_new
     assert {name: sorted(map(repr, derived.read(name).collect())) for name in DERIVED_TABLES} == tables
 
 
@@ -181,7 +180,7 @@ def test_a_result_that_is_half_written_or_lacks_its_tables(spark: SparkSession, 
     assert (derived.result() or {}).get("run_id") == first.run_id
     shutil.rmtree(tmp_path / "lake" / "derived" / first.run_id)
     again = job.analyse(5)
-    assert (again.run_id == first.run_id, again.read, job.fates()) == (False, 0, {0: "pending"})
+    assert (again.run_id == first.run_id, job.fates()) == (False, {0: "pending"})
     main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=1)
     mains = Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,))
     cut = TakenCut(mains, {(MAIN, 0): 5}, {}, {f"{GROUP}.{MAIN}.dlq": None})
@@ -201,26 +200,6 @@ def test_tables_of_the_run_before_stay_for_their_readers(lake: Lake, spark: Spar
     with patch.object(other, "_results", return_value=seen), pytest.raises(OtherRunError):
         other.put_result({"run_id": "c"})
     assert sorted(path.name for path in folder.iterdir()) == ["a", "analysis.000000004.json", "b"]
-
-
-def test_a_vacuum_between_is_no_reason_to_read_all_again(spark: SparkSession, tmp_path: Path) -> None:
-    """Its commits to the readings carry how far the archive came; a restore of the readings is a reason."""
-    job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()
-    Tables(spark, job.lake).ensure_records()
-    archive.failed(0, 1)
-    job.append(archive)
-    job.analyse(5)
-    Upkeep(spark, job.lake, now_ms=lambda: NOON_MS).vacuum(168)
-    archive.failed(1, 1)
-    job.append(archive)
-    after = job.analyse(5)
-    assert (after.full, after.read, after.journeys) == (False, 1, 2)
-    readings = quoted(job.lake.table("derived/readings"))
-    spark.sql(f"RESTORE {readings} TO VERSION AS OF 0").collect()
-    archive.failed(2, 1)
-    job.append(archive)
-    restored = job.analyse(5)
-    assert (restored.full, restored.read, restored.journeys) == (True, 3, 3)
 
 
 def test_a_window_is_of_its_time_and_the_totals_of_all(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from history import Group
 from samples import dead, waiting
 
 from retryapp.core.headers import encode_metadata
-from retryapp.pipeline.analysis.readings import readings_of
+from retryapp.pipeline.analysis.reading import readings_of
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake

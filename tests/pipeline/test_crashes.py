@@ -71,7 +71,7 @@ def test_a_signal_to_all_processes(full: Group, tmp_path: Path) -> None:
         assert archive.end()[1]["groups"][0]["interrupted"]
     assert 0 < places_of(lake).total() < RECORDS, "it was not stopped in the middle"
     with Command(tmp_path, "analyse", *words, lake=lake, group=full) as analyse:
-        analyse.wait_until(lambda: (lake / "derived" / "readings").exists())
+        analyse.wait_until(lambda: list((lake / "derived").glob("*/readings")))
         assert analyse.signal_all(signal.SIGINT) == 130
         analyse.check_clean()
         error = analyse.end()[1]["error"]
@@ -93,7 +93,7 @@ def test_kill_9_in_the_steps_of_an_analysis(full: Group, spark: SparkSession, tm
     from retryapp.pipeline.lake import open_lake
 
     lake, words = tmp_path / "lake", ("--master", "local[2]")
-    for step in ("readings/_delta_log/*.json", "*/journeys", "*/rollup"):
+    for step in ("*/readings", "*/journeys", "*/rollup"):
         with Command(tmp_path, "analyse", *words, lake=lake, group=full) as analyse:
             known = set((lake / "derived").glob(step))
             analyse.wait_until(lambda known=known, step=step: set((lake / "derived").glob(step)) - known)
@@ -101,12 +101,11 @@ def test_kill_9_in_the_steps_of_an_analysis(full: Group, spark: SparkSession, tm
         assert not list((lake / "derived").glob("analysis.*.json")), "it was not killed in the middle"
     with Command(tmp_path, "analyse", *words, lake=lake, group=full) as again:
         code, facts = again.end()
-    assert (code in {0, 1}, facts["journeys"], facts["read"]) == (True, RECORDS, 0), "each record was parsed once"
+    assert (code in {0, 1}, facts["journeys"], facts["is_new"]) == (True, RECORDS, True)
     opened = open_lake(spark, str(lake))
     found = [row["failure_id"] for row in Derived(spark, opened).read("journeys").collect()]
     assert (len(found), len(set(found))) == (RECORDS, RECORDS)
-    assert spark.read.format("delta").load(opened.table("derived/readings")).count() == RECORDS
-    assert len(list((lake / "derived").iterdir())) == len({"readings", "analysis.000000001.json", facts["run_id"]})
+    assert len(list((lake / "derived").iterdir())) == len({"analysis.000000001.json", facts["run_id"]})
 
 
 def test_sigterm_before_there_is_a_session(full: Group, tmp_path: Path) -> None:

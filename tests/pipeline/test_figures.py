@@ -23,7 +23,7 @@ class Tables:
     def __init__(self, spark: SparkSession, archive: Archive, *ends: int) -> None:
         """Make journeys and progress once."""
         self.readings = archive.readings(spark).cache()
-        self.cut = cut(spark, *ends)
+        self.cut = cut(*ends)
         self.journeys = journeys_of(before_cut(traces_of(self.readings), self.cut)).cache()
         self.progress = counts.progress_of(self.readings, self.cut).cache()
         self.rollup = rollup(self.journeys, self.progress, length_ms=1_000).cache()
@@ -31,8 +31,7 @@ class Tables:
 
     def ledger(self) -> list[dict[str, Any]]:
         """Return the ledger, by partition."""
-        found = counts.ledger(self.journeys, self.progress, self.cut)
-        return sorted((row.asDict() for row in found.collect()), key=lambda row: row["partition"])
+        return counts.ledger(self.journeys, self.progress, self.cut)
 
     def verdicts(self) -> dict[str, checks.Verdict]:
         """Run all checks."""

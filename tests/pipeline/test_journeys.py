@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def found(spark: SparkSession, archive: Archive, *ends: int, **life: Any) -> dict[str, Any]:
     """Return journeys by failure id, without its constant head."""
     traces = traces_of(archive.readings(spark))
-    journeys = journeys_of(before_cut(traces, cut(spark, *ends, **life)) if ends else traces)
+    journeys = journeys_of(before_cut(traces, cut(*ends, **life)) if ends else traces)
     assert journeys.schema.simpleString() == JOURNEYS.simpleString()
     rows = journeys.collect()
     assert len({row["failure_id"] for row in rows}) == len(rows)
@@ -98,9 +98,9 @@ def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(spark: S
     ]
     assert [each["missing"] for each in journeys] == [0, 0, 0, 0]
     archive.counted(0, 10, ok=5, failed=1, held=4, received=10)
-    readings, end = archive.readings(spark), cut(spark, 10)
+    readings, end = archive.readings(spark), cut(10)
     made, progress = journeys_of(before_cut(traces_of(readings), end)), progress_of(readings, end)
-    (row,) = ledger(made, progress, end).collect()
+    (row,) = ledger(made, progress, end)
     sums = ("received", "done", "first_try_ok", "recovered", "skipped", "held", "pending", "lost", "extra")
     assert [row[name] for name in sums] == [10, 7, 6, 0, 1, 1, 1, 1, 0]
     (cost,) = figures.cost(figures.ways(rollup(made, progress, length_ms=60_000)), ())
@@ -130,7 +130,7 @@ def test_what_became_of_dead_letters_is_in_their_marks(spark: SparkSession) -> N
     archive.marked(6, 2, "replayed", replays=1)
     archive.marked(7, 1, "restored")
     archive.counted(0, 9, ok=2, failed=7)
-    readings, end = archive.readings(spark), cut(spark, 9)
+    readings, end = archive.readings(spark), cut(9)
     made = journeys_of(before_cut(traces_of(readings), end))
     journeys = {row["offset"]: row for row in made.collect()}
     assert {offset: row["fate"] for offset, row in journeys.items()} == {
@@ -146,7 +146,7 @@ def test_what_became_of_dead_letters_is_in_their_marks(spark: SparkSession) -> N
         (3, 1, 1, "succeeded"),
     ]
     progress = progress_of(readings, end)
-    (row,) = ledger(made, progress, end).collect()
+    (row,) = ledger(made, progress, end)
     sums = ("received", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost", "extra")
     assert [row[name] for name in sums] == [9, 2, 2, 1, 3, 1, 0, 0]
     letters = retention(made, {f"{GROUP}.{MAIN}.dlq": 10**12}, now_ms=NOON_MS)
@@ -212,7 +212,7 @@ def test_deliveries_that_spend_no_attempt_are_in_order(spark: SparkSession) -> N
         (5, 2, None, 9, "succeeded"),
     ]
     assert (journey["fate"], journey["last_attempt"], journey["missing"], journey["copies"]) == ("done", 2, 1, 1)
-    readings, end = archive.readings(spark), cut(spark, 3)
+    readings, end = archive.readings(spark), cut(3)
     summed = rollup(journeys_of(traces_of(readings)), progress_of(readings, end), length_ms=60_000)
     shown = [(row["attempt"], row["entered"], row["retried"]) for row in figures.funnel(figures.ways(summed))]
     assert shown == [(1, 1, 1), (1, 1, 0), (2, 1, 0)]
@@ -272,8 +272,8 @@ def test_superseded_records_have_a_fate_of_their_own(spark: SparkSession) -> Non
     ] * 3
     assert [tried(journey, "outcome") for journey in journeys] == [[("retried",)], [("retried",), ("superseded",)], []]
     archive.counted(0, 6, ok=3, failed=3)
-    readings, end = archive.readings(spark), cut(spark, 6)
-    (row,) = ledger(journeys_of(before_cut(traces_of(readings), end)), progress_of(readings, end), end).collect()
+    readings, end = archive.readings(spark), cut(6)
+    (row,) = ledger(journeys_of(before_cut(traces_of(readings), end)), progress_of(readings, end), end)
     sums = ("received", "done", "failed", "superseded", "pending", "dead", "lost", "extra")
     assert [row[name] for name in sums] == [6, 3, 3, 3, 0, 0, 0, 0]
 
@@ -292,9 +292,9 @@ def test_a_record_may_be_skipped_after_a_failure(spark: SparkSession) -> None:
         (2, "skipped", NOON_MS + 70_000, "1m"),
     ]
     archive.counted(0, 6, ok=3, failed=1, skipped=2, received=6)
-    readings, end = archive.readings(spark), cut(spark, 6)
+    readings, end = archive.readings(spark), cut(6)
     journeys = journeys_of(before_cut(traces_of(readings), end))
-    (row,) = ledger(journeys, progress_of(readings, end), end).collect()
+    (row,) = ledger(journeys, progress_of(readings, end), end)
     sums = ("received", "done", "first_try_ok", "skipped", "recovered", "pending", "dead", "lost", "extra")
     assert [row[name] for name in sums] == [6, 6, 3, 3, 0, 0, 0, 0, 0]
 
@@ -320,9 +320,9 @@ def test_what_is_discarded_has_a_fate_of_its_own_and_a_letter_that_failed_is_dea
         0, NOON_MS - 5, NOON_MS + 100,
     )  # fmt: skip
     archive.counted(0, 6, ok=3, failed=3)
-    readings, end = archive.readings(spark), cut(spark, 6)
+    readings, end = archive.readings(spark), cut(6)
     journeys = journeys_of(before_cut(traces_of(readings), end))
-    (row,) = ledger(journeys, progress_of(readings, end), end).collect()
+    (row,) = ledger(journeys, progress_of(readings, end), end)
     sums = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost", "extra")
     assert [row[name] for name in sums] == [6, 3, 3, 0, 0, 1, 2, 0, 0]
     summed = rollup(journeys, progress_of(readings, end), length_ms=60_000).where("fingerprint = 'f2'")

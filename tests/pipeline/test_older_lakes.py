@@ -12,7 +12,7 @@ from history import Group
 from samples import dead
 
 from retryapp.core.headers import encode_metadata
-from retryapp.pipeline.analysis.readings import readings_of
+from retryapp.pipeline.analysis.reading import readings_of
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.state import read_state
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
+from lives import Archive
 
 from retryapp.core.control import LetterMark, MarkKind, is_mark
 from retryapp.core.errors import RetryAppError
@@ -27,17 +26,13 @@ from retryapp.core.lifecycle import (
 )
 from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS, HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, parse_origin
-from retryapp.pipeline.analysis.reading import NO_HEADERS, read_batch, read_columns
+from retryapp.pipeline.analysis.reading import NO_HEADERS, read_batch, readings_of
 from retryapp.pipeline.analysis.schemas import SAID
-from retryapp.pipeline.schemas import HEADERS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ARROW_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-NUMBERED = (
-    T.StructType().add("number", "integer").add("station", "string").add("headers", HEADERS).add("value", "binary")
-)
 NOTHING: dict[str, Any] = dict.fromkeys(SAID.fieldNames())
 pytestmark = pytest.mark.timeout(300)
 QUIET = settings(deadline=None, database=None, print_blob=True)
@@ -267,12 +262,11 @@ def test_the_columns_of_spark_say_what_core_says(generating: SparkSession) -> No
         events.extend(said)
 
     draw()
-    rows: list[tuple[Any, ...]] = [(station_of(each), list(each), None) for each in found]
-    rows += [("events", [], value) for value in events]
+    rows: list[dict[str, Any]] = [{"station": station_of(each), "headers": list(each)} for each in found]
+    rows += [{"station": "events", "value": value} for value in events]
     expected = [*map(expected_of_headers, found), *map(expected_of_event, events)]
-    frame = generating.createDataFrame([(number, *row) for number, row in enumerate(rows)], NUMBERED)
-    said = frame.select("number", read_columns(F.col("station"), F.col("headers"), F.col("value")).alias("said"))
-    for number, row in said.collect():
+    records = Archive().frame(generating, ({**row, "offset": number} for number, row in enumerate(rows)))
+    for number, row in readings_of(records).select("found_offset", "said").collect():
         facts = row.asDict()
         if facts["unreadable"] not in (None, NO_HEADERS):
             facts["unreadable"] = "damaged"

@@ -18,8 +18,7 @@ from simulation.worker import TOPIC_ID
 from retryapp.pipeline.analysis import checks
 from retryapp.pipeline.analysis.counts import ledger, progress_of
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
-from retryapp.pipeline.analysis.readings import readings_of
-from retryapp.pipeline.analysis.schemas import CUT
+from retryapp.pipeline.analysis.reading import readings_of
 from retryapp.pipeline.sources import stations_of
 from retryapp.ports import TopicPartition
 
@@ -68,8 +67,8 @@ def test_each_record_has_the_fate_that_the_oracle_saw(spark: SparkSession) -> No
             ends = {tp: history.broker.committed.get(tp, history.broker.logs[tp].end) for tp in places}
             cuts += [(CLUSTER, group, main, TOPIC_ID, tp.partition, end) for tp, end in ends.items()]
             stories |= {(group, main, *place): story for place, story in judge.oracle.stories.items()}
-    readings, cut = readings_of(rows.frame(spark)).cache(), spark.createDataFrame(cuts, CUT)
-    journeys = journeys_of(before_cut(traces_of(readings), cut)).cache()
+    readings = readings_of(rows.frame(spark)).cache()
+    journeys = journeys_of(before_cut(traces_of(readings), cuts)).cache()
     found = {(row["group"], row["main"], row["partition"], row["offset"]): row["fate"] for row in journeys.collect()}
     wrong = {
         place: (found.get(place), story.fates)
@@ -80,6 +79,6 @@ def test_each_record_has_the_fate_that_the_oracle_saw(spark: SparkSession) -> No
     assert {*found.values()} == {"done", "dead", "discarded", "superseded", "skipped"}
     whole = journeys.where(journeys["group"].isin(kept))
     verdicts = [*checks.of_readings(readings), *checks.of_journeys(whole)[0]]
-    counted = ledger(journeys, progress_of(readings, cut), cut).where(cut["group"].isin(kept)).collect()
-    verdicts += checks.of_ledger(row.asDict() for row in counted)
+    counted = ledger(journeys, progress_of(readings, cuts), cuts)
+    verdicts += checks.of_ledger(row for row in counted if row["group"] in kept)
     assert [(each.name, each.examples) for each in verdicts if each.is_error and each.failures] == []

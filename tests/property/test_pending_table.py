@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from samples import key_of, removal, waiting_row
 
-from retryapp.core.rows import IDENTITY_AT, parse_row_key
+from retryapp.core.rows import IDENTITY_AT, parse_row_key, queue_in, queue_of
 from retryapp.ports import PendingTable, Row
 from retryapp.runtime.stores import pending
 from retryapp.runtime.stores.pending import RocksPendingTable
@@ -27,22 +27,29 @@ PURGE_ROWS = pending._PURGE_ROWS
 MAINS = ["kq8G0bTz", "made again"]
 """Ids of the main topic: one that was made again has other records at the same offsets."""
 DAMAGED = b"no row"
+CIRCUITS = ["ledger", "mail"]
 
 CHANGES = st.builds(
-    lambda offset, due_at_ms, tier, value, topic_id: waiting_row(
-        offset, due_at_ms=due_at_ms, tier=tier, value=value, topic_id=topic_id
+    lambda offset, due_at_ms, tier, value, topic_id, circuit: waiting_row(
+        offset, due_at_ms=due_at_ms, tier=tier, value=value, topic_id=topic_id, circuit=circuit
     ),
     st.integers(0, 3),
     DUE_MS,
     TIERS,
     st.binary(max_size=3),
     st.sampled_from(MAINS),
+    st.sampled_from(["", "", *CIRCUITS]),
 )
 REMOVALS = CHANGES.map(removal)
 BROKEN = CHANGES.map(lambda row: Row(row.identity, DAMAGED, "?"))
 ALL_CHANGES = CHANGES | REMOVALS | BROKEN
 KEYS = CHANGES.map(key_of)
 IDENTITIES = [waiting_row(offset, topic_id=main).identity for offset in range(4) for main in MAINS]
+
+
+def after_(key: bytes, other: bytes) -> bool:
+    """Tell whether a key comes after another in due order."""
+    return parse_row_key(key) > parse_row_key(other)
 
 
 class PendingTableAgainstDict(RuleBasedStateMachine):
@@ -66,7 +73,8 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
     @property
     def rows(self) -> dict[bytes, bytes]:
         """The table's keys and values, in due order; a damaged row is due at once."""
-        return dict(sorted((key_of(row), row.value or b"") for row in self.model.values()))
+        rows = ((key_of(row), row.value or b"") for row in self.model.values())
+        return dict(sorted(rows, key=lambda row: parse_row_key(row[0])))
 
     def expect(self, rows: list[Row]) -> None:
         """Apply a batch to the dict, in its order."""
@@ -87,18 +95,28 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         limit=st.integers(0, 5),
         claim=st.randoms(use_true_random=False),
         room=st.none() | st.tuples(st.integers(0, 5), st.integers(-1, 0)),
+        most=st.dictionaries(st.sampled_from(CIRCUITS), st.integers(0, 2)),
     )
-    def deliver(self, now_ms: int, limit: int, claim: random.Random, room: tuple[int, int] | None) -> None:
-        """Scan past claimed rows; what was due is removed or waits again, some of it in its own millisecond."""
+    def deliver(
+        self, now_ms: int, limit: int, claim: random.Random, room: tuple[int, int] | None, most: dict[str, int]
+    ) -> None:
+        """Scan past claimed rows; what was due is removed or waits again, some of it in its own millisecond.
+
+        Of circuits that are not closed only some rows are there.
+        """
         rows = self.rows
         claimed = {key for key in rows if claim.random() < 0.3}
+        queues = {queue_of(name): number for name, number in most.items()}
         free = [key for key in rows if key not in claimed]
+        for queue, number in queues.items():
+            mine = [key for key in free if queue_in(key) == queue]
+            free = [key for key in free if key not in mine[number:]]
         due = [key for key in free if parse_row_key(key).due_at_ms <= now_ms][:limit]
         max_bytes = None if room is None else sum(len(rows[key]) for key in due[: room[0]]) + room[1]
         while max_bytes is not None and len(due) > 1 and sum(len(rows[key]) for key in due) > max_bytes:
             due.pop()
         rest = free[len(due) :]
-        delivered, next_due_ms = self.table.due(now_ms, limit, claimed, max_bytes=max_bytes)
+        delivered, next_due_ms = self.table.due(now_ms, limit, claimed, max_bytes=max_bytes, most=queues)
         assert delivered == [(key, rows[key]) for key in due]
         assert next_due_ms == (parse_row_key(rest[0]).due_at_ms if rest else None)
         settled = [self.model[key[IDENTITY_AT:]] for key in due]
@@ -106,7 +124,7 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
 
     @rule(after=st.none() | KEYS, limit=st.integers(0, 5))
     def page(self, after: bytes | None, limit: int) -> None:
-        rows = [(key, value) for key, value in self.rows.items() if after is None or key > after]
+        rows = [(key, value) for key, value in self.rows.items() if after is None or after_(key, after)]
         assert self.table.page(after, limit) == rows[:limit]
 
     @rule(rows=st.lists(ALL_CHANGES, max_size=6))

@@ -49,9 +49,12 @@ def _nothing_found(_self: LaneProtocol) -> Mapping[int, bool]:
     return {}
 
 
-def _not_written(_value: bytes) -> str:
+def _not_written(value: bytes, *of: str) -> marks.ProgressRecord:
     """The changelog does not say what was settled beyond an offset that the broker has forgotten."""
-    return ""
+    return _read(value, *of)._replace(settled="")
+
+
+_read = marks.read_progress
 
 
 def _no_floor(self: Turn) -> int | None:
@@ -75,7 +78,7 @@ BEYOND: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a note is written from the former offset", ((Notes, "noted", _former_base),), 1),
     ("a note keeps what the offset has passed", ((Notes, "noted", _untrimmed),), 1),
     ("what is settled beyond the offset is lost at opening", ((LaneProtocol, "settled", property(_nothing_found)),), 1),
-    ("what is settled beyond the offset is forgotten with it", ((marks, "read_settled", _not_written),), 1),
+    ("what is settled beyond the offset is forgotten with it", ((marks, "read_progress", _not_written),), 1),
     ("an outcome goes ahead without a note", ((Turn, "join", _unsaid),), 1),
     ("the offset passes a refused turn that went ahead", ((Turn, "floor", property(_no_floor)),), 1),
 )

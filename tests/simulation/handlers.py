@@ -163,6 +163,7 @@ class Handlers:
         self._guard(lambda: judge.tries.begun(origin, attempt, number, now, session))
         if number == 1:
             self._guard(lambda: oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
+        self._guard(lambda: judge.services.begun(worker, origin, delivery.due_at_ms, started_ms))
         self._guard(lambda: oracle.check_key(origin, delivery.idempotency_key[36:]))
         self._guard(lambda: oracle.goes_on(origin, going, started_ms))
         silent_ms = started_ms - self._broker.heard_s.get(worker.consumer.member, 0.0) * 1000
@@ -190,7 +191,7 @@ class Handlers:
         self._note("ended", worker.process.name, call.origin, call.attempt)
         told = Call(worker.process.name, call.started_ms, self._now_ms(), fine=fine)
         judge.oracle.ended(call.origin, call.attempt, told)
-        judge.ended(worker, call.origin, call.attempt)
+        judge.ended(worker, call.origin, call.attempt, call.now)
 
     async def _run(self, worker: SimWorker, call: _Open) -> None:
         if call.now in "XK":

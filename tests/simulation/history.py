@@ -28,7 +28,7 @@ from simulation.judge import Judge
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
-from simulation.plan import FEED_S, HELD, LEVELS, STOPS, Fault, Plan
+from simulation.plan import FEED_S, HELD, SERVICES, Fault, Plan
 from simulation.referring import age_ms
 from simulation.sessions import opened_store
 from simulation.steering import Steering
@@ -296,7 +296,11 @@ class History:
             self.violation,
             self._trace.hexdigest(),
             sum(
-                (named for judge in self.judges.values() for named in (judge.oracle.named, judge.tries.reached)),
+                (
+                    named
+                    for judge in self.judges.values()
+                    for named in (judge.oracle.named, judge.tries.reached, judge.services.reached)
+                ),
                 self.reached,
             ),
             self.loop.steps,
@@ -320,11 +324,13 @@ class History:
                 self.broker,
                 first.oracle.stories,
                 self.random,
-                keys=self.plan.order == "none" or (self.plan.seed >= STOPS and self.plan.changes),
-                levels=LEVELS <= self.plan.seed < STOPS,
+                keys=self.plan.order == "none"
+                or ((self.plan.stops or self.plan.caps is not None) and self.plan.changes),
+                levels=self.plan.levels,
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
+            first.oracle.steering.circuits = [name for name, *_ in self.plan.services] and SERVICES
             if self.plan.caps is not None and not self.plan.changes:
                 first.oracle.most = self.plan.caps[1]
             first.oracle.releases = self.plan.caps is not None and self.plan.caps[2] == "release"
@@ -351,7 +357,7 @@ class History:
         await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))
         self._heal()
         if self.first.oracle.steering is not None:
-            self.first.oracle.steering.send_to_handler("handler-resume", "last")
+            self.first.oracle.steering.send_to_handler("handler-resume", "last", self._now_ms())
         until_s = loop.time() + REST_S
         while self.violation is None and loop.time() < until_s:
             await asyncio.sleep(0.5)
@@ -369,9 +375,12 @@ class History:
         if steering is not None and stops is not None and not steering.waiting:  # a job may wait for what is stopped
             for origin in stops.now:
                 steering.decide(origin)
-        if steering is not None and LEVELS <= self.plan.seed < STOPS and not steering.unanswered and self.first.waits():
+        if steering is not None and self.plan.levels and not steering.unanswered and self.first.waits():
             for verb in ("outage-close", "handler-resume"):
-                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
+                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}", self._now_ms())
+            for circuit, *_ in self.plan.services:
+                name = f"close-{circuit}-{self.loop.time():.1f}"
+                steering.send_to_handler("outage-close", name, self._now_ms(), circuit)
 
     def _judge_restless(self) -> None:
         for judge in self.judges.values():

@@ -18,11 +18,12 @@ from simulation.counts import check_counts
 from simulation.loop import BEGAN_S
 from simulation.oracle import Oracle, Topics
 from simulation.pacing import Pacing
-from simulation.plan import DRAINS, LATER_MS, Plan
+from simulation.plan import DRAINS, LATER_MS, SERVICES, Plan
 from simulation.quiet import check_outage, check_quiet
 from simulation.referring import Referring
 from simulation.scripts import ENDLESS_MS, HOT_RETRIES, OWN_MS, WAITS_MS, policies
-from simulation.sessions import seen_stores, spends
+from simulation.services import Services, circuits_of, spends
+from simulation.sessions import seen_stores
 from simulation.story import Origin, Violation, step
 from simulation.tries import HALVINGS, Tries
 from simulation.worker import SimWorker
@@ -61,10 +62,11 @@ class Judge:
             max_kills=plan.max_kills,
             pace=Pacing(
                 self.rate.share_ms(plan.partitions) if self.rate else 0.0,
-                circuit=plan.outage is not None,
+                circuit=plan.outage is not None or bool(plan.services),
                 lists=plan.batch,
             ),
         )
+        self.services = Services(plan, main)
         self.oracle.main = Referring() if plan.referred else None
         self.notes = Notes(self.oracle.stories)
         self.observed: Counter[Event] = Counter()
@@ -79,19 +81,19 @@ class Judge:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"deduplicate": self.rule, "rate_limit": self.rate, "circuit": self.breaker}
-
-    @property
-    def breaker(self) -> CircuitBreaker | None:
-        if self.plan.outage is None:
-            return None
-        return CircuitBreaker(
+        breaker = CircuitBreaker(
             minimum_calls=3, sampling="3s", break_for="400ms", ramp="1s", max_open="20s", probes=self.plan.probes
         )
+        circuits = {name: breaker for name, *_ in self.plan.services}
+        own = {"circuit": breaker if self.plan.outage else None, "circuits": circuits}
+        return {"deduplicate": self.rule, "rate_limit": self.rate, **own}
 
     def step(self, origin: Origin, attempt: int, at_s: float) -> str:
         """Return what a call does: what its record's script says, or it fails in an outage."""
         story = self.oracle.stories[origin]
+        if self.plan.lacks(origin[1], at_s) and not self.plan.is_out(at_s):
+            story.stopped = True
+            return "U"
         if not self.plan.is_out(at_s):
             now = step(story.script, attempt)
             if now == "Q":
@@ -101,9 +103,12 @@ class Judge:
         story.stopped = True  # its script does not say how it ends
         return "F"
 
-    def ended(self, worker: SimWorker, origin: Origin, attempt: int) -> None:
+    def ended(self, worker: SimWorker, origin: Origin, attempt: int, now: str) -> None:
         """Note whether a call that ends now may spend an attempt."""
-        if spends(worker, self.topology.main, origin[0]):
+        self.services.ended(origin, now)
+        circuits = circuits_of(worker, self.topology.main, origin[0])
+        named = circuits.get(SERVICES[origin[1] % len(SERVICES)]) if now == "U" else None
+        if spends([circuits.get(""), named], worker.clock.monotonic_s() * 1_000):
             self.oracle.stories[origin].spent.add(attempt)
 
     def _topology(self, main: str, policy: RetryPolicy) -> HandlerTopology:
@@ -205,6 +210,7 @@ class Judge:
             and not self.plan.batch
         ):
             check_outage(self.oracle, (BEGAN_S + self.plan.outage[1]) * 1_000)
+        self.services.at_rest(self.oracle, BEGAN_S * 1_000)
         if self.plan.quiet and not paused:
             check_quiet(self.oracle, failed=self.observed[Event.LANE_FAILED], ordered=self.plan.order != "none")
         if self.plan.only(DRAINS) and self.oracle.repeated:

@@ -335,7 +335,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),
     *(Mutant(*planted) for planted in COMMANDS),
-    *(Mutant(name, patches) for name, patches in PACE),
+    *(Mutant(*planted) for planted in PACE),
     Mutant("no attempt is the last", ((deliver, "decide", _for_ever),)),
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from retryapp.core.record import Record
@@ -143,7 +144,7 @@ class Oracle:
         story = self._story(origin)
         record = story.record
         if opening is not None:
-            self._check_again(origin, story, attempt, due_at_ms, opening)
+            self._check_again(origin, story, attempt, due_at_ms, now_ms, opening)
             self._check_order(origin, story, opening)
             if self.steering is not None:
                 self.steering.begins(origin, story, opening)
@@ -206,12 +207,12 @@ class Oracle:
         place = (due_at_ms or 0, origin[1]) if is_row else (origin[1],)
         _must(first <= place < end, "I14", origin, f"attempt {attempt} runs beside {mark[0]}")
         for other, story in self.stories.items():
-            ran = [run[0] for run in story.runs if run[2:] == opening and (run[1] is not None or story.held) == is_row]
-            if other[0] != origin[0] or not ran or (not is_row and first <= (other[1],) < end):
+            began_ms = story.began_ms.get((opening, is_row), inf)
+            if other[0] != origin[0] or began_ms == inf or (not is_row and first <= (other[1],) < end):
                 continue
             passed = other[1] < self._moved.get(TopicPartition(self._topics.main, other[0]), 0)
             waits = is_row and other == origin
-            settled = not story.settled_ms.keys().isdisjoint({0, max(ran)}) or story.free > 0 or (passed and not is_row)
+            settled = 0 in story.settled_ms or story.outcome_ms >= began_ms or (passed and not is_row)
             named = is_row and any(first <= (due_ms, other[1]) < end for due_ms in story.rows)
             _must(settled or waits or named, "I14", origin, f"attempt {attempt} beside {other}, not durable")
 
@@ -245,7 +246,9 @@ class Oracle:
                     f"begins before the end of {other} of its sequence",
                 )
             elif always:
-                settled = bool(each.settled_ms) and each.fates != [SUPERSEDED]  # else others of them are behind it
+                # an owner of before begins what it has taken in, until it hears that it was replaced
+                known = min(each.settled_ms.values(), default=inf) < opening.fenced_ms
+                settled = known and each.fates != [SUPERSEDED]  # else others of them are behind it
                 _must(not settled, "I16", origin, f"begins after {other} of its sequence is settled")
 
     def _is_lost(self, origin: Origin) -> bool:
@@ -257,11 +260,14 @@ class Oracle:
             return True
         return bool(story.calls[self.waits.last(story.script)]) or (self.releases and any(story.calls.values()))
 
-    def _check_again(self, origin: Origin, story: Story, attempt: int, due_at_ms: int | None, opening: Opening) -> None:
+    def _check_again(
+        self, origin: Origin, story: Story, attempt: int, due_at_ms: int | None, now_ms: float, opening: Opening
+    ) -> None:
         """Whoever has seen an attempt's outcome, or begins it, does not begin it once more."""
         run = attempt, due_at_ms, opening.worker, opening.fenced_ms
         _must(run not in story.runs, "I5", origin, f"attempt {attempt} twice in one session")
         story.runs.add(run)
+        story.began_ms[opening, due_at_ms is not None or story.held] = now_ms
         ends = {0, attempt, FIRST} if due_at_ms is None else {0, attempt}
         settled_ms = min((at for which, at in story.settled_ms.items() if which in ends), default=None)
         known = settled_ms is not None and settled_ms < opening.fenced_ms
@@ -327,6 +333,7 @@ class Oracle:
             begin_again(story, replays)
             story.copies[delivery] += 1
             return
+        story.outcome_ms = now_ms
         if lost:
             self.named["a record was lost"] += 1
             story.stopped = True
@@ -437,6 +444,7 @@ class Oracle:
             f"{fate} by delivery {delivery}: it has a copy",
         )
         story.fates.append(fate)
+        story.outcome_ms = now_ms
         story.settled_ms.setdefault(0, now_ms)
         _once(origin, len(story.fates), f"end {fate}", "I2")
 
@@ -498,10 +506,10 @@ class Oracle:
         self.stories.pop(origin, None)
 
     def recovered(self, partition: int, rows: Mapping[bytes, bytes]) -> None:
-        """A lane has opened with these rows, whose keys are due time and identity."""
+        """A lane has opened with these rows, whose keys are queue and due time, and identity."""
         found = {key[8:]: value for key, value in rows.items()}
         _must(found == self._rows[partition], "I7", (partition, -1), "the store is not the changelog")
-        sorted_so = all(int.from_bytes(key[:8], "big") == _due_ms(value) for key, value in rows.items())
+        sorted_so = all(int.from_bytes(key[2:8], "big") == _due_ms(value) for key, value in rows.items())
         _must(sorted_so and len(found) == len(rows), "I7", (partition, -1), "a row has a key that is not its own")
 
     def remembered(self, partition: int, rows: Mapping[bytes, bytes], *, taken_back: bool) -> None:

@@ -84,6 +84,10 @@ STOPS: Final = 4_000_000
 """From this seed on handlers keep an order, and a sequence stops behind a dead record."""
 CAPPED: Final = 0xCA95
 """Draws caps of what waits; drawn apart, too."""
+SERVED: Final = 5_000_000
+"""From this seed on records need services, which are down for a while and have circuits with names."""
+SERVICES: Final = ("", "ledger", "mail")
+"""What a record needs, by its offset."""
 GATED: Final = ("Q", "FQ", "FFQ")
 """Q pauses its partition, twice, and is fine after that."""
 STOPPED: Final = "broker stopped"
@@ -159,6 +163,10 @@ class Plan:
     """From when until when its service is down; then it has a circuit."""
     probes: int = 3
     """Of the circuit."""
+    services: tuple[tuple[str, float, float], ...] = ()
+    """Services that are down, from when until when; then each has a circuit."""
+    calm: bool = False
+    """Nothing else goes wrong."""
     referred: bool = False
     """Records wait by reference."""
     losses: tuple[Fault, ...] = ()
@@ -244,6 +252,8 @@ class Plan:
         if self.seed < COMMANDED or odd or self.replayed or self.order == "latest" or self.endless:
             return self
         plan = replace(self, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+        if self.seed >= SERVED:
+            return plan._served(random)
         if self.seed >= STOPS and self.order != "none":
             capped = self.order == "key" and self.seed % 3 == 0
             cap = Random(self.seed ^ CAPPED)
@@ -265,6 +275,21 @@ class Plan:
         if random.random() < 0.3:
             return plan
         return replace(plan._with(self._more(random, GATED, random.randint(1, 4))), ruled=True)
+
+    def _served(self, random: Random) -> Plan:
+        """Return the plan with services that are down for a while, one after the other or together, if it may be."""
+        if self.order == "partition" or self.others or self.in_flight == CROWD:
+            return self._levelled(random)
+        services = tuple(
+            (name, at_s := random.uniform(0.3, 3.0), at_s + random.uniform(0.5, 5.0))
+            for name in random.choice((SERVICES[1:], SERVICES[1:2]))
+        )
+        plan = replace(self, services=services, probes=random.choice((1, 2, 3)))
+        if calm := random.random() < 0.5:
+            plan = replace(plan, records=(), repeats=(), faults=(), commands=(), losses=(), outage=None, rate="")
+            plan = replace(plan, order="none", endless=False, batch=False, hot=False, calm=True, offsets_ms=(0.0,) * 3)
+        scripts = ("S",) if calm else ("S", "S", "S", "FS", "F", "TS", "LS")
+        return plan._with(plan._more(random, scripts, 20) + plan._more(random, ("FS", "FFS"), 5 * calm))
 
     def _come_back(self, random: Random) -> Plan:
         """Return the plan with rebalances while runs of an ordered handler go on; nobody is cut off meanwhile."""
@@ -438,7 +463,7 @@ class Plan:
     def only(self, kinds: frozenset[str]) -> bool:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
         scripts = {letter for *_, script in self.records + self.others for letter in script}
-        paced = bool(self.rate) or self.outage is not None or bool(self.commands) or bool(self.losses)
+        paced = bool(self.rate) or self.outage is not None or bool(self.commands) or bool(self.losses or self.services)
         return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH") and not paced
 
     @property
@@ -450,8 +475,18 @@ class Plan:
         """
         return (3 + (self.in_flight - 1).bit_length() + 3) * (1 + len(self.faults))
 
+    @property
+    def levels(self) -> bool:
+        """Whether somebody forces circuits open, and has partitions go on that rules have paused."""
+        return LEVELS <= self.seed < STOPS or self.seed >= SERVED
+
     def is_out(self, at_s: float) -> bool:
         return self.outage is not None and self.outage[0] <= at_s < self.outage[1]
+
+    def lacks(self, offset: int, at_s: float) -> str:
+        """Return the name of the service that a record needs and that is down; empty: none is."""
+        needs = SERVICES[offset % len(SERVICES)]
+        return next((name for name, down_s, up_s in self.services if name == needs and down_s <= at_s < up_s), "")
 
     def without(self, at: int) -> Plan:
         """Return the plan without one of its records, and without what repeats it."""
@@ -464,6 +499,7 @@ class Plan:
         sent += [f"{at_s:6.2f} s  the other handler's on {number}: {script}" for at_s, number, script in self.others]
         sent += [f"rate {self.rate}"] * bool(self.rate)
         sent += [f"{self.outage[0]:6.2f} s  outage until {self.outage[1]:.2f} s"] if self.outage else []
+        sent += [f"{down_s:6.2f} s  {name} is down until {up_s:.2f} s" for name, down_s, up_s in self.services]
         sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes
         sent += (
             ["a delay without end"] * self.endless

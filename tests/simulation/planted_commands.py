@@ -29,6 +29,14 @@ from retryapp.engine.partition.sequences import Sequences
 from retryapp.testing.tables import MemoryDeadLetterTable
 
 
+async def _hasty(self: Scheduler) -> None:
+    """Records of the main topic come in while commands are read that were there before."""
+    if self._sequences is None and self._on_loaded is not None:
+        self.loaded = True
+        self._on_loaded()
+    await _run(self)
+
+
 def _unsaid(self: Notes, _batch: Any) -> str:
     """The position on the control topic is in no transaction."""
     return self.control
@@ -138,7 +146,7 @@ def _key_forgotten(*args: Any, **facts: Any) -> RetryMetadata:
 
 
 def _not_forced(self: Pace, **state: Any) -> None:
-    _remember(self, **{**state, "forced": None})
+    _remember(self, **{**state, "forced": {}})
 
 
 _remember = Pace.remember
@@ -150,6 +158,7 @@ def _costly(self: Circuit, now_ms: float) -> bool:
 
 
 _free = Circuit.free
+_run = Scheduler.run
 
 
 def _in_memory(self: Commands) -> None:
@@ -225,6 +234,7 @@ COMMANDS: Final = (
     ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_291),
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_013),
     ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
+    ("first deliveries do not wait for commands", ((Scheduler, "run", _hasty),), 2_010_250),
     ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_062),
     ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
     ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_021),

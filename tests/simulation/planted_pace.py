@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from math import inf
 from typing import Any, Final
 
 from retryapp.core.circuit import Circuit
 from retryapp.core.rates import LeakyBucket
+from retryapp.core.rows import PendingRow, queue_in
 from retryapp.engine.delivery.pace import Pace
+from retryapp.testing import MemoryPendingTable
+from simulation.plan import SERVED
 
 SAVED: Final = 10
 
@@ -36,10 +39,32 @@ def _never(*_given: Any, **_named: Any) -> None:
     """Nothing happens."""
 
 
-PACE: Final = (
+def _one_queue(self: MemoryPendingTable, *given: Any, most: Mapping[int, int] = {}, **named: Any) -> Any:
+    """Rows that are due after one of a service that is out wait with it."""
+    rows, next_due_ms = _due(self, *given, **named)
+    shut = next((at for at, (key, _) in enumerate(rows) if most.get(queue_in(key)) == 0), None)
+    return (rows, next_due_ms) if shut is None else (rows[:shut], None)
+
+
+_due = MemoryPendingTable.due
+
+
+def _in_none(self: PendingRow, _name: str) -> PendingRow:
+    """A row does not say which service it waits for."""
+    return self
+
+
+PACE: Final[tuple[tuple[Any, ...], ...]] = (
     ("a bucket is full at opening", ((LeakyBucket, "empty", _full), (LeakyBucket, "_from_ms", _saved_up))),
     ("attempts are spent while the circuit is open", ((Circuit, "free", lambda *_given: False),)),
     ("what the circuit held is not let go", ((Pace, "_release", _never),)),
     ("a probe that hangs is waited for", ((Circuit, "begin", _waited_for),)),
     ("probes that go well end no outage", ((Circuit, "_judge_probes", _never),)),
+    ("rows wait for the services of others", ((MemoryPendingTable, "due", _one_queue),), SERVED + 13),
+    ("a row forgets its service", ((PendingRow, "in_circuit", _in_none),), SERVED + 4),
+    (
+        "rows begin although their service is out",
+        ((Pace, "limits", lambda *_given: {}), (Pace, "sends_back", lambda *_given: False)),
+        SERVED + 3,
+    ),
 )

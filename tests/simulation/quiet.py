@@ -40,7 +40,7 @@ def check_outage(oracle: Oracle, healed_ms: float) -> None:
     if {story.script for story in stories} <= {"S", "TS"}:
         for story in stories:
             begun_ms = max((call.started_ms for calls in story.calls.values() for call in calls), default=healed_ms)
-            late_ms = begun_ms - max(healed_ms, story.sent_ms)
+            late_ms = begun_ms - max(healed_ms, story.sent_ms, story.freed_ms)
             steered = story.replays or story.hurried  # it begins when somebody says so
             if story.script != "TS" and not steered and late_ms > HEALED_MS:
                 raise Violation(f"I18: a record began {late_ms:.0f} ms after the outage was over")

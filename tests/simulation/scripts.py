@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import non_retryable, pausing, retryable, skippable
-from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip
-from simulation.plan import BEYOND_MS, DEFERRED_MS, LATER_MS
+from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip, Unavailable
+from simulation.plan import BEYOND_MS, DEFERRED_MS, LATER_MS, SERVICES
 
 LATER: Final = {"L": f"{LATER_MS}ms", "N": "0", "B": f"{BEYOND_MS}ms"}
 INVALID: Final = "invalid"
@@ -51,6 +51,8 @@ def policies(*, ruled: bool, hot: bool, endless: bool = False) -> tuple[RetryPol
 
 def end(now: str, offset: int) -> None:
     """End a handler call as a step of its script says."""
+    if now == "U":
+        raise Unavailable(SERVICES[offset % len(SERVICES)])
     if now == "F":
         raise ConnectionError("service answered 503")
     if now == "R":

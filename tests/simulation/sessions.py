@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from retryapp.core.circuit import CircuitState
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import PendingTable
 from retryapp.testing.tables import MemorySeenTable
@@ -62,21 +61,3 @@ def seen_stores(
             current = placed.lane.state is LaneState.OPEN and placed.transport.generation == generation
             if topic == main and current and isinstance(store, MemorySeenTable):
                 yield number, store
-
-
-def spends(worker: SimWorker, main: str, number: int) -> bool:
-    """Tell whether a failure spends an attempt now: its partition's circuit is closed, or has not been for too long.
-
-    Not by `Circuit.free`, which a planted fault replaces.
-    """
-    now_ms = worker.clock.monotonic_s() * 1_000
-    circuits = (handler.circuits.get(number) for handler in worker.handlers if handler.main == main)
-    return all(
-        each is None
-        or each.closed
-        or (
-            each.state is not CircuitState.FORCED_OPEN
-            and now_ms - each._left_ms - each._absent_ms >= each.breaker.max_open_ms
-        )
-        for each in circuits
-    )

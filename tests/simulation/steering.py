@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from random import Random
@@ -68,6 +68,8 @@ class Steering:
         """Nobody dies or is cut off."""
         self._levels = levels
         """Somebody forces circuits open, and has partitions go on that rules have paused."""
+        self.circuits: Sequence[str] = ()
+        """Names of the handler's circuits; its own has none."""
         self._count = 0
         self.asked: dict[str, tuple[str, Origin]] = {}
         """Verb and record of each command."""
@@ -78,6 +80,8 @@ class Steering:
         """Of releases by token: record and delivery."""
         self.shut_ms: dict[str, defaultdict[int, float]] = {verb: defaultdict(lambda: inf) for verb in _ENDS.values()}
         """By verb and partition: since when it is paused, or its circuit forced open."""
+        self._sent_ms: dict[int, float] = {}
+        """By partition: when somebody has asked for the pause that nobody has asked to end."""
         self._over: dict[str, set[str]] = {verb: set() for verb in _ENDS.values()}
         """By verb: commands before the last one that takes it back."""
         self._jobs: dict[str, Verb] = {}
@@ -99,7 +103,8 @@ class Steering:
             self._send_job(verb, name)
             return
         if verb.startswith(("handler", "outage")):
-            self.send_to_handler(verb, name)
+            circuit = random.choice(self.circuits) if verb.startswith("outage") and self.circuits else ""
+            self.send_to_handler(verb, name, now_ms, circuit)
             return
         tp = TopicPartition(self._topology.control, origin[0])
         if not verb:
@@ -209,14 +214,18 @@ class Steering:
         story.renewed += edit.idempotency == "new"
         self.reached[f"an edited replay, {edit.idempotency} key"] += 1
 
-    def send_to_handler(self, verb: str, name: str) -> None:
+    def send_to_handler(self, verb: str, name: str, now_ms: float, circuit: str = "") -> None:
         """Pause the handler, force its circuit open, or take that back: all partitions get the command together."""
-        command = HandlerCommand(id=name, verb=HandlerVerb(verb))
-        if verb in _ENDS:  # its event may become visible after records have begun
+        command = HandlerCommand(id=name, verb=HandlerVerb(verb), circuit=circuit)
+        if verb in _ENDS and not circuit:  # its event may become visible after records have begun
             self.shut_ms[_ENDS[verb]].clear()
             self._over[_ENDS[verb]] = set(self.asked)
         for number in range(self._broker.partitions):
             self.asked[f"{name}@{number}"] = verb, (number, -1)
+            if verb == "handler-pause":
+                self._sent_ms.setdefault(number, now_ms)
+            elif verb == "handler-resume":
+                self._sent_ms.pop(number, None)
             tp = TopicPartition(self._topology.control, number)
             self._broker.append(tp, command.to_record(*tp))
 
@@ -274,7 +283,12 @@ class Steering:
             name = f"{name}@{told['partition']}"
         self.told[name] += 1
         verb, origin = self.asked[name]
-        if verb in self.shut_ms and told["refused"] is None and name not in self._over[verb]:
+        if (
+            verb in self.shut_ms
+            and not told.get("circuit")
+            and told["refused"] is None
+            and name not in self._over[verb]
+        ):
             self.shut_ms[verb][told["partition"]] = now_ms
         self.reached[f"{verb} {'obeyed' if told['refused'] is None else 'refused'}"] += 1
         if told["refused"] is not None:
@@ -305,6 +319,7 @@ class Steering:
         place = parse_failure_id(name)[1]
         story = self._stories[place.partition, place.offset]
         story.held_ms = inf if verb == "release" else min(story.held_ms, now_ms)
+        story.freed_ms = now_ms if verb == "release" else story.freed_ms
         self.reached[f"{verb} by its deadline or a crash"] += loudly
         if verb == "release" and not loudly:
             story.freed.update(story.deferred)
@@ -330,6 +345,8 @@ class Steering:
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
         if opening.fenced_ms > story.held_ms or (self._calm and story.held_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it is held")
+        if opening.fenced_ms > self._sent_ms.get(origin[0], inf):
+            raise Violation(f"I19 {origin[0]}/{origin[1]}: begins although its lane has found a pause")
         for verb, shut in self.shut_ms.items():
             since_ms = shut[origin[0]]
             if opening.fenced_ms > since_ms or (self._calm and since_ms < inf):

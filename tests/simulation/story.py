@@ -92,6 +92,10 @@ class Story:
     """Due times of visible copies, by the delivery that ended."""
     settled_ms: dict[int, float] = field(default_factory=dict)
     """When an outcome of an attempt was visible first; of all that follow, at 0, when its end was."""
+    began_ms: dict[tuple[Opening, bool], float] = field(default_factory=dict)
+    """When it began last, by opening, and whether as a row."""
+    outcome_ms: float = -inf
+    """When an outcome was visible last."""
     taken_in: tuple[float, Opening] | None = None
     """When its first delivery began, and in whose session."""
     runs: set[tuple[int, int | None, str, float]] = field(default_factory=set)
@@ -117,6 +121,8 @@ class Story:
     """When it was visible that this is obeyed."""
     held_ms: float = inf
     """When it was visible that it is held."""
+    freed_ms: float = -inf
+    """When it was visible last that a hold has ended."""
     deferred: dict[int, int] = field(default_factory=dict)
     """Deadlines of copies that wait for a release, by the delivery that ended."""
     freed: set[int] = field(default_factory=set)

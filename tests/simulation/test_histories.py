@@ -11,7 +11,7 @@ import pytest
 
 from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
-from simulation.plan import COMMANDED, HELD, LEVELS, STOPS
+from simulation.plan import COMMANDED, HELD, LEVELS, SERVED, STOPS
 
 SEEDS = 3_000
 QUICK = 500
@@ -26,6 +26,10 @@ COMMANDED_PARTS = [
 ]
 LEVELLED_PARTS = [
     pytest.param(LEVELS + first, count, marks=[pytest.mark.extended] if first else [])
+    for first, count in ((0, 50), (50, 250), (300, 250))
+]
+SERVED_PARTS = [
+    pytest.param(SERVED + first, count, marks=[pytest.mark.extended] if first else [])
     for first, count in ((0, 50), (50, 250), (300, 250))
 ]
 STOPPED_PARTS = [
@@ -61,6 +65,15 @@ def test_outages_and_gates_hold_until_somebody_ends_them(first: int, count: int)
     part = run_seeds(range(first, first + count))
     assert part.failed == []
     assert min(part.reached["outage-open obeyed"], part.reached["a rule has paused a partition"]) > 0
+
+
+@pytest.mark.parametrize(("first", "count"), SERVED_PARTS)
+def test_records_wait_for_their_own_service_alone(first: int, count: int) -> None:
+    """Rows of a service that is out begin as its circuit allows, without an attempt spent; all others are on time."""
+    part = run_seeds(range(first, first + count))
+    assert part.failed == []
+    states = "closed", "half-open", "recovering"
+    assert min(part.reached[f"a row of a service began, {state}"] for state in states) > 0
 
 
 @pytest.mark.parametrize(("first", "count"), STOPPED_PARTS)

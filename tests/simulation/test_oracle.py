@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from operator import methodcaller
 from operator import methodcaller as do
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from retryapp.core.record import Record
 from retryapp.core.rows import OPERATOR, PendingRow, Reference, encode_row
 from retryapp.ports import TopicPartition
 from simulation.oracle import Oracle, Topics
+from simulation.quiet import HEALED_MS, check_outage
 from simulation.referring import KEPT_MS, Referring
 from simulation.story import Call, Opening, Story, Violation
 from simulation.waits import Waits
@@ -300,6 +302,43 @@ def test_a_group_may_start_once_the_one_before_is_durable() -> None:
         oracle.ended((0, offset), 1, Call("w", 10.0, 11.0, fine=True))
     oracle.moved({TopicPartition("orders", 0): 2})
     oracle.suspects((0, 2), 1, None, "s1:w@2", Opening("w", 5.0))
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_row_runs_beside_a_suspect_until_its_outcome_is_there(*, deferred: bool) -> None:
+    """Also one that spends no attempt; one of before counts for nothing."""
+    told, opening = Told(), Opening("w", 5.0)
+    told.oracle.steering = SimpleNamespace(deferred=lambda *_: deferred, begins=lambda *_: None)
+    told.oracle.add(Record("orders", 0, 1, 7, KEY, b"v", HEADERS), "FS")
+    told.call(1, at_ms=10, fine=False, due_ms=None)
+    told.show("retry", 1, at_ms=30, due_ms=110)
+    told.begin(2, at_ms=120, due_ms=110, opening=opening)
+    follow = do("suspects", (0, 1), 2, 120, "ws1:w@120.1", opening)
+    with pytest.raises(Violation, match=r"beside \(0, 0\), not durable"):
+        follow(told.oracle)
+    told.show("retry", 2, at_ms=140, due_ms=1_000)
+    follow(told.oracle)
+
+
+@pytest.mark.parametrize(("fenced_ms", "holds"), [(99.0, True), (101.0, False)])
+def test_an_owner_that_was_replaced_knows_nothing_of_what_follows(fenced_ms: float, *, holds: bool) -> None:
+    """What it has taken in may begin, until it hears of it."""
+    told = Told("FS")
+    told.oracle.add(Record("orders", 0, 1, 7, KEY, b"v", HEADERS), "S")
+    told.oracle.orders["w"] = "latest"
+    told.oracle.stories[0, 1].settled_ms[1] = 100.0
+    with nullcontext() if holds else pytest.raises(Violation, match=r"^I16 0/0: begins after \(0, 1\)"):
+        told.begin(1, at_ms=200, opening=Opening("w", fenced_ms))
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_after_an_outage_everything_begins_soon(*, held: bool) -> None:
+    """Or after the hold of a record."""
+    told = Told("S")
+    told.call(1, at_ms=1_001 + HEALED_MS, fine=True)
+    told.oracle.stories[0, 0].freed_ms = 1_500 if held else 0.0
+    with nullcontext() if held else pytest.raises(Violation, match=r"^I18: .* 6001 ms"):
+        check_outage(told.oracle, 1_000)
 
 
 def end(oracle: Oracle, topic: str, attempt: int = 1) -> None:

@@ -27,6 +27,7 @@ def test_the_public_names_are_these() -> None:
         "RetryLater",
         "RetryPolicy",
         "Skip",
+        "Unavailable",
         "exp",
         "fixed",
         "forever",

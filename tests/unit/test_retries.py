@@ -208,6 +208,7 @@ async def test_a_circle_through_dead_letters_is_refused_where_it_is_declared(ret
         ("tiers", "per_delay", "one of single, per-delay"),
         ("batch", 50, "a Batch"),
         ("circuit", True, "a CircuitBreaker"),
+        ("circuits", {"ledger": True}, "a CircuitBreaker"),
         ("value", "json", "dict for JSON"),
     ],
 )
@@ -224,9 +225,9 @@ async def test_a_handler_is_steered_by_its_topic(retries: Retries, monkeypatch: 
     """What is no verb, or no handler of this app, is refused before any broker is asked."""
     asked: list[Any] = []
     monkeypatch.setattr("retryapp.retries.tell_handler", lambda *given, **words: asked.append((given[1:], words)) or {})
-    assert await retries.command_handler("outage-open", "orders", by="ann", why="down", wait="2s") == {}
-    words = {"by": "ann", "why": "down", "wait_s": 2.0}
-    assert asked == [((retries.topologies[0], HandlerVerb.OPEN), words)]
+    words: dict[str, Any] = {"by": "ann", "why": "down"}
+    assert await retries.command_handler("outage-open", "orders", circuit="ledger", **words, wait="2s") == {}
+    assert asked == [((retries.topologies[0], HandlerVerb.OPEN, "ledger"), {**words, "wait_s": 2.0})]
     with pytest.raises(InvalidSettingError, match="outage-close"):
         await retries.command_handler("stop", "orders")
     with pytest.raises(LookupError):

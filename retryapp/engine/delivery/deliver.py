@@ -109,7 +109,7 @@ def outcome_of(run: Run, error: BaseException | None) -> Outcome:
     """Return what a run comes to whose handler has ended, or raised an error."""
     if error is not None:
         return _failed(run, error, run.context.clock.latest_ms())
-    if (pace := run.context.pace).circuit is not None:
+    if (pace := run.context.pace).gated:
         pace.fine(run)
     if run.metadata is not None:
         return _succeeded(run, run.metadata, run.context.clock.wall_ms())
@@ -160,7 +160,7 @@ def unpack(run: Run) -> Turn | None:
         return None
     if damage is None:
         try:
-            run.metadata = _waiting(record.headers)
+            run.metadata = (None if claim is None else claim.metadata) or _waiting(record.headers)
             run.shown = restore(record, run.metadata)
             if claim is not None and claim.lost is not None:
                 return bury_lost(run, run.metadata, claim.lost)
@@ -270,14 +270,23 @@ def _judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
     handler, policy = run.context.handler, run.context.handler.policy
     facts: dict[str, Any] = {"otherwise": policy.otherwise, "delivery": delivery_of(run), "now_ms": failed_ms}
 
+    def warn_once(event: str, name: str, text: str) -> None:
+        if name not in handler.warned_of:
+            handler.warned_of.add(name)
+            logger.warning(event, extra={"handler": handler.main, "error_message": text})
+
     def warn(predicate: str, fault: BaseException) -> None:
-        if predicate not in handler.broken_predicates:
-            handler.broken_predicates.add(predicate)
-            text = f"when={predicate} raised {type(fault).__qualname__}: its rule does not match such errors"
-            logger.warning("retryapp.predicate_failed", extra={"handler": handler.main, "error_message": text})
+        text = f"when={predicate} raised {type(fault).__qualname__}: its rule does not match such errors"
+        warn_once("retryapp.predicate_failed", predicate, text)
 
     try:
         failure = classify(error, policy.on, on_fault=warn, **facts)
+        if failure.circuit and failure.circuit not in handler.circuits:
+            text = (
+                f"Unavailable({failure.circuit!r}): the handler has no circuit of this name, so it is a failure as any"
+            )
+            warn_once("retryapp.circuit_unknown", f"circuit {failure.circuit}", text)
+            failure = replace(failure, circuit="")
         return replace(failure, message=_free(run, failure.message)) if handler.mask else failure
     except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
         return classify(UnprintableError(handler.name), policy.on, on_fault=warn, **facts)
@@ -298,7 +307,7 @@ def hot_wait_s(run: Run, error: BaseException) -> float | None:
     failure = _judge(error, run, context.clock.wall_ms())
     if failure.error_class is not ErrorClass.RETRYABLE or failure.retry_after_ms is not None:
         return None
-    if context.pace.circuit is not None and not context.pace.circuit.closed:
+    if context.pace.is_out(failure.circuit):
         return None
     return hot.delay_ms(run.hot_attempt, context.random.random()) / 1000
 
@@ -401,7 +410,7 @@ def _decision(run: Run, failure: Failure, failed_ms: int) -> Decision:
         context.handler.policy,
         attempt=delivery_of(run).attempt,
         failures=failures_in_a_row(run.metadata, failure.rule),
-        first_failed_ms=first_ms + context.pace.away_ms(first_ms, failed_ms),
+        first_failed_ms=first_ms + context.pace.away_ms(first_ms, failed_ms, run.circuit, failure.circuit),
         failure=failure,
         now_ms=failed_ms,
         rng=context.random.random(),
@@ -462,8 +471,9 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
             facts |= {"tier": decision.tier, "due_at_ms": decision.due_at_ms}
             event = Event.DEFERRED if failure.deferred else Event.SCHEDULED
             flags = ALONE if handler.batch is not None and isinstance(error, HandlerTimeoutError) else 0
-            row = encode_row(to_row(outgoing, metadata, flags, reference))
-            rows = (Row(identity_of(metadata.origin), row, decision.tier),)
+            row = to_row(outgoing, metadata, flags, reference)
+            row = row.in_circuit(failure.circuit) if failure.circuit else row
+            rows = (Row(identity_of(metadata.origin), encode_row(row), decision.tier),)
             if reference is None and handler.policy.max_attempts is None and metadata.delivery > 1:  # an earlier has it
                 outgoing = without_payload(outgoing)
     if outgoing is None:

@@ -1,8 +1,10 @@
-"""What holds the deliveries of one handler and partition back: a rate limit, a circuit, and a pause.
+"""What holds the deliveries of one handler and partition back: a rate limit, circuits, and a pause.
 
 Neither sleeps in a runner. Due rows that may not go yet stay in the table: the scheduler asks how many it may claim.
 First deliveries that may not begin are kept here, a few of them: while the circuit is not closed no more are taken in.
 While somebody has paused the handler, or forced its circuit open, nothing begins, and nothing is taken in.
+Named circuits hold back due rows that have failed because of them, and nothing else: such a row waits in the table, and
+one that was claimed goes back there.
 A record that may have killed its worker passes: its mark waits for it.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from retryapp.core.circuit import Circuit, CircuitState, Transition
@@ -36,16 +38,50 @@ class Paced(Protocol):
         """The due row; None for a first delivery."""
 
     @property
+    def circuit(self) -> str:
+        """Name of the circuit that has counted its last failure; empty: none."""
+
+    @property
     def on_end(self) -> object | None:
         """Who waits for its end: its mark."""
 
 
+Pauses = Mapping[str, Sequence[tuple[int, int]]]
+"""Begin and end, by name of a circuit; of the handler itself and its own circuit under an empty one."""
 Submit = Callable[[Any], None]
 """Takes a run."""
 
 
+class Gate:
+    """A circuit, and the runs that it has let begin."""
+
+    def __init__(self, name: str, circuit: Circuit) -> None:
+        self.name = name
+        self.circuit = circuit
+        self.admitted: set[Paced] = set()
+        self.timer: asyncio.TimerHandle | None = None
+        self.change: Transition | None = None
+        """Before a session."""
+
+    @property
+    def forced(self) -> bool:
+        """Whether somebody has forced it open."""
+        return self.circuit.state is CircuitState.FORCED_OPEN
+
+    def admit(self, run: Paced, now_ms: float) -> None:
+        """Let a run begin."""
+        self.circuit.begin(run.record.offset, now_ms)
+        self.admitted.add(run)
+
+    def stop(self) -> None:
+        """Forget when to look again."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
 class Pace:
-    """How fast the records of one partition are delivered; without a rate and a circuit as fast as they come."""
+    """How fast the records of one partition are delivered; without a rate and circuits as fast as they come."""
 
     def __init__(
         self,
@@ -54,59 +90,63 @@ class Pace:
         *,
         rate: RateLimit | None = None,
         shares: int = 1,
-        circuit: Circuit | None = None,
+        circuits: Mapping[str, Circuit] = {},
     ) -> None:
         self._clock = clock
         self._random = random
-        self.circuit = circuit
-        self.gated = circuit is not None
+        self.gates = {name: Gate(name, circuit) for name, circuit in circuits.items()}
+        """By name of the circuit; the handler's own has an empty one."""
+        self._own = self.gates.get("")
+        self.gated = bool(self.gates)
         """Whether a run may have to wait: `holds` is to be asked."""
         self.paused = False
         self.going = asyncio.Event()
         """Set while it is not paused, nor its circuit forced open."""
         self.going.set()
-        self.pauses: Sequence[tuple[int, int]] = ()
-        """Begin and end of the last times when somebody had all wait, epoch milliseconds."""
+        self.pauses: Pauses = {}
+        """Begin and end of the last times when somebody had all wait, epoch milliseconds; or, by name, a circuit."""
         self._bucket = None if rate is None else LeakyBucket(rate.share_ms(shares), self._now_ms())
-        self._change: Transition | None = None
-        """Of the circuit, before a session."""
         self._begun = False
         """It has had a session: a lane that opens again goes on with its bucket."""
         self._held: deque[Paced] = deque()
-        self._admitted: set[Paced] = set()
-        self._timer: asyncio.TimerHandle | None = None
         self._first: Submit | None = None
         """Submits first deliveries; None without a session."""
         self._again: Submit | None = None
         self._freed: Callable[[], None] = lambda: None
-        self._tell: Callable[[Transition], None] = lambda _change: None
+        self._tell: Callable[[Transition, str], None] = lambda _change, _name: None
         self._fail: Callable[[Exception], None] = lambda _fault: None
 
     @classmethod
     def of(cls, handler: Handler, partition: int, *, clock: Clock, random: Random, shares: int) -> Pace:
-        """Make that of a partition, one of so many `shares`. The circuit is the one that it had here before."""
-        circuit = handler.circuits.get(partition)
-        if circuit is None and handler.circuit is not None:
-            circuit = handler.circuits[partition] = Circuit(handler.circuit)
-        return cls(clock, random, rate=handler.rate_limit, shares=shares, circuit=circuit)
+        """Make that of a partition, one of so many `shares`. The circuits are those that it had here before."""
+        circuits = handler.known_circuits.setdefault(partition, {})
+        for name, breaker in handler.breakers.items():
+            circuits.setdefault(name, Circuit(breaker))
+        return cls(clock, random, rate=handler.rate_limit, shares=shares, circuits=circuits)
+
+    @property
+    def circuit(self) -> Circuit | None:
+        """The handler's own."""
+        return None if self._own is None else self._own.circuit
 
     def _now_ms(self) -> float:
         return 0.0 if self._clock is None else self._clock.monotonic_s() * 1_000
 
-    def remember(self, *, paused: bool, forced: str | None, pauses: Sequence[tuple[int, int]]) -> None:
-        """Be paused, or not, before a session begins; `forced`: why the circuit is forced open."""
+    def remember(self, *, paused: bool, forced: Mapping[str, str], pauses: Pauses) -> None:
+        """Be paused, or not, before a session begins; `forced`: why circuits are forced open, by name."""
         self.paused, self.pauses = paused, pauses
-        self.gated = paused or self.circuit is not None
-        if self.circuit is not None and forced is not None:
-            self._change = self.circuit.force(self._now_ms(), forced)
-        elif self.forced and self.circuit is not None:  # released at another worker
-            self._change = self.circuit.release(self._now_ms())
+        self.gated = paused or bool(self.gates)
+        for name, gate in self.gates.items():
+            if name in forced:
+                gate.change = gate.circuit.force(self._now_ms(), forced[name])
+            elif gate.forced:  # released at another worker
+                gate.change = gate.circuit.release(self._now_ms())
         self._set_going()
 
     @property
     def forced(self) -> bool:
-        """Whether somebody has forced the circuit open."""
-        return self.circuit is not None and self.circuit.state is CircuitState.FORCED_OPEN
+        """Whether somebody has forced the handler's circuit open."""
+        return self._own is not None and self._own.forced
 
     def _set_going(self) -> None:
         (self.going.clear if self.paused or self.forced else self.going.set)()
@@ -118,26 +158,26 @@ class Pace:
 
     def go_on(self) -> None:
         """End a pause."""
-        self.paused, self.gated = False, self.circuit is not None
+        self.paused, self.gated = False, bool(self.gates)
         self._set_going()
-        if self.circuit is not None:
-            self._look()
+        if self._own is not None:
+            self._look(self._own)
         else:
             held, self._held = self._held, deque()
             for run in held:
                 self._submit(run)
         self._freed()
 
-    def force(self, cause: str) -> None:
-        """Force the circuit open."""
-        if self.circuit is not None:
-            self._told(self.circuit.force(self._now_ms(), cause))
+    def force(self, cause: str, name: str = "") -> None:
+        """Force a circuit open."""
+        if (gate := self.gates.get(name)) is not None:
+            self._told(gate, gate.circuit.force(self._now_ms(), cause))
             self._set_going()
 
-    def release(self) -> None:
+    def release(self, name: str = "") -> None:
         """Have an open circuit probe."""
-        if self.circuit is not None:
-            self._told(self.circuit.release(self._now_ms()))
+        if (gate := self.gates.get(name)) is not None:
+            self._told(gate, gate.circuit.release(self._now_ms()))
             self._set_going()
 
     # -- session ------------------------------------------------------------------------------------------------
@@ -147,7 +187,7 @@ class Pace:
         first: Submit,
         again: Submit,
         freed: Callable[[], None],
-        tell: Callable[[Transition], None],
+        tell: Callable[[Transition, str], None],
         fail: Callable[[Exception], None],
     ) -> None:
         """Begin a session: `first` and `again` take runs, `freed` hears when more may go, `fail` of our faults."""
@@ -155,21 +195,19 @@ class Pace:
         if self._bucket is not None and not self._begun:
             self._bucket.empty(self._now_ms())
         self._begun = True
-        if self.circuit is not None:
-            self.circuit.resume(self._now_ms())
-        change, self._change = self._change, None
-        self._look(change)
+        for gate in self.gates.values():
+            gate.circuit.resume(self._now_ms())
+            change, gate.change = gate.change, None
+            self._look(gate, change)
 
     def end(self) -> None:
         """End the session: runs that wait are dropped, those that go on do not count."""
         self._first = self._again = None
         self._held.clear()
-        self._admitted.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self.circuit is not None:
-            self.circuit.pause(self._now_ms())
+        for gate in self.gates.values():
+            gate.admitted.clear()
+            gate.stop()
+            gate.circuit.pause(self._now_ms())
 
     # -- what may begin -----------------------------------------------------------------------------------------
 
@@ -186,6 +224,14 @@ class Pace:
         if self.circuit is not None and not self.circuit.closed:
             most = min(most, self.circuit.permits(self._now_ms()))
         return most if most == MANY else max(0, most - waiting)
+
+    def limits(self, waiting: Mapping[str, int]) -> dict[str, int]:
+        """Return how many rows of each circuit that is not closed may be claimed; `waiting`: not begun, by name."""
+        return {
+            name: max(0, gate.circuit.permits(self._now_ms()) - waiting.get(name, 0))
+            for name, gate in self.gates.items()
+            if name and not gate.circuit.closed
+        }
 
     def claimed(self, count: int) -> None:
         """Note that so many due rows are claimed."""
@@ -206,54 +252,68 @@ class Pace:
 
     def holds(self, run: Paced) -> bool:
         """Tell whether a run may not begin yet: it is submitted again when it may."""
-        circuit = self.circuit
         if run.on_end is not None:
             return False
+        own, named = self._own, self.gates.get(run.circuit)
         if not self.going.is_set():
-            self._admitted.discard(run)
+            for gate in self._gates_of(run):
+                gate.admitted.discard(run)
             self._held.append(run)
             return True
-        if run in self._admitted or circuit is None or (circuit.closed and not self._held):
-            return False
-        waits = bool(self._held) or not circuit.permits(self._now_ms())
-        if waits:
-            self._held.append(run)
-        else:
-            self._admit(circuit, run)
-        self._look()  # what it has taken comes back by time alone: none of its runs may end before that
-        return waits
+        if own is not None and run not in own.admitted and (self._held or not own.circuit.closed):
+            waits = bool(self._held) or not own.circuit.permits(self._now_ms())
+            if waits:
+                self._held.append(run)
+            else:
+                own.admit(run, self._now_ms())
+            self._look(own)  # what it has taken comes back by time alone: none of its runs may end before that
+            if waits:
+                return True
+        if named is not None and named is not own and not named.circuit.closed and run not in named.admitted:
+            named.admit(run, self._now_ms())
+            self._look(named)
+        return False
+
+    def sends_back(self, run: Paced) -> bool:
+        """Tell whether a due row waits on in the table: its named circuit has opened since it was claimed."""
+        gate = self.gates.get(run.circuit) if run.circuit and run.on_end is None else None
+        return gate is not None and run not in gate.admitted and not gate.circuit.permits(self._now_ms())
+
+    def _gates_of(self, run: Paced) -> list[Gate]:
+        """Return those that a run has to pass: the handler's own, and that of its row."""
+        return [self.gates[name] for name in dict.fromkeys(("", run.circuit)) if name in self.gates]
 
     # -- what becomes of it -------------------------------------------------------------------------------------
 
     def fine(self, run: Paced) -> None:
         """Note that the handler has done its work."""
-        if self.circuit is not None:
-            self._told(self.circuit.settle(run.record.offset, fine=True, now_ms=self._now_ms()))
+        for gate in self._gates_of(run):
+            self._told(gate, gate.circuit.settle(run.record.offset, fine=True, now_ms=self._now_ms()))
 
     def failed(self, run: Paced, failure: Failure) -> int | None:
         """Take a failure; return the wait in milliseconds if it spends no attempt, else None.
 
         Only an error that may go away says something about the service; an answer that names a time does not.
         """
-        circuit, now_ms = self.circuit, self._now_ms()
-        if circuit is None or self._random is None or failure.error_class is not ErrorClass.RETRYABLE:
+        now_ms, asked_ms = self._now_ms(), failure.retry_after_ms
+        if not self.gates or self._random is None or failure.error_class is not ErrorClass.RETRYABLE:
             return None
-        asked_ms = failure.retry_after_ms
-        if asked_ms is None:
-            settled = circuit.settle(run.record.offset, fine=False, now_ms=now_ms, cause=failure.error_type)
-            self._told(settled)
-        if not circuit.free(now_ms):
+        if (counts := self.gates.get(failure.circuit)) is not None and asked_ms is None:
+            place = run.record.offset
+            self._told(counts, counts.circuit.settle(place, fine=False, now_ms=now_ms, cause=failure.error_type))
+        free = [gate.circuit for gate in (counts, self._own) if gate is not None and gate.circuit.free(now_ms)]
+        if not free:
             return None
-        wait_ms = max(circuit.again_ms(now_ms) - now_ms, asked_ms or 0)
-        return 1 + int(wait_ms + self._random.random() * circuit.breaker.break_for_ms)
+        wait_ms = max(max(circuit.again_ms(now_ms) for circuit in free) - now_ms, asked_ms or 0)
+        return 1 + int(wait_ms + self._random.random() * free[0].breaker.break_for_ms)
 
     def ended(self, run: Paced) -> None:
         """Note that a run is over, whatever became of it."""
-        if self.circuit is not None:
-            self._admitted.discard(run)
-            if not self.circuit.closed:
-                self.circuit.leave(run.record.offset)
-                self._look()
+        for gate in self._gates_of(run):
+            gate.admitted.discard(run)
+            if not gate.circuit.closed:
+                gate.circuit.leave(run.record.offset)
+                self._look(gate)
 
     @property
     def holds_due(self) -> str | None:
@@ -264,68 +324,70 @@ class Pace:
             return "circuit"
         return "rate" if self.wait_s() else None
 
-    def age_ms(self) -> int:
-        """Return for how long the circuit has been in its state."""
-        return 0 if self.circuit is None else int(self._now_ms() - self.circuit.since_ms)
+    def age_ms(self, circuit: Circuit) -> int:
+        """Return for how long a circuit has been in its state."""
+        return int(self._now_ms() - circuit.since_ms)
 
-    def away_ms(self, since_ms: int, now_ms: int) -> int:
+    def is_out(self, name: str) -> bool:
+        """Tell whether the handler's circuit, or that of this name, is not closed."""
+        return any(name in self.gates and not self.gates[name].circuit.closed for name in ("", name))
+
+    def away_ms(self, since_ms: int, now_ms: int, *circuits: str) -> int:
         """Return for how long nothing was to be tried between two wall-clock times, as far as this worker knows.
 
-        That is while the circuit was not closed, or the handler was paused.
+        That is while the handler's own circuit, or one of these names, was not closed, or the handler was paused.
         """
-        counted_ms = self._now_ms()
-        spells = [] if self.circuit is None else self.circuit.spells(counted_ms)
+        counted_ms, names = self._now_ms(), dict.fromkeys(("", *circuits))
+        spells = [
+            spell for name in names if name in self.gates for spell in self.gates[name].circuit.spells(counted_ms)
+        ]
+        pauses = [pause for name in names for pause in self.pauses.get(name, ())]
         wall = [(int(now_ms - (counted_ms - begin)), int(now_ms - (counted_ms - end))) for begin, end in spells]
         away_ms, at_ms = 0, since_ms
-        for begin_ms, end_ms in sorted([*self.pauses, *wall]):
+        for begin_ms, end_ms in sorted([*pauses, *wall]):
             away_ms += max(0, min(end_ms, now_ms) - max(begin_ms, at_ms))
             at_ms = max(at_ms, end_ms)
         return away_ms
 
-    # -- the circuit's own time ---------------------------------------------------------------------------------
+    # -- the circuits' own time ---------------------------------------------------------------------------------
 
-    def _told(self, change: Transition | None) -> None:
+    def _told(self, gate: Gate, change: Transition | None) -> None:
         if change is not None:
-            self._look(change)
+            self._look(gate, change)
 
-    def _look(self, change: Transition | None = None) -> None:
+    def _look(self, gate: Gate, change: Transition | None = None) -> None:
         """Let go what may, and look again when time alone changes it; `change`: one that is not told yet."""
-        if self.circuit is not None and self._first is not None:
+        if self._first is not None:
             try:
-                self._advance(self.circuit, change)
+                self._advance(gate, change)
             except Exception as fault:  # noqa: BLE001 - else what is held would wait for ever, silently
                 self._fail(fault)
 
-    def _advance(self, circuit: Circuit, change: Transition | None) -> None:
-        now_ms = self._now_ms()
+    def _advance(self, gate: Gate, change: Transition | None) -> None:
+        circuit, now_ms = gate.circuit, self._now_ms()
         for each in (change, circuit.tick(now_ms)):
             if each is not None:
-                self._tell(each)
-        self._release()
+                self._tell(each, gate.name)
+        if gate is self._own:
+            self._release()
         if circuit.permits(now_ms):
             self._freed()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        gate.stop()
         next_ms = circuit.next_ms(now_ms)
         if next_ms is not None:
             wait_s = max(0.001, (next_ms - now_ms) / 1_000)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._look)
+            gate.timer = asyncio.get_running_loop().call_later(wait_s, self._look, gate)
 
     def _release(self) -> None:
-        circuit, now_ms = self.circuit, self._now_ms()
-        if circuit is None or self._first is None or self.paused:
+        own, now_ms = self._own, self._now_ms()
+        if own is None or self._first is None or self.paused:
             return
-        while self._held and circuit.permits(now_ms) > 0:
+        while self._held and own.circuit.permits(now_ms) > 0:
             run = self._held.popleft()
-            self._admit(circuit, run)
+            own.admit(run, now_ms)
             self._submit(run)
 
     def _submit(self, run: Paced) -> None:
         submit = self._first if run.claim is None else self._again
         if submit is not None:
             submit(run)
-
-    def _admit(self, circuit: Circuit, run: Paced) -> None:
-        circuit.begin(run.record.offset, self._now_ms())
-        self._admitted.add(run)

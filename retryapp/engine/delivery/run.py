@@ -67,6 +67,10 @@ class Claim:
     """Why the row cannot be read; its bytes are the record's value."""
     reference: Reference | None = None
     """What the main topic must have: the row is without payload (`engine.partition.recall`)."""
+    circuit: str = ""
+    """Name of the circuit that has counted its last failure; empty: none."""
+    metadata: RetryMetadata | None = None
+    """What its headers say, where that is known; None: they are not decoded yet."""
     lost: RecordError | None = None
     """Why the main topic does not have it."""
 
@@ -151,6 +155,11 @@ class Run:
     def place(self) -> bytes:
         """What tells its record from the others of the partition, as a first delivery and as a row: its identity."""
         return identity_of(self.origin) if self.claim is None else self.claim.identity
+
+    @property
+    def circuit(self) -> str:
+        """Name of the circuit that has counted its last failure; empty: none."""
+        return "" if self.claim is None else self.claim.circuit
 
     @property
     def alone(self) -> bool:

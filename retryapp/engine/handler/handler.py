@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from retryapp.core.batch import Batch
-from retryapp.core.circuit import Circuit, CircuitBreaker
+from retryapp.core.circuit import Circuit, CircuitBreaker, check_names
 from retryapp.core.control import token_of
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import ConfigurationError, InvalidSettingError, RetryAppError, UndecodableError
@@ -179,6 +179,8 @@ class Handler:
     """Runs of redeliveries at once per worker; None: `concurrency`."""
     circuit: CircuitBreaker | None = None
     """When it takes failures for an outage; None: never."""
+    circuits: Mapping[str, CircuitBreaker] = field(default_factory=dict)
+    """The same for services that rules and `Unavailable` name."""
     deduplicate: Deduplicate | None = None
     """What tells a producer's duplicates, which are skipped; None: nothing does."""
     mask: Mask | None = field(default=None, repr=False, compare=False)
@@ -194,10 +196,10 @@ class Handler:
     """Whether the function is a coroutine function; plain functions run in a thread."""
     name: str = field(default="", init=False)
     policy_digest: str = field(default="", init=False, repr=False, compare=False)
-    broken_predicates: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Those of the policy's rules that have raised: each is logged once."""
-    circuits: dict[int, Circuit] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By partition: what this worker knows, also of those that it has not now."""
+    warned_of: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Predicates that have raised, and circuits that nobody has declared: each is logged once."""
+    known_circuits: dict[int, dict[str, Circuit]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By partition and name, the own one's is empty: what this worker knows, also of those that it has not now."""
     durations: Durations = field(default_factory=Durations, init=False, repr=False, compare=False)
     orphans: Orphans = field(init=False, repr=False, compare=False)
     threads: Threads = field(init=False, repr=False, compare=False)
@@ -212,9 +214,14 @@ class Handler:
                 raise InvalidSettingError("batch", self.batch, "none with order='partition': one record runs at a time")
             if self.batch.size > self.max_in_flight:
                 raise InvalidSettingError("batch", self.batch, f"a size of at most max_in_flight={self.max_in_flight}")
-        if self.circuit is not None and self.order is Order.PARTITION:
-            problem = "none with order='partition': it opens by different records that fail, and there one is tried"
-            raise InvalidSettingError("circuit", self.circuit.text, f"{problem}; take the policy 'forever(10s)'")
+        check_names(self.circuits)
+        for breaker in self.breakers.values():
+            if self.order is Order.PARTITION:
+                problem = "none with order='partition': it opens by different records that fail, and there one is tried"
+                raise InvalidSettingError("circuit", breaker.text, f"{problem}; take the policy 'forever(10s)'")
+        for rule in self.policy.on:
+            if rule.circuit and rule.circuit not in self.circuits:
+                raise InvalidSettingError("circuits", [*self.circuits], f"one named {rule.circuit!r}, as a rule has it")
         if self.policy.max_attempts is None and self.order not in (Order.KEY, Order.PARTITION):
             problem = "a schedule without end only with order='key' or 'partition', where others wait for the record"
             raise InvalidSettingError("policy", self.policy.text, problem)
@@ -252,11 +259,16 @@ class Handler:
         return self.topology.group
 
     @property
+    def breakers(self) -> Mapping[str, CircuitBreaker]:
+        """All circuits by name; its own has an empty one."""
+        return self.circuits if self.circuit is None else {"": self.circuit, **self.circuits}
+
+    @property
     def pace(self) -> str:
         """What holds its deliveries back, for people; empty where nothing does."""
         parts = [] if self.rate_limit is None else [f"retries {self.rate_limit.text} in the whole group"]
         parts += [] if self.max_concurrent is None else [f"{self.max_concurrent} retries at once per worker"]
-        parts += [] if self.circuit is None else [f"circuit {self.circuit.text}"]
+        parts += [f"circuit {f'{name} ' * bool(name)}{breaker.text}" for name, breaker in self.breakers.items()]
         return "; ".join(parts)
 
     @property

@@ -104,13 +104,12 @@ async def written_down(
     while start > first and not (rows or last):
         start, reach = max(first, end - reach), reach * 8
         await reader.read(site.changelog, start, look)
-    check_changelog(site, marks.read_changelog(last))
     noted = marks.read_progress(last, site.topic_id, site.main.topic)
+    check_changelog(site, noted.changelog)
     if rows and not last and len(missing) == len(site.sources):
         raise OffsetsMissingError(site.name, rows, [tp.topic for tp in missing])
-    counted, control = marks.read_tally(last, site.topic_id), marks.read_control(last)
-    texts = counted, marks.read_settled(last), control, marks.read_steering(last)
-    return {tp: noted[tp.topic] for tp in missing if tp.topic in noted}, texts
+    texts = noted.tally, noted.settled, noted.control, noted.steering
+    return {tp: noted.positions[tp.topic] for tp in missing if tp.topic in noted.positions}, texts
 
 
 async def recover_seen(

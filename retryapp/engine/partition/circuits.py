@@ -13,7 +13,7 @@ from retryapp.engine.lane.turn import Turn, to_event
 from retryapp.ports import Event, Observation
 
 
-def tell(lane: Lane, session: int, context: DeliveryContext, partition: int, change: Transition) -> None:
+def tell(lane: Lane, session: int, context: DeliveryContext, partition: int, change: Transition, circuit: str) -> None:
     """Have the lane publish a change; it is news, no state, so a lane that closes meanwhile drops it."""
     handler = context.handler
     event = CircuitChanged(
@@ -24,6 +24,7 @@ def tell(lane: Lane, session: int, context: DeliveryContext, partition: int, cha
         from_state=change.before,
         to_state=change.after,
         cause=change.cause,
+        circuit=circuit,
         at_ms=context.clock.wall_ms(),
     )
     seen = Observation(
@@ -32,6 +33,7 @@ def tell(lane: Lane, session: int, context: DeliveryContext, partition: int, cha
         topic=handler.main,
         partition=partition,
         state=change.after,
+        circuit=circuit,
         message=change.cause or None,
     )
     sent = to_event(event, topology=handler.topology, partition=partition)

@@ -11,7 +11,7 @@ obeys, or after a crash the next claim; if the handler is done with it, that cou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -113,6 +113,7 @@ class Commands:
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
         place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.queue.caught_up.set}
+        place["remember"] = scheduler.remember
         self._letters = LetterCommands(context, transport, sequences, **place)
         self._jobs = Jobs(context, transport, self._letters)
         self._rows = RowCommands(context, transport, sequences)
@@ -120,8 +121,8 @@ class Commands:
         remembered = self._jobs.steering
         context.pace.remember(
             paused=remembered.paused is not None,
-            forced=None if remembered.forced is None else remembered.forced.text,
-            pauses=remembered.pauses,
+            forced={name: level.text for name, level in remembered.forced_open.items()},
+            pauses=remembered.all_pauses,
         )
         self._gate: tuple[Record, Level] | None = None
         """What a rule has paused the partition for, until that is in a turn."""
@@ -132,9 +133,9 @@ class Commands:
         return self._jobs.steering.paused
 
     @property
-    def forced(self) -> Level | None:
-        """Since when its circuit is forced open, and why; None: it is not."""
-        return self._jobs.steering.forced
+    def forced(self) -> Mapping[str, Level]:
+        """Since when circuits are forced open, and why; the name of the handler's own is empty."""
+        return self._jobs.steering.forced_open
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -247,7 +248,10 @@ class Commands:
         steered = isinstance(command, JobCommand | HandlerCommand) or effect.steered
         facts: dict[str, Any] = {"command": ""}
         if not isinstance(command, RefusedError):
-            facts = {"command": command.id, **command.model_dump(include={"verb", "failure_id", "by", "why", "job"})}
+            facts = {
+                "command": command.id,
+                **command.model_dump(include={"verb", "failure_id", "by", "why", "job", "circuit"}),
+            }
         event = self._event(effect, refusal, offset=record.offset, **facts)
         self._submit(
             Turn(
@@ -266,8 +270,8 @@ class Commands:
     def _go_on(self, command: HandlerCommand, committed: bool, _offsets: tuple[int, ...]) -> None:
         """End what is over once that is durable: else a crash would leave it paused, with records that have run."""
         pace = self._context.pace
-        if committed and command.verb is HandlerVerb.CLOSE and self.forced is None:
-            pace.release()
+        if committed and command.verb is HandlerVerb.CLOSE and command.circuit not in self.forced:
+            pace.release(command.circuit)
         if committed and command.verb is HandlerVerb.RESUME and self.paused is None and self._gate is None:
             pace.go_on()
 
@@ -290,7 +294,7 @@ class Commands:
             return self._of_circuit(command, offset)
         before = steering.paused
         steering.obey(command, now_ms, offset)
-        pace.pauses = steering.pauses
+        pace.pauses = steering.all_pauses
         if steering.paused is not None:
             pace.pause()
         words = [None if paused is None else paused.text for paused in (before, steering.paused)]
@@ -298,16 +302,19 @@ class Commands:
         return Effect(text, before=words[0] or "going", after=words[1] or "going")
 
     def _of_circuit(self, command: HandlerCommand, offset: int) -> Effect:
-        steering, pace = self._jobs.steering, self._context.pace
-        if pace.circuit is None and (command.verb is HandlerVerb.OPEN or steering.forced is None):
-            raise RefusedError(Refusal.NO_CIRCUIT, "this handler has no circuit: pause it instead")
-        now = CircuitState.CLOSED if pace.circuit is None else pace.circuit.state
-        before = now if steering.forced is None else steering.forced.text
+        steering, pace, name = self._jobs.steering, self._context.pace, command.circuit
+        gate, level = pace.gates.get(name), steering.forced_open.get(name)
+        if gate is None and (command.verb is HandlerVerb.OPEN or level is None):
+            text = f"this handler has no circuit {name}" if name else "this handler has no circuit: pause it instead"
+            raise RefusedError(Refusal.NO_CIRCUIT, text)
+        now = CircuitState.CLOSED if gate is None else gate.circuit.state
+        before = now if level is None else level.text
         steering.obey(command, self._context.clock.wall_ms(), offset)
-        pace.pauses = steering.pauses
-        if steering.forced is not None:
-            pace.force(steering.forced.text)
-            return Effect("nothing begins, and no attempt is spent", before=before, after=steering.forced.text)
+        pace.pauses = steering.all_pauses
+        if (level := steering.forced_open.get(name)) is not None:
+            pace.force(level.text, name)
+            what = "no record that waits for it begins" if name else "nothing begins"
+            return Effect(f"{what}, and no attempt is spent", before=before, after=level.text)
         shut = now in (CircuitState.FORCED_OPEN, CircuitState.OPEN)
         after = CircuitState.HALF_OPEN if shut else now
         return Effect("a few records try" if shut else f"it is {after}", before=before, after=after)

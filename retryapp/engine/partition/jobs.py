@@ -14,9 +14,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from retryapp.core.control import Refusal, Verb, is_mark
+from retryapp.core.control import Command, Refusal, Verb, is_mark
 from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.headers import decode_metadata
+from retryapp.core.headers import RETRY_ERROR_TRACE, decode_metadata
 from retryapp.core.hops import REPLAY
 from retryapp.core.jobs import (
     JOB_AGE_MS,
@@ -266,16 +266,17 @@ class Jobs:
                 looked += 1
                 if looked % _GO_ON == 0:
                     await asyncio.sleep(0)
+                headers = tuple(pair for pair in raw.headers if pair[0] != RETRY_ERROR_TRACE)  # most bytes, unused here
                 try:
-                    metadata = decode_metadata(tuple(raw.headers))
+                    metadata = decode_metadata(headers)
                 except DamagedMetadataError:
                     metadata = None
                 died_ms = raw.timestamp_ms if isinstance(raw, Record) else raw.timestamp
                 if metadata is None:
                     part.refused[Refusal.DAMAGED] += 1
                 elif part.order.filter.fits(metadata, raw.key, died_ms):
-                    size += held_bytes(raw.key, raw.value, raw.headers)
-                    record = Record(*tp, raw.offset, 0, raw.key, raw.value, tuple(raw.headers))
+                    size += held_bytes(raw.key, raw.value, headers)
+                    record = Record(*tp, raw.offset, 0, raw.key, raw.value, headers)
                     found.append(Letter(tp, record, metadata))
         part.looked += looked
         return found
@@ -308,6 +309,7 @@ class Jobs:
         """
         effects: list[Effect] = []
         taken = set[str]()
+        command = Command(id=part.job, verb=order.verb, failure_id="?", by=part.by, why=part.why, force=order.force)
         for number, letter in enumerate(letters, 1):
             if number % _TOGETHER == 0 and self._context.handler.order is Order.NONE:
                 await asyncio.sleep(0)  # two hundred take tens of milliseconds
@@ -317,7 +319,7 @@ class Jobs:
                 continue
             taken.add(name)
             try:
-                effects.append(self._letters.of_job(part, order, letter))
+                effects.append(self._letters.of_job(command, letter))
             except RefusedError as error:
                 part.refused[error.refusal] += 1
         return effects

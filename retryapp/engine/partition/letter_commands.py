@@ -16,10 +16,9 @@ from retryapp.core.dead_index import IndexedLetter
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
-from retryapp.core.jobs import JobPart, Part
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import ALONE, decode_row, encode_row, identity_of, is_stopped
+from retryapp.core.rows import ALONE, PendingRow, decode_row, encode_row, identity_of, is_stopped
 from retryapp.core.text import cut_text
 from retryapp.core.traces import qualified_name
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
@@ -90,6 +89,7 @@ class LetterCommands:
         claimed: Collection[bytes],
         taken_in: Callable[[int], bool],
         unhurried: Callable[[], None],
+        remember: Callable[[bytes, bytes, PendingRow, RetryMetadata], None],
     ) -> None:
         """Begin.
 
@@ -100,6 +100,7 @@ class LetterCommands:
             claimed: keys of the rows that are being delivered.
             taken_in: whether the record at an offset is a first delivery without an outcome.
             unhurried: called where a command waits for something that rows need not wait for.
+            remember: takes a row that is written, as its bytes and decoded.
         """
         self._context = context
         self._transport = transport
@@ -107,6 +108,7 @@ class LetterCommands:
         self._claimed = claimed
         self._taken_in = taken_in
         self._unhurried = unhurried
+        self._remember = remember
         self._late = False
         """A command has waited in vain until all letters were known."""
 
@@ -123,16 +125,14 @@ class LetterCommands:
             letter, mark = await self._newest(command, origin)
         return self._effect(command, letter, mark, identity)
 
-    def of_job(self, part: Part, order: JobPart, letter: Letter) -> Effect:
-        """Return what becomes of a letter that a job has read; all letters are known.
+    def of_job(self, command: Command, letter: Letter) -> Effect:
+        """Return what becomes of a letter that a job has read; all letters are known, and `command` is about each.
 
         Raises:
             RefusedError: it is refused.
         """
         metadata = letter.metadata
         check_place(self._context, self._transport, metadata.group, metadata.origin)
-        words: Any = {"by": part.by, "why": part.why, "force": order.force}
-        command = Command(id=part.job, verb=order.verb, failure_id=metadata.failure_id, **words)
         table = self._transport.dead.get(letter.topic.topic)
         row = None if table is None else table.find(metadata.failure_id)
         if row is None:
@@ -151,7 +151,7 @@ class LetterCommands:
             kind = MarkKind.DISCARDED if command.verb is Verb.DISCARD else MarkKind.RESTORED
         told = LetterMark(
             mark=kind,
-            failure_id=command.failure_id,
+            failure_id=letter.metadata.failure_id,
             letter=letter.record.offset,
             delivery=letter.metadata.delivery,
             replays=replays,
@@ -250,12 +250,15 @@ class LetterCommands:
             raise RefusedError(Refusal.TOO_LARGE, "with its headers it does not fit on the retry topic any more")
         timed_out = context.handler.batch is not None and metadata.error_type == _TIMED_OUT
         row = to_row(copy, anew, ALONE if timed_out else 0)
+        raw = encode_row(row)
+        if copy.value:  # an empty one may be a null, which only the copy's headers say
+            self._remember(identity, raw, row, anew)
         if self._sequences is not None:
             self._sequences.came_back(identity, row.key)
         return Effect(
             f"due at once, with new attempts; it was dead as {reason}{f'; edited: {parts}' if parts else ''}",
             after=row_state(anew.replays, 0, row.due_at_ms),
-            rows=(Row(identity, encode_row(row), anew.tier or "?"),),
+            rows=(Row(identity, raw, anew.tier or "?"),),
             publishes=(copy,),
             edited=parts,
             original=before,

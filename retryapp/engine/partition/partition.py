@@ -310,15 +310,20 @@ class PartitionEngine(RunOwner):
     @override
     def waits(self, run: Run) -> bool:
         if not self._former or run.place not in self._former:
-            return (pace := self.context.pace).gated and pace.holds(run)
+            return (pace := self.context.pace).gated and (self._sends_back(run) or pace.holds(run))
         self._former[run.place] = run
         return True
+
+    def _sends_back(self, run: Run) -> bool:
+        if goes := self.context.pace.sends_back(run):
+            self.ended(run, None, None)
+        return goes
 
     @override
     def begun(self, run: Run) -> None:
         self._running[run] = None
         if run.claim is not None and run.session == self._session:
-            self.scheduler.begun()
+            self.scheduler.begun(run.claim)
 
     @override
     def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
@@ -329,9 +334,9 @@ class PartitionEngine(RunOwner):
             self._given_up.note(run)
         if run.session == self._session:
             if run.claim is not None and not began:
-                self.scheduler.begun()
+                self.scheduler.begun(run.claim)
             self._take(run, outcome, fault)
-            if (pace := self.context.pace).circuit is not None:
+            if (pace := self.context.pace).gated:
                 pace.ended(run)
         elif began and (waiting := self._former.pop(run.place, None)) is not None:
             (self._first if waiting.claim is None else self._again).submit(waiting)

@@ -91,8 +91,7 @@ class RowCommands:
             raise RefusedError(Refusal.HELD, "it runs after the earlier records of its key, whatever its time")
         now_ms = self._context.clock.wall_ms()
         due_at_ms = now_ms if command.due_at_ms is None else max(now_ms, command.due_at_ms)
-        circuit = self._context.pace.circuit
-        gate = "" if circuit is None or circuit.closed else "; an outage is on, which holds it back"
+        gate = "; an outage is on, which holds it back" if self._context.pace.is_out(row.circuit) else ""
         gate = "; it is held until somebody releases it" if row.hold else gate
         text = f"due in {max(0, due_at_ms - now_ms)} ms{gate}"
         return self._moved(due_anew(row, metadata, due_at_ms), metadata, identity, text)

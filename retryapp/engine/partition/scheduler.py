@@ -8,11 +8,12 @@ ends. Few claims wait for a runner: a flood waits in the table.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
-from retryapp.core.metadata import HELD
+from retryapp.core.metadata import HELD, RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import (
     ALONE,
@@ -24,6 +25,7 @@ from retryapp.core.rows import (
     decode_row,
     is_held,
     parse_row_key,
+    queue_of,
     row_due_ms,
 )
 from retryapp.engine.delivery.run import Claim, DeliveryContext
@@ -41,6 +43,10 @@ NEVER_MS = 1 << 62
 MAX_SLEEP_S = 60.0
 BLOCKED_SLEEP_S = 0.25
 """Longest sleep without room for due rows."""
+
+MOST_FRESH = 1_000
+"""Rows that are remembered as they were written, of at most `FRESH_BYTES` each."""
+FRESH_BYTES = 4 << 10
 
 Deliver = Callable[[list[tuple[Claim, Record]]], None]
 
@@ -63,6 +69,12 @@ class Scheduler:
         self.claimed_bytes = 0
         self.waiting = 0
         """Claims for which no runner was free yet."""
+        self._waiting_in: Counter[str] = Counter()
+        """The same of each named circuit."""
+        self._limited = False
+        """A circuit had a limit in the last scan: it has not seen all that is due."""
+        self._fresh: dict[bytes, tuple[bytes, PendingRow, RetryMetadata]] = {}
+        """By identity: rows that `remember` took, until they are claimed."""
         self.over = False
         self.looked_ms = context.clock.wall_ms()
         """Time of the last scan for due rows; at first, of the session's begin."""
@@ -81,8 +93,8 @@ class Scheduler:
         """Waits until the commands are obeyed that came while no worker had the partition."""
         self._held = held
         """Takes a row whose hold begins or ends before it runs; tells whether it has."""
-        self.loaded = sequences is None
-        """Which sequences have rows is known; nothing is taken in before."""
+        self.loaded = sequences is None and commanded is None
+        """Which sequences have rows is known, and commands are obeyed; nothing is taken in before."""
         if sequences is not None:
             sequences.wake = lambda: self._wake.set()
         self._wake = asyncio.Event()
@@ -104,9 +116,10 @@ class Scheduler:
             return 0
         return max(0, min(CLAIM_LIMIT, self._ahead - self.waiting, handler.max_in_flight - len(self.claimed)))
 
-    def begun(self) -> None:
+    def begun(self, claim: Claim) -> None:
         """Note that a runner has a claim, or that it will have none."""
         self.waiting -= 1
+        self._waiting_in[claim.circuit] -= bool(claim.circuit)
         self._unblock()
 
     def release(self, key: bytes) -> None:
@@ -122,13 +135,22 @@ class Scheduler:
 
     def freed(self) -> None:
         """Note that more may be claimed by the pace."""
-        if self._blocked and self.room:
+        if self._limited:
+            self._limited, self._next_due_ms = False, 0
+            self._wake.set()
+        elif self._blocked and self.room:
             self._wake.set()
 
     def take(self, key: bytes, identity: bytes, size: int) -> None:
         """Claim a row that is not delivered, but changed by a command: until the turn of that is applied."""
+        self._fresh.pop(identity, None)
         self.claimed[key] = Claim(key=key, identity=identity, due_at_ms=0, size=size)
         self.claimed_bytes += size
+
+    def remember(self, identity: bytes, raw: bytes, row: PendingRow, metadata: RetryMetadata) -> None:
+        """Keep what a row that is written now and due at once says, so that its claim need not decode it."""
+        if len(raw) <= FRESH_BYTES and len(self._fresh) < MOST_FRESH:
+            self._fresh[identity] = raw, row, metadata
 
     def give_back(self, claim: Claim) -> None:
         """End a claim without an outcome: the row waits on. In an ordered handler, before its sequence goes on."""
@@ -144,14 +166,15 @@ class Scheduler:
     async def run(self) -> None:
         """Claim what is due until the session is over."""
         clock = self._context.clock
-        if not self.loaded and self._sequences is not None and self._pending is not None:
+        if self._sequences is not None and self._pending is not None:
             await self._sequences.load(self._pending)
-            self.loaded = True
-            if self._on_loaded is not None:
-                self._on_loaded()
-            await self._sequences.caught_up()
         if self._commanded is not None:
             await self._commanded()
+        self.loaded = True
+        if self._on_loaded is not None:
+            self._on_loaded()
+        if self._sequences is not None:
+            await self._sequences.caught_up()
         while not self.over:
             if not clock.trusted:
                 await asyncio.sleep(BLOCKED_SLEEP_S)
@@ -200,7 +223,9 @@ class Scheduler:
                     claimed = {*claimed, *self._sequences.aside.values()}
                 put_aside = sum(not is_held(value) for _, value in heads)
                 most = 0 if full else max(0, min(limit - put_aside, held_limit - len(heads)))
-                rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left)
+                limits = self._context.pace.limits(self._waiting_in)
+                self._limited, queues = bool(limits), {queue_of(name): limit for name, limit in limits.items()}
+                rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left, most=queues)
                 self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             if not rows and not heads:
                 break
@@ -234,9 +259,13 @@ class Scheduler:
     def _claim(self, key: bytes, value: bytes) -> tuple[Claim, Record] | None:
         """Claim a row; None: earlier records of its sequence are not done."""
         place = parse_row_key(key)
-        row, damage = PendingRow(None, value, ()), None
+        row, damage, metadata = PendingRow(None, value, ()), None, None
+        fresh = self._fresh.pop(key[IDENTITY_AT:], None)
         try:
-            row = decode_row(value)
+            if fresh is not None and fresh[0] == value:
+                _, row, metadata = fresh
+            else:
+                row = decode_row(value)
         except NewerRowError as exc:
             where = f"the row of {self._context.handler.main}[{self._partition}]@{place.origin_offset}"
             raise NewerRecordError(f"{where} in the pending table", exc.finding) from exc
@@ -254,13 +283,16 @@ class Scheduler:
             size=len(value) + (0 if row.reference is None else row.reference.size),
             damage=damage,
             reference=row.reference,
+            circuit=row.circuit,
             alone=bool(row.flags & ALONE),
             cancelled=bool(row.flags & CANCELLED),
             surplus=self._sequences is not None and damage is None and self._sequences.is_surplus(row),
             expired=bool(row.hold & TOKEN),
+            metadata=metadata,
         )
         self.claimed[key] = claim
         self.claimed_bytes += claim.size
         self.waiting += 1
+        self._waiting_in[claim.circuit] += bool(claim.circuit)
         coordinates = self._context.handler.topology.pending_changelog, self._partition, place.origin_offset
         return claim, Record(*coordinates, row.since_ms, row.key, row.value, row.headers)

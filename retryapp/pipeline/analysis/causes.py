@@ -83,7 +83,7 @@ def offenders(journeys: DataFrame) -> Row:
     """Return keys of which several records failed: ``rows`` of the worst, ``keys`` and ``deadly`` in all."""
     failed = F.size(F.filter("attempts", lambda attempt: ~attempt["outcome"].isin("succeeded", "skipped"))).cast("long")
     keyed = journeys.where(F.col("key_hash").isNotNull()).withColumn("tries", failed)
-    whole = keyed.groupBy("group", "main", "key_hash").agg(
+    whole = keyed.groupBy(F.xxhash64("key_hash").alias("mark"), "group", "main", "key_hash").agg(  # see the rollup
         F.count(F.lit(1)).alias("records"),
         F.sum("tries").alias("failures"),
         F.count_if(F.col("fate") == "dead").alias("dead"),
@@ -92,7 +92,7 @@ def offenders(journeys: DataFrame) -> Row:
         F.max_by("failure_id", F.struct("ended_ms", "failure_id")).alias("example"),
     )
     again = whole.where(F.col("records") >= REPEATS)
-    worst = F.max_by(F.struct(*whole.columns), F.struct("dead", "records", "failures", "key_hash"), SHOWN)
+    worst = F.max_by(F.struct(*whole.drop("mark").columns), F.struct("dead", "records", "failures", "key_hash"), SHOWN)
     (found,) = again.agg(
         F.count(F.lit(1)).alias("keys"), F.count_if(F.col("dead") > 1).alias("deadly"), worst.alias("rows")
     ).collect()

@@ -13,22 +13,24 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
+from retryapp.pipeline.analysis.cuts import Cut, is_present, to_frame
 from retryapp.pipeline.analysis.journeys import has_failed
-from retryapp.pipeline.analysis.schemas import LEDGER, PROGRESS
+from retryapp.pipeline.analysis.schemas import PROGRESS
 
 DAY_MS: Final = 86_400_000
 _PLACE: Final = ("cluster_id", "group", "main", "partition")
 _FATES: Final = ("recovered", "superseded", "pending", "held", "dead", "discarded")
 
 
-def progress_of(readings: DataFrame, cut: DataFrame) -> DataFrame:
+def progress_of(readings: DataFrame, cut: Cut) -> DataFrame:
     """Return the ranges that workers counted before the cut; a later one from 0 on is of a re-created main topic."""
     own = {"cluster_id", "group", "main", "gap_offsets", "overlap_offsets"}
     counted_ranges = readings.where(F.col("said.kind") == "progress").select(
         "cluster_id", "group", "main", "epoch", F.col("found_offset").alias("found"),
         *(F.col(f"said.{field.name}") for field in PROGRESS if field.name not in own),
     )  # fmt: skip
-    counted_ranges = counted_ranges.join(F.broadcast(cut.select(*_PLACE, "cut_offset")), on=list(_PLACE), how="inner")
+    ends = to_frame(cut, readings.sparkSession).select(*_PLACE, "cut_offset")
+    counted_ranges = counted_ranges.join(F.broadcast(ends), on=list(_PLACE), how="inner")
     arrival = Window.partitionBy(*_PLACE).orderBy("epoch", "found")
     again = (F.col("from_offset") == 0) & (F.lag("to_offset").over(arrival) > 0)
     lives = counted_ranges.withColumn("life", F.sum(F.coalesce(again, F.lit(False)).cast("int")).over(arrival))
@@ -45,38 +47,42 @@ def progress_of(readings: DataFrame, cut: DataFrame) -> DataFrame:
     )
 
 
-def ledger(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFrame:
-    """Return what has become of every record, partition by partition."""
-    place = list(_PLACE)
-    of_ranges = _matched(journeys, progress, cut).groupBy(*place)
-    sums = of_ranges.agg(
-        F.min("from_offset").alias("from_offset"),
-        F.max("to_offset").alias("to_offset"),
-        *(F.sum(name).alias(name) for name in ("received", "failed")),
-        F.sum(F.col("first_try_ok") + F.col("held_ok")).alias("first_try_ok"),
-        F.sum(F.col("skipped") + F.col("skipped_later")).alias("skipped"),
-        *(F.sum(name).alias(name) for name in (*_FATES, "uncounted")),
-        F.sum(F.greatest(F.lit(0), F.col("failed") - F.col("traced"))).alias("lost"),
-        F.sum(F.greatest(F.lit(0), F.col("traced") - F.col("failed"))).alias("extra"),
-        F.sum((F.col("gap_offsets") > 0).cast("long")).alias("gaps"),
-        F.sum((F.col("overlap_offsets") > 0).cast("long")).alias("overlaps"),
-    )
-    whole = cut.select(*place, "cut_offset").join(sums, on=place, how="left")
-    counted = [field.name for field in LEDGER if field.name not in {*place, "cut_offset", "from_offset", "to_offset"}]
-    filled = whole.fillna(0, [name for name in counted if name in whole.columns])
-    done = filled.withColumn("done", F.col("first_try_ok") + F.col("skipped") + F.col("recovered"))
-    columns = [F.col(field.name).cast(field.dataType).alias(field.name) for field in LEDGER]
-    return done.select(*columns)
+def ledger(journeys: DataFrame, progress: DataFrame, cut: Cut) -> list[dict[str, Any]]:
+    """Return what has become of every record, partition by partition; ``received`` and ``failed`` by workers' counts.
+
+    A row goes from the first to the last offset that they counted. ``done`` are ``first_try_ok``, ``skipped`` and
+    ``recovered``. ``lost`` failed and have no journey, ``extra`` have one and did not fail, ``uncounted`` ones lie
+    where nobody has counted yet. ``gaps`` and ``overlaps`` are of the ranges.
+    """
+    sums = {
+        "from_offset": F.min("from_offset"),
+        "to_offset": F.max("to_offset"),
+        "first_try_ok": F.sum(F.col("first_try_ok") + F.col("held_ok")),
+        "skipped": F.sum(F.col("skipped") + F.col("skipped_later")),
+        **{name: F.sum(name) for name in ("received", "failed", *_FATES, "uncounted")},
+        "lost": F.sum(F.greatest(F.lit(0), F.col("failed") - F.col("traced"))),
+        "extra": F.sum(F.greatest(F.lit(0), F.col("traced") - F.col("failed"))),
+        "gaps": F.count_if(F.col("gap_offsets") > 0),
+        "overlaps": F.count_if(F.col("overlap_offsets") > 0),
+    }
+    of_ranges = _matched(journeys, progress, cut).groupBy(*_PLACE)
+    counted = of_ranges.agg(*(column.alias(name) for name, column in sums.items())).collect()
+    known = {tuple(row[name] for name in _PLACE): {name: row[name] for name in sums} for row in counted}
+    nothing = dict.fromkeys(sums, 0) | {"from_offset": None, "to_offset": None}
+    rows = []
+    for cluster_id, group, main, _, partition, cut_offset in sorted(cut):
+        row = known.get((cluster_id, group, main, partition), nothing)
+        place = {"group": group, "main": main, "partition": partition, "cut_offset": cut_offset}
+        rows.append({**place, **row, "done": row["first_try_ok"] + row["skipped"] + row["recovered"]})
+    return rows
 
 
-def _matched(journeys: DataFrame, progress: DataFrame, cut: DataFrame) -> DataFrame:
+def _matched(journeys: DataFrame, progress: DataFrame, cut: Cut) -> DataFrame:
     """Return one row for each range, and one for the journeys of each partition that no range covers."""
     place = [*_PLACE]
     done = F.when(has_failed(), "recovered").otherwise("held_ok")
     fate = F.when(F.col("fate") == "done", done).when(F.col("fate") == "skipped", "skipped_later")
-    ours = journeys.join(
-        F.broadcast(cut.select(*place, "topic_id").distinct()), on=[*place, "topic_id"], how="left_semi"
-    ).select(
+    ours = journeys.where(is_present(cut)).select(
         *place,
         F.col("offset").alias("at"),
         fate.otherwise(F.col("fate")).alias("fate"),

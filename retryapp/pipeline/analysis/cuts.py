@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from retryapp.core.errors import TopicMissingError
 from retryapp.kafka import KafkaAdmin, Positions, find_handlers
+from retryapp.pipeline.analysis.schemas import CUT
 from retryapp.pipeline.sources import Source, Sources, find_sources, retention_of
+
+Cut = Sequence[tuple[Any, ...]]  # rows of ``schemas.CUT``
+LIFE: Final = ("cluster_id", "group", "main", "topic_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +61,14 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     ends = positions.settled_ends(ours.places)
     retention_ms = retention_of(admin, [source.topic for source in ours.topics])
     return TakenCut(mains, committed, ends, retention_ms)
+
+
+def to_frame(cut: Cut, spark: SparkSession) -> DataFrame:
+    """Return a cut as a table; from Arrow it is part of the plan, and no job of Python's."""
+    columns = zip(*cut, strict=True) if cut else ((),) * len(CUT)
+    return spark.createDataFrame(pa.table(list(map(list, columns)), schema=to_arrow_schema(CUT)))
+
+
+def is_present(cut: Cut) -> Column:
+    """Tell whether a row with the columns ``LIFE`` is of a main topic as it is now."""
+    return F.concat_ws("\n", *LIFE).isin(sorted({"\n".join(row[: len(LIFE)]) for row in cut}))

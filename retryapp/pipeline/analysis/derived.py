@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, DERIVED_TABLES, READINGS_TABLE
+from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, DERIVED_TABLES
 from retryapp.pipeline.errors import OtherRunError, TableMissingError
 from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.tables import DERIVED
@@ -78,7 +78,7 @@ class Derived:
         if not self._files.create(self.place(name), text) and self._files.read(self.place(name)) != text:
             raise OtherRunError("analyse", f"another run has written {name}")
         for each in self._files.names(self._lake.table(DERIVED)):
-            if each not in {READINGS_TABLE, facts["run_id"], before, name}:
+            if each not in {facts["run_id"], before, name}:
                 self._files.remove(self.place(each))
 
     def _results(self) -> list[str]:

@@ -17,14 +17,16 @@ from retryapp.pipeline.analysis.checks import Verdict
 from retryapp.pipeline.analysis.cuts import TakenCut
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
-from retryapp.pipeline.analysis.readings import Readings
+from retryapp.pipeline.analysis.reading import readings_of
 from retryapp.pipeline.analysis.rollup import MOST_BINS, delays, fitting_length, rollup
-from retryapp.pipeline.analysis.schemas import CUT, DELAYS_TABLE, JOURNEYS_TABLE, ROLLUP_TABLE
+from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, READINGS_TABLE, ROLLUP_TABLE
+from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.session import setting
+from retryapp.pipeline.tables import Tables
 
 JOB: Final = "analyse"
 FRESH_MS: Final = 86_400_000
@@ -38,8 +40,7 @@ class Analysed:
 
     groups: tuple[str, ...]
     run_id: str
-    full: bool  # every record of the archive was parsed again
-    read: int  # records that were parsed
+    is_new: bool  # else the result of the run before stands: nothing was new
     journeys: int
     elapsed_ms: int
     verdicts: tuple[Verdict, ...]
@@ -57,7 +58,7 @@ class Analysis:
         self._spark = spark
         self._gaps = Gaps(Facts(spark, lake))
         self._derived = Derived(spark, lake)
-        self._readings = Readings(spark, lake)
+        self._tables = Tables(spark, lake)
         self._now_ms = now_ms
         self._holds = Holds(spark, lake)
 
@@ -65,44 +66,45 @@ class Analysis:
         """Keep other analyses from writing to the lake while the body runs: cut, archive and run belong together."""
         return self._holds.take(JOB, ANALYSIS_HOLD)
 
-    def run(self, taken: Sequence[TakenCut], *, broker: str, full: bool = False) -> Analysed:
+    def run(self, taken: Sequence[TakenCut], *, broker: str) -> Analysed:
         """Make all tables, from cuts that were all taken before the archive runs that have just ended.
 
         Where nothing is new since the run before, its result stands.
         """
+        if not self._tables.exists():
+            raise TableMissingError(self._tables.lake.uri)
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
         groups = tuple(sorted(cut.mains.group for cut in taken))
         kept_ms = {topic: length for each in taken for topic, length in each.retention_ms.items()}
         losses = [row for row in self._gaps.rows() if row.get("group") in groups or row["topic"] in kept_ms]
         state = {
             "groups": list(groups), "cut": [list(row) for each in taken for row in each.rows], "kept_ms": kept_ms,
-            "losses": losses, "archive": self._readings.archive_version(),
+            "losses": losses, "archive": next(self._tables.commits())["version"],
         }  # fmt: skip
-        former = None if full else self._derived.result()
+        former = self._derived.result()
         if former is not None and former["state"] == state and self._derived.is_whole(former["run_id"]):
             return self._unchanged({**former, "broker": broker}, began_ms)
-        read = self._readings.update(full=full)
         made = self._make(groups, taken, losses, run_id)
         verdicts = made.pop("verdicts")
         ended_ms = self._now_ms()
         facts = {**made, "broker": broker, "analysed_ms": ended_ms, "checks": [asdict(each) for each in verdicts]}
         self._derived.put_result({**facts, "run_id": run_id, "state": state})
-        return Analysed(groups, run_id, read.full, read.records, made["journeys"], ended_ms - began_ms, tuple(verdicts))
+        return Analysed(groups, run_id, True, made["journeys"], ended_ms - began_ms, tuple(verdicts))
 
     def _unchanged(self, former: Mapping[str, Any], began_ms: int) -> Analysed:
         now_ms = self._now_ms()
         verdicts = tuple(Verdict(**{**each, "examples": tuple(each["examples"])}) for each in former["checks"])
         groups, run_id = tuple(former["state"]["groups"]), former["run_id"]
         self._derived.put_result({**former, "analysed_ms": now_ms})
-        return Analysed(groups, run_id, False, 0, former["journeys"], now_ms - began_ms, verdicts)
+        return Analysed(groups, run_id, False, former["journeys"], now_ms - began_ms, verdicts)
 
     def _make(
         self, groups: Sequence[str], taken: Sequence[TakenCut], losses: Sequence[Mapping[str, Any]], run_id: str
     ) -> dict[str, Any]:
         put = self._derived.put
-        readings = self._readings.read().where(F.col("group").isin(*groups))
-        rows, forgotten = _known(taken, readings)
-        cut = self._spark.createDataFrame(rows, CUT)
+        records = self._tables.read().where(F.col("group").isin(*groups))
+        readings = put(READINGS_TABLE, readings_of(records), run_id)
+        cut, forgotten = _known(taken, readings)
         with setting(self._spark, _BY_HASH, "false", required=False):
             journeys = put(JOURNEYS_TABLE, journeys_of(before_cut(traces_of(readings), cut)), run_id)
         progress = counts.progress_of(readings, cut).cache()
@@ -116,10 +118,9 @@ class Analysis:
             length_ms = fitting_length(max(highs) - min(lows), MOST_BINS)
             put(ROLLUP_TABLE, rollup(journeys, progress, length_ms=length_ms), run_id)
             put(DELAYS_TABLE, delays(journeys), run_id)
-            ledger = [row.asDict() for row in counts.ledger(journeys, progress, cut).collect()]
+            ledger = counts.ledger(journeys, progress, cut)
         finally:
             progress.unpersist()
-        ledger.sort(key=lambda row: (row["group"], row["main"], row["partition"]))
         now_ms = self._now_ms()
         verdicts = [
             *checks.of_readings(readings),

@@ -16,6 +16,7 @@ from pyspark.sql.window import Window
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import MarkKind
 from retryapp.core.hops import REPLAY
+from retryapp.pipeline.analysis.cuts import LIFE, Cut, is_present, to_frame
 from retryapp.pipeline.analysis.reading import DLQ, MARK, MOVED
 from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, SAID
 
@@ -51,18 +52,12 @@ def traces_of(readings: DataFrame) -> DataFrame:
     return traces.select(*own, *said, kind.alias("station"), rank.alias("rank"))
 
 
-def before_cut(traces: DataFrame, cut: DataFrame) -> DataFrame:
+def before_cut(traces: DataFrame, cut: Cut) -> DataFrame:
     """Leave out records that lie at or behind the cut; of a former life of the main topic all stays."""
-    known = cut.select(*_LIFE, F.lit(True).alias("is_known")).distinct()
-    places = cut.select(*_LIFE, "partition", "cut_offset")
-    joined = traces.join(F.broadcast(known), on=list(_LIFE), how="left").join(
-        F.broadcast(places), on=[*_LIFE, "partition"], how="left"
-    )
-    inside = F.col("is_known").isNull() | (F.col("offset") < F.coalesce("cut_offset", F.lit(0)))
+    places = to_frame(cut, traces.sparkSession).select(*LIFE, "partition", "cut_offset")
+    joined = traces.join(F.broadcast(places), on=[*LIFE, "partition"], how="left")
+    inside = ~is_present(cut) | (F.col("offset") < F.coalesce("cut_offset", F.lit(0)))
     return joined.where(inside).select(*traces.columns)
-
-
-_LIFE: Final = ("cluster_id", "group", "main", "topic_id")
 
 
 def journeys_of(traces: DataFrame) -> DataFrame:

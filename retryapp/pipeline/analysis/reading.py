@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import Column
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 
@@ -45,7 +46,8 @@ from retryapp.core.lifecycle import (
 from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
 from retryapp.core.record import Headers, failure_id, parse_failure_id, parse_origin
 from retryapp.core.topology import TopicRole
-from retryapp.pipeline.analysis.schemas import SAID
+from retryapp.pipeline.analysis.schemas import READINGS, SAID
+from retryapp.pipeline.schemas import HEADERS
 
 DLQ: Final = TopicRole.DLQ.value
 EVENTS: Final = TopicRole.EVENTS.value
@@ -181,8 +183,22 @@ def header_tuples(headers: pa.Array) -> list[Headers]:
     return [tuple(pairs[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
-def read_columns(station: Column, headers: Column, value: Column) -> Column:
-    """Return a struct column ``schemas.SAID`` for three columns: string, headers, binary."""
+def readings_of(records: DataFrame) -> DataFrame:
+    """Return what rows of the archive say: ``schemas.READINGS``, one row for each."""
+    is_event = F.col("station") == F.lit(EVENTS)
+    is_mark = (F.col("station") == F.lit(DLQ)) & F.exists("headers", lambda header: header["key"] == F.lit(RETRY_MARK))
+    none = F.array().cast(HEADERS)  # not null: for each row Arrow's writer goes over all nulls before it anew
     make: Any = arrow_udf  # its types do not know a plain function of arrays
-    reading: Column = make(read_batch, SAID)(station, headers, value)
-    return reading
+    read = make(read_batch, SAID)
+    columns: dict[str, Any] = {
+        "life": F.col("topic_id"),
+        "found_partition": F.col("partition"),
+        "found_offset": F.col("offset"),
+        "key_hash": F.when(~is_event, F.col("key_hash")),  # an event's key is the failure id
+        "said": read(
+            F.col("station"),
+            F.when(is_event, none).otherwise(F.col("headers")),
+            F.when(is_event | is_mark, F.col("value")),
+        ),
+    }
+    return records.select(*(columns.get(name, F.col(name)).alias(name) for name in READINGS.fieldNames()))

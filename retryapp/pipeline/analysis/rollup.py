@@ -80,7 +80,8 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
         "error_type": F.max_by("at.error_type", newest),
         "example": F.max_by(example, F.when(is_last_of_cause, newest)),
     }
-    places = every.groupBy(*(column.alias(name) for name, column in by.items()))
+    mark = F.xxhash64(*by.values()).alias("mark")  # texts among the sums need a sort, which compares eight bytes first
+    places = every.groupBy(mark, *(column.alias(name) for name, column in by.items()))
     of_journeys = places.agg(*(column.alias(name) for name, column in sums.items()))
     return _shaped(of_journeys, ROLLUP).unionByName(_shaped(_first_tries(progress, length_ms), ROLLUP))
 

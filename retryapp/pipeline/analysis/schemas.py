@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 5  # of these tables and of the decoder; a lake with another one is derived again as a whole
+ANALYSIS_VERSION: Final = 6  # of these tables and of the decoder; a result of another one does not stand
 
 READINGS_TABLE: Final = "readings"
 JOURNEYS_TABLE: Final = "journeys"
@@ -47,7 +47,7 @@ READINGS: Final = table(
     """,
     SAID=SAID,
 )
-"""One row for each archived record, parsed once."""
+"""One row for each archived record."""
 
 ATTEMPT: Final = struct(
     "delivery long, replays long, attempt long, started_ms long, ended_ms long, tier string, lateness_ms long, "
@@ -140,18 +140,8 @@ DELAYS: Final = table("""
     max_ms long the longest
 """)
 
-LEDGER: Final = struct(
-    "group string, main string, partition integer, from_offset long, to_offset long, cut_offset long, received long, "
-    "done long, first_try_ok long, skipped long, recovered long, superseded long, pending long, held long, dead long, "
-    "discarded long, failed long, lost long, extra long, uncounted long, gaps long, overlaps long"
-)
-"""One partition, from the first to the last offset that workers counted: ``received`` and ``failed`` by their counts.
-
-``done`` are ``first_try_ok``, ``skipped`` and ``recovered``. ``lost`` failed and have no journey, ``extra`` have one
-and did not fail, ``uncounted`` ones lie where nobody has counted yet. ``gaps`` and ``overlaps`` are of the ranges.
-"""
-
 DERIVED_TABLES: Final[Mapping[str, T.StructType]] = {
+    READINGS_TABLE: READINGS,
     JOURNEYS_TABLE: JOURNEYS,
     ROLLUP_TABLE: ROLLUP,
     DELAYS_TABLE: DELAYS,

@@ -105,7 +105,10 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "Open lanes whose records wait: a topic refuses a hand-off, no run can begin, or a rule has paused them.",
         ("handler",),
     ),
-    "circuits": ("Partitions here whose circuit is in a state.", ("handler", "state")),
+    "circuits": (
+        "Partitions here whose circuit is in a state; the name of the handler's own is empty.",
+        ("handler", "circuit", "state"),
+    ),
     "paused_partitions": ("Partitions here whose handler somebody has paused.", ("handler",)),
     "job_parts": (
         "Partitions here that have a part of a job to do, by its state; each job counts.",
@@ -162,7 +165,9 @@ class MetricsObserver(Observer):
         self._published = counter(
             "published", "Records that handlers published with record.publish, by destination.", "topic"
         )
-        self._circuit = counter("circuit_transitions", "Changes of circuits, by the state that they came to.", "state")
+        self._circuit = counter(
+            "circuit_transitions", "Changes of circuits, by the state that they came to.", "circuit", "state"
+        )
         self._lateness = histogram(
             "lateness_seconds", "Time of delivery to the handler minus due time.", LATENESS_BUCKETS_S, "handler"
         )
@@ -195,7 +200,7 @@ class MetricsObserver(Observer):
             self._child(self._dead, handler, reason.value)
             self._child(self._discarded, handler, reason.value)
         for state in CircuitState:
-            self._child(self._circuit, handler, state.value)
+            self._child(self._circuit, handler, "", state.value)
         self._tiers[handler] = list(tiers)
         for tier in self._tiers[handler]:
             self._child(self._scheduled, handler, tier)
@@ -229,7 +234,9 @@ class MetricsObserver(Observer):
                 topic = self._bounded(self._published, handler, observation.topic or "unknown")
                 self._child(self._published, handler, topic).inc(count)
             case Event.CIRCUIT:
-                self._child(self._circuit, handler, observation.state or "unknown").inc(count)
+                self._child(self._circuit, handler, observation.circuit or "", observation.state or "unknown").inc(
+                    count
+                )
             case Event.REBALANCED:
                 self._rebalances.observe((observation.duration_ms or 0) / _SECONDS)
 
@@ -323,9 +330,11 @@ class Gauges(Collector):
             add("partitions", len(infos), handler)
             add("lanes_open", sum(info.state == "open" for info in here), handler)
             add("lanes_stalled", sum(info.stalled is not None for info in here), handler)
-            if circuits := [info.circuit for info in here if info.circuit is not None]:
+            circuits = Totals(("", info.circuit) for info in here if info.circuit is not None)
+            circuits.update((name, each.state) for info in here for name, each in info.circuits.items())
+            for name in sorted({name for name, _ in circuits}):
                 for state in CircuitState:
-                    add("circuits", circuits.count(state), handler, state.value)
+                    add("circuits", circuits[name, state], handler, name, state.value)
             add("paused_partitions", sum(info.paused is not None for info in here), handler)
             for going in (PartState.RUNNING, PartState.PAUSED):
                 add("job_parts", sum(info.jobs.get(going, 0) for info in here), handler, going.value)

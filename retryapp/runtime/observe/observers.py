@@ -98,8 +98,8 @@ class CombinedObserver(Observer):
 class LogObserver(Observer):
     """Logs observations; it needs a running event loop."""
 
-    def __init__(self, logger: logging.Logger | None = None) -> None:
-        self._logger = logging.getLogger(EVENT_LOGGER) if logger is None else logger
+    def __init__(self) -> None:
+        self._logger = logging.getLogger(EVENT_LOGGER)
         self._causes: dict[tuple[str, str | None], float] = {}  # when each was seen last, in that order
         self._sums: dict[str, Counter[str]] = {}
 

@@ -74,8 +74,8 @@ class CauseTally:
                 batch.put(_PREFIX + bucket, _encode(count))
         self._changed.clear()
 
-    def name_of(self, cause: bytes | None) -> str | None:
-        count = None if cause is None else self._counts.get(cause)
+    def name_of(self, cause: bytes) -> str | None:
+        count = self._counts.get(cause)
         return None if count is None else count.name
 
     def counts(self) -> list[CauseCount]:

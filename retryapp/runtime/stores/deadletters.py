@@ -21,7 +21,15 @@ from typing_extensions import override
 
 from retryapp.core.causes import OTHER_CAUSE, CauseCount, cause_name
 from retryapp.core.control import is_open
-from retryapp.core.dead_index import IndexedLetter, cause_bytes, decode_letter, encode_letter, hash_of, index_letter
+from retryapp.core.dead_index import (
+    IndexedLetter,
+    cause_bytes,
+    counted_as,
+    decode_letter,
+    encode_letter,
+    hash_of,
+    index_letter,
+)
 from retryapp.ports import DeadLetterTable, DeadRow
 from retryapp.runtime.stores.causes import OTHER, CauseTally
 from retryapp.runtime.stores.store import RocksTable, StoreIdentity
@@ -43,10 +51,6 @@ def _row_key(offset: int) -> bytes:
 
 def _offset_of(key: bytes) -> int:
     return int.from_bytes(key[-_OFFSET.size :], "big")
-
-
-def _name(letter: IndexedLetter) -> str:
-    return cause_name(letter.error_type or "", None, letter.message or "")
 
 
 def _indexes(letter: IndexedLetter) -> Iterator[bytes]:
@@ -90,7 +94,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
         """Count a letter; return it as it was counted."""
         bucket = self._causes.add(
             cause_bytes(letter.cause_id),
-            letter.cause or _name(letter),
+            letter.cause or cause_name(letter.error_type or "", None, letter.message or ""),
             attempts=letter.attempt or 0,
             at_ms=letter.append_ms if letter.last_failed_ms is None else letter.last_failed_ms,
             sample=letter.failure_id or "",
@@ -98,9 +102,9 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
         self._counted(1)
         return replace(letter, other=bucket == OTHER)
 
-    def _uncount(self, letter: IndexedLetter) -> None:
-        bucket = OTHER if letter.other else cause_bytes(letter.cause_id) or OTHER
-        self._causes.remove(bucket, attempts=letter.attempt or 0)
+    def _uncount(self, raw: bytes) -> None:
+        cause, attempts = counted_as(raw)
+        self._causes.remove(cause or OTHER, attempts=attempts)
         self._counted(-1)
 
     def _counted(self, more: int) -> None:
@@ -113,10 +117,10 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
         for offset, (mark, job) in marks.items():
             was_open, raw = is_open(self._mark_of(offset)[0]), self._store.get(_row_key(offset))
             if raw is not None and was_open != is_open(mark):
-                letter = decode_letter(offset, raw)
                 if was_open:
-                    self._uncount(letter)
+                    self._uncount(raw)
                 else:
+                    letter = decode_letter(offset, raw)
                     for index in _indexes(letter):
                         batch.delete(index)
                     letter = self._count(letter)
@@ -134,10 +138,13 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             meta.next_offset = max(meta.next_offset, next_offset)
         self._store.write(batch, self._now_ms)
 
-    @override
     def page(
         self, before: int | None, limit: int, *, cause: str | None = None, key: bytes | None = None
     ) -> list[IndexedLetter]:
+        """Return at most `limit` letters with an offset below `before`, newest first: all, of a cause id, or of a key.
+
+        Of a cause *and* a key: those of the key are looked through, at most `limit` of them match.
+        """
         if key is not None:
             prefix = _BY_KEY + hash_of(key)
         elif cause is not None:
@@ -170,10 +177,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             yield key, value
 
     def _shown(self, offset: int, raw: bytes) -> IndexedLetter:
-        letter = decode_letter(offset, raw)
-        known = None if letter.cause_id is None else self._causes.name_of(cause_bytes(letter.cause_id)) or _name(letter)
-        mark, job = self._mark_of(offset)
-        return replace(letter, cause=known, mark=mark, job=job)
+        return decode_letter(offset, raw, self._causes.name_of, *self._mark_of(offset))
 
     def _mark_of(self, offset: int) -> tuple[str | None, str | None]:
         """Return the mark of a letter, and the job that left it."""
@@ -191,12 +195,15 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
                 return letter
         return None
 
-    @override
     def count(self) -> int:
+        """Return how many letters are open: without a mark, or restored."""
         return self._store.meta.counts.get(_ROW_COUNT, 0)
 
-    @override
     def causes(self) -> Sequence[CauseCount]:
+        """Return how many open letters each cause has, the most first: ``MAX_CAUSES`` and one of the rest.
+
+        ``OTHER_CAUSE`` are letters of further causes, and those whose headers name none.
+        """
         return self._causes.counts()
 
     @override
@@ -211,7 +218,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             gone, last = gone + 1, key
             letter = decode_letter(_offset_of(key), value)
             if is_open(self._mark_of(letter.offset)[0]):
-                self._uncount(letter)
+                self._uncount(value)
             for index in _indexes(letter):
                 batch.delete(index)
         if gone:

@@ -80,11 +80,19 @@ class _Shop:
         return replace(WAITING, **{"delivery": told["attempt"], **told})
 
     def wait(
-        self, partition: int, offset: int, due_at_ms: int, *, value: bytes = b"{}", headers: Headers = (), **told: Any
+        self,
+        partition: int,
+        offset: int,
+        due_at_ms: int,
+        *,
+        value: bytes = b"{}",
+        headers: Headers = (),
+        circuit: str = "",
+        **told: Any,
     ) -> None:
         ours = encode_metadata(self.metadata(partition, offset, due_at_ms=due_at_ms, **told))
         row = PendingRow(b"k", value, headers + ours, due_at_ms)
-        self.put(partition, offset, encode_row(row))
+        self.put(partition, offset, encode_row(row.in_circuit(circuit) if circuit else row))
 
     def put(self, partition: int, offset: int, row: bytes | None) -> None:
         identity = identity_of(self.metadata(partition, offset).origin)

@@ -77,19 +77,21 @@ def test_one_waiting_record_is_shown_decoded(retryapp, shop):
 
 
 def test_a_due_record_says_that_a_circuit_holds_it_back(retryapp, shop):
-    """By the last event of its partition; one that is not due waits for its time."""
-    for partition, states in ((0, ("open", "half-open")), (1, ("open", "closed"))):
-        for state in states:
-            event = CircuitChanged(
-                group=shop.topology.group, handler="shop.charge", main=shop.topology.main, partition=partition,
-                from_state="closed", to_state=state, cause="", at_ms=1_700_000_000_000,
-            )  # fmt: skip
-            shop.publish(shop.topology.events, partition, event.key, event.to_json())
+    """By the last event of its partition; one that is not due, or waits for another service, does not."""
+    changes = ("", 0, "open"), ("", 0, "half-open"), ("", 1, "open"), ("ledger", 1, "open"), ("", 1, "closed")
+    for circuit, partition, state in changes:
+        event = CircuitChanged(
+            group=shop.topology.group, handler="shop.charge", main=shop.topology.main, partition=partition,
+            from_state="closed", to_state=state, cause="", circuit=circuit, at_ms=1_700_000_000_000,
+        )  # fmt: skip
+        shop.publish(shop.topology.events, partition, event.key, event.to_json())
+    for partition in (0, 1):
         shop.wait(partition, 5, 1_700_000_000_000)
     shop.wait(0, 6, FAR_MS)
+    shop.wait(1, 7, 1_700_000_000_000, circuit="ledger")
     records = retryapp("pending", "list", *shop.place, "--json").json["records"]
     assert {(record["partition"], record["origin_offset"]): record["held_back_by"] for record in records} == {
-        (0, 5): "circuit", (1, 5): None, (0, 6): None,
+        (0, 5): "circuit", (1, 5): None, (0, 6): None, (1, 7): "circuit ledger",
     }  # fmt: skip
     shown = retryapp("pending", "show", *shop.place, shop.failure_id(0, 5)).out
     assert "held back by       circuit" in shown

@@ -90,6 +90,10 @@ def test_who_has_records_wait_and_since_when_is_said() -> None:
     assert f"{main} forced open by ann: ledger down for 1m, partition 0, 1" in text
     assert f"{main} paused by bob for 2m, partition 1" in text
     assert "open, paused, circuit forced-open" in text
+    ledger = {"ledger": {"state": "forced-open", "since_ms": GROUP.now_ms - 60_000, "cause": "forced open by ann"}}
+    text = drawn(replace(GROUP, lanes=[{**GROUP.lanes[0], "circuits": ledger}]))
+    assert f"{main} ledger forced open by ann for 1m, partition" in text
+    assert "circuit ledger forced-open" in text
 
 
 def test_what_is_not_known_is_said() -> None:

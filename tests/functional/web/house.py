@@ -210,8 +210,8 @@ class FakeWorker(RuntimeView):
         return {number: self._told(number, verb) for number in self.remembered.get(main, {})}
 
     @override
-    def tell_handler(self, main: str, verb: HandlerVerb, **more: Any) -> Told:
-        self.asked.append((main, verb, more))
+    def tell_handler(self, main: str, verb: HandlerVerb, circuit: str, **more: Any) -> Told:
+        self.asked.append((main, verb, circuit, more))
         return {number: self._told(number, verb) for number in range(2)}
 
     @override

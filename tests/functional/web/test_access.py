@@ -147,12 +147,23 @@ async def test_a_known_name_is_one_of_these_pages(worker: FakeWorker) -> None:
 
 @pytest.mark.parametrize(
     ("text", "proxies"),
-    [("local:all", ""), ("anyone", ""), ("anyone:root", ""), ("ann:" + "a" * 64 + ":root", ""), ("", "proxy.example")],
+    [
+        ("ann", ""),
+        ("ann:12", ""),
+        ("local,,bob:xyz", ""),
+        ("ann:" + "g" * 64, ""),
+        ("local:all", ""),
+        ("anyone", ""),
+        ("anyone:root", ""),
+        ("ann:" + "a" * 64 + ":root", ""),
+        ("", "proxy.example"),
+    ],
 )
 def test_a_setting_that_says_something_else_is_refused(text: str, proxies: str) -> None:
-    """No role is guessed."""
-    with pytest.raises(InvalidSettingError, match="RETRYAPP_WEB_"):
+    """No role is guessed, and no secret shown."""
+    with pytest.raises(InvalidSettingError, match="RETRYAPP_WEB_") as error:
         parse_operators(text, proxies=proxies)
+    assert "g" * 64 not in str(error.value)
 
 
 @pytest.mark.parametrize(("path", "form"), list(product(ADDRESSES, ("html", "json"))))

@@ -15,6 +15,7 @@ from typing_extensions import override
 from retryapp.core.control import Verb
 from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter
 from retryapp.lookup.jobs import Order, Scope
+from retryapp.ports import CircuitInfo
 from retryapp.web.jobs import StartJob
 
 HTML = {"Accept": "text/html"}
@@ -136,6 +137,13 @@ async def test_a_circuit_is_forced_open_and_let_go_on_the_page_of_its_handler(wo
         page = await site.get("/retries/flights/")
         assert "The circuit is forced open by ann: migration (1 min ago). Nothing begins on partition 0." in page
         assert 'value="outage-close"' in page
+        ledger = {"ledger": CircuitInfo(state="closed", since_ms=0, cause="")}
+        worker.parts["flights"] = [partition(0, circuits=ledger), partition(1)]
+        page = await site.get("/retries/flights/")
+        assert "<option>ledger</option>" in page
+        sent = {"verb": "outage-open", "why": "migration", "circuit": "ledger"}
+        await site.post(sent, HTML, "/retries/flights/command/handler")
+        assert worker.asked[-1][:3] == ("flights", HandlerVerb.OPEN, "ledger")
 
 
 async def test_jobs_of_other_workers_are_shown(worker: FakeWorker) -> None:

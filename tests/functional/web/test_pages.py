@@ -14,6 +14,7 @@ from html5lib import HTMLParser as HTMLParser5
 from samples import partition
 
 from retryapp.core.record import idempotency_key
+from retryapp.ports import CircuitInfo
 
 HTML_PAGES = [
     "/retries/",
@@ -395,6 +396,12 @@ async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, 
     assert "9 of 20 records failed: &lt;E&gt;" in page
     assert "circuit closed" not in page
     assert "circuit open on 1" in index
+    ledger = {"ledger": CircuitInfo(state="half-open", since_ms=NOW_MS - 60_000, cause="4 of 4: <E>")}
+    worker.parts["shop.orders"][:2] = [partition(0, circuits=ledger), partition(1)]
+    page, index = (await site.get(f"{BASE}/"))[2], (await site.get("/retries/"))[2]
+    assert "circuit ledger half-open since" in page
+    assert "4 of 4: &lt;E&gt;" in page
+    assert "circuit ledger half-open on 1" in index
 
 
 @pytest.mark.parametrize("holds", ["circuit", "rate"])

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+from operator import itemgetter
 
 import pytest
 
 from retryapp.core.errors import TopicMismatchError, TopicMissingError
+from retryapp.core.hops import Outgoing
+from retryapp.core.jobs import Level, Steering, decode_command
+from retryapp.core.marks import PROGRESS, progress_value
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import (
     Action,
@@ -20,6 +24,8 @@ from retryapp.kafka import (
     read_owner_mark,
 )
 from retryapp.kafka.errors import OwnerMismatchError
+from retryapp.kafka.reader import read_topic
+from retryapp.kafka.writer import write_records
 
 
 @pytest.fixture
@@ -88,6 +94,31 @@ def test_our_topics_grow_with_the_main_topic(admin, bootstrap, topology):
     assert grow_topics(admin, [topology]) == topology.owned
     assert ensure_topics(admin, [topology]).ok
     assert grow_topics(admin, [topology]) == ()
+
+
+@pytest.mark.parametrize(
+    ("steering", "verbs"),
+    [
+        (Steering(paused=Level(since_ms=1, by="ann", why="migration")), ["handler-pause"]),
+        (Steering(forced=Level(since_ms=1, by="ann", why="migration")), ["outage-open"]),
+        (Steering(outages={"ledger": Level(since_ms=1, by="ann", why="migration")}), ["outage-open ledger"]),
+        (Steering(paused=Level(since_ms=1, by="rule gate", record="x")), []),
+    ],
+)
+def test_partitions_that_are_added_are_paused_as_the_others(admin, connection, topology, steering, verbs):
+    """What somebody has done to the handler, not what a rule has done to a partition; before a worker opens them."""
+    ensure_topics(admin, [topology])
+    value = progress_value({}, "id", steering=steering.written)
+    progress = Outgoing(topology.pending_changelog, 1, PROGRESS, value, ())
+    write_records(connection, [progress], doing="write", topic=progress.topic)
+    admin.grow(topology.main, 5)
+    admin.wait_for_topics([topology.main], {topology.main: 5})
+    grow_topics(admin, [topology])
+    told = [(record.partition, decode_command(record.value)) for record in read_topic(connection, topology.control)]
+    assert [
+        (number, f"{command.verb} {command.circuit}".strip(), command.by)
+        for number, command in sorted(told, key=itemgetter(0))
+    ] == [(number, verb, "ann") for number in (3, 4) for verb in verbs]
 
 
 def test_a_broker_that_hears_late_of_new_topics_is_asked_again(connection, topology, monkeypatch):

@@ -106,6 +106,14 @@ def test_what_only_looks_like_an_answer_is_none() -> None:
         assert classify(error, http_errors()).rule is None
 
 
+def test_a_circuit_counts_what_may_pass_and_nothing_that_is_final() -> None:
+    """An answer that says that the request is wrong says nothing of the service."""
+    rules = http_errors(circuit="ledger")
+    assert classify(answered("aiohttp", 500), rules).circuit == "ledger"
+    assert classify(answered("aiohttp", 422), rules).circuit == ""
+    assert "circuit=ledger" in RetryPolicy("1s", on=rules).text
+
+
 def test_the_cap_is_part_of_the_policy() -> None:
     """In its text; one that is no duration is refused."""
     text = "1s; timeout=5m; non-retryable=http_errors; retryable=http_errors retry_after<=10m"

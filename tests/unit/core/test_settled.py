@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retryapp.core import settled as codec
-from retryapp.core.marks import Note, progress_value, read_settled, split_note
+from retryapp.core.marks import Note, progress_value, read_progress, split_note
 from retryapp.core.record import Origin
 from retryapp.core.settled import MAX_PAYLOAD_BYTES, decode_settled, encode_settled, that_fit
 from retryapp.doctor.brokers import METADATA_BYTES
@@ -47,7 +47,7 @@ def test_what_was_written_is_read(window: tuple[int, dict[int, bool]]) -> None:
     assert decode_settled(text, place(base)) == found
     note = Note("r2:3f9c", "p1:1-2@3:1,1,0", "wr1:3f9c@5d41", "kq2", text)
     assert split_note(note.text) == note
-    assert read_settled(progress_value({"orders": base}, "id", settled=text)) == text
+    assert read_progress(progress_value({"orders": base}, "id", settled=text)).settled == text
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,11 @@ def test_retention_follows_what_is_asked() -> None:
         main_max_message_bytes=1_000,
         replication=1,
         dlq_retention_ms=None,
-        events_retention_ms=2 * DAY,
     )
     by_name = {spec.name: spec.config for spec in specs}
-    assert by_name["billing.orders.retry.1s"]["retention.ms"] == str(2 * DAY)
-    assert by_name["billing.orders.retry.2s"]["retention.ms"] == str(2 * DAY)
+    for name in ("retry.1s", "retry.2s", "events"):
+        assert by_name[f"billing.orders.{name}"]["retention.ms"] == str(7 * DAY)
     assert by_name["billing.orders.dlq"]["retention.ms"] == "-1"
-    assert by_name["billing.orders.events"]["retention.ms"] == str(2 * DAY)
     assert {config["min.insync.replicas"] for config in by_name.values()} == {"1"}
 
 

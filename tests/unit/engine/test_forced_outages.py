@@ -62,8 +62,7 @@ async def test_it_stays_forced_open_over_a_restart_and_says_since_when() -> None
             await pass_time(orders, 60_000, 10_000)
             commands = orders.engine.commands
             assert commands is not None
-            assert commands.forced is not None
-            assert (commands.forced.since_ms, commands.forced.revision) == (began_ms, 0)
+            assert (commands.forced[""].since_ms, commands.forced[""].revision) == (began_ms, 0)
             assert (state(orders), service.calls) == (FORCED, [])
     async with partition(service, transport=orders.transport) as orders:
         await tell(orders, CLOSE)
@@ -77,12 +76,12 @@ async def test_one_that_was_let_go_elsewhere_is_half_open_at_the_worker_that_kne
     orders = partition(service)
     async with orders:
         await tell(orders, OPEN)
-    known = orders.handler.circuits
+    known = orders.handler.known_circuits
     async with partition(service, transport=orders.transport) as orders:
         await tell(orders, CLOSE)
     again = partition(service, transport=orders.transport)
-    again.handler.circuits.update(known)
-    again.engine.context.pace.circuit = known[0]
+    again.handler.known_circuits.update(known)
+    again.engine.context.pace.gates[""].circuit = known[0][""]
     async with again as orders:
         assert state(orders) is HALF_OPEN
 

@@ -19,6 +19,8 @@ from retryapp.core.jobs import (
     Part,
     read_steering,
 )
+from retryapp.core.rows import PendingRow, decode_row
+from retryapp.engine.partition import scheduler
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
@@ -327,3 +329,28 @@ async def test_the_changelog_alone_knows_the_jobs() -> None:
             await orders.advance(1_000)
         assert part_of(orders).done == 20 > done
         assert len(service.again) == 20
+
+
+async def test_a_row_that_was_just_written_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its claim knows what it says; a row that a command has changed since is read."""
+    service, decoded = Service(), list[bytes]()
+
+    def counted(raw: bytes) -> PendingRow:
+        decoded.append(raw)
+        return decode_row(raw)
+
+    async with partition(service) as orders:
+        await letters(orders, service, 4)
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
+        await begin(orders)
+        await orders.settle()
+        assert sum(orders.waiting.values()) == 4
+        now_ms = orders.clock.wall_ms()
+        assert (await orders.command("reschedule", 2, due_at_ms=now_ms + 60_000))["refused"] is None
+        monkeypatch.setattr(scheduler, "decode_row", counted)
+        await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
+        await orders.settle()
+        assert (sorted(service.again), len(decoded)) == ([b"0", b"1", b"3"], 0)
+        await orders.to_rest()
+        assert (service.again[-1], len(decoded)) == (b"2", 1)
+        assert orders.clock.wall_ms() >= now_ms + 60_000

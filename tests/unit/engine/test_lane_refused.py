@@ -82,7 +82,7 @@ async def test_due_rows_go_on_beside_refused_turns_of_both_kinds(rig: Rig) -> No
     assert settled(rig) == [("row", True), *((f"row{n}", True) for n in range(30))]
     assert rig.transport.offsets[MAIN] == 0
     written = [record.value for record in rig.transport.read(rig.transport.place.changelog)]
-    assert marks.read_progress(written[-1] or b"", "", MAIN.topic) == {MAIN.topic: 0}
+    assert marks.read_progress(written[-1] or b"", "", MAIN.topic).positions == {MAIN.topic: 0}
     assert len(rig.observer.of(Event.HAND_OFF_REFUSED)) == 2
     refusing.prefixes = ()
     await rig.advance(30_000)

@@ -182,7 +182,7 @@ async def test_first_deliveries_wait_too_and_the_partition_is_not_paused() -> No
         service.down = None
         await pass_time(orders, 20_000)
         assert sorted(service.done) == [b"%02d" % n for n in range(40)]
-        assert not orders.engine.context.pace._admitted, "what has ended is forgotten"
+        assert not orders.engine.context.pace.gates[""].admitted, "what has ended is forgotten"
 
 
 async def test_a_row_of_an_outage_keeps_its_attempt_and_counts_its_deliveries() -> None:
@@ -330,11 +330,11 @@ async def test_probes_of_a_session_that_is_over_are_forgotten() -> None:
         await orders.send(*(b"%d" % n for n in range(4)))
         while len(gate.running) < 3:
             await orders.advance(100)
-        pace = orders.engine.context.pace
-        probes = set(pace._admitted)
+        gate_of = orders.engine.context.pace.gates[""]
+        probes = set(gate_of.admitted)
         assert len(probes) == 3
         await reopen(orders)
-        assert not probes & pace._admitted
+        assert not probes & gate_of.admitted
         gate.open = True
         gate.let_all()
         await orders.to_rest()
@@ -351,11 +351,11 @@ async def test_a_drain_leaves_what_waits_for_the_circuit() -> None:
         assert len(service.calls) == calls
         pace = orders.engine.context.pace
         assert pace._held
-        assert pace._timer is not None
+        assert pace.gates[""].timer is not None
         orders.lane.finish()
         await orders.settle()
         assert not pace._held
-        assert pace._timer is None, "another worker may have the partition"
+        assert pace.gates[""].timer is None, "another worker may have the partition"
     service.down = None
     async with partition(service, transport=orders.transport) as orders:
         await pass_time(orders, 30_000)

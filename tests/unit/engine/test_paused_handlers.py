@@ -11,6 +11,8 @@ import pytest
 from retryapp import CircuitBreaker, RetryPolicy
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.engine.handler.handler import Order
+from retryapp.engine.partition.commands import Commands
+from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 
 COMMANDS = count(1)
@@ -73,6 +75,33 @@ async def test_it_stays_paused_over_a_restart() -> None:
         assert (await tell(orders, HandlerVerb.RESUME))["before"] == "paused"
         await orders.to_rest()
         assert sorted(calls.begun) == [b"one", b"one", b"two", b"two"]
+
+
+@pytest.mark.parametrize("order", list(Order))
+async def test_a_pause_that_came_while_no_worker_ran_holds_back_first_deliveries_too(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait until the commands are obeyed that an opening finds, however long their reading takes."""
+    calls, run = Calls(), Commands.run
+
+    async def slow(self: Commands) -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await run(self)
+
+    monkeypatch.setattr(Commands, "run", slow)
+    async with MemoryPartition(calls, "1s*3", order=order) as orders:
+        await orders.send(b"one", key=b"a")
+    pause = HandlerCommand(id="h", verb=HandlerVerb.PAUSE).to_record(orders.handler.topology.control, 0)
+    orders.transport.append(TopicPartition(pause.topic, 0), pause.key, pause.value)
+    orders.transport.append(TopicPartition("orders", 0), b"b", b"two")
+    async with MemoryPartition(calls, "1s*3", order=order, transport=orders.transport) as orders:
+        await orders.advance(60_000)
+        assert calls.begun == [b"one"]
+        calls.failing = False
+        await tell(orders, HandlerVerb.RESUME)
+        await orders.to_rest()
+        assert sorted(calls.begun) == [b"one", b"one", b"two"]
 
 
 async def test_what_runs_goes_on_and_what_waits_for_a_runner_does_not() -> None:

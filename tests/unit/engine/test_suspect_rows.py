@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -82,17 +81,6 @@ async def test_a_row_that_was_not_due_after_all_keeps_its_count() -> None:
         assert gate.running == {}
         orders.clock.trusted = True
         await orders.advance(1_000)
-        assert list(gate.running) == [b"0"]
-        assert rows_marks(transport)[-1] == "ws3"
-
-
-async def test_a_mark_of_an_older_build_about_a_row_counts() -> None:
-    """It names the row by a hash."""
-    gate = Gate()
-    transport = await with_rows(gate, 2)
-    key = disk_rows(transport)[0][0]
-    transport.broker.notes[MAIN] = f"r0:old ws2:old@{blake2b(key, digest_size=8).hexdigest()}"
-    async with MemoryPartition(gate, "1s 1h", transport=transport):
         assert list(gate.running) == [b"0"]
         assert rows_marks(transport)[-1] == "ws3"
 

@@ -134,18 +134,6 @@ async def test_a_clean_end_takes_the_mark_back() -> None:
     assert transport.broker.notes[MAIN] == ""
 
 
-# -- marks of older builds --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("note", "mark"), [("r1:old", "s1@0"), ("r5:old", "s1@0"), ("s1:old", "s2@0")])
-async def test_a_mark_of_an_older_build_counts(note: str, mark: str) -> None:
-    """About the record at the offset where it was found."""
-    gate, transport = Gate(), found(note, b"a")
-    async with MemoryPartition(gate, transport=transport, max_in_flight=1) as orders:
-        assert list(gate.running) == [b"a"]
-        assert marks(orders)[-1] == (0, mark)
-
-
 # -- what waits -------------------------------------------------------------------------------------------------------
 
 

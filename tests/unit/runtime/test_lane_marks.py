@@ -91,7 +91,7 @@ async def test_the_main_topics_offset_and_the_progress_record_name_the_changelog
     await marking.commit(LaneBatch(offsets={MAIN: 8}))
     assert kafka.notes == [{MAIN.topic: "r0:this c:kq2"}]
     (value,) = [each[2] for each in kafka.asked if each[:2] == (CHANGELOG.topic, marks.PROGRESS)]
-    assert marks.read_changelog(value) == "kq2"
+    assert marks.read_progress(value).changelog == "kq2"
 
 
 async def test_a_lane_that_is_let_go_takes_back_what_it_holds_against_records(

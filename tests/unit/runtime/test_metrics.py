@@ -9,9 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from samples import partition
 
 from retryapp.core.causes import CauseCount, cause_id
+from retryapp.core.circuit import CircuitState
 from retryapp.core.classify import DeadReason
 from retryapp.engine.handler.handler import Durations
-from retryapp.ports import Event, Observation
+from retryapp.ports import CircuitInfo, Event, Observation
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.metrics import MAX_LABELS, OTHER, TOP_CAUSES, MetricsObserver, Sources
 from retryapp.runtime.view import RuntimeView
@@ -281,18 +282,19 @@ async def test_a_rebalance_counts_once_and_is_seen_while_it_goes_on(runtime: Run
 
 def test_circuits_are_counted_by_state_where_there_are_any() -> None:
     """Changes as they come; what stands, for the partitions here."""
-    infos = {"orders": [partition(0, circuit="open"), partition(1, circuit="closed")], "flights": [partition(0)]}
+    ledger = {"ledger": CircuitInfo(state="half-open", since_ms=0, cause="")}
+    parts = [partition(0, circuit="open", circuits=ledger), partition(1, circuit="closed")]
+    infos = {"orders": parts, "flights": [partition(0)]}
     metrics = MetricsObserver(Sources(partitions=lambda: infos))
     metrics.begin("orders")
-    metrics.observe(Observation(event=Event.CIRCUIT, handler="orders", state="open"))
+    metrics.observe(Observation(event=Event.CIRCUIT, handler="orders", state="open", circuit="ledger"))
     got = samples(metrics)
-    assert got["retryapp_circuit_transitions_total", ("orders", "open")] == 1
-    assert got["retryapp_circuit_transitions_total", ("orders", "half-open")] == 0
+    assert got["retryapp_circuit_transitions_total", ("orders", "ledger", "open")] == 1
+    assert got["retryapp_circuit_transitions_total", ("orders", "", "half-open")] == 0
     shown = {labels: value for (name, labels), value in got.items() if name == "retryapp_circuits"}
-    assert shown == {
-        ("orders", "open"): 1,
-        ("orders", "closed"): 1,
-        ("orders", "half-open"): 0,
-        ("orders", "recovering"): 0,
-        ("orders", "forced-open"): 0,
+    assert {labels: value for labels, value in shown.items() if value} == {
+        ("orders", "", "open"): 1,
+        ("orders", "", "closed"): 1,
+        ("orders", "ledger", "half-open"): 1,
     }
+    assert len(shown) == 2 * len(CircuitState)

@@ -1,0 +1,224 @@
+"""A circuit of a service that the handler names holds back the records that need it, and no others."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from doubles import BankDownError, Gate, fine
+from test_pace import pass_time
+
+from retryapp import RetryPolicy, Unavailable, retryable
+from retryapp.core.circuit import CircuitBreaker, CircuitState
+from retryapp.core.control import Refusal
+from retryapp.core.errors import InvalidSettingError
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.lifecycle import CircuitChanged, decode_event
+from retryapp.core.rows import decode_row, queue_in, queue_of
+from retryapp.engine.handler.handler import Delivery, Order
+from retryapp.ports import Event, TopicPartition
+from retryapp.testing import MemoryPartition
+
+EVENTS = TopicPartition("app.orders.events", 0)
+BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="10s", max_open="10m")
+CIRCUITS = {"ledger": BREAKER, "mail": BREAKER}
+OPEN, CLOSED, FORCED = CircuitState.OPEN, CircuitState.CLOSED, CircuitState.FORCED_OPEN
+COMMANDS = count(1)
+
+
+class Services:
+    """What the handler calls: a record's value begins with the service that it needs."""
+
+    def __init__(self) -> None:
+        self.down: set[bytes] = set()
+        self.calls: list[tuple[bytes, int]] = []
+        self.done: list[bytes] = []
+
+    async def __call__(self, value: bytes, delivery: Delivery) -> None:
+        """Need the service."""
+        self.calls.append((value, delivery.attempt))
+        service = value.split()[0]
+        if service in self.down:
+            raise Unavailable(service.decode())
+        if service == b"once" and delivery.attempt == 1:
+            raise BankDownError
+        self.done.append(value)
+
+    def calls_of(self, service: bytes) -> int:
+        """Return how many calls needed a service."""
+        return sum(value.startswith(service) for value, _ in self.calls)
+
+
+def partition(service: Any, policy: RetryPolicy | str = "1s 10s", **options: Any) -> MemoryPartition:
+    """Make one with two circuits."""
+    return MemoryPartition(service, policy, **{"circuits": CIRCUITS, "concurrency": 4, **options})
+
+
+def state(orders: MemoryPartition, name: str = "ledger") -> CircuitState:
+    """Return the state of a circuit."""
+    return orders.engine.context.pace.gates[name].circuit.state
+
+
+async def tell(orders: MemoryPartition, verb: HandlerVerb, circuit: str = "ledger", **words: Any) -> dict[str, Any]:
+    """Force one open, or let it go."""
+    return await orders.obey(HandlerCommand(id=f"n{next(COMMANDS)}", verb=verb, circuit=circuit, **words))
+
+
+async def test_records_of_others_flow_while_one_service_is_down() -> None:
+    """Those that need it wait without an attempt spent, a few probe; others, also retries, are on time."""
+    services = Services()
+    services.down = {b"ledger"}
+    async with partition(services) as orders:
+        for n in range(200):
+            await orders.send(b"ledger %d" % n, b"fine %d" % n, b"once %d" % n)
+            await orders.advance(200)
+        assert state(orders) is not CLOSED
+        assert state(orders, "mail") is CLOSED
+        assert sum(value.startswith(b"fine") for value in services.done) == 200
+        assert sum(value.startswith(b"once") for value in services.done) >= 195, "those of the last second wait"
+        late = [seen.lateness_ms for seen in orders.observer.seen if seen.event is Event.SUCCEEDED and seen.lateness_ms]
+        assert max(late, default=0) < 250, "no step of time is longer"
+        probes = services.calls_of(b"ledger") - 200
+        assert probes < 60, "few try again, of 200 that wait"
+        services.down.clear()
+        await pass_time(orders, 5_000, 1_000)
+        assert services.calls_of(b"ledger") - 200 - probes < 60, "not all at once"
+        await pass_time(orders, 40_000)
+        assert state(orders) is CLOSED
+        assert len(services.done) == 600
+        spent = {value: attempt for value, attempt in services.calls if value.startswith(b"ledger")}
+        assert sum(spent.values()) - 200 <= 4, "what had failed before it opened"
+        assert not [seen for seen in orders.observer.seen if seen.event is Event.DEAD]
+        events = [decode_event(record.value or b"") for record in orders.transport.read(EVENTS)]
+        told = [(event.circuit, event.to_state) for event in events if isinstance(event, CircuitChanged)]
+        assert told[0] == ("ledger", "open")
+        assert told[-1] == ("ledger", "closed")
+        assert {name for name, _ in told} == {"ledger"}
+
+
+async def test_rows_that_were_claimed_go_back_to_the_table() -> None:
+    """Else the claims of a circuit that has opened would take all the room."""
+    gate, calls = Gate(), list[bytes]()
+
+    async def handler(value: bytes, delivery: Delivery) -> None:
+        calls.append(value)
+        if delivery.attempt == 1:
+            raise Unavailable("ledger") if value.startswith(b"ledger") else BankDownError
+        await gate(value)
+
+    never = {"ledger": CircuitBreaker(minimum_calls=1_000)}
+    async with partition(handler, "10s", concurrency=1, circuits=never) as orders:
+        await orders.send(*(b"ledger %d" % n for n in range(200)))
+        await orders.advance(9_000)
+        await orders.send(b"other")
+        await orders.advance(1_100)
+        assert (gate.started, orders.engine.scheduler.waiting > 60) == ([b"ledger 0"], True)
+        await tell(orders, HandlerVerb.OPEN)
+        gate.let_all()
+        await orders.advance(9_000)
+        assert gate.started == [b"ledger 0", b"other"]
+        assert orders.engine.scheduler.claimed == {}
+        await tell(orders, HandlerVerb.CLOSE)
+        await pass_time(orders, 60_000)
+        assert len(gate.started) == 201
+
+
+async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts() -> None:
+    """Another worker knows since when; deadlines do not count it; nobody else's circuit is touched."""
+    services = Services()
+    services.down = {b"ledger"}
+    policy = RetryPolicy("1s 10s", max_elapsed="1m")
+    orders = partition(services, policy)
+    async with orders:
+        assert (await tell(orders, HandlerVerb.OPEN, "other"))["refused"] == Refusal.NO_CIRCUIT
+        assert (await tell(orders, HandlerVerb.OPEN, ""))["refused"] == Refusal.NO_CIRCUIT
+        outcome = await tell(orders, HandlerVerb.OPEN, by="ann", why="migrates")
+        assert (outcome["circuit"], outcome["after"]) == ("ledger", "forced open by ann: migrates")
+        began_ms = orders.clock.wall_ms()
+        await orders.send(b"ledger 1", b"mail 1", b"once 1")
+        await pass_time(orders, 20_000)
+        assert services.calls_of(b"ledger") == 1
+        assert services.done == [b"mail 1", b"once 1"]
+    async with partition(services, policy, transport=orders.transport) as orders:
+        await pass_time(orders, 600_000, 60_000)
+        commands = orders.engine.commands
+        assert commands is not None
+        assert commands.forced["ledger"].since_ms == began_ms
+        assert (state(orders), state(orders, "mail"), services.calls_of(b"ledger")) == (FORCED, CLOSED, 1)
+        await tell(orders, HandlerVerb.CLOSE)
+        assert services.calls_of(b"ledger") == 2, "it probes"
+    async with partition(services, policy, transport=orders.transport) as orders:
+        services.down.clear()
+        await pass_time(orders, 60_000)
+        assert (services.done[-1], orders.dead_letters) == (b"ledger 1", [])
+        assert commands.forced == {}
+
+
+async def test_a_rule_names_a_circuit_and_a_name_that_nobody_has_declared_names_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such a failure is as any other, and logged once."""
+
+    async def handler(value: bytes) -> None:
+        raise BankDownError if value.startswith(b"rule") else Unavailable("other")
+
+    policy = RetryPolicy("1s", on=[retryable(BankDownError, circuit="ledger")])
+    async with partition(handler, policy) as orders:
+        await orders.send(*(b"rule %d" % n for n in range(4)), *(b"other %d" % n for n in range(4)))
+        assert (state(orders), state(orders, "mail")) == (OPEN, CLOSED)
+        await orders.advance(1_000)
+        assert [letter.origin.offset for letter in orders.dead_letters] == [4, 5, 6, 7]
+    assert [each.message for each in caplog.records if "circuit_unknown" in each.message] == [
+        "retryapp.circuit_unknown"
+    ]
+
+
+async def test_a_hold_ends_although_the_circuit_of_its_record_is_open() -> None:
+    """A held row is in no circuit's queue: its deadline would never come."""
+    services = Services()
+    services.down = {b"ledger"}
+    async with partition(services) as orders:
+        await orders.send(b"ledger 1")
+        await tell(orders, HandlerVerb.OPEN)
+        await orders.command("hold", 0, hold_ms=60_000)
+        await orders.advance(60_000)
+        assert orders.transport.pending is not None
+        ((key, value),) = orders.transport.pending.page(None, 2)
+        assert (decode_row(value).hold, queue_in(key)) == (0, queue_of("ledger"))
+        assert services.calls_of(b"ledger") == 1
+
+
+async def test_an_ordered_handler_holds_the_followers_of_what_waits_and_no_other_keys() -> None:
+    """In the order of the topic, once the circuit lets them."""
+    services = Services()
+    services.down = {b"ledger"}
+    async with partition(services, order=Order.KEY) as orders:
+        for n in range(8):
+            await orders.send(b"ledger %d" % n, b"mail %d" % n, key=b"k%d" % n)
+        await pass_time(orders, 20_000)
+        assert state(orders) is not CLOSED
+        assert not services.done, "each key's head needs the ledger"
+        await orders.send(*(b"mail 9%d" % n for n in range(5)), key=b"free")
+        assert services.done == [b"mail 9%d" % n for n in range(5)]
+        services.down.clear()
+        await pass_time(orders, 40_000)
+        done = services.done[5:]
+        assert len(done) == 16
+        assert all(done.index(b"ledger %d" % n) < done.index(b"mail %d" % n) for n in range(8))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"policy": RetryPolicy("1s", on=[retryable(ValueError, circuit="bank")])}, "named 'bank'"),
+        ({"circuits": {"no name": BREAKER}}, "letters, digits"),
+        ({"circuits": {f"c{n}": BREAKER for n in range(17)}}, "at most 16"),
+        ({"circuits": {"c7": BREAKER, "c10": BREAKER}}, "another name"),
+        ({"order": Order.PARTITION}, "order='partition'"),
+    ],
+)
+def test_names_that_cannot_be_told_apart_are_refused(options: dict[str, Any], problem: str) -> None:
+    """As is a rule that names none of them."""
+    with pytest.raises(InvalidSettingError, match=problem):
+        partition(fine, **options)
