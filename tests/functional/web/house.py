@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -100,6 +100,8 @@ class FakeWorker(RuntimeView):
     behind: list[PartitionLag] = field(default_factory=list)
     remembered: dict[str, dict[int, list[Part]]] = field(default_factory=dict)
     """What the partitions here remember of jobs."""
+    known: dict[str, dict[int, Part]] = field(default_factory=dict)
+    """What the changelogs of all partitions say of jobs."""
     fits: Preview = field(default_factory=Preview)
     """What any preview counts."""
     asked: list[tuple[Any, ...]] = field(default_factory=list)
@@ -192,7 +194,7 @@ class FakeWorker(RuntimeView):
 
     @override
     def jobs(self, main: str) -> Mapping[str, Mapping[int, Part]]:
-        return {}
+        return self.known
 
     @override
     def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[int, int], bool]) -> Preview:
@@ -236,6 +238,13 @@ class FakeWorker(RuntimeView):
         if self.broker_down:
             raise BrokerUnreachableError("localhost:9092", "connection refused")
         return self.records.get((topic, partition, offset))
+
+    @override
+    def read_range(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Record]:
+        for (name, number, offset), record in self.records.items():
+            first, stop = ranges.get(number, (0, 0))
+            if name == topic and first <= offset < stop:
+                yield record
 
     @override
     def silence(self) -> str | None:

@@ -340,6 +340,21 @@ async def test_masked_headers_and_fields_are_shown_to_nobody(worker: FakeWorker,
         assert "secret-" not in (await ask(url, f"{BASE}/pending?format={form}&limit=500"))[1], "keys of lists"
 
 
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ("header=AUTHORIZATION=secret", 403), ("header=tenant=north", 200), ("field=/card=1", 403),
+        ("field=/card/number=1", 403), ("field=/open=1", 200), ("field=/items/*/sku=1", 403), ("field=/items/0=1", 403),
+        ("field=/items/0/id=1", 200),
+    ],
+)  # fmt: skip
+async def test_nobody_searches_by_what_is_masked(worker: FakeWorker, asked: str, status: int) -> None:
+    """Its answer would tell what that is; also a job's."""
+    async with serving(worker, mask=parse_mask("authorization, /card, /items/*/sku")) as url:
+        for page in ("pending?", "dead?", "jobs/new?verb=replay&"):
+            assert (await ask(url, f"{BASE}/{page}{asked}&format=json"))[0] == status
+
+
 HOSTILE = "\x1b]0;owned\x07\u202e\x9b2J</script><script>alert(1)</script>"
 
 
@@ -374,6 +389,23 @@ async def test_a_masked_value_is_not_offered_for_an_edit(worker: FakeWorker) -> 
             )
             text = html.escape(value.decode(), quote=False).replace('"', "&#34;")
             assert (f'spellcheck="false">\n{text}</textarea>' in body) == offered, "the first line break is not its own"
+
+
+@pytest.mark.parametrize(
+    ("edit", "status"),
+    [
+        ({"value": '{"card": "***", "open": 1}'}, 400), ({"value": "***"}, 400), ({"key": '{"card": "***"}'}, 400),
+        ({"headers": {"Authorization": "***"}}, 400), ({"value": '{"card": "4711", "open": "***"}'}, 200),
+        ({"headers": {"tenant": "***"}}, 200), ({"value": '{"card": "*** '}, 200),
+    ],
+)  # fmt: skip
+async def test_a_mask_is_not_taken_as_an_edit(worker: FakeWorker, edit: Any, status: int) -> None:
+    """Whoever sends back what they were shown would overwrite what is masked."""
+    sent = {"verb": "replay", "failure_id": f"{GROUP}/{MAIN}@kq8G0bTz/0/600", "edit": {"idempotency": "keep", **edit}}
+    async with serving(worker, mask=parse_mask("authorization, /card")) as url, aiohttp.ClientSession(url) as client:
+        answer = await client.post(f"{BASE}/command", json=sent)
+        assert (answer.status, "where something is masked" in await answer.text()) == (status, status == 400)
+        assert len(worker.commands) == (status == 200)
 
 
 async def test_the_page_of_an_edited_record_has_its_own_idempotency_key(worker: FakeWorker) -> None:

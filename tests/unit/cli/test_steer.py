@@ -1,0 +1,91 @@
+"""Which waiting records a command with a filter is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from retryapp.cli import _steer, dead, pending
+from retryapp.core.control import Command
+from retryapp.core.jobs import LetterFilter
+from retryapp.core.lifecycle import Commanded
+from retryapp.lookup.records import Listed
+
+NAMES = [f"billing/orders@kq8G0bTz/0/{number}" for number in range(3)]
+PLACE = ["--broker", "127.0.0.1:1", "--group", "billing"]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Filters that were asked for, and commands that were sent; three records fit, one of them is damaged."""
+    told: list[Any] = []
+
+    def listed(*_args: Any, wanted: LetterFilter, **_more: Any) -> Listed:
+        told.append(wanted)
+        return Listed([*({"failure_id": name, "cause": "it is down"} for name in NAMES), DAMAGED], 4)
+
+    def send(_connection: Any, _topology: Any, commands: list[Command], **_more: Any) -> dict[str, Commanded]:
+        told.extend((str(command.verb), command.failure_id, command.why) for command in commands)
+        return {}
+
+    monkeypatch.setattr(_steer, "list_waiting", listed)
+    monkeypatch.setattr(_steer, "send_commands", send)
+    monkeypatch.setattr(_steer, "resolve", lambda _place: (None, []))
+    monkeypatch.setattr(_steer, "resolve_failure", lambda _place, _name: (None, None, None))
+    return told
+
+
+DAMAGED: dict[str, Any] = {"failure_id": None, "cause": None}
+
+
+@pytest.mark.parametrize("verb", ["retry-now", "cancel", "hold", "release"])
+def test_all_that_fit_are_steered(asked: list[Any], verb: str) -> None:
+    """One command each, in one job, after it was asked; a damaged row has no failure id to name."""
+    words = [verb, *PLACE, "--field", "/id=3", "--cause", "c1-3f9ca81b02", "--why", "mended"]
+    done = CliRunner().invoke(pending.command, words, input="y\n")
+    assert asked == [LetterFilter(field="/id=3", cause="c1-3f9ca81b02"), *((verb, name, "mended") for name in NAMES)]
+    assert f"{verb}: 3 that wait" in done.output
+    assert "it is down" in done.output
+
+
+def test_a_rate_is_kept_by_who_sends(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent is due at once: 5 commands at 2 in a second take 2 seconds, each in its turn."""
+    clock = VirtualTime()
+    monkeypatch.setattr(_steer, "time", clock)
+    sent_s: list[tuple[float, int]] = []
+
+    def send(_connection: Any, _topology: Any, commands: list[Command], **_more: Any) -> dict[str, Commanded]:
+        sent_s.append((clock.now_s, len(commands)))
+        clock.now_s += 0.1
+        return {}
+
+    monkeypatch.setattr(_steer, "send_commands", send)
+    names = [f"billing/orders@kq8G0bTz/0/{number}" for number in range(5)]
+    done = CliRunner().invoke(dead.command, ["replay", *PLACE, "-", "--rate", "2/s"], input="\n".join(names))
+    assert "0 of 5 done, 0 refused, 5 queued" in done.output
+    assert sent_s == [(0.0, 2), (1.0, 2), (2.0, 1)]
+    assert asked == []
+
+
+class VirtualTime:
+    """Stands in for `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "code"), [(["--all"], "n\n", 1), (["--all", NAMES[0]], "y\n", 2), ([], "", 2)]
+)
+def test_nothing_is_sent_unasked(asked: list[Any], words: list[str], answer: str, code: int) -> None:
+    """Nor with a filter beside failure ids, nor without either."""
+    assert CliRunner().invoke(pending.command, ["cancel", *PLACE, *words], input=answer).exit_code == code
+    assert all(isinstance(each, LetterFilter) for each in asked)
