@@ -95,6 +95,8 @@ class Scheduler:
         """Takes a row whose hold begins or ends before it runs; tells whether it has."""
         self.loaded = sequences is None and commanded is None
         """Which sequences have rows is known, and commands are obeyed; nothing is taken in before."""
+        self.known = asyncio.Event()
+        """Set once it is known which sequences have rows: no command changes one before."""
         if sequences is not None:
             sequences.wake = lambda: self._wake.set()
         self._wake = asyncio.Event()
@@ -168,6 +170,7 @@ class Scheduler:
         clock = self._context.clock
         if self._sequences is not None and self._pending is not None:
             await self._sequences.load(self._pending)
+        self.known.set()
         if self._commanded is not None:
             await self._commanded()
         self.loaded = True
