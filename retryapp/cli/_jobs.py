@@ -8,6 +8,7 @@ from functools import wraps
 from typing import Any, Final
 
 import click
+from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from retryapp.cli._options import Place, When
@@ -33,35 +34,44 @@ from retryapp.lookup.jobs import (
     tell_job,
 )
 
-FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "from_ms", "until_ms")
+FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field", "from_ms", "until_ms")
 _LOOK_S: Final = 1.0
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what selects dead letters; the command gets a `LetterFilter` as `wanted`, or None without any."""
+    """Add what selects records; the command gets a `LetterFilter` as `wanted`, or None without any."""
 
     @wraps(command)
     def with_filter(**values: Any) -> Any:
-        fields = {name: values.pop(name) for name in FILTERS}
+        fields = {name: values.pop(name, None) for name in FILTERS}
         given = values.pop("all_") or any(value is not None for value in fields.values())
-        return command(wanted=LetterFilter(**fields) if given else None, **values)
+        try:
+            wanted = LetterFilter(**fields) if given else None
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise click.UsageError(f"{first['loc'][0]}: {first['msg']}") from error
+        return command(wanted=wanted, **values)
 
     options = (
-        click.option("--all", "all_", is_flag=True, help="All dead letters."),
+        click.option("--all", "all_", is_flag=True, help="All of them."),
         click.option("--cause", metavar="ID", help="Only with this cause, as lists show it: c1-3f9ca81b02."),
-        click.option("--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only with this."),
         click.option("--error", "error_type", metavar="TYPE", help="Only with this type of error."),
         click.option("--message", metavar="TEXT", help="Only with this text in the error's message."),
         click.option("--key", metavar="TEXT", help="Only of records with this key."),
-        click.option(
-            "--since", "from_ms", type=When(back=True), metavar="WHEN", help="Died then or later: 2h, or UTC."
-        ),
-        click.option("--until", "until_ms", type=When(back=True), metavar="WHEN", help="Died before: 10m, or UTC."),
+        click.option("--has-header", "header", metavar="NAME=TEXT", help="Only of records with this header."),
+        click.option("--field", metavar="/POINTER=TEXT", help="Only with this in a value that is JSON (RFC 6901)."),
+        click.option("--since", "from_ms", type=When(back=True), metavar="WHEN", help="Failed then or later: 2h, UTC."),
+        click.option("--until", "until_ms", type=When(back=True), metavar="WHEN", help="Failed before: 10m, or UTC."),
     )
     decorated: Callable[..., Any] = with_filter
     for option in reversed(options):
         decorated = option(decorated)
     return decorated
+
+
+reason_option = click.option(
+    "--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only with this."
+)
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import getpass
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,18 +14,21 @@ from typing import Any, Final
 
 import click
 
+from retryapp.cli._jobs import filter_options
 from retryapp.cli._options import Length, Place, json_option, place_options
 from retryapp.cli._output import table
-from retryapp.cli._target import resolve_failure
+from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.control import MAX_WORDS, Command, Verb, named_by
 from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.rates import parse_rate
 from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.commands import WAIT_S, send_commands
+from retryapp.lookup.records import list_waiting
 
 _Records = Mapping[str, Mapping[str, Any]]
 """By failure id: the fields of its command that name it."""
@@ -43,6 +47,19 @@ class Target:
 def steer_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what commands about single records take: these, who and why, how long to wait."""
     return click.argument("failure_ids", nargs=-1)(audit_options(command))
+
+
+def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what commands about waiting records take: the same, or a filter, and a rate."""
+    options = (
+        click.option("--rate", metavar="N/s", help="At most so many, as 100/s or 600/m."),
+        click.option("--yes", is_flag=True, help="Do not ask what a filter selects."),
+        filter_options,
+        steer_options,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def audit_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,9 +93,11 @@ def steer(
     wait_ms: int,
     as_json: bool,
     rate: str | None = None,
+    wanted: LetterFilter | None = None,
+    yes: bool = False,
     **more: Any,
 ) -> ExitCode:
-    """Send one command for each record, and print the outcomes.
+    """Send one command for each record, of those that wait for each that fits, and print the outcomes.
 
     Returns:
         FINE: all are obeyed; FINDING: some are refused, or no worker has answered.
@@ -86,7 +105,9 @@ def steer(
     per_s = None if rate is None else 1_000 / parse_rate(rate).share_ms(1)
     job, done = secrets.token_hex(6), list[dict[str, Any]]()
     known: dict[str, Target] = {}
-    if not failure_ids:
+    if wanted is not None:
+        failure_ids = _fitting(verb, failure_ids, place, wanted, yes=yes)
+    elif not failure_ids:
         raise click.UsageError("say which records: failure ids, or - to read them from stdin")
     records = {facts["failure_id"]: facts for facts in (_named(verb, name) for name in _names(failure_ids))}
     for name in (names := list(records)):
@@ -112,6 +133,19 @@ def steer(
     summary = f"{len(done) - refused - queued} of {len(done)} done, {refused} refused, {queued} queued"
     emit({"verb": verb, "outcomes": done}, f"{table(['failure id', 'outcome', ''], rows)}\n{summary}", as_json=as_json)
     return ExitCode.FINDING if refused or queued else ExitCode.FINE
+
+
+def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: LetterFilter, *, yes: bool) -> Sequence[str]:
+    if failure_ids:
+        raise click.UsageError("give failure ids or a filter, not both")
+    found = list_waiting(*resolve(place), partition=None, before_ms=None, wanted=wanted, limit=None)
+    names = [record["failure_id"] for record in found.records if record["failure_id"] is not None]
+    causes = Counter(record["cause"] for record in found.records)
+    lines = [f"{count:>9}  {cause}" for cause, count in causes.most_common(20)]
+    click.echo("\n".join([*lines, f"{verb}: {len(names)} that wait"]), err=True)
+    if names and not yes:
+        click.confirm("go on?", abort=True, err=True)
+    return names
 
 
 def _named(verb: Verb, name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final
 import click
 from pydantic import ValidationError
 
-from retryapp.cli._jobs import begin_job, filter_options, job_options
+from retryapp.cli._jobs import begin_job, filter_options, job_options, reason_option
 from retryapp.cli._options import Place, json_option, list_options, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, steer_options
@@ -111,6 +111,7 @@ def command() -> None:
 @place_options
 @list_options
 @filter_options
+@reason_option
 @json_option
 def list_(*, place: Place, partition: int | None, wanted: LetterFilter | None, limit: int, as_json: bool) -> ExitCode:
     """List dead letters, the latest first, with what became of them: replayed, recovered, discarded, handled.
@@ -168,6 +169,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 @command.command()
 @steer_options
 @filter_options
+@reason_option
 @job_options
 @click.option(
     "--rate", metavar="N/s", help="At most so many, as 100/s or 600/m; default: as fast as the workers take them."
@@ -200,6 +202,7 @@ def replay(**options: Any) -> ExitCode:
 @command.command()
 @steer_options
 @filter_options
+@reason_option
 @job_options
 def discard(**options: Any) -> ExitCode:
     """Mark dead letters as done with: they are not replayed. `restore` takes that back until retention deletes them.
@@ -215,6 +218,7 @@ def discard(**options: Any) -> ExitCode:
 @command.command()
 @steer_options
 @filter_options
+@reason_option
 @job_options
 def restore(**options: Any) -> ExitCode:
     """Take a discard back.

@@ -6,12 +6,14 @@ from typing import Any, Final
 
 import click
 
+from retryapp.cli._jobs import filter_options
 from retryapp.cli._options import Length, Place, When, json_option, list_options, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
-from retryapp.cli._steer import steer, steer_options
+from retryapp.cli._steer import steer, waiting_options
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.control import Verb
+from retryapp.core.jobs import LetterFilter
 from retryapp.kafka import read_record
 from retryapp.lookup.circuits import mark_circuits
 from retryapp.lookup.records import find_waiting, list_waiting, pending_detail, pending_value, place_of, whole_entry
@@ -47,8 +49,17 @@ def command() -> None:
     type=When(),
     help="Only records due before: a length from now with a unit ('10m', '1h30m'), or UTC ('2030-01-31T12:00').",
 )
+@filter_options
 @json_option
-def list_(*, place: Place, partition: int | None, due_before: int | None, limit: int, as_json: bool) -> ExitCode:
+def list_(
+    *,
+    place: Place,
+    partition: int | None,
+    due_before: int | None,
+    wanted: LetterFilter | None,
+    limit: int,
+    as_json: bool,
+) -> ExitCode:
     """List waiting records, the next due first.
 
     What is due and waits for an open circuit says so; events of the last hour tell. The pages also know of rates.
@@ -57,11 +68,13 @@ def list_(*, place: Place, partition: int | None, due_before: int | None, limit:
     Examples:
       retryapp pending list -A billing
       retryapp pending list --broker localhost:9092 --group billing --due-before 10m
+      retryapp pending list -A billing --message "ledger shard 7" --field /customer/id=17
       retryapp pending list --broker localhost:9092 --group billing --topic orders --partition 3 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
     connection, topologies = resolve(place)
-    found = list_waiting(connection, topologies, partition=partition, before_ms=due_before, limit=limit)
+    only: Any = {"partition": partition, "before_ms": due_before, "wanted": wanted}
+    found = list_waiting(connection, topologies, **only, limit=limit)
     for topology in topologies:
         own = [record for record in found.records if record["main"] == topology.main]
         mark_circuits(connection, topology, own, now_ms)
@@ -101,11 +114,12 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 
 
 @command.command(name="retry-now")
-@steer_options
+@waiting_options
 def retry_now(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
     """Make the next attempt due at once. Order, rates and an open circuit still hold it back, and no attempt is added.
 
-    FAILURE_ID is as in lists and logs; - reads them from stdin, a line each.
+    FAILURE_ID is as in lists and logs; - reads them from stdin, a line each. A filter in their place takes all that
+    fit now; it says how many, and asks. Cut off, it is sent again.
 
     \b
     Exit codes: 0 all are due, 1 some are refused, or no worker has answered.
@@ -113,12 +127,13 @@ def retry_now(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> 
     \b
     Examples:
       retryapp pending retry-now -A billing billing/orders@kq8G0bTz/3/1042
+      retryapp pending retry-now -A billing --cause c1-3f9ca81b02 --rate 100/s --why "ledger is back"
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return steer(Verb.RETRY_NOW, failure_ids, place, **options)
 
 
 @command.command()
-@steer_options
+@waiting_options
 @click.option(
     "--at",
     "due_at_ms",
@@ -138,7 +153,7 @@ def reschedule(*, failure_ids: tuple[str, ...], place: Place, **options: Any) ->
 
 
 @command.command()
-@steer_options
+@waiting_options
 @click.option(
     "--for",
     "hold_ms",
@@ -160,7 +175,7 @@ def hold(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitC
 
 
 @command.command()
-@steer_options
+@waiting_options
 def release(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
     """Let held records go on: each is due when it was due before, or now if that has passed.
 
@@ -175,7 +190,7 @@ def release(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> Ex
 
 
 @command.command()
-@steer_options
+@waiting_options
 def cancel(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
     """Try records no more: they become dead letters with the reason `cancelled`, which can be replayed.
 

@@ -291,9 +291,11 @@ class Circuit:
         (self._fine if fine else self._failed).add(place)
         return self._judge_probes(now_ms, cause)
 
-    def leave(self, place: Hashable) -> None:
-        """Note that a run ended without telling anything of the service. It keeps its slot, for a pause."""
+    def leave(self, place: Hashable, *, called: bool) -> None:
+        """Note that a run ended without telling anything of the service; one that has `called` keeps its slot."""
         self._asked.discard(place)
+        if not called:
+            self._slots.pop(place, None)
 
     def pause(self, now_ms: float) -> None:
         """Note that its partition goes: nobody probes until `resume`, and that does not count towards `max_open`."""

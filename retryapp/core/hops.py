@@ -398,6 +398,7 @@ def released(row: PendingRow, metadata: RetryMetadata, now_ms: int, holds: int) 
     An operator's: it waits as it did before. Its handler's: it is due now.
     """
     free, by_token = replace(row.held_next(None), hold=row.hold & ~holds), bool(row.hold & holds & TOKEN)
+    free = replace(free, since_ms=now_ms) if row.hold else free  # what it has waited so far is counted here
     if free.held:  # it waits for earlier records of its sequence, as before
         return replace(free, due_at_ms=MAX_EPOCH_MS, revision=row.revision + 1), metadata
     held_ms = max(0, now_ms - row.since_ms) if row.hold else 0

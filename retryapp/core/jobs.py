@@ -11,9 +11,11 @@ each part is, is durable together with what the part has done.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -32,8 +34,11 @@ from pydantic import (
 from retryapp.core.causes import cause_id
 from retryapp.core.control import JOB_ID, MAX_COMMAND_BYTES, MAX_WORDS, OF_LETTERS, Command, Verb
 from retryapp.core.errors import DamagedCommandError
+from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.hops import Outgoing
+from retryapp.core.masking import parts_of, places_of
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
+from retryapp.core.record import Headers
 
 JOB_AGE_MS: Final = 24 * 3_600_000
 """How long the start of a job waits for a worker, by the broker's time; an older one is refused."""
@@ -69,24 +74,51 @@ class LetterFilter(BaseModel):
     """Part of the error's message, in upper or lower case."""
     key: _Text | None = None
     """The record's key, as UTF-8."""
+    header: Annotated[str, Field(max_length=400, pattern=r"\A[^=]+=")] | None = None
+    """``NAME=TEXT``: one of the record's own headers, as UTF-8."""
+    field: Annotated[str, Field(max_length=400, pattern=r"\A/[^=]*=")] | None = None
+    """``/POINTER=TEXT``: a field of a value that is JSON (RFC 6901; ``*`` is every element of a list)."""
     from_ms: Annotated[int, Field(ge=0, le=MAX_EPOCH_MS)] | None = None
     """Died then or later, by the broker's time."""
     until_ms: Annotated[int, Field(ge=0, le=MAX_EPOCH_MS)] | None = None
     """Died before."""
 
-    def fits(self, metadata: RetryMetadata, key: bytes | None, died_ms: int) -> bool:
+    @property
+    def deep(self) -> bool:
+        """Whether it asks for what the index of dead letters does not have."""
+        return (self.message, self.header, self.field) != (None, None, None)
+
+    def fits(self, metadata: RetryMetadata, record: Any, died_ms: int) -> bool:
+        """Tell whether a letter, or a record that waits and has failed then, is one of those."""
         return (
             self.reason in (None, metadata.reason)
             and self.error_type in (None, metadata.error_type)
             and (self.from_ms is None or died_ms >= self.from_ms)
             and (self.until_ms is None or died_ms < self.until_ms)
-            and (self.key is None or key == self.key.encode())
+            and (self.key is None or record.key == self.key.encode())
             and (self.message is None or self.message.lower() in metadata.error_message.lower())
             and (
                 self.cause is None
                 or self.cause == cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message)
             )
+            and (self.header is None or _has_header(self.header, record.headers))
+            and (self.field is None or _has_field(self.field, record.value))
         )
+
+
+def _has_header(wanted: str, headers: Headers) -> bool:
+    name, _, text = wanted.partition("=")
+    return (name, text.encode()) in unshield(split_headers(tuple(headers))[0])
+
+
+def _has_field(wanted: str, value: bytes | None) -> bool:
+    pointer, _, text = wanted.partition("=")
+    with suppress(ValueError, RecursionError):  # it is no JSON, or is too deep
+        for container, key in places_of(json.loads(value or b""), parts_of(pointer)):
+            found = container[key]
+            if (found if isinstance(found, str) else json.dumps(found)) == text:
+                return True
+    return False
 
 
 def _of_letters(verb: Verb) -> Verb:

@@ -35,16 +35,24 @@ class Mask:
             found = json.loads(text)
         except (ValueError, RecursionError):
             return None
-        places = [place for pointer in self.pointers for place in _places(found, pointer)]
+        places = [place for pointer in self.pointers for place in places_of(found, pointer)]
         for container, key in places:
             container[key] = MASKED
         return json.dumps(found, ensure_ascii=False) if places else text
+
+    def covers(self, header: str | None, pointer: str | None) -> bool:
+        """Tell whether a search by a header's name, or by a field, would tell what is masked."""
+        parts = () if pointer is None else parts_of(pointer)
+        masked = (zip(parts, each, strict=False) for each in self.pointers if parts)
+        return (header or "").lower() in self.headers or any(
+            all(_EVERY in pair or pair[0] == pair[1] for pair in pairs) for pairs in masked
+        )
 
     def free(self, text: str, headers: Headers, value: bytes | None) -> str:
         secrets = {raw.decode("utf-8", "replace") for name, raw in headers if raw and name.lower() in self.headers}
         with suppress(ValueError, RecursionError):  # it is no JSON, or is nested too deep to be looked into
             found = json.loads(value) if self.pointers and value else None
-            places = [place for pointer in self.pointers for place in _places(found, pointer)]
+            places = [place for pointer in self.pointers for place in places_of(found, pointer)]
             secrets.update(leaf for container, key in places for leaf in _leaves(container[key]))
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, MASKED) if len(secret) >= LEAST_CHARS else text
@@ -63,14 +71,18 @@ def parse_mask(text: str) -> Mask:
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
     if wrong := [entry for entry in entries if entry[0] == "/" and "~" in entry.replace("~0", "").replace("~1", "")]:
         raise InvalidSettingError("RETRYAPP_MASK", wrong[0], "a JSON pointer, in which ~ is written as ~0 and / as ~1")
-    parts = (entry[1:].split("/") for entry in entries if entry[0] == "/")
     return Mask(
         headers=frozenset(entry.lower() for entry in entries if entry[0] != "/"),
-        pointers=tuple(tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer) for pointer in parts),
+        pointers=tuple(parts_of(entry) for entry in entries if entry[0] == "/"),
     )
 
 
-def _places(value: Any, pointer: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
+def parts_of(pointer: str) -> tuple[str, ...]:
+    """Return the names of a pointer (RFC 6901), one for each level."""
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/"))
+
+
+def places_of(value: Any, pointer: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
     """Yield container and key of what a pointer points to; `*` is every element of a list."""
     keys: list[Any] = []
     if isinstance(value, dict):
@@ -81,7 +93,7 @@ def _places(value: Any, pointer: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
         if len(pointer) == 1:
             yield value, key
         else:
-            yield from _places(value[key], pointer[1:])
+            yield from places_of(value[key], pointer[1:])
 
 
 def _leaves(value: Any) -> Iterator[str]:

@@ -196,7 +196,8 @@ class PendingRow:
         return replace(self, more=more, revision=self.revision + 1)
 
     def held_until(self, until_ms: int, now_ms: int) -> PendingRow:
-        return replace(self.held_next(None), hold=self.hold | OPERATOR, due_at_ms=until_ms, since_ms=now_ms)
+        since_ms = self.since_ms if self.hold else now_ms  # from then on `max_elapsed` does not count
+        return replace(self.held_next(None), hold=self.hold | OPERATOR, due_at_ms=until_ms, since_ms=since_ms)
 
 
 def _facts(more: bytes) -> Iterator[tuple[int, bytes]]:

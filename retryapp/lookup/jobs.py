@@ -162,7 +162,7 @@ def preview(
                 metadata = decode_metadata(record.headers)
             except DamagedMetadataError:
                 continue
-            if metadata is None or not wanted.fits(metadata, record.key, record.timestamp_ms):
+            if metadata is None or not wanted.fits(metadata, record, record.timestamp_ms):
                 continue
             cause = cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message)
             found.names.setdefault(cause, cause_name(metadata.error_type, None, metadata.error_message))

@@ -226,16 +226,31 @@ def list_waiting(
     *,
     partition: int | None,
     before_ms: int | None,
-    limit: int,
+    wanted: LetterFilter | None = None,
+    limit: int | None,
 ) -> Listed:
-    """Return waiting records that are due before an instant, the next due first, and above all stopped sequences."""
+    """Return those that are due before an instant and fit, the next due first, and above all stopped sequences."""
     rows = {
         at: entry
         for topology in topologies
         for at, entry in _waiting(connection, topology, partition).items()
         if before_ms is None or 0 < at.instant_ms < before_ms
+        if wanted is None or fits_row(wanted, entry.value)
     }
-    return Listed([{"main": at.main, **pending_summary(rows[at])} for at in nsmallest(limit, rows)], len(rows))
+    first = sorted(rows) if limit is None else nsmallest(limit, rows)
+    return Listed([{"main": at.main, **pending_summary(rows[at])} for at in first], len(rows))
+
+
+def fits_row(wanted: LetterFilter, raw: bytes) -> bool:
+    """Tell whether a row fits; one that is damaged, or without what is asked for (by reference), does not."""
+    if wanted == LetterFilter():
+        return True
+    try:
+        row = decode_row(raw)
+        metadata = decode_metadata(row.headers)
+    except (DamagedRowError, DamagedMetadataError):
+        return False
+    return metadata is not None and wanted.fits(metadata, row, row.since_ms)
 
 
 def find_waiting(connection: KafkaConnection, topology: HandlerTopology, origin: Origin) -> PendingEntry | None:
@@ -284,7 +299,7 @@ def list_dead(
         for topology in topologies:
             numbers = None if partition is None else [partition]
             for record in _letters(connection, topology, numbers):
-                if wanted is None or _fits(wanted, record):
+                if wanted is None or fits(wanted, record):
                     matching += 1
                     at = _Position(record.timestamp_ms, topology.main, record.partition, record.offset)
                     yield at, replace(record, value=None)  # lists show no payloads
@@ -299,11 +314,11 @@ def list_dead(
     return Listed(facts, matching)
 
 
-def _fits(wanted: LetterFilter, record: Record) -> bool:
+def fits(wanted: LetterFilter, record: Record) -> bool:
     """Tell whether a letter fits; a damaged one does by its reason alone."""
     metadata, _ = _metadata(record.headers)
     if metadata is not None:
-        return wanted.fits(metadata, record.key, record.timestamp_ms)
+        return wanted.fits(metadata, record, record.timestamp_ms)
     reason = (wanted.reason or "").encode()
     return wanted == LetterFilter(reason=wanted.reason) and (not reason or (RETRY_REASON, reason) in record.headers)
 

@@ -27,7 +27,7 @@ from retryapp.core.rows import STOPPED_MS, identity_of
 from retryapp.core.topology import GROW, HandlerTopology
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
-from retryapp.kafka import KafkaConnection, read_record
+from retryapp.kafka import KafkaConnection, read_record, read_topic
 from retryapp.kafka.commands import send_commands
 from retryapp.lookup.jobs import (
     Order,
@@ -223,6 +223,11 @@ class RuntimeView:
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there."""
         return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
+
+    def read_range(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Record]:
+        """Read ranges of offsets of some partitions. Blocks."""
+        starts, stops = ({number: each[at] for number, each in ranges.items()} for at in (0, 1))
+        return read_topic(self._runtime.connection, topic, partitions=ranges, start=starts, stop=stops)
 
     def silence(self) -> str | None:
         """Return which broker has not answered for how long; None while one answers."""

@@ -21,7 +21,7 @@ from retryapp.core.causes import CauseCount, summed
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
-from retryapp.core.jobs import Part
+from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.record import Origin, failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back, what_holds
@@ -188,19 +188,21 @@ class Answers:
     async def pending(self, question: Question) -> Facts:
         """Return one page of waiting records of the group by due time."""
         facts = await self._list(question, "pending", self.pending_here)
-        narrow = question.cause or question.key or question.message
-        total = None if narrow else await self._total(question, "pending")
-        return {**facts, "cause": question.cause, "key": question.key, "message": question.message, "total": total}
+        asked = _asked(question.wanted)
+        whole = await self._total(question, "pending")
+        return {**facts, **asked, **_total_or_of(whole, any(asked.values()))}
 
     async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters of the group, the newest first."""
         facts = await self._list(question, "dead", self.dead_here)
-        asked: Facts = {name: getattr(question, name) for name in ("reason", "cause", "key", "marked")}
+        wanted = question.wanted
+        asked: Facts = {**_asked(wanted), "reason": wanted.reason, "marked": question.marked}
         asked |= {name: question.query.get(name) for name in ("since", "until")}
         narrow = any(value for name, value in asked.items() if name != "cause")
-        counted = not narrow and (question.cause is None or question.partition is None)
-        total = await self._total(question, "dead") if counted else None
-        return {**facts, **asked, "total": total, "reasons": sorted({*DeadReason, question.reason or "exhausted"})}
+        narrow |= wanted.cause is not None and question.partition is not None
+        whole = await self._total(question, "dead", None if narrow else wanted.cause)
+        reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
+        return {**facts, **asked, **_total_or_of(whole, narrow), "reasons": reasons}
 
     async def pending_here(self, question: Question) -> Listing:
         """List what waits in the partitions of this worker."""
@@ -241,11 +243,11 @@ class Answers:
         hidden = sorted({name for each in listings for name in each.hidden})
         return {**facts, "hidden": hidden} if hidden else facts
 
-    async def _total(self, question: Question, name: str) -> int | None:
+    async def _total(self, question: Question, name: str, cause: str | None = None) -> int | None:
         """Return how many records a list has; None: not known."""
         group = await self._everywhere(question.main, self.view.partitions(question.main))
-        if name == "dead" and question.cause is not None:
-            return next((each.records for each in group.causes if each.cause_id == question.cause), 0)
+        if cause is not None:
+            return next((each.records for each in group.causes if each.cause_id == cause), 0)
         chosen = [item for item in group.partitions if question.partition in (None, item.partition)]
         numbers: list[int | None] = [None if item.state == ELSEWHERE else getattr(item, name) for item in chosen]
         return None if None in numbers else known_sum(numbers)
@@ -387,6 +389,15 @@ class Answers:
             if info is None or info.state != ELSEWHERE or web_url(info.owner_url) is None:
                 _refuse_closed(info, question.partition, question)
         return infos
+
+
+def _asked(wanted: LetterFilter) -> Facts:
+    return {name: getattr(wanted, name) for name in ("cause", "key", "message", "header", "field")}
+
+
+def _total_or_of(whole: int | None, narrow: bool) -> Facts:
+    """Return how many records a list has, if that is known without a look at each; else of how many it is a part."""
+    return {"total": None if narrow else whole, "of": whole if narrow else None}
 
 
 def _is_lost(info: PartitionInfo, silent: Sequence[str]) -> bool:

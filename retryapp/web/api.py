@@ -25,7 +25,7 @@ from retryapp.lookup.payloads import Kind
 from retryapp.ports import PAGES_PREFIX, HandlerInfo, PartitionInfo
 from retryapp.web.access import Role
 from retryapp.web.lists import Line
-from retryapp.web.query import DEFAULT_LIMIT, MAX_LIMIT
+from retryapp.web.query import DEFAULT_LIMIT, FILTERS, MAX_LIMIT
 
 Model = type[BaseModel]
 
@@ -113,8 +113,8 @@ _Line = _model(
 )  # fmt: skip
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
-    "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "cause": _Text, "key": _Text,
-    "records": _many(_Line),
+    "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int,
+    **dict.fromkeys(("cause", "key", "message", "header", "field"), _Text), "records": _many(_Line),
 }  # fmt: skip
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _STRING: Final = {"type": "string"}
@@ -122,7 +122,8 @@ _LIMITS: Final = {
     "limit": {**_NUMBER, "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
     "partition": _NUMBER,
 }
-_FILTER: Final = dict.fromkeys(("reason", "error_type", "cause", "message", "key", "since", "until", "all"), _STRING)
+_SEARCH: Final = dict.fromkeys(("cause", "key", "message", "header", "field"), _STRING)
+_FILTER: Final = dict.fromkeys((*FILTERS, "since", "until", "all"), _STRING)
 
 ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     "/health": (_model("Alive", "That pages are served.", ok=Literal[True]), {}),
@@ -151,8 +152,8 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {},
     ),
     "/{main}/pending": (
-        _model("Pending", "Waiting records, the next due first.", _Page, **_List, message=_Text),
-        {**_LIMITS, "cause": _STRING, "key": _STRING, "message": _STRING, "after": _STRING, "seen": _NUMBER},
+        _model("Pending", "Waiting records, the next due first.", _Page, **_List),
+        {**_LIMITS, **_SEARCH, "after": _STRING, "seen": _NUMBER},
     ),
     "/{main}/pending/{partition}/{offset}": (
         _model("PendingRecord", "One waiting record.", _Page, main=str, policy=dict[str, str],
@@ -164,7 +165,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     "/{main}/dead": (
         _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool, since=_Text,
                until=_Text, reasons=list[str]),
-        {**_LIMITS, **dict.fromkeys(("reason", "cause", "key", "since", "until", "marked", "before"), _STRING),
+        {**_LIMITS, **_SEARCH, **dict.fromkeys(("reason", "since", "until", "marked", "before"), _STRING),
          "seen": _NUMBER},
     ),
     "/{main}/dead/{partition}/{offset}": (

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from retryapp.core.jobs import LetterFilter
 from retryapp.core.masking import MASKED, UNMASKED, Mask
 from retryapp.lookup.payloads import Kind, Payload
 from retryapp.lookup.records import Facts
 from retryapp.web.access import Role
+from retryapp.web.errors import PageError
 
 PRIVATE: Final = frozenset({"error_message", "error_trace", "headers", "key", "message", "retry_headers", "value"})
 """Names of facts that only operators see; of a payload its size is left."""
@@ -26,6 +28,13 @@ def hidden_from(role: Role, facts: Facts, mask: Mask = UNMASKED) -> Facts:
     names: set[str] = set()
     shown: Facts = _each(facts, lambda name, value: _hidden(name, value, names))
     return {**shown, "hidden": sorted(names)} if names else shown
+
+
+def check_search(wanted: LetterFilter, mask: Mask) -> None:
+    """Raise `PageError` for a search by what is masked: its answer would tell what that is."""
+    header, pointer = (None if text is None else text.partition("=")[0] for text in (wanted.header, wanted.field))
+    if mask.covers(header, pointer):
+        raise PageError(403, "masked", f"{header or pointer} is masked", "Search by something else")
 
 
 def _each(value: Any, change: Callable[[str, Any], Any]) -> Any:

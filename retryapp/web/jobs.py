@@ -25,8 +25,9 @@ from retryapp.web.access import MOST_LETTERS, Person, Role
 from retryapp.web.actions import WAIT_S, Action
 from retryapp.web.answers import Answers
 from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
+from retryapp.web.hiding import check_search
 from retryapp.web.page import is_browser
-from retryapp.web.query import Question
+from retryapp.web.query import FILTERS, Question
 
 PREVIEW_S: Final = 8.0
 """How long a page counts letters; a job takes those that were not counted as well."""
@@ -34,7 +35,6 @@ MOST_AT_ONCE: Final = 2
 """Previews of one worker's pages, and commands about jobs, each."""
 LIVE_S: Final = 2
 """Pages of jobs that go on are loaded again after this time."""
-_FILTER: Final = ("reason", "error_type", "cause", "message", "key")
 
 
 class Turns:
@@ -127,16 +127,9 @@ def _wanted(question: Question) -> tuple[Verb, LetterFilter]:
     verb = given.get("verb", "")
     if verb not in OF_LETTERS:
         raise bad_parameter("verb", verb, ", ".join(sorted(OF_LETTERS)))
-    fields: dict[str, Any] = {name: given[name] for name in _FILTER if name in given}
-    times = {"from_ms": question.since_ms, "until_ms": question.until_ms}
-    fields |= {name: value for name, value in times.items() if value is not None}
-    if not fields and "all" not in given:
-        raise bad_parameter("all", "", "all=1, or one of " + ", ".join((*_FILTER, "since", "until")))
-    try:
-        return Verb(verb), LetterFilter(**fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise bad_parameter(str(first["loc"][0]), "...", str(first["msg"])) from error
+    if question.wanted == LetterFilter() and "all" not in given:
+        raise bad_parameter("all", "", "all=1, or one of " + ", ".join((*FILTERS, "since", "until")))
+    return Verb(verb), question.wanted
 
 
 class _JobAction(Action):
@@ -181,6 +174,7 @@ class StartJob(_JobAction):
         try:
             verb, wanted = Verb(sent.get("verb", "")), LetterFilter.model_validate_json(sent.get("filter", ""))
             scope = Scope.model_validate_json(sent.get("scope", ""))
+            check_search(wanted, self.answers.mask)
         except (ValidationError, ValueError) as error:
             raise bad_sent("filter, scope or verb", "what the preview gave") from error
         name, rate = sent.get("job", ""), sent.get("rate", "").strip() or None

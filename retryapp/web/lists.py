@@ -8,15 +8,18 @@ page ends there, and the next one goes on.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from retryapp.core.control import is_open
+from retryapp.core.jobs import LetterFilter
 from retryapp.lookup.circuits import mark_held_back, what_holds
-from retryapp.lookup.records import Facts, dead_summary, pending_summary
+from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.figures import ELSEWHERE, OPEN
@@ -24,6 +27,10 @@ from retryapp.web.query import Place, Question, Stream, place_of, place_text
 
 SCAN_ROWS: Final = 2_000
 """Rows that a worker looks at for one page."""
+READ_ROWS: Final = 200
+"""Dead letters that are read from their topics at once, to look into them."""
+READ_S: Final = 0.3
+"""After this time no more of them are read for one page: others wait for what is found."""
 _CHUNK_ROWS: Final = 50
 
 _Text = str | None
@@ -100,11 +107,10 @@ def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Qu
                 return listing
             listing.scanned += 1
             after = entry.key
-            if question.fits_row(entry.value):
+            if fits_row(question.wanted, entry.value):
                 facts = pending_summary(entry)
-                if question.cause in (None, facts["cause_id"]):
-                    mark_held_back(facts, holding, now_ms)
-                    listing.lines.append(Line(cursor=after.hex(), **facts))
+                mark_held_back(facts, holding, now_ms)
+                listing.lines.append(Line(cursor=after.hex(), **facts))
         if len(entries) < size:
             return listing
 
@@ -113,28 +119,51 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
     """List the dead letters of the partitions here, the newest first; the open ones, or all."""
     open_here = [item.partition for item in infos if item.state == OPEN]
     chosen = [number for number in open_here if question.partition in (None, number)]
-    before = question.before
-    if question.until_ms is not None:
-        until = (question.until_ms, -1, "", -1)
+    before, wanted = question.before, question.wanted
+    if wanted.until_ms is not None:
+        until = (wanted.until_ms, -1, "", -1)
         before = until if before is None else min(before, until)
-    sought: Facts = {"cause": question.cause, "key": None if question.key is None else question.key.encode()}
+    sought: Facts = {"cause": wanted.cause, "key": None if wanted.key is None else wanted.key.encode()}
+    if wanted.deep:
+        sought = {}  # neighbours are read together
     streams = []
     for number in chosen:
         for letters in (None, *info.dead_letters):
             page = partial(view.dead_page, info.main, partition=number, letters=letters, **sought)
             streams.append(_letters(page, (number, letters), before))
     listing, last = Listing(lines=[], left_out=_closed(infos)), before
-    for row in heapq.merge(*streams, key=_place, reverse=True):
-        if question.since_ms is not None and (row["append_ms"] or 0) < question.since_ms:
+    rows, until_s = heapq.merge(*streams, key=_place, reverse=True), time.monotonic() + READ_S
+    for row, found in _looked_into(view, info, rows, wanted) if wanted.deep else ((row, True) for row in rows):
+        if wanted.from_ms is not None and (row["append_ms"] or 0) < wanted.from_ms:
             break
-        if len(listing.lines) == question.limit or listing.scanned == SCAN_ROWS:
+        late = wanted.deep and listing.scanned % READ_ROWS == 0 < listing.scanned and time.monotonic() > until_s
+        if late or len(listing.lines) == question.limit or listing.scanned == SCAN_ROWS:
             listing.upto = None if last is None else place_text(last)
             break
         listing.scanned += 1
         last = _place(row)
-        if question.reason in (None, row["reason"]) and (question.marked or is_open(row["mark"])):
+        if found and wanted.reason in (None, row["reason"]) and (question.marked or is_open(row["mark"])):
             listing.lines.append(Line(cursor=place_text(last), **row))
     return listing
+
+
+def _looked_into(
+    view: RuntimeView, info: HandlerInfo, rows: Iterable[Facts], wanted: LetterFilter
+) -> Iterator[tuple[Facts, bool]]:
+    """Yield letters with whether they fit by what the index does not have: their topics are read, some at once."""
+    rows = iter(rows)
+    while some := [*islice(rows, READ_ROWS)]:
+        found = set[tuple[str | None, int, int]]()
+        for letters in {row["letters"] for row in some}:
+            ranges: dict[int, tuple[int, int]] = {}
+            for row in some:
+                if row["letters"] == letters:
+                    first, stop = ranges.get(row["partition"], (row["offset"], 0))
+                    ranges[row["partition"]] = min(first, row["offset"]), max(stop, row["offset"] + 1)
+            topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
+            records = view.read_range(topic, ranges)
+            found |= {(letters, each.partition, each.offset) for each in records if fits(wanted, each)}
+        yield from ((row, (row["letters"], row["partition"], row["offset"]) in found) for row in some)
 
 
 def _closed(infos: Sequence[PartitionInfo]) -> list[int]:

@@ -15,11 +15,11 @@ from retryapp.ports import PAGES_PREFIX
 from retryapp.web.access import Person, Role
 from retryapp.web.answers import Answers
 from retryapp.web.errors import SOON, PageError
-from retryapp.web.hiding import hidden_from
+from retryapp.web.hiding import check_search, hidden_from
 from retryapp.web.query import Question, question_of
 from retryapp.web.render import HTML, JSON, safety_headers, status_text, to_html, to_json
 
-PROBING: Final = ("header", "key", "message", "search", "value")
+PROBING: Final = ("field", "header", "key", "message")
 """Parameters that ask for what only operators see: an answer without it would tell whether it is there."""
 
 Ask = Callable[[Answers, Question], Awaitable[Facts | tuple[bytes, str]]]
@@ -70,6 +70,7 @@ class Page:
             person.require(Role.OPERATE)
         address, now_ms = request.rel_url.raw_path, self.answers.now_ms()
         question = question_of(request.query, request.match_info, address, person.role, now_ms)
+        check_search(question.wanted, self.answers.mask)
         if self.ask is None:
             raise LookupError(f"nothing to ask at {request.rel_url.path}")
         facts = await self.ask(self.answers, question)

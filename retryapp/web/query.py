@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlencode
 
-from retryapp.core.errors import DamagedMetadataError, DamagedRowError
-from retryapp.core.headers import decode_metadata
-from retryapp.core.rows import ROW_KEY_BYTES, decode_row
+from pydantic import ValidationError
+
+from retryapp.core.jobs import LetterFilter
+from retryapp.core.rows import ROW_KEY_BYTES
 from retryapp.lookup.instants import parse_instant
 from retryapp.web.access import Role
 from retryapp.web.errors import bad_parameter, not_found
 
 DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 500
+FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field")
+"""Parameters that are fields of `LetterFilter`; with `since` and `until` they are all of it."""
 MAX_REFRESH_S: Final = 3_600
 _MAX_DIGITS: Final = 19
 
@@ -49,11 +52,8 @@ class Question:
     limit: int = DEFAULT_LIMIT
     """Rows on a page, from 1 to ``MAX_LIMIT``."""
     partition: int | None = None
-    reason: str | None = None
-    cause: str | None = None
-    """Id of a cause."""
-    key: str | None = None
-    """A record's key, as text."""
+    wanted: LetterFilter = field(default_factory=LetterFilter)
+    """Which records are asked for."""
     after: bytes | None = None
     """Waiting records after this row key."""
     before: Place | None = None
@@ -62,12 +62,6 @@ class Question:
     """Records on the pages before."""
     marked: bool = False
     """Also dead letters that are not open any more: replayed, discarded, handled."""
-    since_ms: int | None = None
-    """Dead letters of then or later."""
-    until_ms: int | None = None
-    """Dead letters before."""
-    message: str | None = None
-    """Part of the error's message, in upper or lower case."""
     letters: str | None = None
     """Name of the dead-letter topic of a rule; None: the usual one."""
     refresh_s: int | None = None
@@ -82,18 +76,6 @@ class Question:
         rest = {name: value for name, value in self.query.items() if name != "routed"}
         query = urlencode({**rest, **changes})
         return (path or self.path) + (f"?{query}" if query else "")
-
-    def fits_row(self, raw: bytes) -> bool:
-        """Tell whether a waiting record is asked for, by its key and the message of its error."""
-        if self.key is None and self.message is None:
-            return True
-        try:
-            row = decode_row(raw)
-            found = decode_metadata(row.headers)
-        except (DamagedRowError, DamagedMetadataError):
-            return False
-        message = "" if found is None else found.error_message.lower()
-        return (self.key is None or row.key == self.key.encode()) and (self.message or "").lower() in message
 
     def at(self) -> tuple[int, int]:
         """Return partition and offset of the address.
@@ -132,21 +114,26 @@ def question_of(
         as_json=given.get("format") == "json",
         limit=_number(given, "limit", 1, MAX_LIMIT) or DEFAULT_LIMIT,
         partition=_number(given, "partition", 0, 2**31 - 1),
-        reason=given.get("reason"),
-        cause=given.get("cause"),
-        key=given.get("key"),
+        wanted=_filter(given, now_ms),
         after=_row_key(given.get("after")),
         before=None if "before" not in given else place_of(given["before"]),
         seen=_number(given, "seen", 0, 2**53) or 0,
         marked="marked" in given,
-        since_ms=_instant(given, "since", now_ms),
-        until_ms=_instant(given, "until", now_ms),
-        message=given.get("message"),
         letters=given.get("letters"),
         refresh_s=_number(given, "refresh", 0, MAX_REFRESH_S),
         routed="routed" in given,
         role=role,
     )
+
+
+def _filter(given: Mapping[str, str], now_ms: int) -> LetterFilter:
+    fields: dict[str, Any] = {name: given[name] for name in FILTERS if name in given}
+    fields |= {"from_ms": _instant(given, "since", now_ms), "until_ms": _instant(given, "until", now_ms)}
+    try:
+        return LetterFilter(**fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise bad_parameter(str(first["loc"][0]), "...", str(first["msg"])) from error
 
 
 def is_number(text: str) -> bool:

@@ -259,24 +259,6 @@ def test_a_scan_does_not_walk_over_what_was_removed_before(opened: Open) -> None
     assert table._cursors[0] == key_of(waiting_row(99))
 
 
-@pytest.mark.parametrize("purge_rows", [1, 2, 5_000])
-def test_removals_never_take_a_row_that_came_in_late(
-    opened: Open, purge_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cheap removal of everything below the cursor spares rows of its own batch and of later ones."""
-    monkeypatch.setattr("retryapp.runtime.stores.pending._PURGE_ROWS", purge_rows)
-    table = opened()
-    table.write([waiting_row(n, due_at_ms=1_000 + n) for n in range(10)], 0)
-    for batch in range(5):  # scan, remove the head, and put a row far below, in turns
-        (head, _), *_ = table.due(5_000, 100)[0][-1:]
-        late = waiting_row(100 + batch, due_at_ms=10 + batch)
-        table.write([late, Row(head[IDENTITY_AT:], None, "?")], batch + 1)
-        assert table.get(key_of(late)) == late.value
-    found = [parse_row_key(key).origin_offset for key, _ in table.page(None, 100)]
-    assert found == [100, 101, 102, 103, 104, 0, 1, 2, 3, 4]
-    assert sum(table.counts().values()) == 10
-
-
 @pytest.mark.parametrize("released", [False, True], ids=["still claimed", "claimed again and again"])
 def test_a_look_costs_the_same_however_many_rows_have_settled_after_a_slow_one(
     opened: Open, monkeypatch: pytest.MonkeyPatch, released: bool
@@ -311,32 +293,6 @@ def test_a_look_costs_the_same_however_many_rows_have_settled_after_a_slow_one(
     before = skipped()
     assert (table.due(10_000, 100, {slow})[1], table.due(10_000, 100, {slow})) == (None, ([], None))
     assert skipped() - before <= 2 * 100 + 10
-
-
-def test_a_claim_that_is_released_is_due_again_before_what_follows_it(opened: Open) -> None:
-    """However far the looks have come meanwhile, and in any order of releases, settled rows and late inserts."""
-    table, rows = opened(), [waiting_row(n, due_at_ms=100 + n) for n in range(6)]
-    table.write(rows, 0)
-    keys = [key_of(row) for row in rows]
-
-    def due(limit: int, *claimed: bytes) -> list[int]:
-        return [parse_row_key(key).due_at_ms for key, _ in table.due(1_000, limit, set(claimed))[0]]
-
-    assert due(2) == [100, 101]
-    assert due(2, *keys[:2]) == [102, 103]
-    assert table.due(1_000, 10, set(keys)) == ([], None)
-    table.write([removal(row) for row in rows[2:5]], 1)
-    assert table.due(1_000, 10, {keys[0], keys[5]}) == ([(keys[1], rows[1].value)], None)
-    assert table.due(100, 10, {keys[0], keys[5]}) == ([], 101)
-    late = waiting_row(9, due_at_ms=50)
-    table.write([late], 2)
-    assert due(10, *keys) == [50]
-    assert due(2, keys[5], key_of(late)) == [100, 101]
-    assert due(10) == [50, 100, 101, 105]
-    table.write([waiting_row(9, due_at_ms=102)], 3)
-    assert due(10, keys[0], keys[1]) == [102, 105]
-    assert [parse_row_key(key).due_at_ms for key, _ in table.page(None, 10)] == [100, 101, 102, 105]
-    assert table.due_times(0, 1_000, 1) == [100]
 
 
 def test_a_recovery_looks_for_the_last_written_record_no_more(opened: Open) -> None:

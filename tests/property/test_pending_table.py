@@ -8,9 +8,10 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from samples import key_of, removal, waiting_row
 
 from retryapp.core.rows import IDENTITY_AT, parse_row_key, queue_in, queue_of
@@ -178,8 +179,8 @@ class Memory(PendingTableAgainstDict):
         self.table = MemoryPendingTable(self.disk, "0")
 
 
-TestRocks = Rocks.TestCase
-TestMemory = Memory.TestCase
-TestMemory.settings = settings(max_examples=100, stateful_step_count=30, phases=[Phase.generate])
-# each step is a file system's work: shrinking would take minutes
-TestRocks.settings = settings(TestMemory.settings, max_examples=40)
+@pytest.mark.parametrize(("table", "examples"), [(Rocks, 40), (Memory, 100)])
+def test_a_table_is_what_a_dict_is(table: type[PendingTableAgainstDict], examples: int) -> None:
+    """Each step is a file system's work: shrinking would take minutes."""
+    steps = settings(max_examples=examples, stateful_step_count=30, phases=[Phase.generate])
+    run_state_machine_as_test(table, settings=steps)

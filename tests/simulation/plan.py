@@ -464,9 +464,11 @@ class Plan:
         """Workers that one record may end.
 
         One that had no mark yet, two until it is suspect, those that halve the records in flight, and three of which it
-        is the only one. What goes wrong besides may take a mark back: a clean end does.
+        is the only one. What goes wrong besides may take a mark back: a clean end does. And where each life has another
+        order, a group of so many records may be others.
         """
-        return (3 + (self.in_flight - 1).bit_length() + 3) * (1 + len(self.faults))
+        again = len(self.faults) + (self.changes and self.order != "none")
+        return (3 + (self.in_flight - 1).bit_length() + 3) * (1 + again)
 
     @property
     def levels(self) -> bool:

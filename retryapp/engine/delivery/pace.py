@@ -34,6 +34,10 @@ class Paced(Protocol):
         """Its record."""
 
     @property
+    def begun(self) -> bool:
+        """Whether the handler was called."""
+
+    @property
     def claim(self) -> object | None:
         """The due row; None for a first delivery."""
 
@@ -312,7 +316,7 @@ class Pace:
         for gate in self._gates_of(run):
             gate.admitted.discard(run)
             if not gate.circuit.closed:
-                gate.circuit.leave(run.record.offset)
+                gate.circuit.leave(run.record.offset, called=run.begun)
                 self._look(gate)
 
     @property

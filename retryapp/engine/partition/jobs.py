@@ -55,6 +55,7 @@ CATCH_UP_MS: Final = 250.0
 LOOK_S: Final = 0.05
 """How often a part looks whether it may go on."""
 _TOGETHER: Final = 20  # letters that are judged before others in the event loop come between
+_LARGE_BYTES: Final = 20_000  # a value that takes some tenths of a millisecond to look into
 _GO_ON: Final = 100  # letters that are looked at before others in the event loop come between
 
 logger = logging.getLogger(__name__)
@@ -264,7 +265,7 @@ class Jobs:
                     break
                 part.at[topic] = raw.offset + 1
                 looked += 1
-                if looked % _GO_ON == 0:
+                if looked % _GO_ON == 0 or (part.order.filter.field and len(raw.value or b"") > _LARGE_BYTES):
                     await asyncio.sleep(0)
                 headers = tuple(pair for pair in raw.headers if pair[0] != RETRY_ERROR_TRACE)  # most bytes, unused here
                 try:
@@ -274,7 +275,7 @@ class Jobs:
                 died_ms = raw.timestamp_ms if isinstance(raw, Record) else raw.timestamp
                 if metadata is None:
                     part.refused[Refusal.DAMAGED] += 1
-                elif part.order.filter.fits(metadata, raw.key, died_ms):
+                elif part.order.filter.fits(metadata, raw, died_ms):
                     size += held_bytes(raw.key, raw.value, headers)
                     record = Record(*tp, raw.offset, 0, raw.key, raw.value, headers)
                     found.append(Letter(tp, record, metadata))

@@ -58,6 +58,10 @@ def test_filters_narrow_the_list(retryapp, shop):
     assert offsets("--due-before", "2023-11-14T22:13:20.001") == [1]
     assert offsets("--due-before", "2200-01-01") == [1, 2]
     assert offsets("--topic", shop.topology.main) == [1, 2]
+    shop.wait(2, 3, FAR_MS, value=b'{"id": 3}', headers=(("tenant", b"acme"),), error_message="ledger shard 7")
+    for words in (("--message", "SHARD 7"), ("--has-header", "tenant=acme"), ("--field", "/id=3")):
+        assert offsets(*words) == [3]
+    assert offsets("--field", "/id=3", "--key", "other") == []
 
 
 def test_one_waiting_record_is_shown_decoded(retryapp, shop):

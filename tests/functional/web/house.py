@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -236,6 +236,13 @@ class FakeWorker(RuntimeView):
         if self.broker_down:
             raise BrokerUnreachableError("localhost:9092", "connection refused")
         return self.records.get((topic, partition, offset))
+
+    @override
+    def read_range(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Record]:
+        for (name, number, offset), record in self.records.items():
+            first, stop = ranges.get(number, (0, 0))
+            if name == topic and first <= offset < stop:
+                yield record
 
     @override
     def silence(self) -> str | None:

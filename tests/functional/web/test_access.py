@@ -340,6 +340,21 @@ async def test_masked_headers_and_fields_are_shown_to_nobody(worker: FakeWorker,
         assert "secret-" not in (await ask(url, f"{BASE}/pending?format={form}&limit=500"))[1], "keys of lists"
 
 
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ("header=AUTHORIZATION=secret", 403), ("header=tenant=north", 200), ("field=/card=1", 403),
+        ("field=/card/number=1", 403), ("field=/open=1", 200), ("field=/items/*/sku=1", 403), ("field=/items/0=1", 403),
+        ("field=/items/0/id=1", 200),
+    ],
+)  # fmt: skip
+async def test_nobody_searches_by_what_is_masked(worker: FakeWorker, asked: str, status: int) -> None:
+    """Its answer would tell what that is; also a job's."""
+    async with serving(worker, mask=parse_mask("authorization, /card, /items/*/sku")) as url:
+        for page in ("pending?", "dead?", "jobs/new?verb=replay&"):
+            assert (await ask(url, f"{BASE}/{page}{asked}&format=json"))[0] == status
+
+
 HOSTILE = "\x1b]0;owned\x07\u202e\x9b2J</script><script>alert(1)</script>"
 
 

@@ -9,12 +9,13 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from functional.web.house import BASE, EVIL, NOW_MS, FakeWorker, Site, dead_metadata
+from functional.web.house import BASE, EVIL, MAIN, NOW_MS, FakeWorker, Site, dead_metadata, metadata
 from html5lib import HTMLParser as HTMLParser5
 from samples import partition
 
 from retryapp.core.record import idempotency_key
 from retryapp.ports import CircuitInfo
+from retryapp.web import lists
 
 HTML_PAGES = [
     "/retries/",
@@ -210,6 +211,41 @@ async def test_dead_letters_are_listed_with_key_attempts_and_cause(site: Site, w
     causes = (await facts(site, f"{BASE}/"))["causes"]
     assert [cause["records"] for cause in causes] == sorted((cause["records"] for cause in causes), reverse=True)
     assert "no shard <number>" in Outline((await site.get(f"{BASE}/"))[2]).text
+
+
+async def test_messages_headers_and_fields_are_searched(site: Site, worker: FakeWorker) -> None:
+    """Past what the index keeps of a message; a page says how far it has looked, and the next one goes on."""
+    long = f"{'x' * 150} shard 12"
+    for number in range(250):
+        worker.bury(1_000 + number, dead_metadata(8_000 + number, last_failed_ms=NOW_MS + number), value=b"no JSON")
+    worker.bury(900, dead_metadata(7_777, error_message=long), value=b'{"id": 5}', headers=(("tenant", b"acme"),))
+    for asked in ("message=SHARD 12", "header=tenant=acme", "field=/id=5"):
+        path, found, looked = f"{BASE}/dead?{asked}&limit=1", list[int](), 0
+        while path:
+            page = await facts(site, path)
+            assert page["total"] is None
+            found += [each["offset"] for each in page["records"]]
+            path, looked = page["next"], looked + page["scanned"]
+        assert found == [900]
+        assert looked > 250
+    assert (await facts(site, f"{BASE}/dead?field=/id=6"))["records"] == []
+    worker.wait(metadata(6_000), key=b"k", value=b'{"id": 7}', headers=(("tenant", b"acme"),))
+    for asked in ("header=tenant=acme", "field=/id=7", "field=/id=7&header=tenant=acme&key=k"):
+        assert [each["origin_offset"] for each in (await facts(site, f"{BASE}/pending?{asked}"))["records"]] == [6_000]
+    assert (await site.get(f"{BASE}/dead?field=id"))[0] == 400
+
+
+async def test_a_page_says_of_how_many_it_has_looked_at(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letters are read a few at a time, and none after some time."""
+    monkeypatch.setattr(lists, "READ_ROWS", 2)
+    monkeypatch.setattr(lists, "READ_S", -1.0)
+    text = Outline((await site.get(f"{BASE}/dead?message=nowhere"))[2]).text
+    assert "Searched 2 for this page; older ones were not looked at" in text
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
+    text = Outline((await site.get(f"{BASE}/dead?message=nowhere"))[2]).text
+    assert f"Searched 2 of {sum(part.dead or 0 for part in worker.parts[MAIN])} for this page" in text
 
 
 async def test_a_paused_handler_says_so(site: Site, worker: FakeWorker) -> None:

@@ -23,14 +23,6 @@ def test_flights_come_in_file_order_with_ids_from_one() -> None:
     assert (first.carrier, first.flight, first.tailnum, first.arr_time) == ("UA", 1545, "N14228", 830)
 
 
-def test_a_missing_arrival_time_is_checked_first() -> None:
-    """A flight that lacks both has the fate 422."""
-    flight = next(read_flights()).model_copy(update={"arr_time": None, "tailnum": None})
-    assert fate_of(flight, {}) is Outcome.UNPROCESSABLE
-    assert fate_of(flight.model_copy(update={"arr_time": 1}), {}) is Outcome.NOT_FOUND
-    assert fate_of(flight.model_copy(update={"arr_time": 1, "tailnum": "N10156"}), load_planes()) is Outcome.DONE
-
-
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the data package the error says which one and how to install it."""
 

@@ -56,14 +56,6 @@ def offsets(committed: dict[int, int], traces: dict[int, Trace] | None = None) -
     return found
 
 
-def test_offsets_within_their_topics_are_fine() -> None:
-    """Both ends are within; a topic that does not exist reports nothing."""
-    (found,) = offsets({0: 10, 1: 20})
-    assert found.severity is Severity.OK
-    assert "all within the topic" in found.seen
-    assert list(judge_offsets([ORDERS], {}, {}, lambda *_: Trace(lost=True))) == []
-
-
 def test_an_offset_outside_is_a_problem_with_the_number_of_lost_records() -> None:
     """Before the begin: deleted before they were read. Past the end: another topic."""
     below, above = offsets({0: 7, 1: 21})

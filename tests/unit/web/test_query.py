@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import key_of, waiting_row
 
+from retryapp.core.jobs import LetterFilter
 from retryapp.web.errors import PageError
 from retryapp.web.query import Place, Question, place_text, question_of
 
@@ -25,7 +26,7 @@ def test_all_parameters_are_read() -> None:
     question = question_of(asked, {"main": "orders"}, "/retries/orders/dead")
     assert question == Question(
         path="/retries/orders/dead", main="orders", query=asked,
-        as_json=True, limit=7, partition=0, reason="expired", after=key, routed=True,
+        as_json=True, limit=7, partition=0, wanted=LetterFilter(reason="expired"), after=key, routed=True,
     )  # fmt: skip
     assert question.address(limit="8").startswith("/retries/orders/dead?format=json&limit=8&")
     assert "routed" not in question.address()
