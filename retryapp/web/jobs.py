@@ -214,8 +214,15 @@ class TellJob(_JobAction):
         self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
         verb, name = _verb(sent, "pause", "resume", "cancel"), match["job"]
-        job_verb = JobVerb(f"job-{verb}")
-        return lambda: self.answers.view.tell_job(info.main, name, job_verb, **words), f"jobs/{quote(name, safe='')}"
+
+        def tell() -> Told:
+            view = self.answers.view
+            if verb == "resume" and person.role < Role.ADMIN and (parts := view.jobs(info.main).get(name)):
+                letters = job_facts(name, parts)["letters"]
+                person.require(Role.OPERATE if letters is not None and letters <= MOST_LETTERS else Role.ADMIN)
+            return view.tell_job(info.main, name, JobVerb(f"job-{verb}"), **words)
+
+        return tell, f"jobs/{quote(name, safe='')}"
 
 
 class TellHandler(_JobAction):

@@ -100,6 +100,8 @@ class FakeWorker(RuntimeView):
     behind: list[PartitionLag] = field(default_factory=list)
     remembered: dict[str, dict[int, list[Part]]] = field(default_factory=dict)
     """What the partitions here remember of jobs."""
+    known: dict[str, dict[int, Part]] = field(default_factory=dict)
+    """What the changelogs of all partitions say of jobs."""
     fits: Preview = field(default_factory=Preview)
     """What any preview counts."""
     asked: list[tuple[Any, ...]] = field(default_factory=list)
@@ -192,7 +194,7 @@ class FakeWorker(RuntimeView):
 
     @override
     def jobs(self, main: str) -> Mapping[str, Mapping[int, Part]]:
-        return {}
+        return self.known
 
     @override
     def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[int, int], bool]) -> Preview:
