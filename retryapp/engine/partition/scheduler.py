@@ -121,7 +121,8 @@ class Scheduler:
     def begun(self, claim: Claim) -> None:
         """Note that a runner has a claim, or that it will have none."""
         self.waiting -= 1
-        self._waiting_in[claim.circuit] -= bool(claim.circuit)
+        if claim.circuit:
+            self._waiting_in[claim.circuit] -= 1
         self._unblock()
 
     def release(self, key: bytes) -> None:
@@ -296,6 +297,7 @@ class Scheduler:
         self.claimed[key] = claim
         self.claimed_bytes += claim.size
         self.waiting += 1
-        self._waiting_in[claim.circuit] += bool(claim.circuit)
+        if claim.circuit:
+            self._waiting_in[claim.circuit] += 1
         coordinates = self._context.handler.topology.pending_changelog, self._partition, place.origin_offset
         return claim, Record(*coordinates, row.since_ms, row.key, row.value, row.headers)
