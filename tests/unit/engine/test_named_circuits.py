@@ -155,6 +155,24 @@ async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts
         assert commands.forced == {}
 
 
+async def test_a_deadline_does_not_count_the_outage_of_what_a_record_waits_for() -> None:
+    """Also if it fails for another reason then."""
+    errors: list[Exception] = [BankDownError(), Unavailable("ledger")]
+
+    async def handler(_value: bytes) -> None:
+        if errors:
+            raise errors.pop()
+
+    async with partition(handler, RetryPolicy("1s 10s", max_elapsed="1m")) as orders:
+        await orders.send(b"one")
+        await tell(orders, HandlerVerb.OPEN)
+        await pass_time(orders, 600_000, 60_000)
+        await tell(orders, HandlerVerb.CLOSE)
+        assert errors == []
+        await pass_time(orders, 30_000)
+        assert (orders.waiting, orders.dead_letters) == ({}, [])
+
+
 async def test_a_rule_names_a_circuit_and_a_name_that_nobody_has_declared_names_none(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
