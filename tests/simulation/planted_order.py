@@ -9,10 +9,11 @@ from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn, settling
 from retryapp.engine.partition import sequences
+from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.scheduler import Scheduler
-from retryapp.engine.partition.sequences import GivenUp, Sequences
+from retryapp.engine.partition.sequences import Sequences
 
 
 def _nobody(_self: GivenUp, _name: bytes) -> bool:
