@@ -137,8 +137,8 @@ ORDER: Final = (
     ("a row that was replaced stays", ((Latest, "_removal", _left),)),
     ("rows begin before newer records are read", ((Latest, "caught_up", _not_read),), 196),
     ("an older record is tried again although a newer one waits", ((Latest, "judged", _tried_again),)),
-    ("a stopped row is forgotten", ((Sequences, "load", _stops_not_learned),), 4_000_000),
-    ("more wait than may", ((Sequences, "_is_full", _never_full),), 4_000_000),
+    ("a stopped row is forgotten", ((Sequences, "load", _stops_not_learned),), 4_000_004),
+    ("more wait than may", ((Sequences, "_is_full", _never_full),), 4_000_011),
     ("a dead record stops nothing", ((sequences, "stop", _not_stopped),), 4_000_000),
     ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),), 5566),
 )
