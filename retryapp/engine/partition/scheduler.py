@@ -95,6 +95,8 @@ class Scheduler:
         """Takes a row whose hold begins or ends before it runs; tells whether it has."""
         self.loaded = sequences is None and commanded is None
         """Which sequences have rows is known, and commands are obeyed; nothing is taken in before."""
+        self.known = asyncio.Event()
+        """Set once it is known which sequences have rows: no command changes one before."""
         if sequences is not None:
             sequences.wake = lambda: self._wake.set()
         self._wake = asyncio.Event()
@@ -166,6 +168,7 @@ class Scheduler:
         clock = self._context.clock
         if self._sequences is not None and self._pending is not None:
             await self._sequences.load(self._pending)
+        self.known.set()
         if self._commanded is not None:
             await self._commanded()
         self.loaded = True
@@ -211,7 +214,7 @@ class Scheduler:
             claimed: Collection[bytes] = self.claimed
             heads: list[tuple[bytes, bytes]] = []
             if self._sequences is not None:
-                heads = self._sequences.heads(pending, held_limit, max_bytes, limit)
+                heads = self._sequences.heads(pending, held_limit, max_bytes, limit, self.claimed)
             elif HELD in pending.counts():  # the handler had an order before
                 held = pending.page(HELD_ROWS, held_limit + len(claimed))
                 heads = up_to((each for each in held if each[0] not in claimed), held_limit, max_bytes)
@@ -286,6 +289,7 @@ class Scheduler:
             circuit=row.circuit,
             alone=bool(row.flags & ALONE),
             cancelled=bool(row.flags & CANCELLED),
+            surplus=self._sequences is not None and damage is None and self._sequences.is_surplus(row),
             expired=bool(row.hold & TOKEN),
             metadata=metadata,
         )
