@@ -25,6 +25,7 @@ from retryapp.core.rows import (
     decode_row,
     is_held,
     parse_row_key,
+    queue_in,
     queue_of,
     row_due_ms,
 )
@@ -222,18 +223,22 @@ class Scheduler:
             left = max_bytes - sum(len(value) for _, value in heads)
             full = len(heads) >= held_limit or left <= 0
             rows: list[tuple[bytes, bytes]] = []
+            limits, queues = dict[str, int](), dict[int, int]()
             if now_ms >= self._next_due_ms:
                 if self._sequences is not None and self._sequences.aside:
                     claimed = {*claimed, *self._sequences.aside.values()}
                 put_aside = sum(not is_held(value) for _, value in heads)
                 most = 0 if full else max(0, min(limit - put_aside, held_limit - len(heads)))
                 limits = self._context.pace.limits(self._waiting_in)
-                self._limited, queues = bool(limits), {queue_of(name): limit for name, limit in limits.items()}
+                self._limited, queues = bool(limits), {queue_of(name): most_of for name, most_of in limits.items()}
                 rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left, most=queues)
                 self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             if not rows and not heads:
                 break
             taken = self._claim_all(heads + rows)
+            counted = {claim.key for claim, _ in taken if claim.circuit in limits}
+            if any(queue_in(key) in queues and key not in counted for key, _ in rows):
+                self._next_due_ms = 0  # it does not run, or no circuit hears of its end: there may be others behind it
             self._context.pace.claimed(sum(claim.due_at_ms > 0 for claim, _ in taken))
             self._deliver(taken)
             if not (heads and full) and self._next_due_ms > now_ms:
