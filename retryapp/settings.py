@@ -77,6 +77,11 @@ class Settings(BaseSettings):
         "Shared by all workers of the group: a worker shows the numbers of others that ask with it. Needed where pages "
         "of other machines may not be looked at without a token.",
     )
+    token: SecretStr = _setting(
+        "TOKEN",
+        SecretStr(""),
+        "Token that `retryapp top` shows to the workers that --url names, and to no others.",
+    )
     web_bind: str = _setting(
         "WEB_BIND",
         "127.0.0.1",

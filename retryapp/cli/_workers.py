@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any, Final
 from urllib.parse import quote
@@ -84,9 +85,11 @@ class _Worker:
 class Workers:
     """Asks the workers of a group repeatedly; `group` None: of any group; `only`: one main topic."""
 
-    def __init__(self, group: str | None, urls: Sequence[str], *, only: str | None = None) -> None:
+    def __init__(self, group: str | None, urls: Sequence[str], *, only: str | None = None, token: str = "") -> None:
         self.group = group
         self.urls = [url.rstrip("/").removesuffix(PAGES_PREFIX) for url in urls]
+        self._headers = dict.fromkeys(self.urls, {"Authorization": f"Bearer {token}"} if token else {})
+        """By address; those that a worker names are not trusted with a token."""
         self._only = only
         self._before: dict[str, dict[str, Counters]] = {}
         self._before_ms: int | None = None
@@ -127,8 +130,9 @@ class Workers:
         return [workers[url] for url in sorted(workers)]
 
     async def _worker(self, session: aiohttp.ClientSession, url: str) -> _Worker | None:
+        ask = partial(_json, session, self._headers.get(url, {}))
         try:
-            index = await _json(session, f"{url}{PAGES_PREFIX}/")
+            index = await ask(f"{url}{PAGES_PREFIX}/")
             if self.group is not None and index["group"] != self.group:
                 return None
             worker = _Worker(index["url"] or url, index)
@@ -136,9 +140,10 @@ class Workers:
                 main = handler["main"]
                 if self._only in (None, main):
                     base = f"{url}{PAGES_PREFIX}/{quote(main, safe='')}"
-                    worker.due[main] = (await _json(session, f"{base}/"))["due"]
-                    worker.partitions[main] = (await _json(session, f"{base}/partitions"))["partitions"]
-            async with session.get(f"{url}{PAGES_PREFIX}/metrics") as response:
+                    worker.due[main] = (await ask(f"{base}/"))["due"]
+                    worker.partitions[main] = (await ask(f"{base}/partitions"))["partitions"]
+            metrics = f"{url}{PAGES_PREFIX}/metrics"
+            async with session.get(metrics, headers=self._headers.get(url), allow_redirects=False) as response:
                 worker.counters = read_counters(await response.text())
         except _ERRORS:
             return None
@@ -181,8 +186,9 @@ class Workers:
         return figures
 
 
-async def _json(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
-    async with session.get(address, params={"format": "json"}, raise_for_status=True) as response:
+async def _json(session: aiohttp.ClientSession, headers: Mapping[str, str], address: str) -> dict[str, Any]:
+    asked: Any = {"params": {"format": "json"}, "headers": headers, "allow_redirects": not headers}
+    async with session.get(address, **asked, raise_for_status=True) as response:
         facts: dict[str, Any] = await response.json()
         return facts
 

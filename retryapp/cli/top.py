@@ -40,7 +40,8 @@ def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool,
     """Watch a running group: what waits and is due, rates, lateness, dead letters, and each worker's lanes.
 
     Figures come from the workers' own pages and metrics. Workers are looked for on the hosts of the group's members, at
-    RETRYAPP_WEB_PORT and the ports after it; --url says where else. --json prints one object and ends, as --once does.
+    RETRYAPP_WEB_PORT and the ports after it; --url says where else, and workers that it names are shown RETRYAPP_TOKEN.
+    --json prints one object and ends, as --once does.
     With all workers down use 'retryapp pending', 'dead' and 'ledger', which read the topics.
 
     \b
@@ -87,13 +88,14 @@ class _Watch:
         target = None if alone else resolve(place, ask=False)
         self._members, self._looked_at = 0, ", ".join(urls)
         group = place.group if target is None else target.topologies[0].group
+        token = load_settings().token.get_secret_value() if urls else ""
         if target is not None and not urls:
             hosts, self._members = _hosts(target)
             first = load_settings().web_port
             ports = range(first, first + self._members + MORE_PORTS)
             urls = tuple(f"http://{host}:{port}" for host in hosts for port in ports)
             self._looked_at = f"{', '.join(hosts)}, ports {ports[0]} to {ports[-1]}"
-        self._workers = Workers(group, urls, only=place.topic)
+        self._workers = Workers(group, urls, only=place.topic, token=token)
 
     def look(self) -> Group:
         """Return the group's figures now; without workers where none answers."""

@@ -24,6 +24,7 @@ from retryapp.core.durations import MAX_DURATION_MS
 from retryapp.core.foreign import shield, split_headers, unshield
 from retryapp.core.headers import RETRY_MARK
 from retryapp.core.hops import Outgoing
+from retryapp.core.masking import Mask
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Headers, Record
 
@@ -164,6 +165,11 @@ class Edit(BaseModel):
 
     def _bytes(self, text: str | None) -> bytes:
         return b64decode(text or "", validate=True) if self.encoding == "base64" else (text or "").encode()
+
+    def is_masked(self, mask: Mask) -> bool:
+        """Tell whether it would put in what was shown in place of something that is masked."""
+        headers = {name: self._bytes(text) for name, text in self.headers.items()}
+        return any(mask.is_in(self._bytes(text), headers) for text in (self.value, self.key))
 
     def applied_to(self, letter: Record) -> Record:
         """Return a dead letter with the changes; its headers are as they travel."""

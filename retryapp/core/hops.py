@@ -360,21 +360,22 @@ def cancelled(metadata: RetryMetadata, message: str, now_ms: int) -> RetryMetada
     """Return the metadata of a record that waits and is not tried again."""
     if metadata.held:  # nothing has failed yet
         metadata = replace(metadata, error_type=DeadReason.CANCELLED.value, error_message=message)
-    return _not_run_again(metadata, DeadReason.CANCELLED, now_ms)
+    return not_run_again(metadata, DeadReason.CANCELLED, now_ms)
 
 
 def lost(metadata: RetryMetadata, error: RecordError, now_ms: int) -> RetryMetadata:
     """Return the metadata of a record that has waited by reference, and that the main topic does not have."""
     reason = DeadReason.DAMAGED if isinstance(error, UnreadableRecordsError) else DeadReason.GONE
     return replace(
-        _not_run_again(metadata, reason, now_ms),
+        not_run_again(metadata, reason, now_ms),
         error_type=qualified_name(type(error)),
         error_message=str(error),
         fingerprint=reason.value,
     )
 
 
-def _not_run_again(metadata: RetryMetadata, reason: DeadReason, now_ms: int) -> RetryMetadata:
+def not_run_again(metadata: RetryMetadata, reason: DeadReason, now_ms: int) -> RetryMetadata:
+    """Return the metadata of a record that waits, and is dead without another run."""
     return replace(
         metadata,
         delivery=min(metadata.delivery + 1, MAX_COUNT),
@@ -398,6 +399,7 @@ def released(row: PendingRow, metadata: RetryMetadata, now_ms: int, holds: int) 
     An operator's: it waits as it did before. Its handler's: it is due now.
     """
     free, by_token = replace(row.held_next(None), hold=row.hold & ~holds), bool(row.hold & holds & TOKEN)
+    free = replace(free, since_ms=now_ms) if row.hold else free  # what it has waited so far is counted here
     if free.held:  # it waits for earlier records of its sequence, as before
         return replace(free, due_at_ms=MAX_EPOCH_MS, revision=row.revision + 1), metadata
     held_ms = max(0, now_ms - row.since_ms) if row.hold else 0

@@ -182,7 +182,7 @@ class Progress(LifecycleEvent):
     skipped: Count = 0
     """Of these, passed over without a delivery, or skipped at their first one."""
     held: Count = 0
-    """Of these, not delivered yet: they wait for earlier records of their sequence."""
+    """Of these, neither: they wait for earlier records of their sequence, or for a release that their handler wants."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Progress:

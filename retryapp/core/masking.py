@@ -7,7 +7,7 @@ fails, before these are logged or published. The record itself stays as it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,6 +39,17 @@ class Mask:
         for container, key in places:
             container[key] = MASKED
         return json.dumps(found, ensure_ascii=False) if places else text
+
+    def is_in(self, value: bytes | None, headers: Mapping[str, bytes]) -> bool:
+        """Tell whether what somebody sends has `MASKED` where something is masked: they were shown it."""
+        masked = MASKED.encode()
+        if value == masked or any(data == masked for name, data in headers.items() if name.lower() in self.headers):
+            return self != UNMASKED
+        with suppress(ValueError, RecursionError):
+            found = json.loads(value) if self.pointers and value else None
+            places = (place for pointer in self.pointers for place in places_of(found, pointer))
+            return any(container[key] == MASKED for container, key in places)
+        return False
 
     def covers(self, header: str | None, pointer: str | None) -> bool:
         """Tell whether a search by a header's name, or by a field, would tell what is masked."""

@@ -196,7 +196,8 @@ class PendingRow:
         return replace(self, more=more, revision=self.revision + 1)
 
     def held_until(self, until_ms: int, now_ms: int) -> PendingRow:
-        return replace(self.held_next(None), hold=self.hold | OPERATOR, due_at_ms=until_ms, since_ms=now_ms)
+        since_ms = self.since_ms if self.hold else now_ms  # from then on `max_elapsed` does not count
+        return replace(self.held_next(None), hold=self.hold | OPERATOR, due_at_ms=until_ms, since_ms=since_ms)
 
 
 def _facts(more: bytes) -> Iterator[tuple[int, bytes]]:
@@ -369,6 +370,11 @@ def _is_known(state: int, hold: int) -> bool:
 def is_held(raw: bytes) -> bool:
     """Tell whether a row waits for earlier records of its sequence and for nothing else, without decoding it."""
     return raw[: len(_HELD_ROW)] == _HELD_ROW
+
+
+def hold_of(raw: bytes) -> int:
+    """Return what holds a row, in bits, without decoding it."""
+    return raw[2]
 
 
 def is_stopped(raw: bytes) -> bool:

@@ -61,6 +61,8 @@ class CommandPage(Action):
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
         main = self.answers.get_handler_or_404(request.match_info["main"]).main
         command = _command(sent, person.name, main, self.answers.now_ms())
+        if command.edit is not None and command.edit.is_masked(self.answers.mask):
+            raise PageError(400, "masked", "the edit has *** where something is masked", "Send what it replaces")
         page = type(self)
         if page.waiting >= MOST_AT_ONCE:
             raise PageError(503, "busy", f"{page.waiting} commands wait for their answers", "Ask again soon", SOON)

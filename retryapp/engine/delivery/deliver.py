@@ -50,6 +50,7 @@ from retryapp.engine.delivery.damage import (
     bury_cancelled,
     bury_damaged,
     bury_lost,
+    bury_surplus,
     handled,
     last_resort,
     recovered,
@@ -165,6 +166,8 @@ def unpack(run: Run) -> Turn | None:
                 return bury_lost(run, run.metadata, claim.lost)
             if claim is not None and claim.cancelled:
                 return bury_cancelled(run, run.metadata)
+            if claim is not None and claim.surplus:
+                return bury_surplus(run, run.metadata)
             if claim is not None and claim.on_hold is not None:
                 return run.settle(rows=(claim.on_hold,))
             if claim is not None and claim.expired:
@@ -178,10 +181,11 @@ def unpack(run: Run) -> Turn | None:
 
 def _expired(run: Run, metadata: RetryMetadata) -> Turn:
     """Return the turn of a record that nobody has released: its attempt has failed, and the next begins at once."""
-    context, held_ms = run.context, max(0, (metadata.due_at_ms or 0) - metadata.last_failed_ms)
+    context, due_at_ms = run.context, metadata.due_at_ms or 0
     now_ms = run.started_ms = context.clock.wall_ms()
+    held_ms = max(0, due_at_ms - run.record.timestamp_ms)  # since its row was written, or a hold beside it has ended
     run.metadata = replace(metadata, first_failed_ms=clamped(metadata.first_failed_ms + held_ms))
-    error = ReleaseTimeoutError(context.handler.name, held_ms)
+    error = ReleaseTimeoutError(context.handler.name, max(0, due_at_ms - metadata.last_failed_ms))
     decision = _decision(run, _judge(error, run, now_ms), now_ms)
     if isinstance(decision, RetryAt):
         decision = replace(decision, due_at_ms=now_ms, delay_ms=0)
@@ -479,6 +483,5 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
         outgoing, metadata, event = to_end(context, run.shown, replace(metadata, error_trace=trace), letters)
         facts |= {"reason": metadata.reason, "trace": trace}
     then = _observation(event, run, delivery, failed_ms, **facts)
-    return run.settle(
-        rows=rows, publishes=(outgoing,), observations=(then,) if event is Event.DEFERRED else (failed, then)
-    )
+    waits = event is Event.DEFERRED
+    return run.settle(rows=rows, publishes=(outgoing,), observations=(then,) if waits else (failed, then), held=waits)

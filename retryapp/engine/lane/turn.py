@@ -52,7 +52,7 @@ class Turn:
     """Called with True and the offsets of `publishes` after the commit, or with False when the turn was dropped."""
     skipped: bool = False
     held: bool = False
-    """It settles a first delivery that has not begun: its record waits in a row."""
+    """It settles a first delivery that has not begun, or that waits for a release: its record waits in a row."""
     hurried: bool = False
     """Others wait until it is settled."""
     patient: bool = False

@@ -47,7 +47,7 @@ from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, parse_failure_id
-from retryapp.core.rows import IDENTITY_AT, OPERATOR, TOKEN, PendingRow, decode_row, identity_of
+from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, TOKEN, PendingRow, decode_row, identity_of
 from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
@@ -125,6 +125,7 @@ class Commands:
 
     async def run(self) -> None:
         """Obey commands until the session is over."""
+        await self._scheduler.known.wait()
         self._release_early()
         self._end_stops()
         while True:
@@ -338,7 +339,7 @@ class Commands:
 
     def take_held(self, key: bytes, row: PendingRow) -> bool:
         """Take a row that would be delivered now, if a hold of it ends or begins instead; tell whether it has."""
-        if not row.hold & OPERATOR and not row.more:
+        if row.flags & CANCELLED or (not row.hold & OPERATOR and not row.more):
             return False
         try:
             metadata = decode_metadata(row.headers)

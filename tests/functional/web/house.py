@@ -28,6 +28,7 @@ from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
+from retryapp.lookup.causes import causes_of
 from retryapp.lookup.jobs import Order, Preview, Scope, Told
 from retryapp.lookup.journeys import Journey
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
@@ -100,6 +101,8 @@ class FakeWorker(RuntimeView):
     behind: list[PartitionLag] = field(default_factory=list)
     remembered: dict[str, dict[int, list[Part]]] = field(default_factory=dict)
     """What the partitions here remember of jobs."""
+    known: dict[str, dict[int, Part]] = field(default_factory=dict)
+    """What the changelogs of all partitions say of jobs."""
     fits: Preview = field(default_factory=Preview)
     """What any preview counts."""
     asked: list[tuple[Any, ...]] = field(default_factory=list)
@@ -192,7 +195,7 @@ class FakeWorker(RuntimeView):
 
     @override
     def jobs(self, main: str) -> Mapping[str, Mapping[int, Part]]:
-        return {}
+        return self.known
 
     @override
     def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[int, int], bool]) -> Preview:
@@ -230,6 +233,10 @@ class FakeWorker(RuntimeView):
         rows = [row for rows in self.letters.values() for row in rows if main == MAIN and row.cause_id is not None]
         facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS, "sample": "x"}
         return summed(CauseCount(cause_id=row.cause_id or "", name=row.cause or "", **facts) for row in rows)
+
+    @override
+    def waiting_causes(self, main: str) -> Sequence[CauseCount]:
+        return causes_of(entry.value for entry in self.waiting) if main == MAIN else ()
 
     @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:

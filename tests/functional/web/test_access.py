@@ -391,6 +391,23 @@ async def test_a_masked_value_is_not_offered_for_an_edit(worker: FakeWorker) -> 
             assert (f'spellcheck="false">\n{text}</textarea>' in body) == offered, "the first line break is not its own"
 
 
+@pytest.mark.parametrize(
+    ("edit", "status"),
+    [
+        ({"value": '{"card": "***", "open": 1}'}, 400), ({"value": "***"}, 400), ({"key": '{"card": "***"}'}, 400),
+        ({"headers": {"Authorization": "***"}}, 400), ({"value": '{"card": "4711", "open": "***"}'}, 200),
+        ({"headers": {"tenant": "***"}}, 200), ({"value": '{"card": "*** '}, 200),
+    ],
+)  # fmt: skip
+async def test_a_mask_is_not_taken_as_an_edit(worker: FakeWorker, edit: Any, status: int) -> None:
+    """Whoever sends back what they were shown would overwrite what is masked."""
+    sent = {"verb": "replay", "failure_id": f"{GROUP}/{MAIN}@kq8G0bTz/0/600", "edit": {"idempotency": "keep", **edit}}
+    async with serving(worker, mask=parse_mask("authorization, /card")) as url, aiohttp.ClientSession(url) as client:
+        answer = await client.post(f"{BASE}/command", json=sent)
+        assert (answer.status, "where something is masked" in await answer.text()) == (status, status == 400)
+        assert len(worker.commands) == (status == 200)
+
+
 async def test_the_page_of_an_edited_record_has_its_own_idempotency_key(worker: FakeWorker) -> None:
     """That which its handler sends now."""
     worker.bury(500, replace(dead_metadata(600), edited=2))

@@ -13,9 +13,10 @@ from samples import partition
 from typing_extensions import override
 
 from retryapp.core.control import Verb
-from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter
+from retryapp.core.jobs import HandlerVerb, JobPart, JobVerb, LetterFilter
 from retryapp.lookup.jobs import Order, Scope
 from retryapp.ports import CircuitInfo
+from retryapp.web.access import Operators, Role
 from retryapp.web.jobs import StartJob
 
 HTML = {"Accept": "text/html"}
@@ -107,6 +108,19 @@ async def test_a_job_page_shows_how_far_it_is_and_steers_it(worker: FakeWorker) 
         assert listed.index("3f9ca81b02") < listed.index("77aa00bb11"), "the newest first"
 
 
+async def test_an_operator_resumes_no_job_that_only_an_admin_may_begin(worker: FakeWorker) -> None:
+    """Pausing and cancelling are for whoever sees that something goes wrong."""
+    (part,) = [part for parts in worker.remembered[MAIN].values() for part in parts if part.job == "77aa00bb11"][:1]
+    for letters, status in ((1_000, 303), (1_001, 403), (None, 403)):
+        order = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={}, letters=letters)
+        worker.known = {"77aa00bb11": {0: part.model_copy(update={"state": "paused", "order": order})}}
+        async with pages(worker, Operators(local=Role.OPERATE)) as site:
+            for verb in ("resume", "pause", "cancel"):
+                sent = {"verb": verb, "why": "lunch"}
+                answer = await site.post(sent, {**HTML, "Origin": site.url}, f"{BASE}/command/job/77aa00bb11")
+                assert answer[0] == (status if verb == "resume" else 303), (letters, verb)
+
+
 async def test_a_handler_is_paused_and_resumed_on_its_page(worker: FakeWorker) -> None:
     """The button is the other one then; a partition that nobody has is named."""
     async with pages(worker, ADMIN) as site:
@@ -144,6 +158,9 @@ async def test_a_circuit_is_forced_open_and_let_go_on_the_page_of_its_handler(wo
         sent = {"verb": "outage-open", "why": "migration", "circuit": "ledger"}
         await site.post(sent, HTML, "/retries/flights/command/handler")
         assert worker.asked[-1][:3] == ("flights", HandlerVerb.OPEN, "ledger")
+        await site.post({**sent, "verb": "pause"}, HTML, "/retries/flights/command/handler")
+        assert worker.asked[-1][:3] == ("flights", HandlerVerb.PAUSE, "")
+        assert (await site.post({**sent, "circuit": "x" * 501}, {}, "/retries/flights/command/handler"))[0] == 400
 
 
 async def test_jobs_of_other_workers_are_shown(worker: FakeWorker) -> None:

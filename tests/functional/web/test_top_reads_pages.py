@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from functional.web.house import NOW_MS, FakeWorker, Site, busy_worker, serving
 from samples import partition
 
 from retryapp.cli._workers import Workers
+from retryapp.web.access import Role, parse_operators
 
 METRICS = """# TYPE retryapp_deliveries_total counter
 retryapp_deliveries_total{{handler="shop.orders"}} {deliveries}
@@ -46,6 +50,28 @@ async def test_figures_and_lanes_are_those_of_the_pages(site: Site, worker: Fake
     mine = {lane["partition"]: lane for lane in group.lanes if lane["main"] == "shop.orders"}
     assert sorted(mine) == [0, 1, 4, 5], "partitions of other workers are theirs to tell"
     assert (mine[0]["main_lag"], mine[0]["state"], mine[0]["last_error"]) == (12, "open", "TimeoutError: no answer")
+
+
+async def test_a_token_is_shown_to_the_workers_that_were_named(worker: FakeWorker) -> None:
+    """And to no other address, whoever names it: it could be anybody's."""
+    heard: list[str | None] = []
+
+    async def listen(request: web.Request) -> web.Response:
+        heard.append(request.headers.get("Authorization"))
+        return web.Response(status=404)
+
+    elsewhere = web.Application()
+    elsewhere.router.add_get("/{path:.*}", listen)
+    only_ann = parse_operators(f"ann:{hashlib.sha256(b'secret').hexdigest()}:admin, anyone:look")
+    only_ann = replace(only_ann, local=Role.NONE, anyone=Role.NONE)
+    async with TestServer(elsewhere) as other, serving(worker, only_ann) as url:
+        worker.address = url
+        worker.parts["shop.orders"][2] = partition(2, state="elsewhere", owner_url=str(other.make_url("")))
+        count(worker, 1, 0, 0)
+        assert (await Workers("billing", [url])._ask(NOW_MS)).workers == []
+        group = await Workers("billing", [url], token="secret")._ask(NOW_MS)  # noqa: S106
+        assert (group.workers, group.handlers[1].dead_by_reason) == ([url], {"rejected": 7})
+        assert set(heard) == {None}
 
 
 async def test_a_circuit_is_that_of_the_pages(site: Site, worker: FakeWorker) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from retryapp.cli import _steer, pending
+from retryapp.cli import _steer, dead, pending
 from retryapp.core.control import Command
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Commanded
@@ -48,6 +48,38 @@ def test_all_that_fit_are_steered(asked: list[Any], verb: str) -> None:
     assert asked == [LetterFilter(field="/id=3", cause="c1-3f9ca81b02"), *((verb, name, "mended") for name in NAMES)]
     assert f"{verb}: 3 that wait" in done.output
     assert "it is down" in done.output
+
+
+def test_a_rate_is_kept_by_who_sends(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent is due at once: 5 commands at 2 in a second take 2 seconds, each in its turn."""
+    clock = VirtualTime()
+    monkeypatch.setattr(_steer, "time", clock)
+    sent_s: list[tuple[float, int]] = []
+
+    def send(_connection: Any, _topology: Any, commands: list[Command], **_more: Any) -> dict[str, Commanded]:
+        sent_s.append((clock.now_s, len(commands)))
+        clock.now_s += 0.1
+        return {}
+
+    monkeypatch.setattr(_steer, "send_commands", send)
+    names = [f"billing/orders@kq8G0bTz/0/{number}" for number in range(5)]
+    done = CliRunner().invoke(dead.command, ["replay", *PLACE, "-", "--rate", "2/s"], input="\n".join(names))
+    assert "0 of 5 done, 0 refused, 5 queued" in done.output
+    assert sent_s == [(0.0, 2), (1.0, 2), (2.0, 1)]
+    assert asked == []
+
+
+class VirtualTime:
+    """Stands in for `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
 
 
 @pytest.mark.parametrize(

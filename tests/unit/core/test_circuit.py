@@ -176,10 +176,13 @@ def test_a_probe_that_hangs_is_not_waited_for() -> None:
 
 
 def test_an_answer_that_says_nothing_decides_nothing() -> None:
-    """It keeps its place for a break: else refusals would probe without a pause."""
+    """It keeps its place for a break: else refusals would probe without a pause. One that has not called has none."""
     circuit = probing(probes=1)
+    circuit.begin("cancelled", 5_000.0)
+    circuit.leave("cancelled", called=False)
+    assert circuit.permits(5_000.0) == 1
     circuit.begin("refused", 5_000.0)
-    circuit.leave("refused")
+    circuit.leave("refused", called=True)
     circuit.settle("refused", fine=False, now_ms=5_001.0)
     assert (circuit.state, circuit.permits(5_001.0), circuit.permits(10_000.0)) == (HALF_OPEN, 0, 1)
 

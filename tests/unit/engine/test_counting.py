@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from doubles import MAIN, Rig
 
+from retryapp import Defer
 from retryapp.core.lifecycle import Progress, decode_event
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import TopicPartition
@@ -17,6 +18,8 @@ Said = tuple[int, int, int, int, int]
 async def picky(value: bytes) -> None:
     if value == b"bad":
         raise ConnectionError("503")
+    if value == b"later":
+        raise Defer("1h")
 
 
 def make(transport: MemoryLaneTransport | None = None) -> MemoryPartition:
@@ -51,6 +54,16 @@ async def test_an_offset_that_was_moved_by_hand_drops_what_was_counted_before_it
         await orders.finish()
         (only,) = said(orders)
         assert only[:3] == (offset, 5, 5 - offset)
+
+
+async def test_what_its_handler_has_wait_has_not_failed() -> None:
+    """It has neither succeeded."""
+    async with make() as orders:
+        await feed(orders, b"good", b"later", b"bad")
+        await orders.finish()
+        (only,) = [decode_event(record.value or b"") for record in orders.records(orders.handler.topology.events)][-1:]
+    assert isinstance(only, Progress)
+    assert (only.received, only.first_try_ok, only.failed, only.held) == (3, 1, 1, 1)
 
 
 @pytest.mark.parametrize(("then", "notes"), [(4, {MAIN: "s1:life"}), (6, {})])

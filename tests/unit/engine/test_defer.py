@@ -9,6 +9,7 @@ import pytest
 
 from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
 from retryapp.core.control import Command, Verb, named_by, token_of
+from retryapp.core.headers import decode_metadata
 from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition
@@ -227,3 +228,24 @@ async def test_one_record_of_a_list_is_deferred() -> None:
         await orders.to_rest()
         assert seen[-1] == [b"two"]
         assert not orders.dead_letters
+
+
+async def test_time_for_which_both_hold_a_record_is_left_out_once() -> None:
+    """Its handler for an hour, and an operator for half of it."""
+
+    async def handle(_value: bytes, delivery: Delivery) -> None:
+        if delivery.number == 2:
+            raise Defer("1h")
+        raise ValueError("down")
+
+    async with MemoryPartition(handle, "1s*9") as orders:
+        await orders.send(b"one")
+        first_ms = orders.clock.wall_ms()
+        await orders.advance(1_000)
+        await orders.advance(HOUR_MS // 4)
+        await orders.command("hold", 0, hold_ms=HOUR_MS // 2)
+        for _ in range(2):
+            await orders.advance(HOUR_MS // 2)
+        metadata = decode_metadata(orders.records("app.orders.retry")[-1].headers)
+        assert metadata is not None
+        assert (metadata.attempt, metadata.first_failed_ms - first_ms) == (3, HOUR_MS)

@@ -9,10 +9,11 @@ import pytest
 from doubles import BankDownError, Gate
 from test_pace import BREAKER, Service, partition, pass_time, state, told
 
-from retryapp import RetryPolicy
+from retryapp import Defer, RetryPolicy
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.control import Refusal
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.engine.handler.handler import Delivery
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
@@ -175,3 +176,20 @@ async def test_a_handler_without_a_circuit_is_paused_instead() -> None:
         assert (await tell(orders, CLOSE))["refused"] is None
         assert (await tell(orders, CLOSE))["refused"] == Refusal.NO_CIRCUIT
         assert (await tell(orders, OPEN))["refused"] == Refusal.NO_CIRCUIT
+
+
+async def test_a_deadline_that_passes_in_an_outage_takes_the_place_of_no_probe() -> None:
+    """Nothing calls the service then: each would have the others wait for a break."""
+    calls: list[bytes] = []
+
+    async def handle(value: bytes, delivery: Delivery) -> None:
+        calls.append(value)
+        if delivery.number == 1:
+            raise Defer("1s")
+
+    async with MemoryPartition(handle, "1h", circuit=BREAKER) as orders:
+        await orders.send(*(b"%d" % n for n in range(20)))
+        await tell(orders, OPEN)
+        await pass_time(orders, 60_000, 10_000)
+        await tell(orders, CLOSE)
+        assert len(calls) == 20 + BREAKER.probes

@@ -106,6 +106,25 @@ async def test_a_record_that_runs_is_held_after_its_run(crash: bool) -> None:
         assert not orders.waiting
 
 
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_cancel_goes_before_a_hold(crash: bool) -> None:
+    """Of a record that runs; also if its worker dies then."""
+    calls = Calls(failing=True)
+    async with MemoryPartition(calls, "1s*9") as orders:
+        await orders.send(b"one")
+        calls.gate.clear()
+        await orders.advance(1_000)
+        for verb in ("hold", "cancel"):
+            assert (await orders.command(verb, 0))["refused"] is None
+        if not crash:
+            calls.gate.set()
+            await orders.settle()
+    calls.gate.set()
+    async with MemoryPartition(calls, "1s*9", transport=orders.transport) as orders:
+        assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
+        assert len(calls.seen) == 2
+
+
 async def test_success_goes_before_a_hold() -> None:
     calls = Calls()
     async with MemoryPartition(calls, "1s*9") as orders:
@@ -146,13 +165,15 @@ async def test_retry_now_and_cancel_of_a_held_record() -> None:
         assert calls.seen[2:] == [(b"one", 2)]
 
 
-async def test_a_hold_does_not_count_against_the_time_of_the_policy() -> None:
-    """Else a record that was held for long would die of the next failure."""
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_hold_does_not_count_against_the_time_of_the_policy(times: int) -> None:
+    """Else a record that was held for long, or held again before that has ended, would die of the next failure."""
     calls = Calls(failing=True)
     async with MemoryPartition(calls, RetryPolicy("1m*9", max_elapsed="5m")) as orders:
         await orders.send(b"one")
-        await orders.command("hold", 0)
-        await orders.advance(DAY_MS)
+        for _ in range(times):
+            await orders.command("hold", 0)
+            await orders.advance(DAY_MS)
         await orders.command("release", 0)
         assert (len(calls.seen), len(orders.dead_letters)) == (2, 0)
         await orders.to_rest()
