@@ -163,7 +163,7 @@ async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts
         await pass_time(orders, 600_000, 60_000)
         commands = orders.engine.commands
         assert commands is not None
-        assert commands.forced["ledger"].since_ms == began_ms
+        assert commands.levels.forced["ledger"].since_ms == began_ms
         assert (state(orders), state(orders, "mail"), services.calls_of(b"ledger")) == (FORCED, CLOSED, 1)
         await tell(orders, HandlerVerb.CLOSE)
         assert services.calls_of(b"ledger") == 2, "it probes"
@@ -171,7 +171,7 @@ async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts
         services.down.clear()
         await pass_time(orders, 60_000)
         assert (services.done[-1], orders.dead_letters) == (b"ledger 1", [])
-        assert commands.forced == {}
+        assert commands.levels.forced == {}
 
 
 async def test_a_deadline_does_not_count_the_outage_of_what_a_record_waits_for() -> None:
