@@ -316,7 +316,8 @@ class PartitionEngine(RunOwner):
         return True
 
     def _sends_back(self, run: Run) -> bool:
-        if goes := self.context.pace.sends_back(run):
+        goes = run.claim is not None and run.claim.runs and self.context.pace.sends_back(run)
+        if goes:
             self.ended(run, None, None)
         return goes
 
