@@ -25,6 +25,7 @@ from retryapp.core.rows import (
     decode_row,
     is_held,
     parse_row_key,
+    queue_in,
     queue_of,
     row_due_ms,
 )
@@ -138,10 +139,7 @@ class Scheduler:
 
     def freed(self) -> None:
         """Note that more may be claimed by the pace."""
-        if self._limited:
-            self._limited, self._next_due_ms = False, 0
-            self._wake.set()
-        elif self._blocked and self.room:
+        if self._limited or (self._blocked and self.room):
             self._wake.set()
 
     def take(self, key: bytes, identity: bytes, size: int) -> None:
@@ -187,6 +185,8 @@ class Scheduler:
             next_due_ms = await self._claim_due()
             self.looked_ms = clock.wall_ms()
             wait_s = self._blocked_s(next_due_ms) if self._blocked else self._until_s(next_due_ms)
+            if self._limited:
+                wait_s = min(wait_s, self._context.pace.limit_s())
             if wait_s > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
@@ -222,7 +222,8 @@ class Scheduler:
             left = max_bytes - sum(len(value) for _, value in heads)
             full = len(heads) >= held_limit or left <= 0
             rows: list[tuple[bytes, bytes]] = []
-            if now_ms >= self._next_due_ms:
+            limits, queues = dict[str, int](), dict[int, int]()
+            if self._limited or now_ms >= self._next_due_ms:
                 if self._sequences is not None and self._sequences.aside:
                     claimed = {*claimed, *self._sequences.aside.values()}
                 put_aside = sum(not is_held(value) for _, value in heads)
@@ -234,7 +235,10 @@ class Scheduler:
             if not rows and not heads:
                 break
             taken = self._claim_all(heads + rows)
-            self._context.pace.claimed(sum(claim.due_at_ms > 0 for claim, _ in taken))
+            counted = {claim.key for claim, _ in taken if claim.circuit in limits}
+            if any(queue_in(key) in queues and key not in counted for key, _ in rows):
+                self._next_due_ms = 0  # it does not run, or no circuit hears of its end: there may be others behind it
+            self._context.pace.claimed([claim.circuit for claim, _ in taken if claim.due_at_ms > 0])
             self._deliver(taken)
             if not (heads and full) and self._next_due_ms > now_ms:
                 break
