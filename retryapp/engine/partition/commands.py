@@ -37,6 +37,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import (
     AnyCommand,
     HandlerCommand,
+    HandlerVerb,
     JobCommand,
     JobVerb,
     Part,
