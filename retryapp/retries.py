@@ -151,6 +151,9 @@ class Retries:
         deduplicate: Deduplicate | str | EventId | None = None,
         order: str | Order = Order.NONE,
         on_dead: Literal["release", "hold"] = "release",
+        max_sequences: int | None = None,
+        max_sequence_size: int | None = None,
+        overflow: Literal["block", "release"] = "block",
         publishes: Sequence[str] = (),
         batch: Batch | None = None,
         rate_limit: str | None = None,
@@ -181,6 +184,10 @@ class Retries:
                 newer record of a key replaces the one that waits.
             on_dead: what becomes of later records of its key, or partition, when one is dead: `release` (default), they
                 go on; or `hold`, they wait until somebody replays or discards its dead letter, or releases the record.
+            max_sequences: with `order="key"`, how many keys of a partition may wait; None: no cap.
+            max_sequence_size: how many records of a key may wait, with the one that the others wait for; None: no cap.
+            overflow: what happens at a cap: `block` (default), the partition takes in no more records until fewer wait;
+                or `release`, the record that the others wait for, or would, is dead as `overflow`, and they go on.
             publishes: topics that the function publishes to. A start checks that they exist, `plan` and `doctor` list
                 them and the rights that they need, and a circle of handlers is refused.
             batch: `Batch(size=100, wait="50ms")`: the function takes a list of up to so many values of one partition,
@@ -234,6 +241,8 @@ class Retries:
         if isinstance(value, str):
             raise InvalidSettingError("value", value, "a type, not its name: bytes, dict for JSON, a pydantic model")
         rule = rule_of(deduplicate)
+        given_caps = {"max_sequences": max_sequences, "max_sequence_size": max_sequence_size}
+        caps = {name: cap for name, cap in given_caps.items() if cap is not None}
         return self._declare(
             topic,
             policy,
@@ -248,7 +257,7 @@ class Retries:
             circuits=dict(circuits or {}),
             deduplicate=rule,
             order=kept,
-            holding=Holding(on_dead=on_dead),
+            holding=Holding(on_dead=on_dead, overflow=overflow, **caps),
             batch=batch,
             by_reference=payload == "reference",
         )

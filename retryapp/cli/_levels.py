@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from retryapp.cli._jobs import answers, only_handler
 from retryapp.cli._options import Place
 from retryapp.cli.console import ExitCode, emit
-from retryapp.core.jobs import HandlerVerb, Level
+from retryapp.core.jobs import HandlerVerb
 from retryapp.kafka.remembered import remembered
 from retryapp.lookup import jobs
 from retryapp.lookup.instants import utc_text
@@ -25,15 +25,18 @@ def tell_handler(
 def show_levels(
     place: Place, name: Literal["paused", "forced"], *, none: str, as_json: bool, circuit: str = ""
 ) -> ExitCode:
-    """Show on which partitions it is set; `none`: what to say where it is not."""
+    """Show on which partitions it is set, of all circuits or of one; `none`: what to say where it is not."""
     connection, topology = only_handler(place)
-    levels: dict[int, Level] = {
-        number: level
-        for number, each in remembered(connection, topology).items()
-        if (level := each.paused if name == "paused" else each.forced_open.get(circuit)) is not None
-    }
-    lines = [f"partition {number} since {utc_text(each.since_ms)}: {each.text}" for number, each in levels.items()]
-    lines += [f"  the record: {each.record}" for each in levels.values() if each.record]
-    facts = {str(number): each.model_dump() for number, each in levels.items()}
-    emit({"main": topology.main, name: facts}, "\n".join(lines) or none, as_json=as_json)
-    return ExitCode.FINDING if levels else ExitCode.FINE
+    facts: dict[str, dict[str, Any]] = {}
+    lines = []
+    for number, each in remembered(connection, topology).items():
+        paused = {} if each.paused is None else {"": each.paused}
+        for at, level in (paused if name == "paused" else each.forced_open).items():
+            if circuit in ("", at):
+                facts.setdefault(at, {})[str(number)] = level.model_dump()
+                what = f"circuit {at} of partition" if at else "partition"
+                lines.append(f"{what} {number} since {utc_text(level.since_ms)}: {level.text}")
+                lines += [f"  the record: {level.record}"] * bool(level.record)
+    shown = {"main": topology.main, name: facts.pop(circuit, {})} | ({"circuits": facts} if name == "forced" else {})
+    emit(shown, "\n".join(lines) or none, as_json=as_json)
+    return ExitCode.FINDING if lines else ExitCode.FINE

@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidSettingError
+from retryapp.core.rates import RateLimit, parse_rate
 from retryapp.core.rows import queue_of
 
 MAX_CIRCUITS: Final = 16
@@ -103,6 +104,8 @@ class CircuitBreaker:
     max_open_ms: int
     probes: int
     ramp_ms: int
+    rate_limit: RateLimit | None
+    """Of what comes back, for the whole group, also while it is closed; None: no limit."""
 
     def __init__(
         self,
@@ -114,8 +117,9 @@ class CircuitBreaker:
         max_open: str | timedelta = "1h",
         probes: int = 3,
         ramp: str | timedelta = "30s",
+        rate_limit: str | None = None,
     ) -> None:
-        """Validate the fields; all are for each partition."""
+        """Validate the fields; all but the rate are for each partition."""
         if not 0 < failure_ratio <= 1:
             raise InvalidSettingError("failure_ratio", failure_ratio, "over 0, and 1 at most")
         if type(minimum_calls) is not int or minimum_calls < _LEAST_FAILED:
@@ -131,6 +135,7 @@ class CircuitBreaker:
         object.__setattr__(self, "max_open_ms", parse_duration_ms(max_open))
         object.__setattr__(self, "probes", probes)
         object.__setattr__(self, "ramp_ms", parse_duration_ms(ramp))
+        object.__setattr__(self, "rate_limit", None if rate_limit is None else parse_rate(rate_limit))
 
     @property
     def text(self) -> str:
@@ -143,6 +148,7 @@ class CircuitBreaker:
             f"opens for {times['break_for']} when {self.failure_ratio:g} of {self.minimum_calls} or more records "
             f"fail in {times['sampling']}; {self.probes} probes; ramp {times['ramp']}; "
             f"attempts free for {times['max_open']}"
+            + ("" if self.rate_limit is None else f"; retries {self.rate_limit.text}")
         )
 
 

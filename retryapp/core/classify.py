@@ -53,6 +53,8 @@ class DeadReason(StrEnum):
     """It ended its worker too often."""
     GONE = "gone"
     """It waited by reference, and the main topic does not have it any more."""
+    OVERFLOW = "overflow"
+    """Too many records waited for it (``overflow="release"``)."""
     CANCELLED = "cancelled"
     """Somebody has cancelled its retries."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.values import keyword_value_type
@@ -18,39 +18,77 @@ class OnDead(StrEnum):
     """They wait until somebody replays, discards or releases the dead one."""
 
 
+class Overflow(StrEnum):
+    """What happens when more would wait than may."""
+
+    BLOCK = "block"
+    """The partition takes in no more records until fewer wait."""
+    RELEASE = "release"
+    """The record that the others wait for is dead, and they go on."""
+
+
+NO_CAP: Final = 1 << 62
+
+
 @keyword_value_type
 class Holding:
     """What an ordered handler does besides keeping its order."""
 
     on_dead: str = OnDead.RELEASE
+    max_sequences: int = NO_CAP
+    """Sequences per partition that may wait."""
+    max_sequence_size: int = NO_CAP
+    """Records of one sequence that may wait, with the one that they wait for."""
+    overflow: str = Overflow.BLOCK
 
     def __post_init__(self) -> None:
         """Check the values: callers without type checks pass anything here."""
-        if self.on_dead not in list(OnDead):
-            raise InvalidSettingError("on_dead", self.on_dead, "one of " + ", ".join(OnDead))
+        words: tuple[tuple[str, Any], ...] = ("on_dead", OnDead), ("overflow", Overflow)
+        for name, known in words:
+            if getattr(self, name) not in list(known):
+                raise InvalidSettingError(name, getattr(self, name), "one of " + ", ".join(known))
+        for name in _CAPS:
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise InvalidSettingError(name, getattr(self, name), "a whole number, at least 1")
+        if self.releases and not self._caps:
+            raise InvalidSettingError("overflow", self.overflow, f"with {' or '.join(_CAPS)}: nothing overflows")
+        if self.stops and self.releases:
+            problem = "'block' with on_dead='hold': else a dead record's successors would have to go on, and to wait"
+            raise InvalidSettingError("overflow", self.overflow, problem)
 
     @property
     def stops(self) -> bool:
         """Whether a sequence stops behind a dead record."""
         return self.on_dead == OnDead.HOLD
 
+    @property
+    def releases(self) -> bool:
+        """Whether a record is dead that too many wait for."""
+        return self.overflow == Overflow.RELEASE
+
+    @property
+    def _caps(self) -> list[str]:
+        return [f"{name}={getattr(self, name)}" for name in _CAPS if getattr(self, name) != NO_CAP]
+
     def check(self, order: str, *, drop: bool) -> None:
         """Refuse what makes no sense with an order, or without dead letters; raise `InvalidSettingError`."""
-        if not self.stops:
-            return
-        if order not in _HOLDING:
-            raise InvalidSettingError("on_dead", self.on_dead, f"with order={_OR}, where others wait")
-        if drop:
+        if self.stops and order not in {"key", "partition"}:
+            raise InvalidSettingError("on_dead", self.on_dead, "with order='key' or 'partition', where others wait")
+        if self.stops and drop:
             problem = "with a dead-letter topic: what is discarded cannot be replayed, and that is what others wait for"
             raise InvalidSettingError("on_dead", self.on_dead, problem)
+        if self._caps and order != "key":
+            name, cap = self._caps[0].split("=")
+            problem = "with order='key': with other orders records wait on the main topic, or not at all"
+            raise InvalidSettingError(name, int(cap), problem)
 
     @property
     def text(self) -> str:
         """Return what it asks for, for people; empty where that is nothing."""
-        if not self.stops:
-            return ""
-        return "behind a dead record its sequence stops until somebody replays, discards or releases it"
+        stop = "behind a dead record its sequence stops until somebody replays, discards or releases it"
+        then = "what the others wait for is dead" if self.releases else "the partition takes in no more"
+        caps = [f"{', '.join(self._caps)}: beyond that {then}"] if self._caps else []
+        return "; ".join([stop] * self.stops + caps)
 
 
-_HOLDING: Final = ("key", "partition")
-_OR: Final = "'key' or 'partition'"
+_CAPS: Final = ("max_sequences", "max_sequence_size")

@@ -360,21 +360,22 @@ def cancelled(metadata: RetryMetadata, message: str, now_ms: int) -> RetryMetada
     """Return the metadata of a record that waits and is not tried again."""
     if metadata.held:  # nothing has failed yet
         metadata = replace(metadata, error_type=DeadReason.CANCELLED.value, error_message=message)
-    return _not_run_again(metadata, DeadReason.CANCELLED, now_ms)
+    return not_run_again(metadata, DeadReason.CANCELLED, now_ms)
 
 
 def lost(metadata: RetryMetadata, error: RecordError, now_ms: int) -> RetryMetadata:
     """Return the metadata of a record that has waited by reference, and that the main topic does not have."""
     reason = DeadReason.DAMAGED if isinstance(error, UnreadableRecordsError) else DeadReason.GONE
     return replace(
-        _not_run_again(metadata, reason, now_ms),
+        not_run_again(metadata, reason, now_ms),
         error_type=qualified_name(type(error)),
         error_message=str(error),
         fingerprint=reason.value,
     )
 
 
-def _not_run_again(metadata: RetryMetadata, reason: DeadReason, now_ms: int) -> RetryMetadata:
+def not_run_again(metadata: RetryMetadata, reason: DeadReason, now_ms: int) -> RetryMetadata:
+    """Return the metadata of a record that waits, and is dead without another run."""
     return replace(
         metadata,
         delivery=min(metadata.delivery + 1, MAX_COUNT),

@@ -217,7 +217,7 @@ class HandlerCommand(BaseModel):
     v: Literal[1] = 1
     id: Annotated[str, Field(pattern=JOB_ID)]
     verb: Annotated[HandlerVerb, Field(strict=False)]
-    circuit: Annotated[str, Field(max_length=32)] = ""
+    circuit: Annotated[str, Field(max_length=MAX_WORDS)] = ""
     """Which is meant; empty: the handler's own."""
     by: Annotated[str, Field(max_length=MAX_WORDS)] = ""
     why: Annotated[str, Field(max_length=MAX_WORDS)] = ""

@@ -372,6 +372,11 @@ def is_held(raw: bytes) -> bool:
     return raw[: len(_HELD_ROW)] == _HELD_ROW
 
 
+def hold_of(raw: bytes) -> int:
+    """Return what holds a row, in bits, without decoding it."""
+    return raw[2]
+
+
 def is_stopped(raw: bytes) -> bool:
     """Tell whether a row stops a sequence, behind a record that is dead, without decoding it."""
     return raw[: len(_STOPPED_ROW)] == _STOPPED_ROW

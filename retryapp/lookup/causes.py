@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from sys import intern
 from typing import Any, NamedTuple
 
-from retryapp.core.causes import cause_id, cause_name
+from retryapp.core.causes import CauseCount, cause_id, cause_name, summed
 from retryapp.core.control import is_mark, is_open, mark_of
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError, NewerRowError
 from retryapp.core.headers import decode_metadata
@@ -42,6 +42,22 @@ def list_causes(connection: KafkaConnection, topologies: Sequence[HandlerTopolog
         for failure in _lying(connection, topology):
             _count(causes, topology.main, failure, "dead")
     return sorted(causes.values(), key=lambda each: (-each["waiting"] - each["dead"], each["cause_id"]))
+
+
+def causes_of(values: Iterable[bytes]) -> list[CauseCount]:
+    """Return the causes of rows, the most frequent first."""
+    found: list[_Failure] = []
+    for value in values:
+        with suppress(DamagedRowError, NewerRowError):
+            if (failure := _read(decode_row(value).headers)) is not None:
+                found.append(failure)
+    return summed(
+        CauseCount(
+            cause_id=each.cause_id, name=each.cause, records=1, attempts=each.attempts, first_ms=each.first_failed_ms,
+            last_ms=each.last_failed_ms, sample=each.sample,
+        )
+        for each in found
+    )  # fmt: skip
 
 
 def _lying(connection: KafkaConnection, topology: HandlerTopology) -> Iterator[_Failure | None]:

@@ -114,6 +114,8 @@ class Runtime(Ownership):
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Partitions by main topic; the view sets it, and the two below."""
         self.causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
+        self.waiting: Mapping[str, Sequence[CauseCount]] = {}
+        """Causes of what waits here, as of this scrape."""
         """What the dead letters here died of, by main topic."""
         self.scrape: Callable[[], Awaitable[bytes]]
         """Returns the metrics as text."""
@@ -126,6 +128,7 @@ class Runtime(Ownership):
                 orphans=self.orphans,
                 durations=lambda: {main: served.handler.durations for main, served in self.served.items()},
                 causes=lambda main: self.causes(main),
+                waiting=lambda main: self.waiting.get(main, ()),
                 lags=lambda: self.lags,
                 skew=self.clock.skew,
                 rebalancing_s=self.rebalancing_s,

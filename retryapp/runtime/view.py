@@ -56,6 +56,7 @@ from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.lanes import LaneWatch
 from retryapp.runtime.observe.observers import CombinedObserver
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
+from retryapp.runtime.waiting import WaitingCauses
 
 LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
 _LEAST_CHUNK: Final = 4
@@ -73,6 +74,9 @@ class RuntimeView:
         """Last known numbers of each partition that this worker has, or had until a rebalance began."""
         runtime.observer = CombinedObserver(runtime.observer, self._lanes)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
+        self._waiting = WaitingCauses(
+            lambda main, limit: self.pending_page(main, after=None, limit=limit), runtime.clock
+        )
         runtime.causes, runtime.scrape = self.causes, self.metrics_text
 
     def url(self) -> str:
@@ -224,6 +228,10 @@ class RuntimeView:
         """Read one record from Kafka; None when it is no longer there."""
         return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
 
+    def waiting_causes(self, main: str) -> Sequence[CauseCount]:
+        """Return the causes of what is due next here. Blocks."""
+        return self._waiting.of(main)
+
     def read_range(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Record]:
         """Read ranges of offsets of some partitions. Blocks."""
         starts, stops = ({number: each[at] for number, each in ranges.items()} for at in (0, 1))
@@ -258,6 +266,7 @@ class RuntimeView:
         mains = list(self._runtime.served)
         lags = zip(mains, await asyncio.gather(*map(self._lag, mains)), strict=True)
         self._runtime.lags = {main: lag for main, lag in lags if lag is not None}
+        self._runtime.waiting = {main: await asyncio.to_thread(self.waiting_causes, main) for main in mains}
         return self._runtime.metrics.text()
 
     async def _lag(self, main: str) -> int | None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -44,7 +45,7 @@ from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
 from retryapp.web.lists import Listing, dead_here, merge, waiting_here
-from retryapp.web.peers import PART, SIGNATURE, Peers, causes_of, jobs_of, merged, silent_of
+from retryapp.web.peers import PART, SIGNATURE, Peers, jobs_of, merged, parts_of, silent_of
 from retryapp.web.query import Question
 
 READ_TIMEOUT_S: Final = 5.0
@@ -62,6 +63,8 @@ class Group(NamedTuple):
     silent: list[str]
     """Addresses of workers that do not answer."""
     causes: list[CauseCount]
+    waiting: list[CauseCount]
+    """Causes of what is due next."""
     parts: list[tuple[int, Part]]
     """Parts of jobs with their partitions."""
 
@@ -121,6 +124,7 @@ class Answers:
             "partitions": [partition_facts(item) for item in infos],
             "everywhere": [partition_facts(item) for item in group.partitions],
             "causes": [asdict(cause) for cause in group.causes],
+            "waiting_causes": [asdict(cause) for cause in group.waiting],
             "due": await self._due.of(info.main, infos, self.now_ms()),
             "live_s": LIVE_S,
         }
@@ -129,14 +133,19 @@ class Answers:
         """Return what all workers have of a handler."""
         answers = await self.peers.ask(infos)
         now_ms = self.now_ms()
-        ours = await asyncio.to_thread(self.view.causes, main)
+        ours = await asyncio.to_thread(self._causes, main)
+        theirs = parts_of(main, answers)
         parts = {**jobs_of(main, answers), **self.view.job_parts(main)}
         return Group(
             merged(main, infos, answers, now_ms),
             silent_of(infos, answers, now_ms),
-            summed([*ours, *causes_of(main, answers)]),
+            summed(chain(ours[0], *(each.causes for each in theirs))),
+            summed(chain(ours[1], *(each.waiting for each in theirs))),
             [(number, part) for number, some in sorted(parts.items()) for part in some],
         )
+
+    def _causes(self, main: str) -> tuple[Sequence[CauseCount], Sequence[CauseCount]]:
+        return self.view.causes(main), self.view.waiting_causes(main)
 
     async def parts(self, main: str) -> tuple[Sequence[tuple[int, Part]], list[str]]:
         """Return the parts of jobs of all workers with their partitions, and who does not answer."""
@@ -148,10 +157,11 @@ class Answers:
         handlers: Facts = {}
         for info in self.view.handlers():
             here = [asdict(item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
-            causes = await asyncio.to_thread(self.view.causes, info.main)
+            dead, waiting = await asyncio.to_thread(self._causes, info.main)
             handlers[info.main] = {
                 "partitions": here,
-                "causes": [asdict(cause) for cause in causes],
+                "causes": [asdict(cause) for cause in dead],
+                "waiting": [asdict(cause) for cause in waiting],
                 "jobs": {
                     number: [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
                     for number, parts in self.view.job_parts(info.main).items()

@@ -140,6 +140,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         _model(
             "Levels", "One handler: partitions, what is paused or held back, causes, and what is due soon here.", _Page,
             handler=_Handler, partitions=_many(_Partition), everywhere=_many(_Partition), causes=_many(_Cause),
+            waiting_causes=_many(_Cause),
             due=dict.__class_getitem__((str, _Due)),
         ),
         {},

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Verb
 from retryapp.core.errors import InvalidSettingError
-from retryapp.core.jobs import HANDLER_VERBS, JobVerb, LetterFilter, Part, PartState
+from retryapp.core.jobs import HANDLER_VERBS, HandlerVerb, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.rates import parse_rate
 from retryapp.lookup.jobs import Order, Preview, Scope, Told, by_job, job_facts, outcomes, part_facts
 from retryapp.lookup.records import Facts
@@ -233,7 +233,10 @@ class TellHandler(_JobAction):
         self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
         verb = HANDLER_VERBS[_verb(sent, *HANDLER_VERBS)]
-        return lambda: self.answers.view.tell_handler(info.main, verb, sent.get("circuit", ""), **words), ""
+        circuit = sent.get("circuit", "") if verb in (HandlerVerb.OPEN, HandlerVerb.CLOSE) else ""
+        if len(circuit) > MAX_WORDS:
+            raise bad_sent("circuit", "the name of one of the handler's circuits")
+        return lambda: self.answers.view.tell_handler(info.main, verb, circuit, **words), ""
 
 
 def _verb(sent: Mapping[str, str], *verbs: str) -> str:

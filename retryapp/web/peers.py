@@ -49,6 +49,8 @@ class HandlerPart:
 
     partitions: list[PartitionInfo] = field(default_factory=list)
     causes: list[CauseCount] = field(default_factory=list)
+    waiting: list[CauseCount] = field(default_factory=list)
+    """Causes of what is due next."""
     jobs: dict[int, list[Part]] = field(default_factory=dict)
     """Parts of jobs by partition."""
 
@@ -184,15 +186,14 @@ def merged(
     return everywhere
 
 
-def causes_of(main: str, answers: Mapping[str, Answer]) -> list[CauseCount]:
-    """Return the causes that these workers have counted."""
-    return [count for each in answers.values() for count in each.part.handlers.get(main, HandlerPart()).causes]
+def parts_of(main: str, answers: Mapping[str, Answer]) -> list[HandlerPart]:
+    """Return what these workers have of a handler."""
+    return [each.part.handlers.get(main, HandlerPart()) for each in answers.values()]
 
 
 def jobs_of(main: str, answers: Mapping[str, Answer]) -> dict[int, list[Part]]:
     """Return the parts of jobs of these workers, by partition."""
-    both = [each.part.handlers.get(main, HandlerPart()).jobs for each in answers.values()]
-    return {number: parts for jobs in both for number, parts in jobs.items()}
+    return {number: parts for each in parts_of(main, answers) for number, parts in each.jobs.items()}
 
 
 def silent_of(infos: Sequence[PartitionInfo], answers: Mapping[str, Answer], now_ms: int) -> list[str]:

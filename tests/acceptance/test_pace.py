@@ -128,7 +128,8 @@ def test_a_service_that_is_down_holds_up_none_but_its_own_records(stage: Stage) 
         f'retryapp_circuits{{circuit="mail",handler="{topic}",state="forced-open"}} 2.0'
         in (worker.get("/retries/metrics")[1])
     )
-    assert retryapp(stage, "outage", "show", *where)[0] == 0
+    code, said = retryapp(stage, "outage", "show", *where)
+    assert (code, said["forced"], [*said["circuits"]]) == (1, {}, ["mail"])
     code, said = retryapp(stage, "outage", "show", *where, "--circuit", "mail")
     assert (code, {each["why"] for each in said["forced"].values()}) == (1, {"migrates"})
     assert done("ledger") == 0

@@ -86,11 +86,20 @@ class Handlers:
             concurrency=2,
             max_in_flight=self._plan.in_flight,
             order=Order(order),
-            holding=Holding(on_dead="hold" if judge.oracle.stops is not None and order != "none" else "release"),
+            holding=self._holding(judge, order),
             by_reference=self._plan.referred and kept,
             **judge.options,
             destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),
         )
+
+    def _holding(self, judge: Judge, order: str) -> Holding:
+        if order == "none" or judge.oracle.steering is None:
+            return Holding()
+        on_dead = "hold" if self._plan.stops else "release"
+        if self._plan.caps is None:
+            return Holding(on_dead=on_dead)
+        sequences, size, overflow = self._plan.caps
+        return Holding(on_dead=on_dead, max_sequences=sequences, max_sequence_size=size, overflow=overflow)
 
     async def look(self, _topic: str) -> TopicLook:
         """Describe a topic that the handler publishes to; see `ports.DestinationReader`."""

@@ -324,12 +324,16 @@ class History:
                 self.broker,
                 first.oracle.stories,
                 self.random,
-                keys=self.plan.order == "none" or (self.plan.stops and self.plan.changes),
+                keys=self.plan.order == "none"
+                or ((self.plan.stops or self.plan.caps is not None) and self.plan.changes),
                 levels=self.plan.levels,
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
             first.oracle.steering.circuits = [name for name, *_ in self.plan.services] and SERVICES
+            if self.plan.caps is not None and not self.plan.changes:
+                first.oracle.most = self.plan.caps[1]
+            first.oracle.releases = self.plan.caps is not None and self.plan.caps[2] == "release"
             if self.plan.stops:
                 first.oracle.stops = Stops(first.oracle.fate, first.oracle.steering.decides)
         for at_s in self.plan.commands:

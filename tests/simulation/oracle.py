@@ -92,6 +92,10 @@ class Oracle:
         """Set where the history has commands."""
         self.stops: Stops | None = None
         """Set where sequences stop behind dead records."""
+        self.releases = False
+        """A record is dead that too many wait for."""
+        self.most = 1 << 30
+        """Records of a sequence that may wait."""
         self.main: Referring | None = None
         """Set where records wait by reference."""
         self._endless = endless
@@ -254,7 +258,7 @@ class Oracle:
         """Tell whether a final outcome is there, or may be on its way."""
         if story.fates or story.cancelling or "X" in story.script or "K" in story.script:
             return True
-        return bool(story.calls[self.waits.last(story.script)])
+        return bool(story.calls[self.waits.last(story.script)]) or (self.releases and any(story.calls.values()))
 
     def _check_again(
         self, origin: Origin, story: Story, attempt: int, due_at_ms: int | None, now_ms: float, opening: Opening
@@ -332,6 +336,12 @@ class Oracle:
         story.outcome_ms = now_ms
         if lost:
             self.named["a record was lost"] += 1
+            story.stopped = True
+            self._end(origin, story, "dead", delivery, now_ms)
+            return
+        if ours.get("retry-reason") == b"overflow":
+            _must(self.releases, "I22", origin, "dead as too many wait for it, and there they block")
+            self.named["too many waited for a record"] += 1
             story.stopped = True
             self._end(origin, story, "dead", delivery, now_ms)
             return
@@ -451,10 +461,26 @@ class Oracle:
             rows.pop(key, None)
         else:
             rows[key] = record.value
+            self._check_size(record.partition, key)
             due_ms, origin = _due_ms(record.value), (record.partition, int.from_bytes(key[-8:], "big"))
             self._story(origin).rows.add(0 if due_ms == HELD_MS else due_ms)
             if self.main is not None:
                 self.main.written(origin, self._story(origin), record.value, now_ms + self._skew_ms)
+
+    def _check_size(self, partition: int, key: bytes) -> None:
+        """So many records of a sequence wait at most; one that was dead waits besides."""
+        origin = partition, int.from_bytes(key[-8:], "big")
+        record, places = (
+            self._story(origin).record,
+            ((partition, int.from_bytes(row[-8:], "big")) for row in self._rows[partition]),
+        )
+        if record.key is not None and self.most < 1 << 30:
+            same = [
+                story
+                for place in places
+                if (story := self._story(place)).record.key == record.key and not story.replays
+            ]
+            _must(len(same) <= self.most, "I22", origin, f"{len(same)} of its sequence wait")
 
     def moved(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Committed offsets are about to move: everything that they pass has a durable fate."""

@@ -82,6 +82,8 @@ LEVELS: Final = 3_000_000
 """From this seed on somebody also forces circuits open, and rules pause partitions."""
 STOPS: Final = 4_000_000
 """From this seed on handlers keep an order, and a sequence stops behind a dead record."""
+CAPPED: Final = 0xCA95
+"""Draws caps of what waits; drawn apart, too."""
 SERVED: Final = 5_000_000
 """From this seed on records need services, which are down for a while and have circuits with names."""
 SERVICES: Final = ("", "ledger", "mail")
@@ -143,6 +145,8 @@ class Plan:
     """Every other life has another policy."""
     order: str = "none"
     """The handlers' `order`, where policies change only in every other life; a few keys, and none, are mixed then."""
+    caps: tuple[int, int, str] | None = None
+    """Of a handler's sequences: how many may wait, how many records of each, and what happens beyond that."""
     stops: bool = False
     """A sequence stops behind a dead record."""
     endless: bool = False
@@ -251,7 +255,10 @@ class Plan:
         if self.seed >= SERVED:
             return plan._served(random)
         if self.seed >= STOPS and self.order != "none":
-            plan = replace(plan, stops=True)
+            capped = self.order == "key" and self.seed % 3 == 0
+            cap = Random(self.seed ^ CAPPED)
+            caps = cap.choice((1, 2, 99)), cap.choice((1, 2, 3)), cap.choice(("block", "release", "release"))
+            plan = replace(plan, caps=caps if capped else None, stops=not capped or caps[2] == "block")
             return plan if self.in_flight == CROWD else plan._with(self._more(random, ("R", "F", "FR", "S", "S"), 5))
         if self.seed >= LEVELS:
             return plan._levelled(random)
@@ -501,6 +508,7 @@ class Plan:
             + ["deliveries try again in place"] * self.hot
             + ["handlers take lists"] * self.batch
             + ["sequences stop behind dead records"] * self.stops
+            + [f"caps {self.caps}"] * bool(self.caps)
             + ["records wait by reference"] * self.referred
         )
         sent += [f"loss {loss}" for loss in self.losses]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from retryapp.core.holding import Holding
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn, settling
@@ -109,12 +110,17 @@ def _not_stopped(_run: Run, _turn: Turn) -> None:
 
 async def _stops_not_learned(self: Sequences, table: Any) -> None:
     """A stop is known to the session that has made it."""
-    self._stops = False
+    self._holding = Holding()
     await _load(self, table)
-    self._stops = self._context.handler.holding.stops
+    self._holding = self._context.handler.holding
 
 
 _load = Sequences.load
+
+
+def _never_full(_self: Sequences, _line: Any) -> bool:
+    """As many records of a sequence wait as there are."""
+    return False
 
 
 ORDER: Final = (
@@ -131,6 +137,7 @@ ORDER: Final = (
     ("rows begin before newer records are read", ((Latest, "caught_up", _not_read),), 196),
     ("an older record is tried again although a newer one waits", ((Latest, "judged", _tried_again),)),
     ("a stopped row is forgotten", ((Sequences, "load", _stops_not_learned),), 4_000_000),
+    ("more wait than may", ((Sequences, "_is_full", _never_full),), 4_000_000),
     ("a dead record stops nothing", ((sequences, "stop", _not_stopped),), 4_000_000),
     ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),), 5566),
 )

@@ -134,6 +134,7 @@ class Steering:
         """Have a sequence go on that has stopped behind a dead record."""
         self._count += 1
         verb, name = self._random.choice(("release", "release", "replay", "discard")), f"d{self._count}"
+        verb = verb if self._stories[origin].replays < 1 else "release"  # each takes its time
         record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
         self.asked[name], tp = (verb, origin), TopicPartition(self._topology.control, origin[0])
         self._broker.append(tp, Command(id=name, verb=Verb(verb), failure_id=record, force=True).to_record(*tp))

@@ -11,12 +11,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
+from retryapp.core.classify import DeadReason
 from retryapp.core.control import LetterMark, MarkKind
-from retryapp.core.errors import RecordError, UnreadableRecordsError
-from retryapp.core.hops import Outgoing, arriving, cancelled, lost, to_dead_letter
+from retryapp.core.errors import DamagedMetadataError, RecordError, UnreadableRecordsError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import Outgoing, arriving, cancelled, lost, not_run_again, to_dead_letter
 from retryapp.core.lifecycle import Discarded, Handled
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES, RetryMetadata
 from retryapp.core.record import Record, failure_id
+from retryapp.core.rows import decode_row
 from retryapp.core.salvage import last_words, salvage
 from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Run
@@ -34,6 +37,25 @@ def bury_cancelled(run: Run, metadata: RetryMetadata) -> Turn:
     now_ms = run.context.clock.wall_ms()
     end, dead = ended(run.context, run.shown, cancelled(metadata, "", now_ms))
     return run.settle(publishes=(end,), observations=(dead,))
+
+
+def bury_surplus(run: Run, metadata: RetryMetadata) -> Turn:
+    """Return the turn of a row that too many records wait for."""
+    return _bury(run, run.shown, not_run_again(metadata, DeadReason.OVERFLOW, run.context.clock.wall_ms()))
+
+
+def end_instead(run: Run, outcome: Turn, reason: DeadReason) -> Turn:
+    """Return the turn of a record whose delivery has just failed, and that does not wait for its next attempt."""
+    metadata = decode_metadata(decode_row(outcome.rows[0].value or b"").headers)
+    if metadata is None:
+        raise DamagedMetadataError("retry-version", None, "a row that was just made has none")
+    # of the same delivery: its copy says that it would wait, and never becomes visible
+    last = not_run_again(
+        replace(metadata, delivery=metadata.delivery - 1, no_payload=False), reason, run.context.clock.wall_ms()
+    )
+    end, dead = ended(run.context, run.shown, last)
+    failed = tuple(seen for seen in outcome.observations if seen.event is Event.FAILED)
+    return run.settle(publishes=(end,), observations=(*failed, dead))
 
 
 def bury_lost(run: Run, metadata: RetryMetadata, error: RecordError) -> Turn:

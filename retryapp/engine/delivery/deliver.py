@@ -50,6 +50,7 @@ from retryapp.engine.delivery.damage import (
     bury_cancelled,
     bury_damaged,
     bury_lost,
+    bury_surplus,
     handled,
     last_resort,
     recovered,
@@ -165,6 +166,8 @@ def unpack(run: Run) -> Turn | None:
                 return bury_lost(run, run.metadata, claim.lost)
             if claim is not None and claim.cancelled:
                 return bury_cancelled(run, run.metadata)
+            if claim is not None and claim.surplus:
+                return bury_surplus(run, run.metadata)
             if claim is not None and claim.on_hold is not None:
                 return run.settle(rows=(claim.on_hold,))
             if claim is not None and claim.expired:

@@ -11,6 +11,7 @@ A record that may have killed its worker passes: its mark waits for it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -59,9 +60,11 @@ Submit = Callable[[Any], None]
 class Gate:
     """A circuit, and the runs that it has let begin."""
 
-    def __init__(self, name: str, circuit: Circuit) -> None:
+    def __init__(self, name: str, circuit: Circuit, shares: int, now_ms: float) -> None:
         self.name = name
         self.circuit = circuit
+        rate = circuit.breaker.rate_limit
+        self.bucket = None if rate is None else LeakyBucket(rate.share_ms(shares), now_ms)
         self.admitted: set[Paced] = set()
         self.timer: asyncio.TimerHandle | None = None
         self.change: Transition | None = None
@@ -98,7 +101,7 @@ class Pace:
     ) -> None:
         self._clock = clock
         self._random = random
-        self.gates = {name: Gate(name, circuit) for name, circuit in circuits.items()}
+        self.gates = {name: Gate(name, each, shares, self._now_ms()) for name, each in circuits.items()}
         """By name of the circuit; the handler's own has an empty one."""
         self._own = self.gates.get("")
         self.gated = bool(self.gates)
@@ -196,8 +199,9 @@ class Pace:
     ) -> None:
         """Begin a session: `first` and `again` take runs, `freed` hears when more may go, `fail` of our faults."""
         self._first, self._again, self._freed, self._tell, self._fail = first, again, freed, tell, fail
-        if self._bucket is not None and not self._begun:
-            self._bucket.empty(self._now_ms())
+        for bucket in (self._bucket, *(gate.bucket for gate in self.gates.values())):
+            if bucket is not None and not self._begun:
+                bucket.empty(self._now_ms())
         self._begun = True
         for gate in self.gates.values():
             gate.circuit.resume(self._now_ms())
@@ -230,17 +234,29 @@ class Pace:
         return most if most == MANY else max(0, most - waiting)
 
     def limits(self, waiting: Mapping[str, int]) -> dict[str, int]:
-        """Return how many rows of each circuit that is not closed may be claimed; `waiting`: not begun, by name."""
-        return {
-            name: max(0, gate.circuit.permits(self._now_ms()) - waiting.get(name, 0))
-            for name, gate in self.gates.items()
-            if name and not gate.circuit.closed
-        }
+        """Return how many rows may be claimed of circuits with a limit now; `waiting`: not begun, by name."""
+        limits, now_ms = dict[str, int](), self._now_ms()
+        for name, gate in self.gates.items():
+            most = MANY if gate.circuit.closed else gate.circuit.permits(now_ms) - waiting.get(name, 0)
+            most = most if gate.bucket is None else min(most, gate.bucket.room(now_ms))
+            if name and most < MANY:
+                limits[name] = max(0, most)
+        return limits
 
-    def claimed(self, count: int) -> None:
-        """Note that so many due rows are claimed."""
+    def claimed(self, circuits: Sequence[str]) -> None:
+        """Note that due rows are claimed: the names of their circuits."""
         if self._bucket is not None:
-            self._bucket.take(count, self._now_ms())
+            self._bucket.take(len(circuits), self._now_ms())
+        for name, gate in self.gates.items():
+            if gate.bucket is not None and (count := circuits.count(name)):
+                gate.bucket.take(count, self._now_ms())
+
+    def limit_s(self) -> float:
+        """Return after how long the rate of a circuit lets more go that does not now."""
+        now_ms = self._now_ms()
+        buckets = (gate.bucket for gate in self.gates.values() if gate.bucket is not None)
+        waits = (bucket.next_ms - now_ms for bucket in buckets if not bucket.room(now_ms))
+        return min(waits, default=math.inf) / 1_000
 
     def wait_s(self) -> float:
         """Return after how long the rate lets the next row go; 0: it does already. A circuit wakes by itself."""

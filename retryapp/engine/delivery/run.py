@@ -57,6 +57,8 @@ class Claim:
     """No other record is in its call, where the handler takes several."""
     cancelled: bool = False
     """It is not run: its retries were cancelled during its last run, or before this one has begun."""
+    surplus: bool = False
+    """The same: too many records wait for it."""
     on_hold: Row | None = None
     """The row as it waits on: somebody has held it before its run has begun."""
     expired: bool = False

@@ -215,6 +215,8 @@ class Handler:
             if self.batch.size > self.max_in_flight:
                 raise InvalidSettingError("batch", self.batch, f"a size of at most max_in_flight={self.max_in_flight}")
         check_names(self.circuits)
+        if self.circuit is not None and self.circuit.rate_limit is not None:
+            raise InvalidSettingError("circuit", self.circuit.text, "no rate_limit: that is an argument of the handler")
         for breaker in self.breakers.values():
             if self.order is Order.PARTITION:
                 problem = "none with order='partition': it opens by different records that fail, and there one is tried"

@@ -144,6 +144,7 @@ class Commands:
 
     async def run(self) -> None:
         """Obey commands until the session is over."""
+        await self._scheduler.known.wait()
         self._release_early()
         self._end_stops()
         while True:

@@ -248,7 +248,7 @@ class PartitionEngine(RunOwner):
         if tp != self._main or self._session < 0 or self._draining or not self.scheduler.loaded:
             return 0
         handler, window = self.context.handler, self._window
-        if window.bytes >= handler.max_in_flight_bytes:
+        if window.bytes >= handler.max_in_flight_bytes or (self._sequences is not None and self._sequences.full):
             return 0
         return self.context.pace.room(max(0, min(handler.max_in_flight - len(window), self.lane.room)))
 

@@ -10,15 +10,14 @@ import logging
 from dataclasses import replace
 from typing import Final
 
+from retryapp.core.classify import DeadReason
 from retryapp.core.control import HOLD_MS, Command, Refusal, Verb, row_state
 from retryapp.core.durations import format_duration_ms
-from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import cancelled, due_anew, released, restore
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, STOPPED, TOKEN, PendingRow, decode_row, encode_row
-from retryapp.engine.delivery.damage import ended
+from retryapp.engine.delivery.damage import end_instead, ended
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
@@ -137,15 +136,7 @@ class RowCommands:
         again = [] if isinstance(outcome, int) else [row for row in outcome.rows if row.value is not None]
         if not again or not isinstance(outcome, Turn) or again[0].identity != run.place:
             return outcome
-        metadata = decode_metadata(decode_row(again[0].value or b"").headers)
-        if metadata is None:
-            raise DamagedMetadataError("retry-version", None, "a row that was just made has none")
-        now_ms = self._context.clock.wall_ms()
-        # of the same delivery, which has just ended: its copy says that it would wait, and never becomes visible
-        last = replace(cancelled(metadata, "", now_ms), delivery=metadata.delivery, no_payload=False)
-        end, dead = ended(self._context, run.shown, last)
-        failed = tuple(seen for seen in outcome.observations if seen.event == "failed")
-        return run.settle(publishes=(end,), observations=(*failed, dead))
+        return end_instead(run, outcome, DeadReason.CANCELLED)
 
     def _held_after(self, run: Run, outcome: Outcome) -> Outcome:
         until_ms = self._next.pop(run.place, None)

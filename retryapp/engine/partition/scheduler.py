@@ -95,6 +95,8 @@ class Scheduler:
         """Takes a row whose hold begins or ends before it runs; tells whether it has."""
         self.loaded = sequences is None and commanded is None
         """Which sequences have rows is known, and commands are obeyed; nothing is taken in before."""
+        self.known = asyncio.Event()
+        """Set once it is known which sequences have rows: no command changes one before."""
         if sequences is not None:
             sequences.wake = lambda: self._wake.set()
         self._wake = asyncio.Event()
@@ -119,7 +121,8 @@ class Scheduler:
     def begun(self, claim: Claim) -> None:
         """Note that a runner has a claim, or that it will have none."""
         self.waiting -= 1
-        self._waiting_in[claim.circuit] -= bool(claim.circuit)
+        if claim.circuit:
+            self._waiting_in[claim.circuit] -= 1
         self._unblock()
 
     def release(self, key: bytes) -> None:
@@ -135,10 +138,7 @@ class Scheduler:
 
     def freed(self) -> None:
         """Note that more may be claimed by the pace."""
-        if self._limited:
-            self._limited, self._next_due_ms = False, 0
-            self._wake.set()
-        elif self._blocked and self.room:
+        if self._limited or (self._blocked and self.room):
             self._wake.set()
 
     def take(self, key: bytes, identity: bytes, size: int) -> None:
@@ -168,6 +168,7 @@ class Scheduler:
         clock = self._context.clock
         if self._sequences is not None and self._pending is not None:
             await self._sequences.load(self._pending)
+        self.known.set()
         if self._commanded is not None:
             await self._commanded()
         self.loaded = True
@@ -183,6 +184,8 @@ class Scheduler:
             next_due_ms = await self._claim_due()
             self.looked_ms = clock.wall_ms()
             wait_s = self._blocked_s(next_due_ms) if self._blocked else self._until_s(next_due_ms)
+            if self._limited:
+                wait_s = min(wait_s, self._context.pace.limit_s())
             if wait_s > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
@@ -211,14 +214,14 @@ class Scheduler:
             claimed: Collection[bytes] = self.claimed
             heads: list[tuple[bytes, bytes]] = []
             if self._sequences is not None:
-                heads = self._sequences.heads(pending, held_limit, max_bytes, limit)
+                heads = self._sequences.heads(pending, held_limit, max_bytes, limit, self.claimed)
             elif HELD in pending.counts():  # the handler had an order before
                 held = pending.page(HELD_ROWS, held_limit + len(claimed))
                 heads = up_to((each for each in held if each[0] not in claimed), held_limit, max_bytes)
             left = max_bytes - sum(len(value) for _, value in heads)
             full = len(heads) >= held_limit or left <= 0
             rows: list[tuple[bytes, bytes]] = []
-            if now_ms >= self._next_due_ms:
+            if self._limited or now_ms >= self._next_due_ms:
                 if self._sequences is not None and self._sequences.aside:
                     claimed = {*claimed, *self._sequences.aside.values()}
                 put_aside = sum(not is_held(value) for _, value in heads)
@@ -230,7 +233,7 @@ class Scheduler:
             if not rows and not heads:
                 break
             taken = self._claim_all(heads + rows)
-            self._context.pace.claimed(sum(claim.due_at_ms > 0 for claim, _ in taken))
+            self._context.pace.claimed([claim.circuit for claim, _ in taken if claim.due_at_ms > 0])
             self._deliver(taken)
             if not (heads and full) and self._next_due_ms > now_ms:
                 break
@@ -286,12 +289,14 @@ class Scheduler:
             circuit=row.circuit,
             alone=bool(row.flags & ALONE),
             cancelled=bool(row.flags & CANCELLED),
+            surplus=self._sequences is not None and damage is None and self._sequences.is_surplus(row),
             expired=bool(row.hold & TOKEN),
             metadata=metadata,
         )
         self.claimed[key] = claim
         self.claimed_bytes += claim.size
         self.waiting += 1
-        self._waiting_in[claim.circuit] += bool(claim.circuit)
+        if claim.circuit:
+            self._waiting_in[claim.circuit] += 1
         coordinates = self._context.handler.topology.pending_changelog, self._partition, place.origin_offset
         return claim, Record(*coordinates, row.since_ms, row.key, row.value, row.headers)

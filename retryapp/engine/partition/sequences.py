@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Final
 
+from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedRowError, NewerRowError
 from retryapp.core.headers import RETRY_ORIGIN_TIMESTAMP_MS
 from retryapp.core.hops import to_held_row
@@ -34,12 +35,14 @@ from retryapp.core.rows import (
     PendingRow,
     decode_row,
     encode_row,
+    hold_of,
     identity_of,
     is_held,
     is_stopped,
     origin_offset,
     row_header,
 )
+from retryapp.engine.delivery.damage import end_instead
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
@@ -166,7 +169,9 @@ class Sequences:
         self._end_offset = end_offset
         self._by_key = context.handler.order is not Order.PARTITION
         self._holds = context.handler.order is Order.KEY
-        self._stops = context.handler.holding.stops
+        self._holding = context.handler.holding
+        self._parked: set[bytes] = set()
+        """Sequences that wait: those with rows."""
         self._partition = partition
         self._prefix = identity_of(Origin(context.handler.main, context.topic_id, partition, 0))[:OFFSET_AT]
         self._lines: dict[bytes, Line] = {}
@@ -195,7 +200,7 @@ class Sequences:
         after: bytes | None = None
         while rows := table.page(after, _LOAD_ROWS):
             for key, value in rows:
-                name = self._name_of(value) if self._stops or not is_stopped(value) else None
+                name = self._name_of(value) if self._holding.stops or not is_stopped(value) else None
                 if name is not None:
                     identity = key[IDENTITY_AT:]
                     self._lines.setdefault(name, Line()).rows.append(identity)
@@ -207,6 +212,7 @@ class Sequences:
             line.rows = deque(sorted(line.rows, key=self._position))
         in_order = sorted(self._lines, key=lambda name: self._position(self._lines[name].rows[0]))
         self._ready.update(dict.fromkeys(in_order))
+        self._parked.update(in_order)
         self._early.sort(reverse=True)
 
     def _name_of(self, value: bytes) -> bytes | None:
@@ -297,17 +303,22 @@ class Sequences:
         """Whether `heads` may have some."""
         return bool(self._ready)
 
-    def heads(self, table: PendingTable, limit: int, max_bytes: int, due: int) -> list[tuple[bytes, bytes]]:
+    def heads(
+        self, table: PendingTable, limit: int, max_bytes: int, due: int, claimed: Collection[bytes] = ()
+    ) -> list[tuple[bytes, bytes]]:
         """Return rows that are heads now, held or put aside, with their keys, as `up_to` does; each is to be claimed.
 
-        Other heads are found when they are due. Of those that were put aside, `due` at most.
+        So are those that too many wait for. Other heads are found when they are due. Of those that were put aside,
+        `due` at most.
         """
         later: dict[bytes, None] = {}
-        found = up_to(self._heads(table, due, later), limit, max_bytes)
+        found = up_to(self._heads(table, due, claimed, later), limit, max_bytes)
         self._ready |= later
         return found
 
-    def _heads(self, table: PendingTable, due: int, later: dict[bytes, None]) -> Iterator[tuple[bytes, bytes]]:
+    def _heads(
+        self, table: PendingTable, due: int, claimed: Collection[bytes], later: dict[bytes, None]
+    ) -> Iterator[tuple[bytes, bytes]]:
         while self._ready:
             name = next(iter(self._ready))
             del self._ready[name]
@@ -319,12 +330,12 @@ class Sequences:
             if key is None or value is None:
                 raise RuntimeError(f"the table has no row {line.rows[0].hex()}, which is the head of its sequence")
             aside = line.rows[0] in self.aside
-            if aside and due <= 0:
+            if (aside and due <= 0) or key in claimed:
                 later[name] = None
-            elif aside or is_held(value):
+            elif aside or is_held(value) or (self._is_full(line) and self._holding.releases and not hold_of(value)):
                 due -= aside
                 yield key, value
-            else:
+            elif not line.failed:
                 line.failed = True
                 self.advance(name)
 
@@ -344,7 +355,7 @@ class Sequences:
 
     def left(self, key: bytes, value: bytes) -> None:
         """Note that a row was not claimed that `heads` may have returned."""
-        if (is_held(value) or key[IDENTITY_AT:] in self.aside) and (name := self._name_of(value)) is not None:
+        if (name := self._name_of(value)) is not None:  # one that is not ready is passed there
             self._ready[name] = None
 
     async def caught_up(self) -> None:
@@ -354,9 +365,39 @@ class Sequences:
 
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         """Return the outcome that counts."""
-        if self._stops and run.sequence is not None and isinstance(outcome, Turn):
+        if run.sequence is None or not isinstance(outcome, Turn):
+            return outcome
+        if self._holding.stops:
             stop(run, outcome)
+        if self._holding.releases and self._exceeds(run, outcome):
+            return end_instead(run, outcome, DeadReason.OVERFLOW)
         return outcome
+
+    def _exceeds(self, run: Run, outcome: Turn) -> bool:
+        """Tell whether a record may not wait, as too many would wait with it; one that is held may."""
+        line = self._lines.get(run.sequence or b"")
+        waits = bool(outcome.rows) and outcome.rows[0].value is not None and not hold_of(outcome.rows[0].value)
+        if line is None or not waits:
+            return False
+        is_new, holding = run.claim is None, self._holding
+        if is_new and run.sequence not in self._parked and len(self._parked) >= holding.max_sequences:
+            return True
+        return len(line.rows) + is_new + len(line.waiting) > holding.max_sequence_size
+
+    @property
+    def full(self) -> bool:
+        """Whether no record may come in, as so many sequences wait: not while rows wait for what is not read yet."""
+        most = self._holding.max_sequences
+        return len(self._parked) >= most and not self._holding.releases and not self._early
+
+    def is_surplus(self, row: PendingRow) -> bool:
+        """Tell whether a row that is claimed is dead instead, as too many wait for it."""
+        name = None if row.hold or not self._holding.releases else self.name(row.key)
+        line = None if name is None else self._lines.get(name)
+        return line is not None and self._is_full(line)
+
+    def _is_full(self, line: Line) -> bool:
+        return bool(line.waiting) and len(line.rows) >= self._holding.max_sequence_size
 
     def ended(self, run: Run, turn: Turn | int | None) -> bool:
         """Take the outcome of the head of a sequence; None: it has none, and stays the head.
@@ -375,6 +416,8 @@ class Sequences:
                 line.rows.popleft()
             elif run.claim is None and waits:
                 line.rows.appendleft(identity_of(run.origin))
+            if waits and self._holding.releases:
+                self._unwritten[run.place] = name
             line.failed = waits
         line.first = False
         self.advance(name)
@@ -430,6 +473,7 @@ class Sequences:
         if identity not in line.rows:  # else its sequence has stopped for it
             before = sum(self._position(row) < self._position(identity) for row in line.rows)
             line.rows.insert(max(first, before), identity)
+            self._parked.add(name)
         line.failed = line.failed and line.rows[0] != identity
         self._unwritten[identity] = name
 
@@ -445,6 +489,10 @@ class Sequences:
         line = self._lines.get(name)
         if line is None:
             return
+        if line.rows:
+            self._parked.add(name)
+        else:
+            self._parked.discard(name)
         if not self._is_busy(name, line):
             if line.waiting and (not line.rows or self._is_behind(line.rows[0], line.waiting[0])):
                 line.running = line.first = True
@@ -459,6 +507,11 @@ class Sequences:
                 self.wake()
         waits_long = line.failed and not line.running
         while self._holds and line.waiting and not line.first and (waits_long or len(line.rows) > FEW):
+            if self._is_full(line):
+                if waits_long and self._holding.releases and line.rows[0] not in self._unwritten:
+                    self._ready[name] = None
+                    self.wake()
+                return
             if not self._hold(name, line, line.waiting[0]):
                 return
             line.waiting.popleft()

@@ -192,8 +192,8 @@ class Suspects:
         source = TopicPartition(handler.main, run.record.partition)
         if run.claim is None:
             offset = run.record.next_offset if past else run.record.offset
-            if handler.order is not Order.NONE:
-                offset = 0  # it stays: others of their sequences may wait before it
+            if handler.order is not Order.NONE or (self._held and self._held[0].record.offset < offset):
+                offset = 0  # it stays: others wait before it, of their sequences, or of a mark when there were some
             turn = Turn(source=source, next_offset=offset, note=mark.text, on_settled=settled)
         else:  # the offset stays: lanes never move one back
             turn = Turn(source=source, next_offset=0, rows_note=rows_text(mark), on_settled=settled)

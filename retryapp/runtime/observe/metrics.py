@@ -28,6 +28,7 @@ from retryapp.core.rules import ErrorClass
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Durations
 from retryapp.ports import Event, Observation, Observer, PartitionInfo
+from retryapp.runtime.waiting import LOOK_ROWS
 
 LATENESS_BUCKETS_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -41,7 +42,7 @@ RETRY_AGE_BUCKETS_S: Final = (
 
 REBALANCE_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 MAX_LABELS: Final = 100  # causes, or topics, that one handler's series name
-TOP_CAUSES: Final = 20  # causes of dead letters that one handler's gauges name
+TOP_CAUSES: Final = 20  # causes that one handler's gauges name, of what waits and of dead letters
 OTHER: Final = "(other)"  # label of those beyond ``MAX_LABELS``
 
 _SECONDS: Final = 1_000  # milliseconds in one
@@ -84,6 +85,11 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "dead_letters": ("Dead letters in the tables here; absent while no partition's number is known.", ("handler",)),
     "dead_letters_by_cause": (
         f"The same by cause, the {TOP_CAUSES} most frequent ones of a worker; all others are '{OTHER}'.",
+        ("handler", "cause"),
+    ),
+    "pending_by_cause": (
+        f"Waiting records by cause, of the {LOOK_ROWS} of a worker that are due next, its {TOP_CAUSES} most frequent; "
+        f"all others, and those that were not looked at, are '{OTHER}'.",
         ("handler", "cause"),
     ),
     "main_lag_offsets": (
@@ -135,6 +141,8 @@ class Sources:
     """Runs that go on although they were given up (``engine.handler.orphans``)."""
     durations: Callable[[], Mapping[str, Durations]] = dict
     causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
+    waiting: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
+    """The same of what is due next."""
     lags: Callable[[], Mapping[str, int]] = dict
     skew: BrokerSkew = field(default_factory=BrokerSkew)
     rebalancing_s: Callable[[], float] = float
@@ -294,6 +302,15 @@ class Gauges(Collector):
         add("rebalancing_seconds", self._sources.rebalancing_s())
         return (times, *families.values())
 
+    @staticmethod
+    def _add_causes(
+        add: Callable[..., None], name: str, handler: str, counts: Sequence[CauseCount], total: int
+    ) -> None:
+        causes = [each for each in counts if each.cause_id != OTHER_CAUSE][:TOP_CAUSES]
+        for cause in causes:
+            add(name, cause.records, handler, cause.cause_id)
+        add(name, max(0, total - sum(cause.records for cause in causes)), handler, OTHER)
+
     def _add_handlers(self, add: Callable[..., None]) -> None:
         orphans, lags = self._sources.orphans(), self._sources.lags()
         for handler, infos in self._sources.partitions().items():
@@ -306,14 +323,11 @@ class Gauges(Collector):
             for tier, count in tiers.items():
                 add("pending_records", count, handler, tier)
             if known:
+                self._add_causes(add, "pending_by_cause", handler, self._sources.waiting(handler), tiers.total())
                 add("stopped_sequences", tiers[STOPPED_TIER], handler)
             if dead := [info.dead for info in now if info.dead is not None]:
                 add("dead_letters", sum(dead), handler)
-                causes = [each for each in self._sources.causes(handler) if each.cause_id != OTHER_CAUSE][:TOP_CAUSES]
-                for cause in causes:
-                    add("dead_letters_by_cause", cause.records, handler, cause.cause_id)
-                rest = max(0, sum(dead) - sum(cause.records for cause in causes))
-                add("dead_letters_by_cause", rest, handler, OTHER)
+                self._add_causes(add, "dead_letters_by_cause", handler, self._sources.causes(handler), sum(dead))
             if handler in lags:
                 add("main_lag_offsets", lags[handler], handler)
             add("unknown_partitions", len(here) - min(len(known), len(dead)), handler)

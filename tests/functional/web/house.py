@@ -28,6 +28,7 @@ from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
+from retryapp.lookup.causes import causes_of
 from retryapp.lookup.jobs import Order, Preview, Scope, Told
 from retryapp.lookup.journeys import Journey
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
@@ -232,6 +233,10 @@ class FakeWorker(RuntimeView):
         rows = [row for rows in self.letters.values() for row in rows if main == MAIN and row.cause_id is not None]
         facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS, "sample": "x"}
         return summed(CauseCount(cause_id=row.cause_id or "", name=row.cause or "", **facts) for row in rows)
+
+    @override
+    def waiting_causes(self, main: str) -> Sequence[CauseCount]:
+        return causes_of(entry.value for entry in self.waiting) if main == MAIN else ()
 
     @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:

@@ -213,6 +213,19 @@ async def test_dead_letters_are_listed_with_key_attempts_and_cause(site: Site, w
     assert "no shard <number>" in Outline((await site.get(f"{BASE}/"))[2]).text
 
 
+async def test_the_causes_of_what_waits_are_shown(site: Site, worker: FakeWorker) -> None:
+    """Each leads to its records."""
+    for number in range(3):
+        worker.wait(metadata(6_000 + number, error_message=f"no shard {number}"), key=b"k", value=b"1")
+    (cause,) = [
+        each for each in (await facts(site, f"{BASE}/"))["waiting_causes"] if each["name"].endswith("no shard <number>")
+    ]
+    assert (cause["records"], cause["attempts"]) == (3, 6)
+    page = Outline((await site.get(f"{BASE}/"))[2])
+    assert f"{BASE}/pending?cause={cause['cause_id']}" in page.links
+    assert len((await facts(site, f"{BASE}/pending?cause={cause['cause_id']}"))["records"]) == 3
+
+
 async def test_messages_headers_and_fields_are_searched(site: Site, worker: FakeWorker) -> None:
     """Past what the index keeps of a message; a page says how far it has looked, and the next one goes on."""
     long = f"{'x' * 150} shard 12"

@@ -124,6 +124,24 @@ async def test_rows_that_were_claimed_go_back_to_the_table() -> None:
         assert len(gate.started) == 201
 
 
+async def test_a_rate_of_a_circuit_is_for_what_comes_back_to_its_service() -> None:
+    """A burst that comes due at once goes one by one, also while the circuit is closed; others are not limited."""
+    services = Services()
+    services.down = {b"ledger"}
+    limited = {"ledger": CircuitBreaker(minimum_calls=1_000, rate_limit="10/s"), "mail": BREAKER}
+    async with partition(services, "2s", circuits=limited) as orders:
+        await orders.send(*(b"ledger %d" % n for n in range(30)), *(b"once %d" % n for n in range(30)))
+        services.down.clear()
+        await orders.advance(2_000)
+        assert (sum(value.startswith(b"once") for value in services.done), len(services.done)) == (30, 31)
+        done = []
+        for _ in range(30):
+            await orders.advance(100)
+            done.append(len(services.done) - 31)
+        assert all(n <= count <= n + 2 for n, count in enumerate(done[:28])), done
+        assert len(services.done) == 60
+
+
 async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts() -> None:
     """Another worker knows since when; deadlines do not count it; nobody else's circuit is touched."""
     services = Services()
@@ -153,6 +171,24 @@ async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts
         await pass_time(orders, 60_000)
         assert (services.done[-1], orders.dead_letters) == (b"ledger 1", [])
         assert commands.forced == {}
+
+
+async def test_a_deadline_does_not_count_the_outage_of_what_a_record_waits_for() -> None:
+    """Also if it fails for another reason then."""
+    errors: list[Exception] = [BankDownError(), Unavailable("ledger")]
+
+    async def handler(_value: bytes) -> None:
+        if errors:
+            raise errors.pop()
+
+    async with partition(handler, RetryPolicy("1s 10s", max_elapsed="1m")) as orders:
+        await orders.send(b"one")
+        await tell(orders, HandlerVerb.OPEN)
+        await pass_time(orders, 600_000, 60_000)
+        await tell(orders, HandlerVerb.CLOSE)
+        assert errors == []
+        await pass_time(orders, 30_000)
+        assert (orders.waiting, orders.dead_letters) == ({}, [])
 
 
 async def test_a_rule_names_a_circuit_and_a_name_that_nobody_has_declared_names_none(
@@ -216,6 +252,7 @@ async def test_an_ordered_handler_holds_the_followers_of_what_waits_and_no_other
         ({"circuits": {f"c{n}": BREAKER for n in range(17)}}, "at most 16"),
         ({"circuits": {"c7": BREAKER, "c10": BREAKER}}, "another name"),
         ({"order": Order.PARTITION}, "order='partition'"),
+        ({"circuit": CircuitBreaker(rate_limit="1/s")}, "an argument of the handler"),
     ],
 )
 def test_names_that_cannot_be_told_apart_are_refused(options: dict[str, Any], problem: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from doubles import MAIN, Gate, Refusing, reopen
+from doubles import MAIN, Gate, Refusing, committed, reopen
 from suspected import GATHER_MS, Killer, disk_rows, found, marks, names, with_rows, without_life
 
 from retryapp.core.deduplicate import Deduplicate
@@ -111,6 +111,23 @@ async def test_unclean_ends_count_while_a_record_of_the_first_one_waits() -> Non
         gate.let_all()
         await orders.advance(1_000)
         assert without_life(transport.broker.notes[MAIN].split()[0]) == "r0"
+
+
+async def test_no_mark_moves_the_offset_past_a_record_that_waits_before_the_suspects() -> None:
+    """A life that kept an order has marked them: an earlier record had waited for its sequence, and has no outcome."""
+    gate, transport = Gate(), found("g2:old@1-3<3", *names(4))
+    async with MemoryPartition(gate, transport=transport, concurrency=8) as orders:
+        await orders.advance(GATHER_MS)
+        assert list(gate.running) == [b"1"]
+        gate.let(b"1")
+        await orders.settle()
+        assert committed(orders) == 0
+    gate.running.clear()
+    async with MemoryPartition(gate, transport=transport, concurrency=8) as orders:
+        gate.let_all()
+        await orders.advance(GATHER_MS)
+        await orders.advance(10_000)
+        assert ({*gate.done}, committed(orders)) == ({*names(4)}, 4)
 
 
 async def test_a_lane_that_opens_again_suspects_the_same_records() -> None:

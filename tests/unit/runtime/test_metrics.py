@@ -221,16 +221,18 @@ def test_dead_letters_are_shown_by_cause_within_a_bound() -> None:
         return CauseCount(cause_id=str(number), name="E", records=records, **facts)  # type: ignore[arg-type]
 
     causes = [count("other", 500), *(count(number, 100 - number) for number in range(TOP_CAUSES + 7))]
-    infos = [partition(0, dead=sum(each.records for each in causes))]
-    metrics = MetricsObserver(Sources(partitions=lambda: {"orders": infos}, causes=lambda _main: causes))
+    infos = [partition(0, dead=sum(each.records for each in causes), pending=5, pending_by_tier={"5m": 5})]
+    waiting = [count(1, 2)]
+    sources = Sources(partitions=lambda: {"orders": infos}, causes=lambda _main: causes, waiting=lambda _main: waiting)
+    metrics = MetricsObserver(sources)
 
-    def shown() -> dict[str, float]:
-        name = "retryapp_dead_letters_by_cause"
+    def shown(name: str = "retryapp_dead_letters_by_cause") -> dict[str, float]:
         return {labels[1]: value for (metric, labels), value in samples(metrics).items() if metric == name}
 
     assert len(shown()) == TOP_CAUSES + 1
     assert shown()["0"] == 100
     assert sum(shown().values()) == infos[0].dead
+    assert shown("retryapp_pending_by_cause") == {"1": 2, OTHER: 3}
     infos[0] = partition(0, dead=None)
     assert shown() == {}
 

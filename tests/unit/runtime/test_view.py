@@ -63,7 +63,8 @@ def orders(runtime: Runtime) -> Any:
     """Partition 0 of two, with an open lane: 742 records wait, 3 are dead."""
     runtime.served["orders"].partitions = runtime.served["orders"].complete = 2
     runtime.assigned = True
-    pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42}, due=lambda *_: ((), 5_000))
+    asked: Any = {"due": lambda *_: ((), 5_000), "page": lambda *_: []}
+    pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42}, **asked)
     placed: Any = SimpleNamespace(
         engine=SimpleNamespace(
             commands=None,
