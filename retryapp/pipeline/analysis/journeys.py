@@ -147,7 +147,8 @@ def _attempt() -> Column:
         .otherwise(station),
     }
     columns = (computed.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
-    is_command = (F.col("step.tier") == F.lit(REPLAY)) | (F.col("step.reason") == F.lit(DeadReason.CANCELLED.value))
+    undelivered = DeadReason.CANCELLED.value, DeadReason.OVERFLOW.value
+    is_command = (F.col("step.tier") == F.lit(REPLAY)) | F.col("step.reason").isin(*undelivered)
     was_delivered = (
         (F.col("delivery") > 0) & ~station.startswith(MARK) & ~(is_free & F.coalesce(is_command, F.lit(False)))
     )
