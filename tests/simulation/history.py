@@ -331,7 +331,6 @@ class History:
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
             first.oracle.steering.circuits = [name for name, *_ in self.plan.services] and SERVICES
-            first.oracle.steering.finds_pauses = not self.plan.stops and self.plan.caps is None
             if self.plan.caps is not None and not self.plan.changes:
                 first.oracle.most = self.plan.caps[1]
             first.oracle.releases = self.plan.caps is not None and self.plan.caps[2] == "release"
@@ -358,7 +357,7 @@ class History:
         await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))
         self._heal()
         if self.first.oracle.steering is not None:
-            self.first.oracle.steering.send_to_handler("handler-resume", "last", self._now_ms())
+            self.first.oracle.steering.send_to_handler("handler-resume", "last")
         until_s = loop.time() + REST_S
         while self.violation is None and loop.time() < until_s:
             await asyncio.sleep(0.5)
@@ -378,10 +377,10 @@ class History:
                 steering.decide(origin)
         if steering is not None and self.plan.levels and not steering.unanswered and self.first.waits():
             for verb in ("outage-close", "handler-resume"):
-                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}", self._now_ms())
+                steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
             for circuit, *_ in self.plan.services:
                 name = f"close-{circuit}-{self.loop.time():.1f}"
-                steering.send_to_handler("outage-close", name, self._now_ms(), circuit)
+                steering.send_to_handler("outage-close", name, circuit)
 
     def _judge_restless(self) -> None:
         for judge in self.judges.values():

@@ -234,7 +234,7 @@ COMMANDS: Final = (
     ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_291),
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_013),
     ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
-    ("first deliveries do not wait for commands", ((Scheduler, "run", _hasty),), 2_010_250),
+    ("first deliveries do not wait for commands", ((Scheduler, "run", _hasty),), 2_010_258),
     ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_062),
     ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
     ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_021),

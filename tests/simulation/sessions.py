@@ -17,7 +17,7 @@ def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:
     placed = worker.ownership.placed.get((main, number))
     if placed is None or not isinstance(lane := placed.transport, SimLane):
         return None
-    return Opening(worker.process.name, lane.fenced_ms)
+    return Opening(worker.process.name, lane.fenced_ms, lane.control_end)
 
 
 def session_of(worker: SimWorker, main: str, number: int) -> tuple[object, int] | None:

@@ -80,10 +80,8 @@ class Steering:
         """Of releases by token: record and delivery."""
         self.shut_ms: dict[str, defaultdict[int, float]] = {verb: defaultdict(lambda: inf) for verb in _ENDS.values()}
         """By verb and partition: since when it is paused, or its circuit forced open."""
-        self.finds_pauses = True
-        """An opening obeys a pause that it finds before it delivers: unless letters are awaited, or a refusal is on."""
-        self._sent_ms: dict[int, float] = {}
-        """By partition: when somebody has asked for the pause that nobody has asked to end."""
+        self._paused_at: dict[int, int] = {}
+        """By partition: where the control topic has the pause that nobody has asked to end."""
         self._over: dict[str, set[str]] = {verb: set() for verb in _ENDS.values()}
         """By verb: commands before the last one that takes it back."""
         self._jobs: dict[str, Verb] = {}
@@ -106,7 +104,7 @@ class Steering:
             return
         if verb.startswith(("handler", "outage")):
             circuit = random.choice(self.circuits) if verb.startswith("outage") and self.circuits else ""
-            self.send_to_handler(verb, name, now_ms, circuit)
+            self.send_to_handler(verb, name, circuit)
             return
         tp = TopicPartition(self._topology.control, origin[0])
         if not verb:
@@ -217,7 +215,7 @@ class Steering:
         story.renewed += edit.idempotency == "new"
         self.reached[f"an edited replay, {edit.idempotency} key"] += 1
 
-    def send_to_handler(self, verb: str, name: str, now_ms: float, circuit: str = "") -> None:
+    def send_to_handler(self, verb: str, name: str, circuit: str = "") -> None:
         """Pause the handler, force its circuit open, or take that back: all partitions get the command together."""
         command = HandlerCommand(id=name, verb=HandlerVerb(verb), circuit=circuit)
         if verb in _ENDS and not circuit:  # its event may become visible after records have begun
@@ -225,11 +223,11 @@ class Steering:
             self._over[_ENDS[verb]] = set(self.asked)
         for number in range(self._broker.partitions):
             self.asked[f"{name}@{number}"] = verb, (number, -1)
-            if verb == "handler-pause":
-                self._sent_ms.setdefault(number, now_ms)
-            elif verb == "handler-resume":
-                self._sent_ms.pop(number, None)
             tp = TopicPartition(self._topology.control, number)
+            if verb == "handler-pause":
+                self._paused_at.setdefault(number, self._broker.logs[tp].end)
+            elif verb == "handler-resume":
+                self._paused_at.pop(number, None)
             self._broker.append(tp, command.to_record(*tp))
 
     def _send_job(self, verb: str, name: str) -> None:
@@ -348,7 +346,7 @@ class Steering:
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
         if opening.fenced_ms > story.held_ms or (self._calm and story.held_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it is held")
-        if self.finds_pauses and opening.fenced_ms > self._sent_ms.get(origin[0], inf):
+        if opening.commands > self._paused_at.get(origin[0], inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins although its lane has found a pause")
         for verb, shut in self.shut_ms.items():
             since_ms = shut[origin[0]]

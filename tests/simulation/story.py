@@ -62,6 +62,8 @@ class Opening(NamedTuple):
     worker: str
     fenced_ms: float
     """Whatever was visible by then, it has read."""
+    commands: int = 0
+    """Where the control topic ended when its session began."""
 
 
 @dataclass(slots=True)
