@@ -3,6 +3,9 @@
 A real broker has the letters, a real worker replays them by a job of the command line. With ``--kill`` worker and
 command line end by SIGKILL in the middle, and others go on. Then marks and copies on the topics say whether each letter
 was replayed, and has recovered, exactly once.
+
+With ``--distinct`` each letter has a message, and so a cause, of its own; with ``--commands`` so many control records
+come first, most of which cannot be obeyed. Both must leave the worker's memory bounded.
 """
 
 from __future__ import annotations
@@ -19,12 +22,13 @@ import psutil
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.stage import flush, publish
-from retryapp.core.control import MarkKind, mark_of
+from retryapp.core.control import Command, MarkKind, Verb, mark_of
 from retryapp.core.headers import decode_metadata, encode_metadata
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Origin
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
+from retryapp.kafka.commands import send_commands
 from retryapp.settings import load_settings
 from retryapp.stage import Child, Run, wait_for
 
@@ -48,7 +52,14 @@ async def charge(order: bytes) -> None:
 """
 
 
-def fill(connection: KafkaConnection, topology: HandlerTopology, letters: int, partitions: int) -> None:
+def word(number: int) -> str:
+    """Return a word without digits, which names of causes keep."""
+    return "".join("aeiklmnoprst"[number // 12**place % 12] for place in range(6))
+
+
+def fill(
+    connection: KafkaConnection, topology: HandlerTopology, letters: int, partitions: int, *, distinct: bool
+) -> None:
     """Write dead letters as workers write them, and offsets of the main topic."""
     topic_id = KafkaAdmin(connection).describe_topics(["orders"])["orders"].topic_id
     producer = connection.client(Producer, linger_ms=50)
@@ -61,7 +72,8 @@ def fill(connection: KafkaConnection, topology: HandlerTopology, letters: int, p
             group="billing", handler="billing.charge", origin=origin, origin_timestamp_ms=now_ms, started_ms=now_ms,
             policy="5f1c2d3e", first_failed_ms=now_ms, last_failed_ms=now_ms, history=history, attempt=7, delivery=7,
             error_type="requests.exceptions.ConnectionError", error_trace=TRACE, fingerprint="5f1c2d3e5f1c2d3e",
-            error_message=f"bank-{number % 7}: no answer to order {number}", reason="exhausted",
+            error_message=f"bank {word(number) if distinct else number % 7} has no answer to order {number}",
+            reason="exhausted",
         )  # fmt: skip
         place = topology.dlq, number % partitions
         publish(producer, *place, b"key-%d" % (number % 1_000), b"x" * 200, encode_metadata(metadata))
@@ -100,6 +112,8 @@ class Ground:
         broker = run.broker(load_settings().cache_dir, heap_mb=768)
         Path(run.folder, "billing.py").write_text(PROGRAM.format(bootstrap=broker.bootstrap))
         self._run, self._workers = run, 0
+        self.before = 0
+        """Events that have nothing to do with the replay."""
         self.connection = KafkaConnection(broker.bootstrap)
         self.topology = HandlerTopology(group="billing", main="orders")
         self.say("topics", "topics", "create", "-A", "billing", "--create-main", str(partitions)).wait(60.0)
@@ -130,14 +144,37 @@ class Ground:
         partitions = consumer.list_topics(events, timeout=10).topics[events].partitions
         ends = [consumer.get_watermark_offsets(TopicPartition(events, n), timeout=10)[1] for n in partitions]
         consumer.close()
-        return sum(ends)
+        return sum(ends) - self.before
 
 
-def measure(ground: Ground, letters: int, *, rate: str | None, kill: bool) -> bool:
+def command(ground: Ground, worker: Child, number: int) -> None:
+    """Send so many commands that are refused, and measure how long one that can be obeyed waits behind them."""
+    topology, producer = ground.topology, ground.connection.client(Producer, linger_ms=20)
+    misplaced = Command(id="m", verb=Verb.CANCEL, failure_id="billing/orders@x/1/0").to_record("", 0).value or b""
+    newer = b'{"v": 2, "id": "n", "verb": "cancel"}'
+    for each in range(number):
+        publish(producer, topology.control, 0, b"k", (misplaced, newer, b"no JSON", b"")[each % 4])
+    flush(producer)
+    began_s = time.monotonic()
+    good = Command(id="good", verb=Verb.CANCEL, failure_id="billing/orders@x/0/0")
+    outcome = send_commands(ground.connection, topology, [good], wait_s=READY_S)["good"]
+    print(f"{number:,} bad commands; the next: {outcome.refused} after {time.monotonic() - began_s:.1f} s", flush=True)
+    _memory(worker)
+
+
+def _memory(worker: Child) -> None:
+    print(f"the worker has {psutil.Process(worker.pid).memory_info().rss / 2**20:.0f} MiB", flush=True)
+
+
+def measure(ground: Ground, letters: int, *, rate: str | None, kill: bool, commands: int) -> bool:
     """Replay all letters; tell whether all went well."""
     worker = ground.worker()
     words = ["dead", "replay", "-A", "billing", "--all", "--yes", "--json", *(("--rate", rate) if rate else ())]
     worker.wait_for_line("ready", timeout_s=READY_S)
+    _memory(worker)
+    if commands:
+        command(ground, worker, commands)
+    ground.before = ground.recovered()
     terminal = ground.say("replay", *words)
     wait_for(lambda: ground.recovered() > 100, "it has begun", timeout_s=READY_S)
     process, began_s, begun = psutil.Process(worker.pid), time.monotonic(), ground.recovered()
@@ -154,6 +191,7 @@ def measure(ground: Ground, letters: int, *, rate: str | None, kill: bool) -> bo
         print(f"{some / took_s:,.0f} letters/s in {took_s:.1f} s; {cpu_us:.0f} us of user time a letter", flush=True)
     wait_for(lambda: ground.job().get("state") == "ended", "the job has ended", timeout_s=60.0, every_s=1.0)
     print(f"job: {ground.job()}", flush=True)
+    _memory(worker)
     fine = worker.stop(30.0) == 0
     return check(ground.connection, ground.topology, letters) and fine
 
@@ -165,11 +203,13 @@ def main() -> None:
     options.add_argument("--partitions", type=int, default=4)
     options.add_argument("--rate", help="as 1000/s; default: as fast as they are done")
     options.add_argument("--kill", action="store_true", help="kill worker and command line in the middle")
+    options.add_argument("--distinct", action="store_true", help="letters with a cause of its own each")
+    options.add_argument("--commands", type=int, default=0, help="control records that come first")
     chosen = options.parse_args()
     with Run() as run:
         ground = Ground(run, chosen.partitions)
-        fill(ground.connection, ground.topology, chosen.letters, chosen.partitions)
-        fine = measure(ground, chosen.letters, rate=chosen.rate, kill=chosen.kill)
+        fill(ground.connection, ground.topology, chosen.letters, chosen.partitions, distinct=chosen.distinct)
+        fine = measure(ground, chosen.letters, rate=chosen.rate, kill=chosen.kill, commands=chosen.commands)
         if not fine:
             raise SystemExit(1)
 

@@ -257,8 +257,8 @@ class RuntimeView:
 
     def _stalled(self, main: str, placed: Placed) -> str | None:
         refusal, commands = placed.lane.refusal, placed.engine.commands
-        if commands is not None and commands.paused is not None and commands.paused.record:
-            return commands.paused.text
+        if commands is not None and commands.levels.paused is not None and commands.levels.paused.record:
+            return commands.levels.paused.text
         return self._runtime.served[main].handler.orphans.problem if refusal is None else str(refusal)
 
     async def metrics_text(self) -> bytes:
@@ -303,7 +303,7 @@ class RuntimeView:
             url = address if address and address != self.url() else None
             return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)
         lane, pace, commands = placed.lane, placed.engine.context.pace, placed.engine.commands
-        paused = commands.paused if commands is not None and pace.paused else None
+        paused = commands.levels.paused if commands is not None and pace.paused else None
         circuits = _circuits(placed, self._runtime.clock.wall_ms())
         own = circuits.pop("", None)
         pending_behind, dead_behind = self._runtime.behind(main, number)
@@ -374,7 +374,7 @@ class RuntimeView:
 
 def _circuits(placed: Placed, now_ms: int) -> dict[str, CircuitInfo]:
     pace, commands = placed.engine.context.pace, placed.engine.commands
-    levels = {} if commands is None else commands.forced
+    levels = {} if commands is None else commands.levels.forced
     return {
         name: CircuitInfo(
             state=str(gate.circuit.state),

@@ -331,6 +331,7 @@ class History:
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
             )
             first.oracle.steering.circuits = [name for name, *_ in self.plan.services] and SERVICES
+            first.oracle.steering.finds_pauses = not self.plan.stops and self.plan.caps is None
             if self.plan.caps is not None and not self.plan.changes:
                 first.oracle.most = self.plan.caps[1]
             first.oracle.releases = self.plan.caps is not None and self.plan.caps[2] == "release"

@@ -163,10 +163,10 @@ _run = Scheduler.run
 
 def _in_memory(self: Commands) -> None:
     """A partition that a rule pauses is so in memory only: the next owner does not know."""
-    if self._gate is not None:
-        level, steering = self._gate[1], self._jobs.steering
-        _close_gate(self)
-        steering.paused = None
+    steering, closing = self._jobs.steering, self.levels.closing
+    _close_gate(self)
+    if closing:
+        level, steering.paused = steering.paused, None
         self._submit(Turn(source=self._transport.place.main, next_offset=0, steering=steering.written))
         steering.paused = level
 

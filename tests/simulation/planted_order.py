@@ -9,10 +9,11 @@ from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn, settling
 from retryapp.engine.partition import sequences
+from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.scheduler import Scheduler
-from retryapp.engine.partition.sequences import GivenUp, Sequences
+from retryapp.engine.partition.sequences import Sequences
 
 
 def _nobody(_self: GivenUp, _name: bytes) -> bool:
@@ -136,8 +137,8 @@ ORDER: Final = (
     ("a row that was replaced stays", ((Latest, "_removal", _left),)),
     ("rows begin before newer records are read", ((Latest, "caught_up", _not_read),), 196),
     ("an older record is tried again although a newer one waits", ((Latest, "judged", _tried_again),)),
-    ("a stopped row is forgotten", ((Sequences, "load", _stops_not_learned),), 4_000_000),
-    ("more wait than may", ((Sequences, "_is_full", _never_full),), 4_000_000),
+    ("a stopped row is forgotten", ((Sequences, "load", _stops_not_learned),), 4_000_004),
+    ("more wait than may", ((Sequences, "_is_full", _never_full),), 4_000_011),
     ("a dead record stops nothing", ((sequences, "stop", _not_stopped),), 4_000_000),
     ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),), 5566),
 )

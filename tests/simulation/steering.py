@@ -80,6 +80,8 @@ class Steering:
         """Of releases by token: record and delivery."""
         self.shut_ms: dict[str, defaultdict[int, float]] = {verb: defaultdict(lambda: inf) for verb in _ENDS.values()}
         """By verb and partition: since when it is paused, or its circuit forced open."""
+        self.finds_pauses = True
+        """An opening obeys a pause that it finds before it delivers: unless letters are awaited, or a refusal is on."""
         self._sent_ms: dict[int, float] = {}
         """By partition: when somebody has asked for the pause that nobody has asked to end."""
         self._over: dict[str, set[str]] = {verb: set() for verb in _ENDS.values()}
@@ -346,7 +348,7 @@ class Steering:
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
         if opening.fenced_ms > story.held_ms or (self._calm and story.held_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it is held")
-        if opening.fenced_ms > self._sent_ms.get(origin[0], inf):
+        if self.finds_pauses and opening.fenced_ms > self._sent_ms.get(origin[0], inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins although its lane has found a pause")
         for verb, shut in self.shut_ms.items():
             since_ms = shut[origin[0]]

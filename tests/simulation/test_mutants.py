@@ -31,6 +31,7 @@ QUICK = {
     "a row is claimed while a command changes it",
     "a cancelled run is tried again",
     "a letter is replayed twice",
+    "a stopped row is forgotten",
 }
 """Those that `make test` plants, each found within 100 histories; `make test-all` plants all."""
 PLANTED = [

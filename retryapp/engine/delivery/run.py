@@ -74,6 +74,12 @@ class Claim:
     lost: RecordError | None = None
     """Why the main topic does not have it."""
 
+    @property
+    def runs(self) -> bool:
+        """Whether its handler is called: else no outage is a reason to wait."""
+        facts = self.damage, self.lost, self.cancelled, self.surplus, self.on_hold, self.expired
+        return not any(facts)
+
 
 class RunAbortedError(Exception):
     """The run ended without an outcome: its lane has ended, or it was not due. Its record will be delivered again."""

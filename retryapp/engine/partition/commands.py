@@ -11,13 +11,12 @@ obeys, or after a crash the next claim; if the handler is done with it, that cou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from retryapp.core.circuit import CircuitState
 from retryapp.core.control import (
     COMMAND_AGE_MS,
     OF_LETTERS,
@@ -41,7 +40,6 @@ from retryapp.core.jobs import (
     HandlerVerb,
     JobCommand,
     JobVerb,
-    Level,
     Part,
     PartState,
     decode_command,
@@ -54,16 +52,17 @@ from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, TOKEN, PendingR
 from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
-from retryapp.engine.lane.turn import Turn, observed, to_event
+from retryapp.engine.lane.turn import Turn, to_event
 from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, check_place
+from retryapp.engine.partition.levels import Levels
 from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.engine.partition.stops import stopped_rows
-from retryapp.ports import Event, PendingTable
+from retryapp.ports import PendingTable
 
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
@@ -118,24 +117,7 @@ class Commands:
         self._jobs = Jobs(context, transport, self._letters)
         self._rows = RowCommands(context, transport, sequences)
         self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)
-        remembered = self._jobs.steering
-        context.pace.remember(
-            paused=remembered.paused is not None,
-            forced={name: level.text for name, level in remembered.forced_open.items()},
-            pauses=remembered.all_pauses,
-        )
-        self._gate: tuple[Record, Level] | None = None
-        """What a rule has paused the partition for, until that is in a turn."""
-
-    @property
-    def paused(self) -> Level | None:
-        """Since when the handler is paused, and why; None: it is not."""
-        return self._jobs.steering.paused
-
-    @property
-    def forced(self) -> Mapping[str, Level]:
-        """Since when circuits are forced open, and why; the name of the handler's own is empty."""
-        return self._jobs.steering.forced_open
+        self.levels = Levels(context, transport.place.main, self._jobs.steering, self._event)
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -156,6 +138,8 @@ class Commands:
             self._close_gate()
             some = self.queue.take(MOST_AT_ONCE)
             commands = [self._decode(record) for record in some]
+            if any(isinstance(each, HandlerCommand) and each.verb is HandlerVerb.PAUSE for each in commands):
+                self._context.pace.pause()  # at once: one before it may wait for letters, and records do not
             if not all(isinstance(command, RefusedError) for command in commands):
                 await self._settle()
             for record, command in zip(some, commands, strict=True):
@@ -166,7 +150,7 @@ class Commands:
 
     async def _awaken(self) -> None:
         """Wait for commands, for a rule that pauses the partition, or until a part of a job may go on."""
-        while not self.queue.unread and self._gate is None and not self._jobs.may_step():
+        while not self.queue.unread and not self.levels.closing and not self._jobs.may_step():
             self.queue.wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._jobs.wait_s()):
@@ -191,36 +175,14 @@ class Commands:
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         """Return the outcome that counts: one that was cancelled is not tried again."""
         self._jobs.note(run, outcome)
-        if run.pauses is not None and self.paused is None and self._gate is None:
-            self._context.pace.pause()  # the turn follows: until it is durable a crash only has the record run again
-            self._gate = run.shown, run.pauses
+        if self.levels.judge(run):
             self.queue.wake.set()
         return self._rows.judged(run, outcome)
 
     def _close_gate(self) -> None:
         """Write down that a rule has paused the partition."""
-        if self._gate is None:
-            return
-        (record, level), self._gate = self._gate, None
-        self._jobs.steering.paused = level
-        self._context.pace.pause()
-        effect = Effect(level.text, before="going", after=level.text)
-        facts: dict[str, Any] = {
-            "verb": str(HandlerVerb.PAUSE),
-            "failure_id": level.record,
-            "by": level.by,
-            "why": level.why,
-        }
-        facts_seen = {"failure_id": level.record, "message": level.text}
-        self._submit(
-            Turn(
-                source=self._transport.place.main,
-                next_offset=0,
-                steering=self._jobs.steering.written,
-                publishes=(self._event(effect, command="", **facts),),
-                observations=(observed(Event.PAUSED, self._context.handler.main, record, **facts_seen),),
-            )
-        )
+        if (turn := self.levels.close()) is not None:
+            self._submit(turn)
 
     # -- one command --------------------------------------------------------------------------------------------
 
@@ -264,21 +226,13 @@ class Commands:
                 claim=effect.claim,
                 publishes=(*effect.publishes, event),
                 observations=effect.observations,
-                on_settled=partial(self._go_on, command) if isinstance(command, HandlerCommand) else None,
+                on_settled=partial(self.levels.go_on, command) if isinstance(command, HandlerCommand) else None,
             )
         )
 
-    def _go_on(self, command: HandlerCommand, committed: bool, _offsets: tuple[int, ...]) -> None:
-        """End what is over once that is durable: else a crash would leave it paused, with records that have run."""
-        pace = self._context.pace
-        if committed and command.verb is HandlerVerb.CLOSE and command.circuit not in self.forced:
-            pace.release(command.circuit)
-        if committed and command.verb is HandlerVerb.RESUME and self.paused is None and self._gate is None:
-            pace.go_on()
-
     async def _come_to(self, command: AnyCommand, age_ms: int, offset: int) -> Effect:
         if isinstance(command, HandlerCommand):
-            return self._of_handler(command, offset)
+            return self.levels.obey(command, offset)
         if isinstance(command, JobCommand):
             return self._jobs.obey(command, age_ms)
         origin = parse_failure_id(command.failure_id)[1]
@@ -288,37 +242,6 @@ class Commands:
         if command.verb in OF_LETTERS:
             return await self._letters.obey(command, origin, self._settled)
         return await self._of_row(command, origin)
-
-    def _of_handler(self, command: HandlerCommand, offset: int) -> Effect:
-        steering, pace, now_ms = self._jobs.steering, self._context.pace, self._context.clock.wall_ms()
-        if command.verb in (HandlerVerb.OPEN, HandlerVerb.CLOSE):
-            return self._of_circuit(command, offset)
-        before = steering.paused
-        steering.obey(command, now_ms, offset)
-        pace.pauses = steering.all_pauses
-        if steering.paused is not None:
-            pace.pause()
-        words = [None if paused is None else paused.text for paused in (before, steering.paused)]
-        text = "nothing begins; what runs goes on" if steering.paused else "deliveries go on"
-        return Effect(text, before=words[0] or "going", after=words[1] or "going")
-
-    def _of_circuit(self, command: HandlerCommand, offset: int) -> Effect:
-        steering, pace, name = self._jobs.steering, self._context.pace, command.circuit
-        gate, level = pace.gates.get(name), steering.forced_open.get(name)
-        if gate is None and (command.verb is HandlerVerb.OPEN or level is None):
-            text = f"this handler has no circuit {name}" if name else "this handler has no circuit: pause it instead"
-            raise RefusedError(Refusal.NO_CIRCUIT, text)
-        now = CircuitState.CLOSED if gate is None else gate.circuit.state
-        before = now if level is None else level.text
-        steering.obey(command, self._context.clock.wall_ms(), offset)
-        pace.pauses = steering.all_pauses
-        if (level := steering.forced_open.get(name)) is not None:
-            pace.force(level.text, name)
-            what = "no record that waits for it begins" if name else "nothing begins"
-            return Effect(f"{what}, and no attempt is spent", before=before, after=level.text)
-        shut = now in (CircuitState.FORCED_OPEN, CircuitState.OPEN)
-        after = CircuitState.HALF_OPEN if shut else now
-        return Effect("a few records try" if shut else f"it is {after}", before=before, after=after)
 
     def _event(self, effect: Effect, refusal: Refusal | None = None, **facts: Any) -> Outgoing:
         """Return the event that tells of a command, or of a part of a job."""

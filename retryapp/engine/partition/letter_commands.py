@@ -251,7 +251,7 @@ class LetterCommands:
         timed_out = context.handler.batch is not None and metadata.error_type == _TIMED_OUT
         row = to_row(copy, anew, ALONE if timed_out else 0)
         raw = encode_row(row)
-        if copy.value:  # an empty one may be a null, which only the copy's headers say
+        if copy.value and not anew.null_value:  # else only the copy's headers say whether it is a null
             self._remember(identity, raw, row, anew)
         if self._sequences is not None:
             self._sequences.came_back(identity, row.key)

@@ -30,11 +30,12 @@ from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled,
 from retryapp.engine.partition.circuits import tell
 from retryapp.engine.partition.commands import Commands
 from retryapp.engine.partition.duplicates import Duplicates, begin_duplicates
+from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.progress import Counting, OffsetWindow
 from retryapp.engine.partition.recall import Recall
 from retryapp.engine.partition.scheduler import Scheduler
-from retryapp.engine.partition.sequences import GivenUp, Sequences
+from retryapp.engine.partition.sequences import Sequences
 from retryapp.engine.partition.suspects import Suspects, begin_suspects
 from retryapp.ports import TopicPartition
 
@@ -315,7 +316,8 @@ class PartitionEngine(RunOwner):
         return True
 
     def _sends_back(self, run: Run) -> bool:
-        if goes := self.context.pace.sends_back(run):
+        goes = run.claim is not None and run.claim.runs and self.context.pace.sends_back(run)
+        if goes:
             self.ended(run, None, None)
         return goes
 

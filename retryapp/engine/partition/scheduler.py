@@ -25,6 +25,7 @@ from retryapp.core.rows import (
     decode_row,
     is_held,
     parse_row_key,
+    queue_in,
     queue_of,
     row_due_ms,
 )
@@ -221,6 +222,7 @@ class Scheduler:
             left = max_bytes - sum(len(value) for _, value in heads)
             full = len(heads) >= held_limit or left <= 0
             rows: list[tuple[bytes, bytes]] = []
+            limits, queues = dict[str, int](), dict[int, int]()
             if self._limited or now_ms >= self._next_due_ms:
                 if self._sequences is not None and self._sequences.aside:
                     claimed = {*claimed, *self._sequences.aside.values()}
@@ -233,6 +235,9 @@ class Scheduler:
             if not rows and not heads:
                 break
             taken = self._claim_all(heads + rows)
+            counted = {claim.key for claim, _ in taken if claim.circuit in limits}
+            if any(queue_in(key) in queues and key not in counted for key, _ in rows):
+                self._next_due_ms = 0  # it does not run, or no circuit hears of its end: there may be others behind it
             self._context.pace.claimed([claim.circuit for claim, _ in taken if claim.due_at_ms > 0])
             self._deliver(taken)
             if not (heads and full) and self._next_due_ms > now_ms:

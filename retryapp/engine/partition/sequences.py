@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Final
@@ -46,6 +46,7 @@ from retryapp.engine.delivery.damage import end_instead
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
+from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.stops import stop
 from retryapp.ports import Event, PendingTable, Row
 
@@ -89,46 +90,6 @@ class Line:
         """First deliveries in the window; nearly always behind all rows."""
         self.older: list[bytes] = []
         """Rows that end with the next outcome (`engine.partition.latest`)."""
-
-
-class GivenUp:
-    """The runs of a partition that go on without a say, by sequence: of ended sessions and assignments, and orphans."""
-
-    def __init__(self) -> None:
-        self.ended: Callable[[bytes], None] | None = None
-        """Called with the sequence of a run that has ended."""
-        self._counts: Counter[bytes] = Counter()
-        self._former: set[Run] = set()
-
-    def __contains__(self, name: bytes) -> bool:
-        return self._counts[name] > 0
-
-    def leave(self, runs: Iterable[Run]) -> None:
-        """Take the runs of a session that ends."""
-        for run in runs:
-            if run.sequence is not None and run not in self._former:
-                self._counts[run.sequence] += 1
-                self._former.add(run)
-
-    def note(self, run: Run) -> None:
-        """Take note of a run that has ended for its partition; as an orphan it may go on."""
-        if (name := run.sequence) is None:
-            return
-        if run.delivery is not None:
-            orphan = run.context.handler.orphans.of(run.delivery.failure_id)
-            if orphan is not None:
-                self._counts[name] += 1
-                orphan.add_done_callback(lambda _orphan: self._end(name))
-        if run in self._former:
-            self._former.remove(run)
-            self._end(name)
-
-    def _end(self, name: bytes) -> None:
-        self._counts[name] -= 1
-        if not self._counts[name]:
-            del self._counts[name]
-        if self.ended is not None:
-            self.ended(name)
 
 
 class Sequences:

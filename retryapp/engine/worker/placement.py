@@ -22,8 +22,8 @@ from retryapp.engine.lane.lane import Lane, LaneState
 from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.partition import PROGRESS_MS, Delivered, PartitionEngine
-from retryapp.engine.partition.sequences import GivenUp
 from retryapp.ports import Clock, Observer, Random, TopicPartition
 
 logger = logging.getLogger(__name__)

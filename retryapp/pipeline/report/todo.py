@@ -19,6 +19,7 @@ _REMEDIES: Final[Mapping[str | None, str]] = {
     "damaged": "Find what changed their retry headers, or damaged the batch.",
     "too-large": "Raise max.message.bytes of the handler's topics.",
     "gone": "Keep records on the main topic for as long as they wait, or let copies wait.",
+    "overflow": "Fix what fails, or raise max_sequences and max_sequence_size: too many records waited for these.",
     "cancelled": "Somebody cancelled their retries.",
     "crashed": "Fix what ends the worker: its last log lines and the system's say what it was.",
 }

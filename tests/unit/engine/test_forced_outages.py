@@ -63,7 +63,7 @@ async def test_it_stays_forced_open_over_a_restart_and_says_since_when() -> None
             await pass_time(orders, 60_000, 10_000)
             commands = orders.engine.commands
             assert commands is not None
-            assert (commands.forced[""].since_ms, commands.forced[""].revision) == (began_ms, 0)
+            assert (commands.levels.forced[""].since_ms, commands.levels.forced[""].revision) == (began_ms, 0)
             assert (state(orders), service.calls) == (FORCED, [])
     async with partition(service, transport=orders.transport) as orders:
         await tell(orders, CLOSE)

@@ -13,11 +13,12 @@ from retryapp import RetryPolicy, Unavailable, retryable
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.control import Refusal
 from retryapp.core.errors import InvalidSettingError
+from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lifecycle import CircuitChanged, decode_event
-from retryapp.core.rows import decode_row, queue_in, queue_of
+from retryapp.core.rows import IDENTITY_AT, OPERATOR, decode_row, encode_row, queue_in, queue_of
 from retryapp.engine.handler.handler import Delivery, Order
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event, Row, TopicPartition
 from retryapp.testing import MemoryPartition
 
 EVENTS = TopicPartition("app.orders.events", 0)
@@ -162,7 +163,7 @@ async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts
         await pass_time(orders, 600_000, 60_000)
         commands = orders.engine.commands
         assert commands is not None
-        assert commands.forced["ledger"].since_ms == began_ms
+        assert commands.levels.forced["ledger"].since_ms == began_ms
         assert (state(orders), state(orders, "mail"), services.calls_of(b"ledger")) == (FORCED, CLOSED, 1)
         await tell(orders, HandlerVerb.CLOSE)
         assert services.calls_of(b"ledger") == 2, "it probes"
@@ -170,7 +171,7 @@ async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts
         services.down.clear()
         await pass_time(orders, 60_000)
         assert (services.done[-1], orders.dead_letters) == (b"ledger 1", [])
-        assert commands.forced == {}
+        assert commands.levels.forced == {}
 
 
 async def test_a_deadline_does_not_count_the_outage_of_what_a_record_waits_for() -> None:
@@ -242,6 +243,72 @@ async def test_an_ordered_handler_holds_the_followers_of_what_waits_and_no_other
         done = services.done[5:]
         assert len(done) == 16
         assert all(done.index(b"ledger %d" % n) < done.index(b"mail %d" % n) for n in range(8))
+
+
+@pytest.mark.parametrize("first", ["damaged", "held", "later"])
+async def test_a_row_that_does_not_run_takes_the_place_of_no_probe(first: str) -> None:
+    """No end of it is told to the circuit: those behind it would wait for ever."""
+    services, order = Services(), Order.KEY if first == "later" else Order.NONE
+    services.down = {b"ledger"}
+    options: dict[str, Any] = {"circuits": {"ledger": CircuitBreaker(probes=1)}}
+    async with partition(services, "10s*9", **options) as orders:
+        await tell(orders, HandlerVerb.OPEN)
+        await orders.send(b"ledger 1", b"ledger 2", key=b"a")
+        now_ms = orders.clock.wall_ms()
+        await orders.command("reschedule", 1, due_at_ms=now_ms + 20_000)
+        if first == "later":  # the handler had no order
+            await orders.command("reschedule", 0, due_at_ms=now_ms + 30_000)
+        else:
+            assert orders.transport.pending is not None
+            ((key, value), _) = orders.transport.pending.page(None, 2)
+            damaged = value[:-40] + value[-39:]
+            held = encode_row(decode_row(value).held_next(now_ms + 3_600_000))  # a crash has ended its run
+            value = damaged if first == "damaged" else held
+            orders.transport.pending.write([Row(key[IDENTITY_AT:], value, "10s")], None)
+    async with partition(services, "10s*9", **options, order=order, transport=orders.transport) as orders:
+        await orders.advance(60_000)
+        assert services.calls_of(b"ledger") == 2
+        services.down.clear()
+        await tell(orders, HandlerVerb.CLOSE)
+        await orders.settle()
+        assert services.done == ([b"ledger 1", b"ledger 2"] if first == "later" else [b"ledger 2"])
+
+
+async def test_what_too_many_wait_for_is_dead_also_while_its_circuit_is_open() -> None:
+    """It is not run for that; else it would be claimed again and again until the circuit closes."""
+    services = Services()
+    services.down = {b"ledger"}
+    holding = Holding(max_sequence_size=2, overflow="release")
+    async with partition(services, "1h*9", order=Order.KEY, holding=holding) as orders:
+        await orders.send(b"ledger 1", key=b"a")
+        await tell(orders, HandlerVerb.OPEN)
+        await orders.send(b"mail 1", b"mail 2", key=b"a")
+        await orders.advance(1_000)
+        assert services.done == [b"mail 1", b"mail 2"]
+        assert [letter.reason for letter in orders.dead_letters] == ["overflow"]
+
+
+@pytest.mark.parametrize(("verb", "waits"), [("cancel", False), ("hold", True)])
+async def test_what_somebody_says_of_a_claimed_record_counts_although_its_circuit_opens(verb: str, waits: bool) -> None:
+    """A cancel makes it dead at once, a hold holds it: neither calls the service."""
+    gate = Gate()
+
+    async def handler(value: bytes, delivery: Delivery) -> None:
+        if delivery.attempt == 1:
+            raise Unavailable("ledger")
+        await gate(value)
+
+    async with partition(handler, concurrency=1) as orders:
+        await orders.send(b"1", b"2")
+        await orders.advance(2_000)
+        assert gate.started == [b"1"]
+        await tell(orders, HandlerVerb.OPEN)
+        assert (await orders.command(verb, 1))["refused"] is None
+        gate.let_all()
+        await orders.settle()
+        assert (gate.started, len(orders.dead_letters)) == ([b"1"], int(not waits))
+        assert orders.transport.pending is not None
+        assert [decode_row(value).hold for _, value in orders.transport.pending.page(None, 2)] == [OPERATOR] * waits
 
 
 @pytest.mark.parametrize(
