@@ -53,6 +53,8 @@ RETRY_RULE: Final = "retry-rule"
 RETRY_RULE_FAILURES: Final = "retry-rule-failures"
 """Written only where it differs from the attempt."""
 RETRY_FIRST_FAILED_MS: Final = "retry-first-failed-ms"
+RETRY_COUNTED_FROM_MS: Final = "retry-counted-from-ms"
+"""Written only where it is not the time of the first failure."""
 RETRY_LAST_FAILED_MS: Final = "retry-last-failed-ms"
 RETRY_ERROR_TYPE: Final = "retry-error-type"
 RETRY_ERROR_MESSAGE: Final = "retry-error-message"
@@ -77,7 +79,7 @@ OUR_HEADERS: Final = frozenset(
         RETRY_ATTEMPT, RETRY_DELIVERY, RETRY_DUE_MS, RETRY_STARTED_MS, RETRY_HOT_ATTEMPTS, RETRY_POLICY, RETRY_TIER,
         RETRY_RULE, RETRY_RULE_FAILURES, RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE,
         RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE, RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY,
-        RETRY_REPLAY_ID, RETRY_REPLAYS, RETRY_NO_PAYLOAD, RETRY_LETTER, RETRY_EDITED, RETRY_MARK,
+        RETRY_REPLAY_ID, RETRY_REPLAYS, RETRY_NO_PAYLOAD, RETRY_LETTER, RETRY_EDITED, RETRY_MARK, RETRY_COUNTED_FROM_MS,
     }
 )  # fmt: skip
 """All names that are ours in format version 1."""
@@ -105,6 +107,7 @@ def _check(metadata: RetryMetadata) -> None:
         (RETRY_ORIGIN_TIMESTAMP_MS, metadata.origin_timestamp_ms, -1, MAX_EPOCH_MS),
         (RETRY_STARTED_MS, metadata.started_ms, 0, MAX_EPOCH_MS),
         (RETRY_FIRST_FAILED_MS, metadata.first_failed_ms, 0, MAX_EPOCH_MS),
+        (RETRY_COUNTED_FROM_MS, metadata.counted_from_ms or 0, 0, MAX_EPOCH_MS),
         (RETRY_LAST_FAILED_MS, metadata.last_failed_ms, 0, MAX_EPOCH_MS),
         (RETRY_DUE_MS, 0 if metadata.due_at_ms is None else metadata.due_at_ms, 0, MAX_EPOCH_MS),
     ):
@@ -157,6 +160,8 @@ def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
     if md.rule_failures >= 0:
         yield RETRY_RULE_FAILURES, b"%d" % md.rule_failures
     yield RETRY_FIRST_FAILED_MS, b"%d" % md.first_failed_ms
+    if md.counted_from_ms is not None:
+        yield RETRY_COUNTED_FROM_MS, b"%d" % md.counted_from_ms
     yield RETRY_LAST_FAILED_MS, b"%d" % md.last_failed_ms
     yield RETRY_ERROR_TYPE, _name(RETRY_ERROR_TYPE, md.error_type)
     yield RETRY_ERROR_MESSAGE, escape_text(md.error_message, MAX_MESSAGE_BYTES)
@@ -259,6 +264,7 @@ class HeaderReader:
             rule=self.optional_name(RETRY_RULE),
             rule_failures=self.number(RETRY_RULE_FAILURES) if RETRY_RULE_FAILURES in self.found else -1,
             first_failed_ms=self.number(RETRY_FIRST_FAILED_MS),
+            counted_from_ms=self.number(RETRY_COUNTED_FROM_MS) if RETRY_COUNTED_FROM_MS in self.found else None,
             last_failed_ms=self.number(RETRY_LAST_FAILED_MS),
             error_type=self.name(RETRY_ERROR_TYPE),
             error_message=self.text(RETRY_ERROR_MESSAGE),

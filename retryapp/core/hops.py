@@ -307,6 +307,9 @@ def after_failure(
     name, failures = None if rule is None else rule.name, min(failures_in_a_row(previous, failure.rule), MAX_COUNT)
     if not spent:
         name, failures = (None, 0) if previous is None else (previous.rule, previous.rule_failures)
+    first_ms, counted_ms = failed_ms, next_counted_ms(previous, failed_ms)
+    if previous is not None and not previous.held and previous.tier != REPLAY:
+        first_ms = previous.first_failed_ms
     return RetryMetadata(
         group=group,
         handler=handler or NAMELESS,
@@ -321,7 +324,8 @@ def after_failure(
         tier=decision.tier if isinstance(decision, RetryAt) else None,
         rule=name,
         rule_failures=-1 if failures == attempt else failures,
-        first_failed_ms=first_failed_ms(previous, failed_ms),
+        first_failed_ms=first_ms,
+        counted_from_ms=None if counted_ms == first_ms else counted_ms,
         last_failed_ms=failed_ms,
         error_type=error_type,
         error_message=failure.message,
@@ -402,15 +406,24 @@ def released(row: PendingRow, metadata: RetryMetadata, now_ms: int, holds: int) 
     free = replace(free, since_ms=now_ms) if row.hold else free  # what it has waited so far is counted here
     if free.held:  # it waits for earlier records of its sequence, as before
         return replace(free, due_at_ms=MAX_EPOCH_MS, revision=row.revision + 1), metadata
-    held_ms = max(0, now_ms - row.since_ms) if row.hold else 0
-    later = replace(metadata, first_failed_ms=clamped(metadata.first_failed_ms + held_ms))
+    later = waited(metadata, now_ms - row.since_ms) if row.hold else metadata
     later = replace(later, tier=RELEASED) if by_token else later
     return due_anew(free, later, now_ms if by_token else max(now_ms, metadata.due_at_ms or 0)), later
 
 
-def first_failed_ms(previous: RetryMetadata | None, failed_ms: int) -> int:
-    """Return the time from which ``max_elapsed`` counts: the first that spent an attempt, of the last replay."""
-    return failed_ms if previous is None or previous.attempt == 0 else previous.first_failed_ms
+def waited(metadata: RetryMetadata, held_ms: int) -> RetryMetadata:
+    """Return the metadata of a record that somebody has held for a time, which ``max_elapsed`` does not count."""
+    return replace(metadata, counted_from_ms=clamped(counted_from_ms(metadata) + max(0, held_ms)))
+
+
+def counted_from_ms(metadata: RetryMetadata) -> int:
+    """Return the time from which ``max_elapsed`` counts."""
+    return metadata.first_failed_ms if metadata.counted_from_ms is None else metadata.counted_from_ms
+
+
+def next_counted_ms(previous: RetryMetadata | None, failed_ms: int) -> int:
+    """Return the same after a failure: that of the first that spent an attempt, of the last replay."""
+    return failed_ms if previous is None or previous.attempt == 0 else counted_from_ms(previous)
 
 
 def failures_in_a_row(previous: RetryMetadata | None, rule: Rule | None) -> int:

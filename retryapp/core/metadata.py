@@ -81,7 +81,9 @@ class RetryMetadata:
     rule_failures: int = -1
     """Failures in a row under the schedule that gave the wait; -1: as many as attempts."""
     first_failed_ms: int
-    """When the first attempt failed (of this replay, if it is one): ``max_elapsed`` counts from here."""
+    """When it failed first (in this replay, if it is one)."""
+    counted_from_ms: int | None = None
+    """From when ``max_elapsed`` counts: the first attempt spent, without holds; None: `first_failed_ms`."""
     last_failed_ms: int
     error_type: str
     error_message: str

@@ -29,18 +29,19 @@ from retryapp.core.hops import (
     after_failure,
     arriving,
     failures_in_a_row,
-    first_failed_ms,
+    next_counted_ms,
     restore,
     to_row,
     to_tier,
     too_large_to_wait,
+    waited,
     waiting_size,
     without_payload,
 )
 from retryapp.core.jobs import Level
 from retryapp.core.letters import opened, read_letter
 from retryapp.core.lifecycle import Skipped, Succeeded
-from retryapp.core.metadata import DEFERRED, MAX_EPOCH_MS, RELEASED, RetryMetadata, clamped
+from retryapp.core.metadata import DEFERRED, MAX_EPOCH_MS, RELEASED, RetryMetadata
 from retryapp.core.publication import Publication
 from retryapp.core.record import Headers, failure_id
 from retryapp.core.rows import ALONE, encode_row, identity_of
@@ -183,8 +184,7 @@ def _expired(run: Run, metadata: RetryMetadata) -> Turn:
     """Return the turn of a record that nobody has released: its attempt has failed, and the next begins at once."""
     context, due_at_ms = run.context, metadata.due_at_ms or 0
     now_ms = run.started_ms = context.clock.wall_ms()
-    held_ms = max(0, due_at_ms - run.record.timestamp_ms)  # since its row was written, or a hold beside it has ended
-    run.metadata = replace(metadata, first_failed_ms=clamped(metadata.first_failed_ms + held_ms))
+    run.metadata = waited(metadata, due_at_ms - run.record.timestamp_ms)  # since another hold ended, or its delivery
     error = ReleaseTimeoutError(context.handler.name, max(0, due_at_ms - metadata.last_failed_ms))
     decision = _decision(run, _judge(error, run, now_ms), now_ms)
     if isinstance(decision, RetryAt):
@@ -406,7 +406,7 @@ def _decision(run: Run, failure: Failure, failed_ms: int) -> Decision:
     if failure.deferred:
         wait_ms = failure.retry_after_ms or 0
         return RetryAt(min(failed_ms + wait_ms, MAX_EPOCH_MS - 1), wait_ms, DEFERRED)
-    context, first_ms = run.context, first_failed_ms(run.metadata, failed_ms)
+    context, first_ms = run.context, next_counted_ms(run.metadata, failed_ms)
     return decide(
         context.handler.policy,
         attempt=delivery_of(run).attempt,

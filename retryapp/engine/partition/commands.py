@@ -37,6 +37,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import (
     AnyCommand,
     HandlerCommand,
+    HandlerVerb,
     JobCommand,
     JobVerb,
     Part,
@@ -137,6 +138,8 @@ class Commands:
             self._close_gate()
             some = self.queue.take(MOST_AT_ONCE)
             commands = [self._decode(record) for record in some]
+            if any(isinstance(each, HandlerCommand) and each.verb is HandlerVerb.PAUSE for each in commands):
+                self._context.pace.pause()  # at once: one before it may wait for letters, and records do not
             if not all(isinstance(command, RefusedError) for command in commands):
                 await self._settle()
             for record, command in zip(some, commands, strict=True):

@@ -67,42 +67,40 @@ def journeys_of(traces: DataFrame) -> DataFrame:
     """
     identity = ["cluster_id", "group", "main", "failure_id"]  # their long prefixes are the same in all rows:
     whose = ["mark", *identity]  # a sort compares the first eight bytes without reading the row
-    first = F.struct("epoch", "found_offset", "topic")
-    steps = (
-        traces.repartition(*identity)
-        .withColumn("mark", F.xxhash64(*identity))
-        .groupBy(*whose, *_ORDER)
-        .agg(F.min_by(F.struct(*_STEP), first).alias("step"), F.count(F.lit(1)).alias("times"))
+    copies = ("epoch", "found_offset", "topic")  # what they differ in: the first one counts
+    steps = traces.repartition(*identity).select(
+        F.xxhash64(*identity).alias("mark"), *identity, *_ORDER, *copies, F.struct(*_STEP).alias("step")
     )
-    in_order = Window.partitionBy(*whose).orderBy(*_ORDER)
-    before = F.lag(F.struct("delivery", *(f"step.{name}" for name in ("tier", "due_at_ms", "attempt", "replays"))))
-    is_moved = F.max(F.col("step.station") == F.lit(MOVED)).over(in_order)  # of delivery 0, and so before all others
-    in_turn = steps.withColumn("before", before.over(in_order)).withColumn("is_moved", is_moved)
+    in_order = Window.partitionBy(*whose).orderBy(*_ORDER, *copies)
+    before = F.struct(*_ORDER, *(f"step.{name}" for name in ("tier", "due_at_ms", "attempt", "replays")))
+    is_moved = F.col("step.station") == F.lit(MOVED)  # of delivery 0, and so before all others
+    in_turn = steps.withColumns({"before": F.lag(before).over(in_order), "is_moved": F.max(is_moved).over(in_order)})
     # the attempt before the sums: Spark compiles an expression of a row, but not the argument of collect_list
     return _columns(in_turn.withColumn("at", _attempt()).groupBy(*whose))
 
 
 def _columns(steps: GroupedData) -> DataFrame:
-    order = F.struct(*_ORDER)
+    is_copy = F.struct(*_ORDER) == F.struct(*(f"before.{name}" for name in _ORDER))
+    order = F.struct(*_ORDER, ~is_copy)
     has_failed = F.col("step.error_type").isNotNull()
     failure = F.struct(*(F.col(f"step.{name}") for name in _FAILURE))
     missing = F.col("delivery") - 1 - F.coalesce("before.delivery", F.lit(0))
 
     def first_known(name: str) -> Column:
         value = F.col(f"step.{name}")
-        return F.min_by(value, F.when(value.isNotNull(), order)).alias(name)
+        return F.min_by(value, F.when(value.isNotNull(), F.struct(*_ORDER, is_copy))).alias(name)
 
     is_mark = F.col("step.station").startswith(MARK)
     sums = steps.agg(
         # a mark has no more than what it says of its letter: its facts count where retention took the letter first
-        F.max_by(F.struct(*(f"step.{name}" for name in _LAST)), F.struct(~is_mark, *_ORDER)).alias("last"),
+        F.max_by(F.struct(*(f"step.{name}" for name in _LAST)), F.struct(~is_mark, order)).alias("last"),
         F.max_by("step.station", order).alias("end"),
         F.max_by(failure, F.when(has_failed, order)).alias("failure"),
         first_known("origin_timestamp_ms"),
         first_known("key_hash"),
         F.sort_array(F.collect_list("at")).alias("attempts"),
         F.sum(F.greatest(F.lit(0).cast("long"), missing)).alias("missing"),
-        F.sum(F.col("times") - 1).alias("copies"),
+        F.count_if(is_copy).alias("copies"),
         F.min(F.when(has_failed, F.col("step.ended_ms"))).alias("first_failed_ms"),
         F.min("rank").alias("first_rank"),
     ).where((F.col("first_rank") < F.lit(_SKIPPED_RANK)) | (F.col("last.station") != F.lit("skipped")))

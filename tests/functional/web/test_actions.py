@@ -14,7 +14,9 @@ import pytest
 from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, serving
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Edit, Verb
-from retryapp.core.rows import IDENTITY_AT, decode_row, encode_row, parse_row_key, row_key
+from retryapp.core.headers import decode_metadata
+from retryapp.core.hops import to_stopped_row
+from retryapp.core.rows import BEFORE_STOPPED, IDENTITY_AT, decode_row, encode_row, parse_row_key, row_key
 from retryapp.web.access import COOKIE, Operators, Role, parse_operators
 from retryapp.web.views import ROUTES
 
@@ -84,6 +86,24 @@ async def test_a_held_record_says_so_and_has_a_button_to_release_it(worker: Fake
         assert "held back by the operator" in await site.get(f"{BASE}/pending?partition={place.partition}")
         other = parse_row_key(worker.waiting[1].key)
         assert 'value="release"' not in await site.get(f"{BASE}/pending/{other.partition}/{other.origin_offset}")
+
+
+async def test_a_stopped_sequence_says_what_to_do(worker: FakeWorker) -> None:
+    """Its record is dead: its page offers a release and leads to its letter, and no other button is there."""
+    entry = worker.waiting[0]
+    place, metadata = parse_row_key(entry.key), decode_metadata(decode_row(entry.value).headers)
+    assert metadata is not None
+    row = to_stopped_row(b"k", replace(metadata, due_at_ms=None, tier=None, reason="exhausted"))
+    key = row_key(row.due_at_ms, entry.key[IDENTITY_AT:])
+    worker.waiting[0] = replace(entry, key=key, value=encode_row(row))
+    worker.waiting.sort(key=lambda waiting: waiting.key)
+    async with pages(worker, LOCAL) as site:
+        page = await site.get(f"{BASE}/pending/{place.partition}/{place.origin_offset}")
+        assert "has stopped its sequence" in page
+        assert "It is dead (exhausted), and later records" in page
+        shown = [verb for verb in ("release", "retry-now", "hold", "cancel") if f'value="{verb}"' in page]
+        assert shown == ["release"]
+        assert "dead: its sequence has stopped" in await site.get(f"{BASE}/pending?after={BEFORE_STOPPED.hex()}")
 
 
 async def test_a_replay_may_edit_its_record(worker: FakeWorker) -> None:

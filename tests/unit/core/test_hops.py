@@ -11,7 +11,16 @@ from retryapp.core.classify import DeadReason, Failure, classify
 from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata, encode_metadata
-from retryapp.core.hops import Outgoing, after_failure, failures_in_a_row, first_failed_ms, record_size, to_tier
+from retryapp.core.hops import (
+    Outgoing,
+    after_failure,
+    counted_from_ms,
+    failures_in_a_row,
+    next_counted_ms,
+    record_size,
+    to_tier,
+    waited,
+)
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
 from retryapp.core.rules import retryable
@@ -147,15 +156,27 @@ def test_a_replay_starts_attempts_and_the_deadline_again() -> None:
     """The next failure is attempt 1, its time the first failure; the failure id and the history stay."""
     dead = after(EXHAUSTED, attempt=3)
     again = replace(dead, attempt=0, delivery=4, replays=1, replay_id="r1", reason=None, due_at_ms=90_000)
-    assert first_failed_ms(again, 95_000) == 95_000
+    again = replace(again, tier=hops.REPLAY)
+    assert next_counted_ms(again, 95_000) == 95_000
     failed = after(AGAIN, attempt=1, failed_ms=95_000, previous=again)
     assert (failed.first_failed_ms, failed.replays, failed.replay_id) == (95_000, 1, "r1")
     assert (dead.delivery, failed.attempt, failed.delivery) == (3, 1, 5), "deliveries never start again"
     row = hops.to_row(to_tier(ORDER, topology=TOPOLOGY, metadata=failed), failed)
     assert (row.attempt, row.delivery, decode_metadata(row.headers)) == (1, 5, failed)
     assert len(failed.history) == 2
-    assert first_failed_ms(failed, 99_000) == 95_000
-    assert first_failed_ms(None, 99_000) == 99_000
+    assert next_counted_ms(failed, 99_000) == 95_000
+    assert next_counted_ms(None, 99_000) == 99_000
+
+
+def test_holds_and_failures_for_free_do_not_move_the_first_failure() -> None:
+    """An erasure meanwhile is about this record, too; `max_elapsed` counts neither."""
+    free = after(AGAIN, attempt=0, failed_ms=10_000)
+    spent = after(AGAIN, attempt=1, failed_ms=20_000, previous=waited(free, 5_000))
+    assert (spent.first_failed_ms, counted_from_ms(spent)) == (10_000, 20_000)
+    held = after(AGAIN, attempt=2, failed_ms=90_000, previous=waited(waited(spent, 30_000), 2_000))
+    assert (held.first_failed_ms, held.counted_from_ms) == (10_000, 52_000)
+    again = replace(held, attempt=0, delivery=4, replays=1, tier=hops.REPLAY)
+    assert after(AGAIN, attempt=1, failed_ms=95_000, previous=again).first_failed_ms == 95_000
 
 
 def test_failures_in_a_row_are_counted_by_schedule() -> None:

@@ -264,4 +264,8 @@ async def test_time_for_which_both_hold_a_record_is_left_out_once() -> None:
             await orders.advance(HOUR_MS // 2)
         metadata = decode_metadata(orders.records("app.orders.retry")[-1].headers)
         assert metadata is not None
-        assert (metadata.attempt, metadata.first_failed_ms - first_ms) == (3, HOUR_MS)
+        assert (metadata.attempt, metadata.first_failed_ms, metadata.counted_from_ms) == (
+            3,
+            first_ms,
+            first_ms + HOUR_MS,
+        )

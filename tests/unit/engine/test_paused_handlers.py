@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from retryapp import CircuitBreaker, RetryPolicy
+from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.commands import Commands
@@ -98,6 +99,32 @@ async def test_a_pause_that_came_while_no_worker_ran_holds_back_first_deliveries
     async with MemoryPartition(calls, "1s*3", order=order, transport=orders.transport) as orders:
         await orders.advance(60_000)
         assert calls.begun == [b"one"]
+        calls.failing = False
+        await tell(orders, HandlerVerb.RESUME)
+        await orders.to_rest()
+        assert sorted(calls.begun) == [b"one", b"one", b"two"]
+
+
+async def test_a_pause_does_not_wait_for_a_command_before_it_that_waits_for_letters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Records do not wait for letters."""
+    calls, known = Calls(), asyncio.Event()
+    async with MemoryPartition(calls, "1s*3") as orders:
+        await orders.send(b"one")
+    control = TopicPartition(orders.handler.topology.control, 0)
+    replay = Command(id="c", verb=Verb.REPLAY, failure_id="app/orders@kq8G0bTz/0/0").to_record(*control)
+    pause = HandlerCommand(id="h", verb=HandlerVerb.PAUSE).to_record(*control)
+    for command in (replay, pause):
+        orders.transport.append(control, command.key, command.value)
+    orders.transport.append(TopicPartition("orders", 0), b"b", b"two")
+    monkeypatch.setattr(type(orders.transport), "letters_here", property(lambda _lane: known.is_set()))
+    monkeypatch.setattr(type(orders.transport), "letters_known", lambda _lane: known.wait())
+    async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
+        await orders.advance(60_000)
+        assert (calls.begun, orders.engine.in_flight) == ([b"one"], 0)
+        known.set()
+        await orders.settle()
         calls.failing = False
         await tell(orders, HandlerVerb.RESUME)
         await orders.to_rest()
