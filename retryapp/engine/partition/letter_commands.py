@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Command, LetterMark, MarkKind, Refusal, Verb, digest_of, is_mark, row_state
 from retryapp.core.dead_index import IndexedLetter
-from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
 from retryapp.core.metadata import RetryMetadata
@@ -306,6 +307,7 @@ class LetterCommands:
         if (value := self._stopping(identity)) is not None:
             effect.rows = (Row(identity, None, "?"),)
             effect.text = f"{effect.text}; its sequence goes on"
-            if self._sequences is not None:
-                self._sequences.removed(identity, decode_row(value).key)
+            with suppress(DamagedRowError):  # no sequence has such a row
+                if self._sequences is not None:
+                    self._sequences.removed(identity, decode_row(value).key)
         return effect

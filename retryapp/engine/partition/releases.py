@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 
 from retryapp.core.control import Refusal
-from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.errors import RecordError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import MOST_EARLY, Steering
 from retryapp.core.metadata import RetryMetadata
@@ -85,11 +85,12 @@ class Releases:
                 if not self._goes_on(origin):
                     del early[offset]
                 continue
-            row, metadata = decode_row(value), None
-            with suppress(DamagedMetadataError):
+            row = metadata = None
+            with suppress(RecordError):
+                row = decode_row(value)
                 metadata = decode_metadata(row.headers)
-            if key in self._claimed or (metadata is not None and metadata.delivery < number):
-                continue  # it runs, or a command changes it
+            if row is None or key in self._claimed or (metadata is not None and metadata.delivery < number):
+                continue  # whoever claims it says what is wrong; or it runs, or a command changes it
             del early[offset]
             if metadata is not None and metadata.delivery == number and row.hold & TOKEN:
                 yield key, value, row, metadata

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.errors import DamagedMetadataError, RecordError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import to_stopped_row
 from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
@@ -55,7 +55,7 @@ def stopped_rows(table: PendingTable) -> Iterator[tuple[bytes, bytes, PendingRow
     after = BEFORE_STOPPED
     while rows := [row for row in table.page(after, _PAGE) if row[0] < HELD_ROWS]:
         for key, value in rows:
-            with suppress(DamagedMetadataError):
+            with suppress(RecordError):  # a replay or discard of its letter takes it away, too
                 if is_stopped(value) and (metadata := decode_metadata((row := decode_row(value)).headers)) is not None:
                     yield key, value, row, metadata
         after = rows[-1][0]

@@ -10,8 +10,9 @@ import pytest
 from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
 from retryapp.core.control import Command, Verb, named_by, token_of
 from retryapp.core.headers import decode_metadata
+from retryapp.core.rows import IDENTITY_AT
 from retryapp.engine.handler.handler import Delivery, Order
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event, Row, TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
@@ -113,6 +114,21 @@ async def test_a_release_that_comes_while_the_delivery_goes_on_is_kept(again: bo
     async with MemoryPartition(caller, "1s*9", transport=orders.transport) as orders:
         await orders.settle()
         assert caller.seen[-1] == ((b"one", 2, 4, True, "Defer") if again else (b"two", 1, 2, True, "Defer"))
+
+
+async def test_a_kept_release_of_a_damaged_row_ends_no_lane() -> None:
+    """The record is dead with its bytes, as without a release."""
+    caller = Caller("1s")
+    async with MemoryPartition(caller, "1s*9") as orders:
+        await orders.send(b"one")
+        caller.gate.clear()
+        await orders.advance(1_000)
+        await orders.command("release", caller.tokens[-1])
+        assert orders.transport.pending is not None
+        ((key, value),) = orders.transport.pending.page(None, 2)
+        orders.transport.pending.write([Row(key[IDENTITY_AT:], value[:-40] + value[-39:], "1s")], None)
+    async with MemoryPartition(caller, "1s*9", transport=orders.transport) as orders:
+        assert [letter.reason for letter in orders.dead_letters] == ["damaged"]
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -12,9 +12,10 @@ from doubles import committed, held, reopen
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.holding import Holding
-from retryapp.core.rows import STOPPED, decode_row
+from retryapp.core.rows import IDENTITY_AT, STOPPED, decode_row
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
+from retryapp.ports import Row
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 HOLD = Holding(on_dead="hold")
@@ -130,6 +131,22 @@ async def test_a_handler_that_does_not_hold_any_more_lets_stopped_sequences_go(o
         events = [json.loads(event.value or b"") for event in orders.records("app.orders.events")]
         (told,) = [event for event in events if event["kind"] == "command"]
         assert (told["verb"], told["command"], told["after"]) == ("release", "", "dead")
+
+
+@pytest.mark.parametrize("holds", [False, True])
+async def test_a_damaged_stop_ends_no_lane_and_goes_with_its_letter(holds: bool) -> None:
+    """What is behind it goes on: nobody can read whose sequence it stops."""
+    calls = Bad(b"1")
+    async with partition(calls) as orders:
+        await orders.send(b"1", b"2", key=b"a")
+        assert orders.transport.pending is not None
+        ((key, value), _) = orders.transport.pending.page(None, 2)
+        orders.transport.pending.write([Row(key[IDENTITY_AT:], value[:-40] + value[-39:], "stopped")], None)
+    holding = HOLD if holds else Holding()
+    async with partition(calls, holding=holding, transport=orders.transport) as orders:
+        assert (calls.seen, orders.waiting) == ([b"1", b"2"], {"stopped": 1})
+        assert (await orders.command("discard", 0))["refused"] is None
+        assert orders.waiting == {}
 
 
 @pytest.mark.parametrize("verb", ["replay", "release", "discard"])
