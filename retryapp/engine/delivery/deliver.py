@@ -68,6 +68,9 @@ from retryapp.ports import Event, Observation, Row
 MAX_LEVEL_BYTES: Final = 300
 """Of a rule's name, and of an error's text: each transaction writes them while the partition is paused."""
 
+MOST_WARNED_OF: Final = 100
+"""Names that a handler has no circuit of: one made from a record's id is another each time."""
+
 logger = logging.getLogger("retryapp.events")
 
 
@@ -272,7 +275,7 @@ def _judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
     facts: dict[str, Any] = {"otherwise": policy.otherwise, "delivery": delivery_of(run), "now_ms": failed_ms}
 
     def warn_once(event: str, name: str, text: str) -> None:
-        if name not in handler.warned_of:
+        if name not in handler.warned_of and len(handler.warned_of) < MOST_WARNED_OF:
             handler.warned_of.add(name)
             logger.warning(event, extra={"handler": handler.main, "error_message": text})
 

@@ -211,6 +211,19 @@ async def test_a_rule_names_a_circuit_and_a_name_that_nobody_has_declared_names_
     ]
 
 
+async def test_names_that_are_others_each_time_take_no_room(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor do they fill the log."""
+
+    async def handler(value: bytes) -> None:
+        raise Unavailable(f"order-{value.decode()}")
+
+    async with partition(handler) as orders:
+        await orders.send(*(b"%d" % n for n in range(300)))
+        assert len(orders.engine.context.handler.warned_of) == 100
+        assert sum("circuit_unknown" in each.message for each in caplog.records) == 100
+        assert orders.waiting == {"1s": 300}
+
+
 async def test_a_hold_ends_although_the_circuit_of_its_record_is_open() -> None:
     """A held row is in no circuit's queue: its deadline would never come."""
     services = Services()
