@@ -202,10 +202,10 @@ class Lane:
         self._positions, self._idle = dict(starts), True
         self._timers.begin(self._renew, self._limits.renew_s)
         self._on_open(self.session, starts)
+        self._report(Event.LANE_OPENED, duration_ms=round((self._clock.monotonic_s() - started_s) * 1000))
         await transport.release(starts)
         self.last_error = None
         self._opened_s = self._clock.monotonic_s()
-        self._report(Event.LANE_OPENED, duration_ms=round((self._clock.monotonic_s() - started_s) * 1000))
 
     async def _give_up(self, exc: Exception) -> None:
         self.last_error = f"{type(exc).__name__}: {exc}"
