@@ -13,9 +13,8 @@ The words are Polly's:
 4. ``recovering``: runs begin at a limited rate, from ``probes`` a second, which doubles ten times in ``ramp``. What
    fails is counted as when closed. After ``ramp`` it is closed.
 
-Failures are free while it is not closed, for ``max_open`` at most, without times when nothing is there to probe: a
-deploy that is bad for good is no outage. When probes still fail then, it closes, and does not open again before calls
-have gone well.
+Failures are free while it is not closed, for ``max_open`` at most, without times when nothing probes: a deploy that is bad for good is no outage. When
+probes still fail then, it closes, and does not open again before calls have gone well.
 
 Somebody may know better: ``forced-open`` it stays open, and failures are free, until it is released: half-open.
 
@@ -218,7 +217,7 @@ class Circuit:
         self._until_ms = 0.0
         """End of the break."""
         self._quiet_ms = 0.0
-        """When a probe began or ended last, or it began to wait for probes."""
+        """When it last had a probe's outcome, or began to wait for probes."""
         self._exempt = False
         """It has been open for too long: it does not open before calls have gone well."""
         self._slots: dict[Hashable, float] = {}
@@ -265,7 +264,7 @@ class Circuit:
 
     def begin(self, place: Hashable, now_ms: float) -> None:
         if self.state is CircuitState.HALF_OPEN:
-            self._absent_ms, self._quiet_ms = self._absent_ms + self._idle_ms(now_ms), now_ms
+            self._absent_ms += self._idle_ms(now_ms)
             self._slots = {each: end for each, end in self._slots.items() if end > now_ms}
             self._slots[place] = now_ms + self.breaker.break_for_ms
             self._asked.add(place)
@@ -419,7 +418,7 @@ class Circuit:
 
     def _idle_ms(self, now_ms: float) -> float:
         """Return for how long nothing has been there to probe: that says nothing of the service, as of a bad deploy."""
-        if self.state is not CircuitState.HALF_OPEN or self._asked or self._ended_ms is not None:
+        if self.state is not CircuitState.HALF_OPEN or self._asked:
             return 0.0
         return max(0.0, now_ms - max([self._quiet_ms, *self._slots.values()]))
 

@@ -94,16 +94,12 @@ def spends(circuits: Iterable[Circuit | None], now_ms: float) -> bool:
 
     Not by `Circuit.free`, which a planted fault replaces.
     """
-
-    def idle_ms(circuit: Circuit) -> float:
-        return circuit._idle_ms(now_ms) if hasattr(circuit, "_idle_ms") else 0.0  # an older build has none
-
     return all(
         each is None
         or each.closed
         or (
             each.state is not CircuitState.FORCED_OPEN
-            and now_ms - each._left_ms - each._absent_ms - idle_ms(each) >= each.breaker.max_open_ms
+            and now_ms - each._left_ms - each._absent_ms >= each.breaker.max_open_ms
         )
         for each in circuits
     )
