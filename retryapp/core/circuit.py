@@ -13,7 +13,7 @@ The words are Polly's:
 4. ``recovering``: runs begin at a limited rate, from ``probes`` a second, which doubles ten times in ``ramp``. What
    fails is counted as when closed. After ``ramp`` it is closed.
 
-Failures are free while it is not closed, for ``max_open`` at most, without times when nothing probes: a deploy that is bad for good is no outage. When
+Failures are free while it is not closed, for ``max_open`` at most: a deploy that is bad for good is no outage. When
 probes still fail then, it closes, and does not open again before calls have gone well.
 
 Somebody may know better: ``forced-open`` it stays open, and failures are free, until it is released: half-open.
@@ -216,8 +216,6 @@ class Circuit:
         """How often since."""
         self._until_ms = 0.0
         """End of the break."""
-        self._quiet_ms = 0.0
-        """When it last had a probe's outcome, or began to wait for probes."""
         self._exempt = False
         """It has been open for too long: it does not open before calls have gone well."""
         self._slots: dict[Hashable, float] = {}
@@ -264,8 +262,6 @@ class Circuit:
 
     def begin(self, place: Hashable, now_ms: float) -> None:
         if self.state is CircuitState.HALF_OPEN:
-            self._absent_ms += self._idle_ms(now_ms)
-            self._slots = {each: end for each, end in self._slots.items() if end > now_ms}
             self._slots[place] = now_ms + self.breaker.break_for_ms
             self._asked.add(place)
         elif self.state is CircuitState.RECOVERING:
@@ -297,7 +293,6 @@ class Circuit:
             return None  # it began before the break
         self._asked.discard(place)
         self._slots.pop(place, None)
-        self._quiet_ms = now_ms
         (self._failed if fine else self._fine).discard(place)
         (self._fine if fine else self._failed).add(place)
         return self._judge_probes(now_ms, cause)
@@ -310,7 +305,6 @@ class Circuit:
 
     def pause(self, now_ms: float) -> None:
         """Note that its partition goes: nobody probes until `resume`, and that does not count towards `max_open`."""
-        self._absent_ms += self._idle_ms(now_ms)
         self._ended_ms = now_ms
         self.forget()
 
@@ -318,7 +312,7 @@ class Circuit:
         """Note that its partition is here, again or for the first time."""
         if self._ended_ms is not None:
             self._absent_ms += now_ms - self._ended_ms
-            self._ended_ms, self._quiet_ms = None, now_ms
+            self._ended_ms = None
 
     def forget(self) -> None:
         """Note that no run goes on whose outcome will come."""
@@ -354,7 +348,6 @@ class Circuit:
         self.forget()
         self._fine.clear()
         self._failed.clear()
-        self._quiet_ms = now_ms
         return self._go(CircuitState.HALF_OPEN, now_ms)
 
     def _judge_calls(self, now_ms: float, cause: str) -> Transition | None:
@@ -413,14 +406,7 @@ class Circuit:
     def free(self, now_ms: float) -> bool:
         if self.state is CircuitState.FORCED_OPEN:
             return True
-        open_ms = now_ms - self._left_ms - self._absent_ms - self._idle_ms(now_ms)
-        return not self.closed and open_ms < self.breaker.max_open_ms
-
-    def _idle_ms(self, now_ms: float) -> float:
-        """Return for how long nothing has been there to probe: that says nothing of the service, as of a bad deploy."""
-        if self.state is not CircuitState.HALF_OPEN or self._asked:
-            return 0.0
-        return max(0.0, now_ms - max([self._quiet_ms, *self._slots.values()]))
+        return not self.closed and now_ms - self._left_ms - self._absent_ms < self.breaker.max_open_ms
 
     def again_ms(self, now_ms: float) -> float:
         """Return when a record that failed for free may probe again."""

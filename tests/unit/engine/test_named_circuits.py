@@ -258,27 +258,6 @@ async def test_an_ordered_handler_holds_the_followers_of_what_waits_and_no_other
         assert all(done.index(b"ledger %d" % n) < done.index(b"mail %d" % n) for n in range(8))
 
 
-async def test_an_outage_costs_nothing_after_hours_without_a_record_that_probes() -> None:
-    """Once nothing waited any more the circuit stayed half-open, and `max_open` had passed before the next outage."""
-    services = Services()
-    services.down = {b"ledger"}
-    async with partition(services) as orders:
-        await tell(orders, HandlerVerb.OPEN)
-        await orders.send(b"ledger 1")
-        services.down.clear()
-        await tell(orders, HandlerVerb.CLOSE)
-        await pass_time(orders, 3_600_000, 60_000)
-        assert (state(orders), services.done) == (CircuitState.HALF_OPEN, [b"ledger 1"])
-        services.down = {b"ledger"}
-        await orders.send(*(b"ledger %d" % n for n in range(30)))
-        await pass_time(orders, 300_000)
-        assert (orders.dead_letters, len(services.done)) == ([], 1)
-        services.down.clear()
-        await pass_time(orders, 120_000)
-        assert {attempt for _, attempt in services.calls} == {1}
-        assert (state(orders), len(services.done)) == (CLOSED, 31)
-
-
 @pytest.mark.parametrize("first", ["damaged", "held", "later"])
 async def test_a_row_that_does_not_run_takes_the_place_of_no_probe(first: str) -> None:
     """No end of it is told to the circuit: those behind it would wait for ever."""
