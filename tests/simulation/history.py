@@ -324,8 +324,7 @@ class History:
                 self.broker,
                 first.oracle.stories,
                 self.random,
-                keys=self.plan.order == "none"
-                or ((self.plan.stops or self.plan.caps is not None) and self.plan.changes),
+                keys=self.plan.order == "none" or self.plan.changes,
                 levels=self.plan.levels,
                 holds=self.plan.seed >= HELD,
                 calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
