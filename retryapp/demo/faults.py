@@ -1,7 +1,6 @@
 """How the service fails: pure functions of a flight and its attempt.
 
-A share of the flights fails at its first one to three attempts and then succeeds; a hash decides which, how often and
-how, so a restart changes nothing.
+A share of the flights fails at its first one to three calls and then succeeds; a hash decides which, how often and how.
 """
 
 from __future__ import annotations

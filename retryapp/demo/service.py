@@ -3,7 +3,7 @@
 `POST /enrich` takes a flight as JSON and answers, in this order of precedence:
 
 1. in the outage: 502, as from a proxy with nothing behind it;
-2. a planned fault of this flight and attempt: 503 with `Retry-After`, silence until the client gives up, or a reset;
+2. the next planned fault of this flight: 503 with `Retry-After`, silence until the client gives up, or a reset;
 3. final, from the data: 422 without an arrival time, 404 for an unknown plane;
 4. 200 with the plane.
 
@@ -16,6 +16,7 @@ import asyncio
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +48,8 @@ class EnrichmentService:
         self._outage_s = outage_s
         self._outage_ends_s: float | None = None
         self._requests = 0
+        self._faults: Counter[int] = Counter()
+        """Planned faults that each flight has had."""
 
     async def enrich(self, request: web.Request) -> web.StreamResponse:
         started_ms = wall_ms()
@@ -73,8 +76,10 @@ class EnrichmentService:
         if self._is_out():
             record(Outcome.DOWN)
             return web.json_response({"error": "nothing answers"}, status=int(Outcome.DOWN))
-        fault = planned_fault(flight.id, attempt)
+        # an attempt that an outage has made free comes again under its number, and must not fail for ever
+        fault = planned_fault(flight.id, max(attempt, self._faults[flight.id] + 1))
         if fault is not None:
+            self._faults[flight.id] += 1
             return await _fail(request, record, fault)
         await asyncio.sleep(LATENCY_S)
         return self._answer(record, flight)

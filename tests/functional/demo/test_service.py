@@ -79,6 +79,20 @@ async def test_a_planned_503_says_when_to_come_back(start: Callable[..., Any]) -
     assert (await house.ask(flight, {ATTEMPT_HEADER: str(planned_failures(flight.id) + 1)}))[0] in {200, 404, 422}
 
 
+async def test_calls_that_repeat_an_attempt_use_up_its_planned_faults(start: Callable[..., Any]) -> None:
+    """So do those that spend none: a flight cannot fail for ever under one number."""
+    house = await start()
+    flight = next(
+        each
+        for each in read_flights()
+        if (count := planned_failures(each.id)) > 1
+        and all(planned_fault(each.id, n).outcome is Outcome.UNAVAILABLE for n in range(1, count + 1))
+    )
+    answers = [(await house.ask(flight, {ATTEMPT_HEADER: "1"}))[0] for _ in range(planned_failures(flight.id) + 1)]
+    assert answers[:-1] == [503] * planned_failures(flight.id)
+    assert answers[-1] in {200, 404, 422}
+
+
 async def test_a_planned_time_out_outlasts_the_client(start: Callable[..., Any]) -> None:
     """The client gives up, and the log has the time-out once the client is gone."""
     house = await start()
