@@ -10,7 +10,7 @@ Keys of other kinds, or of other lengths, are not rows.
 Row key, 29 bytes, the key in the local store: the due time, u64, then the identity. All numbers are unsigned and
 big-endian, so the store's order is the order of delivery. The second byte of the due time, which is 0 in all times, is
 the queue: that of a named circuit (a hash of its name) in a row that waits for its time since that service failed, else
-0. So the rows of one circuit are together, and nobody who looks for others walks over them.
+0. So the rows of one circuit are together, and a scan for others skips them.
 
 Row, version 2, big-endian::
 
@@ -374,7 +374,7 @@ def is_held(raw: bytes) -> bool:
 
 def hold_of(raw: bytes) -> int:
     """Return what holds a row, in bits, without decoding it."""
-    return raw[2]
+    return raw[_HOLD_AT]
 
 
 def is_stopped(raw: bytes) -> bool:

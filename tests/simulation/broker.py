@@ -133,7 +133,7 @@ class Broker(MemoryBroker):
         return super().init_producer(name)
 
     def is_fenced(self, name: str, epoch: int) -> bool:
-        """Tell whether nothing that a producer does comes to be any more."""
+        """Tell whether a producer can do nothing any more."""
         return self._producers[name].epoch != epoch
 
     @override

@@ -63,7 +63,7 @@ class Referring:
     def written(self, origin: Origin, story: Story, row: bytes, now_ms: float) -> None:
         """Judge a row: one without payload says what the main topic has, and is due while that is safe, or by now.
 
-        One whose hold has just ended is due at once: nobody need have made it a copy before.
+        One whose hold has just ended is due at once: it need not have become a copy before.
 
         Raises:
             Violation: it is not so.

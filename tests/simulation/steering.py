@@ -81,7 +81,7 @@ class Steering:
         self.shut_ms: dict[str, defaultdict[int, float]] = {verb: defaultdict(lambda: inf) for verb in _ENDS.values()}
         """By verb and partition: since when it is paused, or its circuit forced open."""
         self._paused_at: dict[int, int] = {}
-        """By partition: where the control topic has the pause that nobody has asked to end."""
+        """By partition: the offset, on the control topic, of the pause that no command ends."""
         self._over: dict[str, set[str]] = {verb: set() for verb in _ENDS.values()}
         """By verb: commands before the last one that takes it back."""
         self._jobs: dict[str, Verb] = {}

@@ -197,7 +197,7 @@ class Handler:
     name: str = field(default="", init=False)
     policy_digest: str = field(default="", init=False, repr=False, compare=False)
     warned_of: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Predicates that have raised, and circuits that nobody has declared: each is logged once."""
+    """Predicates that have raised, and undeclared circuits that were named: each is logged once."""
     known_circuits: dict[int, dict[str, Circuit]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By partition and name, the own one's is empty: what this worker knows, also of those that it has not now."""
     durations: Durations = field(default_factory=Durations, init=False, repr=False, compare=False)

@@ -111,9 +111,15 @@ class Commands:
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
-        place: Any = {"claimed": scheduler.claimed, "taken_in": taken_in, "unhurried": self.queue.caught_up.set}
-        place["remember"] = scheduler.remember
-        self._letters = LetterCommands(context, transport, sequences, **place)
+        self._letters = LetterCommands(
+            context,
+            transport,
+            sequences,
+            claimed=scheduler.claimed,
+            taken_in=taken_in,
+            unhurried=self.queue.caught_up.set,
+            remember=scheduler.remember,
+        )
         self._jobs = Jobs(context, transport, self._letters)
         self._rows = RowCommands(context, transport, sequences)
         self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)

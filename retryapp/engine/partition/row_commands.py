@@ -117,7 +117,7 @@ class RowCommands:
         return self._moved(free, metadata, identity, text)
 
     def go_on(self, row: PendingRow, identity: bytes) -> Effect:
-        """Return what it comes to that a sequence goes on behind a record that is dead."""
+        """Return the effect of letting a sequence go on behind its dead record."""
         if self._sequences is not None:
             self._sequences.removed(identity, row.key)
         return Effect("it stays dead, and its sequence goes on", after="dead", rows=(Row(identity, None, "?"),))

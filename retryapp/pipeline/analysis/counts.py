@@ -52,7 +52,7 @@ def ledger(journeys: DataFrame, progress: DataFrame, cut: Cut) -> list[dict[str,
 
     A row goes from the first to the last offset that they counted. ``done`` are ``first_try_ok``, ``skipped`` and
     ``recovered``. ``lost`` failed and have no journey, ``extra`` have one and did not fail, ``uncounted`` ones lie
-    where nobody has counted yet. ``gaps`` and ``overlaps`` are of the ranges.
+    where no worker has counted yet. ``gaps`` and ``overlaps`` are of the ranges.
     """
     sums = {
         "from_offset": F.min("from_offset"),

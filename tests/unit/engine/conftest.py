@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from doubles import MakeRig, Rig, Stubborn, running_clock, settle
 
 from retryapp.engine.lane.lane import LaneLimits
+from retryapp.engine.partition.commands import Commands
 from retryapp.testing import VirtualClock
 
 
@@ -21,6 +22,19 @@ from retryapp.testing import VirtualClock
 async def clock() -> VirtualClock:
     """A clock that also drives the timers of the test's loop."""
     return running_clock()
+
+
+@pytest.fixture
+def slow_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each session take long to read its commands."""
+    run = Commands.run
+
+    async def slow(self: Commands) -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await run(self)
+
+    monkeypatch.setattr(Commands, "run", slow)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from retryapp.core.control import COMMAND_AGE_MS, OF_LETTERS, Command, LetterMar
 from retryapp.core.headers import decode_metadata
 from retryapp.core.record import idempotency_key
 from retryapp.engine.handler.handler import Order
-from retryapp.engine.partition.commands import Commands
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
@@ -222,18 +221,10 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
         assert b'"refused":null' in (events[0].value or b"")
 
 
-async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_are_claimed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("slow_commands")
+async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_are_claimed() -> None:
     """However long their reading takes: else a cancelled record would run once more."""
-    calls, run = Calls(), Commands.run
-
-    async def slow(self: Commands) -> None:
-        for _ in range(100):
-            await asyncio.sleep(0)
-        await run(self)
-
-    monkeypatch.setattr(Commands, "run", slow)
+    calls = Calls()
     async with MemoryPartition(calls, "1s*5") as orders:
         await orders.send(b"one")
     orders.clock.advance(2_000)

@@ -12,7 +12,6 @@ from retryapp import CircuitBreaker, RetryPolicy
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.engine.handler.handler import Order
-from retryapp.engine.partition.commands import Commands
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 
@@ -79,18 +78,10 @@ async def test_it_stays_paused_over_a_restart() -> None:
 
 
 @pytest.mark.parametrize("order", list(Order))
-async def test_a_pause_that_came_while_no_worker_ran_holds_back_first_deliveries_too(
-    order: Order, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("slow_commands")
+async def test_a_pause_that_came_while_no_worker_ran_holds_back_first_deliveries_too(order: Order) -> None:
     """They wait until the commands are obeyed that an opening finds, however long their reading takes."""
-    calls, run = Calls(), Commands.run
-
-    async def slow(self: Commands) -> None:
-        for _ in range(100):
-            await asyncio.sleep(0)
-        await run(self)
-
-    monkeypatch.setattr(Commands, "run", slow)
+    calls = Calls()
     async with MemoryPartition(calls, "1s*3", order=order) as orders:
         await orders.send(b"one", key=b"a")
     pause = HandlerCommand(id="h", verb=HandlerVerb.PAUSE).to_record(orders.handler.topology.control, 0)
