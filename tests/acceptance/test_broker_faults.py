@@ -30,13 +30,17 @@ def bootstrap(own_broker: Broker) -> str:
 
 
 def test_restart_in_mid_run(stage: Stage, own_broker: Broker) -> None:
-    """The broker restarts under load, once in good order and once killed: nothing lost, nothing handed on twice."""
+    """The broker is killed twice under load: nothing lost, nothing handed on twice.
+
+    Not stopped in good order: as the only broker it may lose commits then (docs/reliability.md, what no client can
+    prevent). Three brokers are (test_three_brokers.py).
+    """
     topic = stage.main_topic()
     stage.program(HandlerSpec(topic=topic, policy="300ms 600ms", concurrency=4))
     worker = stage.worker()
     load(stage, topic, 0)
     wait_for(lambda: len(stage.service.done(topic)) > 50, "some are done")
-    own_broker.stop()
+    own_broker.kill()
     seen = len(stage.service.visits)
     own_broker.start()
     load(stage, topic, 200)
