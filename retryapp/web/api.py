@@ -182,7 +182,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
             max_attempts=_Int, find=str, planned=_many(_model("Planned", "An attempt.", attempt=int, due_at_ms=int)),
             steps=_many(_model(
                 "Step", "An attempt, a command, or what became of it.", kind=str, at_ms=int, attempt=_Int,
-                delivery=(_Int, None),
+                delivery=(_Int, None), worker=_Text,
                 replays=_Int, duration_ms=_Int, error_type=_Text, message=_Text, cause_id=_Text, due_at_ms=_Int,
                 reason=_Text, by=_Text, text=_Text, edited=_Int)),
         ),
