@@ -41,6 +41,7 @@ from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, Partitio
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Person, Role
 from retryapp.web.attention import needs_action
+from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
@@ -78,6 +79,7 @@ class Answers:
         self.mask = mask
         self.clock = clock
         self._due = DueCounts(view)
+        self.counting = Counting(view)
         self.peers = Peers(self.now_ms, operators.peer_secret)
 
     def now_ms(self) -> int:

@@ -29,8 +29,9 @@ from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
 from retryapp.lookup.causes import causes_of
-from retryapp.lookup.jobs import Order, Preview, Scope, Told
+from retryapp.lookup.jobs import Order, Told
 from retryapp.lookup.journeys import Journey
+from retryapp.lookup.previews import Preview, Scope
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
@@ -198,7 +199,7 @@ class FakeWorker(RuntimeView):
         return self.known
 
     @override
-    def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[int, int], bool]) -> Preview:
+    def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[Preview], bool]) -> Preview:
         self.asked.append((main, verb, wanted))
         return self.fits
 

@@ -24,7 +24,8 @@ from samples import partition
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.masking import parse_mask
 from retryapp.core.record import idempotency_key
-from retryapp.lookup.jobs import Order, Preview
+from retryapp.lookup.jobs import Order
+from retryapp.lookup.previews import Preview
 from retryapp.testing import VirtualClock
 from retryapp.web import peers, register
 from retryapp.web.access import COOKIE, Operators, Role, parse_operators
