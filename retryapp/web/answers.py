@@ -86,13 +86,13 @@ class Answers:
         """Return the epoch time in milliseconds."""
         return self.clock.wall_ms()
 
-    def person(self, request: Any) -> Person:
-        """Return who asks."""
+    async def person(self, request: Any, needs: Role) -> Person:
+        """Return who asks for something that needs a role."""
         url = self.view.url()
         asked = url.rstrip("/") + request.raw_path
         if request.path.startswith(PART) and self.peers.has_signed(request.headers.get(SIGNATURE, ""), asked):
             return Person("a worker", Role.OPERATE)
-        return self.operators.person(request, url)
+        return await self.operators.person(request, url, needs)
 
     async def index(self, _question: Question) -> Facts:
         """Return the handlers with their totals, and what needs somebody to act."""
