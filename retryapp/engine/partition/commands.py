@@ -66,6 +66,8 @@ from retryapp.ports import PendingTable
 
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
+MOST_UNSETTLED: Final = 5_000
+"""Commands whose turns the lane may have; the others wait."""
 MAX_TEXT_BYTES: Final = 1_000
 """Of what an event says: a refusal may quote its command."""
 
@@ -111,6 +113,8 @@ class Commands:
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
+        self._unsettled = 0
+        """Commands since the lane was waited for last."""
         self._letters = LetterCommands(
             context,
             transport,
@@ -146,10 +150,17 @@ class Commands:
             commands = [self._decode(record) for record in some]
             if any(isinstance(each, HandlerCommand) and each.verb is HandlerVerb.PAUSE for each in commands):
                 self._context.pace.pause()  # at once: one before it may wait for letters, and records do not
-            if not all(isinstance(command, RefusedError) for command in commands):
+            if self._unsettled >= MOST_UNSETTLED or not all(isinstance(each, RefusedError) for each in commands):
                 await self._settle()
+            self._unsettled += len(some)
+            refused: list[tuple[Any, RefusedError]] = []
             for record, command in zip(some, commands, strict=True):
+                if isinstance(command, RefusedError):
+                    refused.append((record, command))
+                    continue
+                self._refuse(refused)
                 await self._obey(record, command)
+            self._refuse(refused)
             if not self.queue and not self.queue.unread and self._jobs.may_step():
                 await self._step()
             await asyncio.sleep(0)
@@ -204,37 +215,39 @@ class Commands:
             return error
         return command
 
-    async def _obey(self, record: Any, command: AnyCommand | RefusedError) -> None:
+    def _refuse(self, refused: list[tuple[Any, RefusedError]]) -> None:
+        """Submit one turn for records in a row that are no commands for this partition, with an event for each."""
+        if not refused:
+            return
+        self._close_gate()
+        told = [self._event(Effect(str(e)), e.refusal, offset=record.offset, command="") for record, e in refused]
+        self._submit_command(refused[-1][0], publishes=tuple(told))
+        refused.clear()
+
+    async def _obey(self, record: Any, command: AnyCommand) -> None:
         """Submit the turn of a command."""
         self._close_gate()
         effect, refusal = Effect(""), None
         try:
-            if isinstance(command, RefusedError):
-                raise command
             effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record), record.offset)
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
         steered = isinstance(command, JobCommand | HandlerCommand) or effect.steered
-        facts: dict[str, Any] = {"command": ""}
-        if not isinstance(command, RefusedError):
-            facts = {
-                "command": command.id,
-                **command.model_dump(include={"verb", "failure_id", "by", "why", "job", "circuit"}),
-            }
-        event = self._event(effect, refusal, offset=record.offset, **facts)
-        self._submit(
-            Turn(
-                source=self._transport.place.main,
-                next_offset=0,  # it stays; but its metadata has the position on the control topic
-                control=record.offset + 1,
-                steering=self._jobs.steering.written if steered and refusal is None else None,
-                rows=effect.rows,
-                claim=effect.claim,
-                publishes=(*effect.publishes, event),
-                observations=effect.observations,
-                on_settled=partial(self.levels.go_on, command) if isinstance(command, HandlerCommand) else None,
-            )
+        facts = command.model_dump(include={"verb", "failure_id", "by", "why", "job", "circuit"})
+        event = self._event(effect, refusal, offset=record.offset, command=command.id, **facts)
+        self._submit_command(
+            record,
+            steering=self._jobs.steering.written if steered and refusal is None else None,
+            rows=effect.rows,
+            claim=effect.claim,
+            publishes=(*effect.publishes, event),
+            observations=effect.observations,
+            on_settled=partial(self.levels.go_on, command) if isinstance(command, HandlerCommand) else None,
         )
+
+    def _submit_command(self, record: Any, **facts: Any) -> None:
+        """Submit a turn that settles commands up to a record: the offset of main stays, its metadata has theirs."""
+        self._submit(Turn(source=self._transport.place.main, next_offset=0, control=record.offset + 1, **facts))
 
     async def _come_to(self, command: AnyCommand, age_ms: int, offset: int) -> Effect:
         if isinstance(command, HandlerCommand):
@@ -271,6 +284,7 @@ class Commands:
     async def _settle(self) -> None:
         """Wait until the turns that are in the lane are in the tables."""
         self._touched.clear()
+        self._unsettled = 0
         if not self._busy():
             return
         over = asyncio.get_running_loop().create_future()
