@@ -54,7 +54,7 @@ from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
-from retryapp.engine.partition.stops import stopped_rows
+from retryapp.engine.partition.stops import lost_stops, stopped_rows
 from retryapp.ports import PendingTable
 
 MOST_AT_ONCE: Final = 100
@@ -200,7 +200,7 @@ class Commands:
         """Return the outcome that counts: one that was cancelled is not tried again."""
         self._jobs.note(run, outcome)
         if self.levels.judge(run):
-            self.queue.wake.set()
+            self._close_gate()  # before its own turn, which may remove its row
         return self._rows.judged(run, outcome)
 
     def _close_gate(self) -> None:
@@ -390,6 +390,7 @@ class Commands:
     def _end_stops(self) -> None:
         """Have sequences go on that have stopped, where the handler does not hold them any more."""
         if self._context.handler.holding.stops:
+            self.levels.shut(lost_stops(self._table))
             return
         for key, value, row, metadata in stopped_rows(self._table):
             effect = self._rows.go_on(row, key[IDENTITY_AT:])

@@ -293,7 +293,7 @@ class Scheduler:
         if damage is None and self._held(key, row):
             return None
         due_at_ms = 0 if row.held else place.due_at_ms
-        if self._sequences is not None and damage is None and not self._sequences.claim(key, row):
+        if self._sequences is not None and not self._sequences.claim(key, row, damaged=damage is not None):
             return None
         claim = Claim(
             key=key,

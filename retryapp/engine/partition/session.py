@@ -190,7 +190,8 @@ class Session:
         submit = self._again.submit if self._suspect_rows is None else self._suspect_rows.add
         for claim, record in rows:
             if self.scheduler.claimed.get(claim.key) is claim:  # else of an older assignment, whose sessions began at 1
-                name = None if self.sequences is None or claim.damage else self.sequences.name(record.key)
+                unknown = self.sequences is None or (claim.damage is not None and self.sequences.by_key)
+                name = None if self.sequences is None or unknown else self.sequences.name(record.key)
                 facts: Any = {"claim": claim, "session": self.number, "sequence": name}
                 submit(Run(self._owner, self._context, record, **facts))
 
