@@ -64,6 +64,8 @@ CANCELLED: Final = 2
 """Flag: somebody has cancelled its retries while it ran; it is not run again."""
 _IN_CIRCUIT: Final = 4
 """Flag: a named circuit has counted its last failure."""
+SENT: Final = 8
+"""Flag: the main topic has the copy of its next delivery (`core.redelivery`)."""
 SEQUENCE: Final = 1
 """Hold: earlier records of its sequence come first, and it was never delivered."""
 OPERATOR: Final = 2
@@ -380,6 +382,11 @@ def hold_of(raw: bytes) -> int:
 def is_stopped(raw: bytes) -> bool:
     """Tell whether a row stops a sequence, behind a record that is dead, without decoding it."""
     return raw[: len(_STOPPED_ROW)] == _STOPPED_ROW
+
+
+def as_sent(raw: bytes) -> bytes:
+    """Return a row with the flag `SENT`, under the same key, without decoding it."""
+    return raw[:_FLAGS_AT] + bytes((raw[_FLAGS_AT] | SENT,)) + raw[_FLAGS_AT + 1 :]
 
 
 def is_reference(raw: bytes) -> bool:

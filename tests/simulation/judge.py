@@ -25,6 +25,7 @@ from simulation.scripts import ENDLESS_MS, HOT_RETRIES, OWN_MS, WAITS_MS, polici
 from simulation.services import Services, circuits_of, spends
 from simulation.sessions import seen_stores
 from simulation.story import Origin, Violation, step
+from simulation.through import Copies
 from simulation.tries import HALVINGS, Tries
 from simulation.worker import SimWorker
 
@@ -68,6 +69,7 @@ class Judge:
         )
         self.services = Services(plan, main)
         self.oracle.main = Referring() if plan.referred else None
+        self.oracle.copies = Copies() if plan.through else None
         self.notes = Notes(self.oracle.stories)
         self.observed: Counter[Event] = Counter()
         self._failures: dict[int | None, list[float]] = {}
@@ -102,6 +104,10 @@ class Judge:
             return now
         story.stopped = True  # its script does not say how it ends
         return "F"
+
+    def through(self, worker: SimWorker) -> bool:
+        """Tell whether what is due again goes through the main topic, with a worker's handler."""
+        return any(each.through_main for each in worker.handlers if each.main == self.topology.main)
 
     def ended(self, worker: SimWorker, origin: Origin, attempt: int, now: str) -> None:
         """Note whether a call that ends now may spend an attempt."""

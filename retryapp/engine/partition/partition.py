@@ -19,13 +19,14 @@ from retryapp.core.control import is_mark
 from retryapp.core.lane_errors import LaneClosedError, MembershipLapsedError
 from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
+from retryapp.core.redelivery import is_copy
 from retryapp.core.rows import PendingRow, row_due_ms
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunOwner
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
-from retryapp.engine.lane.turn import Turn
+from retryapp.engine.lane.turn import Turn, observed, settling
 from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order
 from retryapp.engine.partition.circuits import tell
 from retryapp.engine.partition.commands import Commands
@@ -34,10 +35,11 @@ from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.progress import Counting, OffsetWindow
 from retryapp.engine.partition.recall import Recall
+from retryapp.engine.partition.redelivery import Redelivery, begin_redelivery
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.engine.partition.suspects import Suspects, begin_suspects
-from retryapp.ports import TopicPartition
+from retryapp.ports import Event, TopicPartition
 
 ABORT_WAIT_S = 2.0
 """Longest wait of a drain for handlers that it has given up."""
@@ -91,6 +93,7 @@ class PartitionEngine(RunOwner):
         self._suspect_rows: Suspects | None = None
         self._duplicates: Duplicates | None = None
         self._sequences: Sequences | None = None
+        self._redelivery: Redelivery | None = None
         self.commands: Commands | None = None
         """Of the session; None without one."""
         self._given_up = given_up or GivenUp()
@@ -163,7 +166,10 @@ class PartitionEngine(RunOwner):
             self._sequences = sort(*place, start=lambda run: self._start(run), **calls)
         read: Any = transport.reader, self._main, transport.pending, self._sequences
         recall = Recall(self.context, *read, deliver=emit, submit=partial(self.lane.submit, session))
-        facts = self.context, self.partition, transport.pending, recall.take, self._sequences, loaded, commanded
+        calls = {"deliver": recall.take, "submit": partial(self.lane.submit, session)}
+        self._redelivery = begin_redelivery(self.context, transport, start, **calls)
+        take = recall.take if self._redelivery is None else self._redelivery.take
+        facts = self.context, self.partition, transport.pending, take, self._sequences, loaded, commanded
         self.scheduler = recall.scheduler = Scheduler(*facts, self._held)
         if commanded is not None:
             self.commands = Commands(
@@ -178,7 +184,7 @@ class PartitionEngine(RunOwner):
                 read=recall.read_row,
             )
         self._duplicates = begin_duplicates(self.context, transport.seen, self.partition)
-        tally = transport.tally or Tally(from_offset=start, since_ms=self.context.clock.wall_ms())
+        tally = transport.counted_from(start, self.context.clock.wall_ms())
         self._counting = Counting(self.context.handler, self._main, tally, start)
         self._applied_to = start
         suspects = partial(begin_suspects, self.context, self.lane, session, self.scheduler.claimed)
@@ -257,6 +263,11 @@ class PartitionEngine(RunOwner):
         """Tell whether the turns of all records of `tp` are in the lane, and more may come."""
         return tp == self._main and self._session > 0 and not len(self._window) and not self._draining
 
+    def reach(self, tp: TopicPartition, position: int) -> None:
+        """Note that all records of `tp` before a position came in."""
+        if self._redelivery is not None and tp == self._main and self._alive(self._session):
+            self._redelivery.reach(position)
+
     def room_bytes(self, tp: TopicPartition) -> int:
         """Return how many bytes of `tp` may come in now; the last record may exceed it."""
         return self.context.handler.max_in_flight_bytes - self._window.bytes if tp == self._main else 0
@@ -300,6 +311,12 @@ class PartitionEngine(RunOwner):
                 window.finish(record.offset, record.next_offset)  # no letter: it says what became of one
                 at_once = True
                 continue
+            if record.headers and is_copy(record.topic, record.partition, record.headers):
+                seen = observed(Event.COPY, context.handler.main, record)
+                passed = settling(record, settles=0, skipped=True, observations=(seen,))  # no record: it is not counted
+                window.finish(record.offset, passed)
+                at_once = True
+                continue
             skipped = None if duplicates is None else duplicates.skip(record, now_ms)
             if skipped is None:
                 submit(Run(self, context, record, session=session))
@@ -307,6 +324,8 @@ class PartitionEngine(RunOwner):
                 window.finish(record.offset, skipped)
         if at_once:
             self._release()  # nothing else may come to end
+        if records:
+            self.reach(self._main, records[-1].next_offset)
 
     @override
     def waits(self, run: Run) -> bool:
