@@ -301,7 +301,9 @@ class Steering(BaseModel):
     parts: list[Part] = Field(default_factory=list)
     """Those that go on, and the last ones that are over; the oldest first."""
     early: dict[str, int] = Field(default_factory=dict)
-    """Releases that came before their deliveries have ended: by offset on the main topic the number of the delivery."""
+    """`releases` as earlier builds have written them: they did not tell of which main topic."""
+    releases: dict[str, dict[int, int]] = Field(default_factory=dict)
+    """Releases that came before their deliveries ended: by id of the main topic, and offset, the delivery's number."""
 
     def part(self, job: str) -> Part | None:
         return next((part for part in self.parts if part.job == job), None)
@@ -356,7 +358,8 @@ class Steering(BaseModel):
     @property
     def written(self) -> str:
         """Return it as text; empty where there is nothing to remember."""
-        some = self.parts or self.paused or self.forced_open or self.pauses or self.ended or self.early
+        known = self.parts, self.paused, self.forced_open, self.pauses, self.ended, self.early, self.releases
+        some = any(known)
         return self.model_dump_json(exclude_defaults=True) if some else ""
 
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from retryapp.core import marks
 from retryapp.core.decide import RetryAt, decide
-from retryapp.engine.delivery import deliver, pool
+from retryapp.engine.delivery import judge, pool
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane import transport
@@ -23,9 +23,9 @@ from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import scheduler
 from retryapp.engine.partition.duplicates import Duplicates
-from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.progress import Counting, OffsetWindow
 from retryapp.engine.partition.scheduler import Scheduler
+from retryapp.engine.partition.session import Session
 from retryapp.engine.worker.placement import Placer
 from retryapp.ports import Committed, LaneBatch, LaneReceipt, TopicPartition
 from retryapp.testing import MemoryPendingTable
@@ -213,7 +213,7 @@ def _unheard(_self: Scheduler, _due_at_ms: int) -> None:
     """A new row does not wake the scheduler."""
 
 
-def _let_go(self: PartitionEngine, *, ahead: bool = False) -> None:
+def _let_go(self: Session, *, ahead: bool = False) -> None:
     """A claim ends when its turn is in the lane."""
     claims = [turn.claim for turn in self._outcomes if turn.claim is not None]
     _release(self, ahead=ahead)
@@ -221,7 +221,7 @@ def _let_go(self: PartitionEngine, *, ahead: bool = False) -> None:
         self.scheduler.release(key)
 
 
-_release = PartitionEngine._release
+_release = Session.release
 
 
 def _left_behind(self: Run, **changes: Any) -> Turn:
@@ -321,7 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("fires early",
            ((MemoryPendingTable, "due", _due_early), (pool, "is_due", _not_looked))),
     Mutant("the scheduler sleeps on", ((Scheduler, "changed", _unheard),)),
-    Mutant("a claim ends before its turn is applied", ((PartitionEngine, "_release", _let_go),)),
+    Mutant("a claim ends before its turn is applied", ((Session, "release", _let_go),)),
     Mutant("a hand-off without its removal", ((Run, "settle", _left_behind),)),
     Mutant("a removal without its hand-off", ((Run, "settle", _not_handed_off),)),
     Mutant("rows are delivered without a mark", ((LaneProtocol, "_mark_rows", _unmarked),)),
@@ -338,7 +338,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *(Mutant(*planted) for planted in CALLS),
     *(Mutant(*planted) for planted in COMMANDS),
     *(Mutant(*planted) for planted in PACE),
-    Mutant("no attempt is the last", ((deliver, "decide", _for_ever),)),
+    Mutant("no attempt is the last", ((judge, "decide", _for_ever),)),
 )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from simulation.worker import SimWorker
 POINTS = (
     ("engine", "begin"),
     ("engine", "settled"),
-    ("engine", "_accept"),
-    ("engine", "_turns"),
-    ("engine", "_turns_ahead"),
+    ("session", "accept"),
+    ("session", "_turns"),
+    ("session", "_turns_ahead"),
     ("scheduler", "_claim"),
     ("lane", "_settle"),
     ("lane", "_drop"),
@@ -22,11 +22,11 @@ POINTS = (
 def break_one(worker: SimWorker, size: float) -> str:
     """Have the next call of one kind fail, in one lane; return its name, empty where the worker has no open lane."""
     lanes = [placed for _, placed in sorted(worker.ownership.placed.items()) if placed.lane.session]
-    if not lanes:
+    if not lanes or (session := (placed := lanes[int(size * 97) % len(lanes)]).engine.session) is None:
         return ""
-    placed = lanes[int(size * 97) % len(lanes)]
     part, name = POINTS[int(size * len(POINTS))]
-    owner: Any = {"engine": placed.engine, "lane": placed.lane, "scheduler": placed.engine.scheduler}[part]
+    parts = {"engine": placed.engine, "session": session, "lane": placed.lane, "scheduler": session.scheduler}
+    owner: Any = parts[part]
 
     def fail(*_: object, **__: object) -> None:
         delattr(owner, name)

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from retryapp.engine.delivery import batches, deliver, pool
 from retryapp.engine.delivery.batches import BatchPool, BatchRun
-from retryapp.engine.delivery.deliver import hot_wait_s, open_delivery
+from retryapp.engine.delivery.delivery import open_delivery
+from retryapp.engine.delivery.judge import hot_wait_s
 from retryapp.engine.delivery.pool import DeliveryPool, settle_cancellation
 from retryapp.engine.delivery.run import Run
 

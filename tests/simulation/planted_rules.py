@@ -51,7 +51,7 @@ _fetch_committed = SimLane.fetch_committed
 
 def _endless(self: PartitionEngine, _tp: Any) -> int:
     """Records are taken in whatever is in flight."""
-    return 1_000 if self._session > 0 and not self._draining else 0
+    return 1_000 if self.session is not None and not self._draining else 0
 
 
 def _claimed_anyway(self: Scheduler) -> int:
@@ -218,7 +218,7 @@ RULES: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a record runs beside a run of itself", ((PartitionEngine, "waits", lambda _self, _run: False),), 1),
     ("rows are claimed after the session may be over", ((Scheduler, "room", property(_claimed_anyway)),), 465),
     ("handlers are called after the session may be over",
-     ((PartitionEngine, "alive", lambda self, run: self._alive(run.session)),), 275),
+     ((PartitionEngine, "alive", lambda self, run: self._session_of(run.session) is not None),), 275),
     ("what comes after suspects runs beside them", ((Suspects, "add", _beside_suspects),), 1),
     ("redeliveries take the runners of first deliveries", ((worker, "make_pools", _shared),), 1),
     ("a failed attempt publishes", ((deliver, "_failed_turn", _published_anyway),), 1),

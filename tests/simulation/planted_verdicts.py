@@ -8,7 +8,7 @@ from typing import Any, Final
 from retryapp.core import hops
 from retryapp.core.rules import Rule
 from retryapp.core.topology import HandlerTopology
-from retryapp.engine.delivery import deliver
+from retryapp.engine.delivery import deliver, judge
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.turn import Turn
 
@@ -47,8 +47,8 @@ _find = Rule.find
 
 VERDICTS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("failures under a rule are not carried",
-     ((deliver, "failures_in_a_row", _always_first), (hops, "failures_in_a_row", _always_first)), 1),
-    ("a rule's schedule goes by all attempts", ((deliver, "failures_in_a_row", _as_attempts),), 1),
+     ((judge, "failures_in_a_row", _always_first), (hops, "failures_in_a_row", _always_first)), 1),
+    ("a rule's schedule goes by all attempts", ((judge, "failures_in_a_row", _as_attempts),), 1),
     ("a skip leaves its row", ((deliver, "_skipped", _left),), 1),
     ("a skip counts as a failure", ((deliver, "_skipped", _uncounted),), 1),
     ("dead letters of a rule go to the usual topic",

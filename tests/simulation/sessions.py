@@ -23,15 +23,14 @@ def opening_of(worker: SimWorker, main: str, number: int) -> Opening | None:
 def session_of(worker: SimWorker, main: str, number: int) -> tuple[object, int] | None:
     """Return the session of a partition at a worker; None between two sessions, and without a lane."""
     placed = worker.ownership.placed.get((main, number))
-    if placed is None or placed.engine._session < 0:
-        return None
-    return placed.engine, placed.engine._session
+    session = None if placed is None else placed.engine.session
+    return None if placed is None or session is None else (placed.engine, session.number)
 
 
 def taken_in(worker: SimWorker, main: str, number: int) -> int:
     """Return how many records of a partition a worker has taken in and not settled."""
     placed = worker.ownership.placed.get((main, number))
-    return 0 if placed is None else len(placed.engine._window)
+    return 0 if placed is None or placed.engine.session is None else len(placed.engine.session.window)
 
 
 def opened_store(worker: SimWorker, main: str, number: int) -> PendingTable | None:

@@ -23,16 +23,9 @@ from typing import Any, Final
 from typing_extensions import override
 
 from retryapp.core.batch import Batch
-from retryapp.engine.delivery.deliver import (
-    HandlerTimeoutError,
-    cause_of,
-    close_delivery,
-    is_due,
-    is_last,
-    open_delivery,
-    outcome_of,
-    unpack,
-)
+from retryapp.engine.delivery.deliver import HandlerTimeoutError, is_due, outcome_of, unpack
+from retryapp.engine.delivery.delivery import close_delivery, open_delivery
+from retryapp.engine.delivery.judge import cause_of, is_last
 from retryapp.engine.delivery.pool import CANCEL_WAIT_S, ROUND_S, DeliveryPool, settle_cancellation
 from retryapp.engine.delivery.run import GivenUpError, Outcome, Run, RunAbortedError, RunOwner
 from retryapp.engine.handler.handler import Handler, call

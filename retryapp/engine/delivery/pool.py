@@ -14,17 +14,9 @@ import asyncio
 from collections import deque
 from typing import Any, Final
 
-from retryapp.engine.delivery.deliver import (
-    HandlerTimeoutError,
-    close_delivery,
-    delivery_of,
-    hot_wait_s,
-    is_due,
-    open_delivery,
-    outcome_of,
-    timed_out,
-    unpack,
-)
+from retryapp.engine.delivery.deliver import HandlerTimeoutError, is_due, outcome_of, timed_out, unpack
+from retryapp.engine.delivery.delivery import close_delivery, delivery_of, open_delivery
+from retryapp.engine.delivery.judge import hot_wait_s
 from retryapp.engine.delivery.run import GivenUpError, Outcome, Run, RunAbortedError, RunOwner
 from retryapp.engine.handler.handler import abandon, call
 from retryapp.engine.handler.threads import NoThreadError

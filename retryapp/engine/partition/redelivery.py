@@ -25,8 +25,8 @@ from retryapp.core.redelivery import copied
 from retryapp.core.rows import as_sent
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.lane.transport import LaneProtocol
-from retryapp.engine.lane.turn import Turn
-from retryapp.ports import PendingTable, Row
+from retryapp.engine.lane.turn import Turn, observed, settling
+from retryapp.ports import Event, PendingTable, Row
 
 Rows = list[tuple[Claim, Record]]
 
@@ -118,6 +118,11 @@ class Redelivery:
         # without the claim, which lasts until the outcome
         turn = Turn(rows=(Row(claim.identity, as_sent(value), tier or "?"),), publishes=(copy,), on_settled=settled)
         self._submit(turn)
+
+
+def passed(copy: Record) -> Turn:
+    """Return the turn that settles a copy, of whatever group: it is no record, so it is not counted as received."""
+    return settling(copy, settles=0, skipped=True, observations=(observed(Event.COPY, copy.topic, copy),))
 
 
 def begin_redelivery(

@@ -48,6 +48,9 @@ class Releases:
         self._steering = steering
         self._claimed = claimed
         self._applied_to = applied_to
+        for offset, delivery in steering.early.items():
+            steering.releases.setdefault(context.topic_id, {})[int(offset)] = delivery
+        steering.early = {}
 
     def keep(self, origin: Origin, delivery: int, last: int | None) -> Effect:
         """Keep a release; `last`: number of the record's last delivery that has ended, None: it has no row.
@@ -58,10 +61,10 @@ class Releases:
         if delivery != (last or 0) + 1 or (last is None and not self._goes_on(origin)):
             text = f"delivery {delivery} has ended otherwise, or its deadline has passed"
             raise RefusedError(Refusal.TOO_LATE, text)
-        if len(self._steering.early) >= MOST_EARLY:
+        if sum(map(len, self._steering.releases.values())) >= MOST_EARLY:
             text = f"{MOST_EARLY} records are released whose deliveries go on: send it again once some have ended"
             raise RefusedError(Refusal.TOO_MANY, text)
-        self._steering.early[str(origin.offset)] = delivery
+        self._steering.releases.setdefault(origin.topic_id, {})[origin.offset] = delivery
         text = f"delivery {delivery} has not ended: the record is released as soon as it waits"
         return Effect(text, after="released", steered=True)
 
@@ -70,20 +73,23 @@ class Releases:
         return origin.topic_id == self._context.topic_id and origin.offset >= self._applied_to()
 
     def concern(self, turns: Sequence[Turn]) -> bool:
-        """Tell whether turns that are in the tables are about a record that was released before."""
-        early = self._steering.early
-        return bool(early) and any(str(origin_offset(row.identity)) in early for turn in turns for row in turn.rows)
+        """Tell whether turns that are in the tables may be about a record that was released before."""
+        if not self._steering.releases:
+            return False
+        offsets = set[int]().union(*self._steering.releases.values())
+        return any(origin_offset(row.identity) in offsets for turn in turns for row in turn.rows)
 
     def obey(self) -> Iterator[tuple[bytes, bytes, PendingRow, RetryMetadata]]:
         """Yield the rows, with their keys, that are to be released now; forget what has ended otherwise."""
-        early, main, table = self._steering.early, self._transport.place.main, self._transport.pending
-        for offset, number in list(early.items()):
-            origin = Origin(main.topic, self._context.topic_id, main.partition, int(offset))
+        main, table = self._transport.place.main, self._transport.pending
+        kept = [(topic_id, *each) for topic_id, some in self._steering.releases.items() for each in some.items()]
+        for topic_id, offset, number in kept:
+            origin = Origin(main.topic, topic_id, main.partition, offset)
             key = None if table is None else table.find(identity_of(origin))
             value = None if table is None or key is None else table.get(key)
             if key is None or value is None:
                 if not self._goes_on(origin):
-                    del early[offset]
+                    self._forget(origin)
                 continue
             row = metadata = None
             with suppress(RecordError):
@@ -91,6 +97,12 @@ class Releases:
                 metadata = decode_metadata(row.headers)
             if row is None or key in self._claimed or (metadata is not None and metadata.delivery < number):
                 continue  # whoever claims it says what is wrong; or it runs, or a command changes it
-            del early[offset]
+            self._forget(origin)
             if metadata is not None and metadata.delivery == number and row.hold & TOKEN:
                 yield key, value, row, metadata
+
+    def _forget(self, origin: Origin) -> None:
+        kept = self._steering.releases
+        del kept[origin.topic_id][origin.offset]
+        if not kept[origin.topic_id]:
+            del kept[origin.topic_id]

@@ -15,7 +15,7 @@ from retryapp.core.errors import UnreadableTopicError
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.record import Record
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition.partition import Delivered
+from retryapp.engine.partition.session import Delivered
 from retryapp.engine.worker.intake import Intake
 from retryapp.engine.worker.placement import Placed
 from retryapp.ports import Passage, TopicPartition, Way

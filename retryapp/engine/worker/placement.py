@@ -23,7 +23,8 @@ from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
 from retryapp.engine.partition.given_up import GivenUp
-from retryapp.engine.partition.partition import PROGRESS_MS, Delivered, PartitionEngine
+from retryapp.engine.partition.partition import PartitionEngine
+from retryapp.engine.partition.session import PROGRESS_MS, Delivered
 from retryapp.ports import Clock, Observer, Random, TopicPartition
 
 logger = logging.getLogger(__name__)

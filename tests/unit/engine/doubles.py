@@ -280,6 +280,12 @@ async def reopen(partition: MemoryPartition) -> None:
     await partition.advance(100)
 
 
+def scheduler_of(partition: MemoryPartition) -> Scheduler:
+    """Return that of the present session."""
+    assert partition.engine.session is not None
+    return partition.engine.session.scheduler
+
+
 def held(partition: MemoryPartition) -> int:
     return partition.waiting.get("held", 0)
 

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, fine
+from doubles import BankDownError, Gate, fine, scheduler_of
 from test_pace import pass_time
 
 from retryapp import RetryPolicy, Unavailable, retryable
@@ -114,12 +114,12 @@ async def test_rows_that_were_claimed_go_back_to_the_table() -> None:
         await orders.advance(9_000)
         await orders.send(b"other")
         await orders.advance(1_100)
-        assert (gate.started, orders.engine.scheduler.waiting > 60) == ([b"ledger 0"], True)
+        assert (gate.started, scheduler_of(orders).waiting > 60) == ([b"ledger 0"], True)
         await tell(orders, HandlerVerb.OPEN)
         gate.let_all()
         await orders.advance(9_000)
         assert gate.started == [b"ledger 0", b"other"]
-        assert orders.engine.scheduler.claimed == {}
+        assert scheduler_of(orders).claimed == {}
         await tell(orders, HandlerVerb.CLOSE)
         await pass_time(orders, 60_000)
         assert len(gate.started) == 201

@@ -32,7 +32,8 @@ def names(partition: MemoryPartition) -> list[bytes | None]:
 
 
 def tally(partition: MemoryPartition) -> Tally:
-    return partition.engine._counting._tally
+    assert partition.engine.session is not None
+    return partition.engine.session._counting._tally
 
 
 def copy_of(group: str, number: int, offset: int = 0) -> Headers:

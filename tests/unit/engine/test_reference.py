@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
+from doubles import scheduler_of
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
@@ -220,7 +221,7 @@ async def test_what_is_read_again_counts_as_in_flight() -> None:
 
     async def handle(_value: bytes) -> None:
         nonlocal most
-        most = max(most, orders.engine.scheduler.claimed_bytes)
+        most = max(most, scheduler_of(orders).claimed_bytes)
         if fails:
             raise ConnectionError
         await asyncio.sleep(0)

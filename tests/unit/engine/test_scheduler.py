@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import BACKOFF_MS, BankDownError, Gate, fine, reopen
+from doubles import BACKOFF_MS, BankDownError, Gate, fine, reopen, scheduler_of
 
 from retryapp.core.verdicts import RetryLater
 from retryapp.engine.handler.handler import Delivery
@@ -28,7 +28,7 @@ async def test_few_claims_wait_for_a_runner(monkeypatch: pytest.MonkeyPatch) -> 
             await orders.settle()
         gate.started.clear()
         await orders.advance(10_000)
-        claims = orders.engine.scheduler
+        claims = scheduler_of(orders)
         assert (len(gate.running), claims.waiting, len(claims.claimed), sum(orders.waiting.values())) == (2, 4, 6, 12)
         gate.let(b"00")
         await orders.advance(60_000)
@@ -54,11 +54,11 @@ async def test_outcomes_that_are_not_durable_count(bound: str) -> None:
             await orders.advance(100)
         gate = orders.transport.pause(Step.COMMIT)
         await orders.advance(5_000)
-        most = len(orders.engine.scheduler.claimed)
+        most = len(scheduler_of(orders).claimed)
         assert most == (3 if bound == "records" else 2), "the last claim may exceed the bytes"
         gate.set()
         await orders.to_rest()
-        assert (orders.waiting, orders.engine.scheduler.claimed_bytes) == ({}, 0)
+        assert (orders.waiting, scheduler_of(orders).claimed_bytes) == ({}, 0)
 
 
 async def test_claims_end_with_their_session() -> None:
@@ -69,7 +69,7 @@ async def test_claims_end_with_their_session() -> None:
         orders.transport.fail(Step.COMMIT, ConnectionError("cut"), after=0, times=2)
         for _ in range(5):
             await orders.advance(1_000)
-        assert (orders.waiting, orders.engine.scheduler.claimed, orders.engine.scheduler.claimed_bytes) == ({}, {}, 0)
+        assert (orders.waiting, scheduler_of(orders).claimed, scheduler_of(orders).claimed_bytes) == ({}, {}, 0)
 
 
 async def one_runs_and_one_is_claimed(orders: MemoryPartition, gate: Gate) -> None:
@@ -79,7 +79,7 @@ async def one_runs_and_one_is_claimed(orders: MemoryPartition, gate: Gate) -> No
         gate.let(name, BankDownError())
         await orders.settle()
     await orders.advance(1_000)
-    assert (list(gate.running), len(orders.engine.scheduler.claimed)) == ([b"a"], 2)
+    assert (list(gate.running), len(scheduler_of(orders).claimed)) == ([b"a"], 2)
 
 
 async def test_a_row_that_is_not_due_any_more_at_the_call_waits_on() -> None:
@@ -90,7 +90,7 @@ async def test_a_row_that_is_not_due_any_more_at_the_call_waits_on() -> None:
         orders.clock.jump_wall(-5_000)
         gate.let(b"a")
         await orders.settle()
-        assert (gate.running, orders.engine.scheduler.claimed) == ({}, {})
+        assert (gate.running, scheduler_of(orders).claimed) == ({}, {})
         await orders.advance(4_999)
         assert not gate.running
         await orders.advance(1)
@@ -105,7 +105,7 @@ async def test_a_row_that_was_claimed_before_the_clock_was_doubted_waits_on() ->
         orders.clock.trusted = False
         gate.let(b"a")
         await orders.advance(5_000)
-        assert (gate.running, orders.engine.scheduler.claimed) == ({}, {})
+        assert (gate.running, scheduler_of(orders).claimed) == ({}, {})
         orders.clock.trusted = True
         await orders.advance(1_000)
         assert list(gate.running) == [b"b"]
@@ -137,7 +137,7 @@ async def test_a_row_that_becomes_due_while_the_table_is_scanned_is_delivered_at
 
         table.due = slow_scan
         await partition.advance(950)
-        partition.engine.scheduler.changed(0)
+        scheduler_of(partition).changed(0)
         await partition.settle()
         assert len(script.calls) == 2
 
@@ -149,7 +149,7 @@ async def test_a_fault_of_ours_makes_the_lane_open_again(monkeypatch: pytest.Mon
     async with MemoryPartition(script, "1s") as partition:
         owner, name = {
             "claim": (partition.transport.pending, "due"),
-            "outcome": (partition.engine, "_turns"),
+            "outcome": (partition.engine.session, "_turns"),
         }[where]
         real = getattr(owner, name)
 

@@ -152,7 +152,8 @@ async def test_a_partition_in_order_waits_in_the_window() -> None:
         await orders.settle()
         assert (gate.started, held(orders), sum(orders.waiting.values())) == ([b"00"], 0, 1)
         assert orders.engine.running == 0
-        assert len(orders.engine._window) == 9
+        assert orders.engine.session is not None
+        assert len(orders.engine.session.window) == 9
         gate.let_all()
         await orders.to_rest()
         assert gate.done == [b"%02d" % n for n in range(20)]
@@ -231,15 +232,17 @@ async def test_a_head_whose_row_is_not_written_yet_is_claimed_once_it_is(monkeyp
         await orders.send(b"3", key=b"a")
         await orders.advance(1_000)
         gate.let(b"1")
+        session = orders.engine.session
+        assert session is not None
+        assert session.sequences is not None
         for _ in range(40):
             await asyncio.sleep(0)
-            assert orders.engine._sequences is not None
-            orders.engine._sequences.advance(b"a")  # as each record that comes in does
+            session.sequences.advance(b"a")  # as each record that comes in does
         await orders.settle()
         assert gate.started == [b"1", b"1", b"2"]
         gate.let(b"2")
         await orders.settle()
-        orders.engine.scheduler.changed(0)  # another row is due
+        session.scheduler.changed(0)  # another row is due
         await orders.settle()
         assert (gate.started[3:], orders.observer.of(Event.LANE_FAILED)) == ([], [])
         commits.set()

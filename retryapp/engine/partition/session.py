@@ -1,0 +1,370 @@
+"""One session of a partition: its records and rows in flight, and the way of their outcomes to the lane.
+
+It begins each time the lane opens: an empty window at the committed offset, no claims, a scheduler. It ends when the
+lane closes: outcomes that come later are ignored, and the next session delivers their records again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from retryapp.core.control import is_mark
+from retryapp.core.lane_errors import LaneClosedError
+from retryapp.core.record import Record, held_bytes
+from retryapp.core.redelivery import is_copy
+from retryapp.core.rows import PendingRow, row_due_ms
+from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunOwner
+from retryapp.engine.handler.handler import Order
+from retryapp.engine.lane.lane import Lane
+from retryapp.engine.lane.transport import LaneProtocol
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order
+from retryapp.engine.partition.circuits import tell
+from retryapp.engine.partition.commands import Commands
+from retryapp.engine.partition.duplicates import begin_duplicates
+from retryapp.engine.partition.given_up import GivenUp
+from retryapp.engine.partition.latest import Latest
+from retryapp.engine.partition.progress import Counting, OffsetWindow
+from retryapp.engine.partition.recall import Recall
+from retryapp.engine.partition.redelivery import begin_redelivery, passed
+from retryapp.engine.partition.scheduler import Scheduler
+from retryapp.engine.partition.sequences import Sequences
+from retryapp.engine.partition.suspects import begin_suspects
+from retryapp.ports import TopicPartition
+
+PROGRESS_MS = 60_000
+"""Longest time between two `progress` events of a partition that has traffic."""
+_RECORD_OVERHEAD_BYTES = 200
+
+Delivered = tuple[Claim, Record]
+"""A due row on its way to the handler."""
+
+
+class Session:
+    """What is in flight, between an opening of the lane and its end."""
+
+    def __init__(
+        self,
+        number: int,
+        owner: RunOwner,
+        context: DeliveryContext,
+        lane: Lane,
+        start: int,
+        transport: LaneProtocol,
+        *,
+        main: TopicPartition,
+        first: DeliveryPool,
+        again: DeliveryPool,
+        emit: Callable[[list[Delivered]], None],
+        wanted: Callable[[], None],
+        given_up: GivenUp,
+        progress_ms: int = PROGRESS_MS,
+    ) -> None:
+        """Begin it; `work` comes next.
+
+        Args:
+            number: of the lane's session.
+            owner: of its runs.
+            context: of the handler and partition.
+            lane: takes the turns.
+            start: the committed offset.
+            transport: of the lane, which has just opened.
+            main: the partition of the main topic.
+            first: runs first deliveries.
+            again: runs due rows.
+            emit: sends due rows to their agent.
+            wanted: called when there is room for records.
+            given_up: runs that go on, also of earlier sessions.
+            progress_ms: longest time between two `progress` events.
+        """
+        self.number = number
+        self.over = False
+        self.window: OffsetWindow[Outcome | Settled] = OffsetWindow()
+        self._owner = owner
+        self._context = context
+        self._lane = lane
+        self._main = main
+        self._again = again
+        self._first = first
+        self._wanted = wanted
+        self._given_up = given_up
+        self._progress_ms = progress_ms
+        self._letters = context.handler.topology.letters_of is not None
+        self._submit = partial(lane.submit, number)
+        self._outcomes: list[Turn] = []
+        """Turns of due rows that are not in the lane yet."""
+        self._unreleased = False
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._applied_to = start
+        """Before this offset of the main topic, what became of all records is in the tables."""
+        ordered = context.handler.order is not Order.NONE
+        self._beyond = Beyond(main, start, transport.settled, ordered=ordered)
+        self.sequences: Sequences | None = None
+        if ordered:
+            place = context, main.partition, given_up, start, transport.main_end
+            sort = Latest if context.handler.order is Order.LATEST else Sequences
+            calls: Any = {"settle": self._settle, "submit": self._submit}
+            self.sequences = sort(*place, start=lambda run: self._start(run), **calls)
+        commanded = None if transport.place.control is None else self._commanded
+        read: Any = transport.reader, main, transport.pending, self.sequences
+        self._recall = Recall(context, *read, deliver=emit, submit=self._submit)
+        calls = {"deliver": self._recall.take, "submit": self._submit}
+        self._redelivery = begin_redelivery(context, transport, start, **calls)
+        take = self._recall.take if self._redelivery is None else self._redelivery.take
+        facts = context, main.partition, transport.pending, take, self.sequences, wanted, commanded
+        self.scheduler = self._recall.scheduler = Scheduler(*facts, self._held)
+        self.commands: Commands | None = None
+        if commanded is not None:
+            self.commands = Commands(
+                context,
+                transport,
+                self.scheduler,
+                self.sequences,
+                submit=self._submit,
+                busy=lambda: lane.busy,
+                taken_in=self.window.has,
+                applied_to=lambda: self._applied_to,
+                read=self._recall.read_row,
+            )
+        self._duplicates = begin_duplicates(context, transport.seen, main.partition)
+        tally = transport.counted_from(start, context.clock.wall_ms())
+        self._counting = Counting(context.handler, main, tally, start)
+        suspects = partial(begin_suspects, context, lane, number, self.scheduler.claimed)
+        self._suspects = suspects(transport.suspected, first.submit)
+        self._suspect_rows = suspects(transport.suspected_rows, again.submit)
+        self._start = first.submit if self._suspects is None else self._suspects.add
+
+    def work(self) -> None:
+        """Have its tasks run until it ends."""
+        parts = self.scheduler, self._recall, self.commands, self._suspects, self._suspect_rows
+        works = [self._recall.keep, *(each.run for each in parts if each is not None)]
+        telling = partial(tell, self._lane, self.number, self._context, self._main.partition)
+        self._context.pace.begin(self._first.submit, self._again.submit, self._freed, telling, self._lane.fail)
+        self._tasks = [asyncio.create_task(self._guard(work), name=f"work-{self._lane.name}") for work in works]
+
+    async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except LaneClosedError:
+            return
+        except Exception as exc:  # noqa: BLE001 - else no row would be delivered again, silently
+            if not self.over:
+                self._lane.fail(exc)
+
+    def end_tasks(self) -> None:
+        """Claim no more rows, and obey no more commands."""
+        self.scheduler.over = True
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
+    def end(self) -> None:
+        """End it; what its runs come to is ignored."""
+        self.over = True
+        self._context.pace.end()
+        self._given_up.ended = None
+        self.end_tasks()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+
+    # -- taking records in --------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Records taken in, and rows claimed, that are not settled."""
+        return len(self.window) + len(self.scheduler.claimed)
+
+    @property
+    def room(self) -> int:
+        """How many records may come in now."""
+        handler, window = self._context.handler, self.window
+        is_full = window.bytes >= handler.max_in_flight_bytes or (self.sequences is not None and self.sequences.full)
+        if is_full or not self.scheduler.loaded:
+            return 0
+        return self._context.pace.room(max(0, min(handler.max_in_flight - len(window), self._lane.room)))
+
+    def accept_rows(self, rows: Sequence[Delivered]) -> None:
+        """Take due rows from their agent."""
+        submit = self._again.submit if self._suspect_rows is None else self._suspect_rows.add
+        for claim, record in rows:
+            if self.scheduler.claimed.get(claim.key) is claim:  # else of an older assignment, whose sessions began at 1
+                name = None if self.sequences is None or claim.damage else self.sequences.name(record.key)
+                facts: Any = {"claim": claim, "session": self.number, "sequence": name}
+                submit(Run(self._owner, self._context, record, **facts))
+
+    def accept(self, records: Sequence[Record]) -> None:
+        """Take records of the main topic, in offset order."""
+        context, window = self._context, self.window
+        submit = self._start if self.sequences is None else self.sequences.arrive
+        now_ms = context.clock.wall_ms()
+        duplicates = self._duplicates
+        at_once = duplicates is not None
+        for record in records:
+            size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
+            found = self._beyond.found(record)
+            has_row = self.sequences is not None and self.sequences.reach(record)
+            if has_row and not (found and found[-1].next_offset > record.offset):
+                found.append(Settled(record.next_offset, fine=False))  # the offset was set back: its row runs
+            for settled in found:
+                window.add(settled.next_offset - 1, now_ms=now_ms)
+                window.went_ahead(settled.next_offset - 1, settled)
+                at_once = True
+            if window.last == record.offset:
+                continue
+            window.add(record.offset, size, now_ms=now_ms)
+            if self._letters and is_mark(record.headers):
+                window.finish(record.offset, record.next_offset)  # no letter: it says what became of one
+                at_once = True
+                continue
+            if record.headers and is_copy(record.topic, record.partition, record.headers):
+                window.finish(record.offset, passed(record))
+                at_once = True
+                continue
+            skipped = None if duplicates is None else duplicates.skip(record, now_ms)
+            if skipped is None:
+                submit(Run(self._owner, context, record, session=self.number))
+            else:
+                window.finish(record.offset, skipped)
+        if at_once:
+            self.release()  # nothing else may come to end
+        if records:
+            self.reach(records[-1].next_offset)
+
+    def reach(self, position: int) -> None:
+        """Note that all records of the main topic before a position came in."""
+        if self._redelivery is not None:
+            self._redelivery.reach(position)
+
+    async def _commanded(self) -> None:
+        if self.commands is not None:
+            await self.commands.queue.caught_up.wait()
+
+    def _held(self, key: bytes, row: PendingRow) -> bool:
+        return self.commands is not None and self.commands.take_held(key, row)
+
+    def _freed(self) -> None:
+        self.scheduler.freed()
+        self._wanted()
+
+    # -- outcomes -----------------------------------------------------------------------------------------------
+
+    def take(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
+        """Take what a run has come to; None: nothing, with the fault if it is one of ours."""
+        if outcome is not None:
+            try:
+                outcome = outcome if self.commands is None else self.commands.judged(run, outcome)
+                outcome = outcome if self.sequences is None else self.sequences.judged(run, outcome)
+            except Exception as exc:  # noqa: BLE001 - as one in the delivery: else its record would never end
+                fault = exc
+        if fault is not None:
+            self._lane.fail(fault)
+            return
+        if outcome is None:
+            if run.claim is not None:
+                self.scheduler.give_back(run.claim)
+                if self._suspect_rows is not None:
+                    self._suspect_rows.settled()
+        elif run.claim is None:
+            more = 0 if run.outbox is None else sum(each.size for each in run.outbox.published)
+            self.window.finish(run.record.offset, outcome, more)
+        elif isinstance(outcome, Turn):
+            self._outcomes.append(outcome)
+            if self.commands is not None:
+                self.commands.over.add(run.claim.key)
+        if self.sequences is not None and self.sequences.ended(run, outcome):
+            self.release(ahead=True)
+        if outcome is not None and not self._unreleased:
+            self._release_soon()
+
+    def _settle(self, run: Run, turn: Turn) -> None:
+        """Take the turn of a first delivery that does not run now."""
+        self.window.finish(run.record.offset, turn)
+        if not self._unreleased:
+            self._release_soon()
+
+    def _release_soon(self) -> None:
+        self._unreleased = True
+        asyncio.get_running_loop().call_soon(self.release)  # once for all that end in one go
+
+    def release(self, *, ahead: bool = False) -> None:
+        """Hand to the lane what may go: the outcomes of rows, and of the first records up to one that runs.
+
+        With `ahead`, those of records after that one, too.
+        """
+        self._unreleased = False
+        if self.over:
+            return
+        try:
+            turns, self._outcomes = self._outcomes, []
+            outcomes = self.window.release()
+            if outcomes:
+                first = self._turns(outcomes)
+                self._counting.settle(first)
+                turns += first
+            if ahead:
+                turns += self._turns_ahead()
+            for turn in turns:
+                self._submit(turn)
+        except LaneClosedError:
+            return  # the session is over; the records will be delivered again
+        except Exception as exc:  # noqa: BLE001 - what is released and not in the lane would be passed over
+            self._lane.fail(exc)
+            return
+        if self.window.waiting and self._look_timer is None:
+            self._look_timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        if outcomes:
+            if self._counting.due(self._context.clock.wall_ms(), self._progress_ms):
+                self.note_progress()
+            if len(self.window) <= self._context.handler.max_in_flight // 2:  # in batches: each is an event of Faust's
+                self._wanted()
+
+    def _look(self) -> None:
+        """Look for outcomes that have waited too long for a record that runs."""
+        self._look_timer = None
+        self.release(ahead=self.window.is_late())
+
+    def _turns(self, outcomes: Sequence[Outcome | Settled]) -> list[Turn]:
+        if self._duplicates is None:
+            return [*in_order(self._main, outcomes)]
+        parts = (outcomes[at : at + TURN_ROWS] for at in range(0, len(outcomes), TURN_ROWS))
+        return self._noted([turn for part in parts for turn in in_order(self._main, part)])
+
+    def _turns_ahead(self) -> list[Turn]:
+        return self._noted(self._beyond.turns(self.window, None if self._duplicates is None else TURN_ROWS))
+
+    def _noted(self, turns: list[Turn]) -> list[Turn]:
+        return turns if self._duplicates is None else self._duplicates.noted(turns, self._context.clock.wall_ms())
+
+    def note_progress(self) -> None:
+        """Publish what is counted so far, if there is any."""
+        try:
+            if (turn := self._counting.say(self._context.clock.wall_ms())) is not None:
+                self._submit(turn)
+        except LaneClosedError:
+            return  # who opens the lane next knows what is counted of what is durable
+
+    def applied(self, turns: Sequence[Turn]) -> None:
+        """Take note of turns that are applied: claims end, new rows wait, and there is room."""
+        scheduler = self.scheduler
+        self._beyond.passed(turns)
+        for turn in turns:
+            for row in turn.rows:
+                if row.value is not None:
+                    scheduler.changed(row_due_ms(row.value))
+            if turn.claim is not None:
+                scheduler.release(turn.claim)
+                if self.commands is not None:
+                    self.commands.over.discard(turn.claim)
+            self._applied_to = max(self._applied_to, turn.moves_to)
+        if self.commands is not None:
+            self.commands.applied(turns)
+        if self.sequences is not None:
+            self.sequences.applied(turns)
+        if self._suspect_rows is not None:
+            self._suspect_rows.settled()
+        self._wanted()
