@@ -164,7 +164,8 @@ class Handlers:
         self._guard(lambda: judge.tries.begun(origin, attempt, number, now, session))
         if number == 1:
             self._guard(lambda: oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
-        if (copies := oracle.copies) is not None and judge.through(worker):
+        # a copy that the broker took back was there, for all that its session can know
+        if (copies := oracle.copies) is not None and judge.through(worker) and not self._broker.taken_back[main]:
             self._guard(lambda: copies.begun(origin, delivery.number))
         self._guard(lambda: judge.services.begun(worker, origin, delivery.due_at_ms, started_ms))
         self._guard(lambda: oracle.check_key(origin, delivery.idempotency_key[36:]))
