@@ -26,7 +26,8 @@ time of a held row is the deadline of that, without one the last possible time. 
 ones of its sequence wait until somebody decides; the row has no payload, and the last time but one. State is 2 more in
 a row without value and foreign headers: `more` says what the main topic has in their place. Others are a newer
 version's: this one cannot judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these)
-are for facts that a reader may ignore, and are kept. Flag 4: there is a tag 3.
+are for facts that a reader may ignore, and are kept. Flag 4: there is a tag 3. Flag 8:
+the main topic has a copy for the next delivery.
 Tag 1: a hold that begins when the record's run has failed; its deadline, u64. Tag 2: time i64, size u32, checksum u32
 and the time until which that is safe u64 of a `Reference`. Tag 3: the circuit that has counted the last failure.
 """
