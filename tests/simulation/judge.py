@@ -218,7 +218,8 @@ class Judge:
             check_outage(self.oracle, (BEGAN_S + self.plan.outage[1]) * 1_000)
         self.services.at_rest(self.oracle, BEGAN_S * 1_000)
         if self.plan.quiet and not paused:
-            check_quiet(self.oracle, failed=self.observed[Event.LANE_FAILED], ordered=self.plan.order != "none")
+            ordered, failed = self.plan.order != "none", self.observed[Event.LANE_FAILED]
+            check_quiet(self.oracle, failed=failed, ordered=ordered, through=self.plan.through)
         if self.plan.only(DRAINS) and self.oracle.repeated:
             raise Violation(f"I10: {self.oracle.repeated} calls repeated, and every worker had time for its drain")
         return said

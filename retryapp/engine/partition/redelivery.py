@@ -67,7 +67,7 @@ class Redelivery:
     def take(self, rows: Rows) -> None:
         """Take claimed rows, and publish them, or deliver them where that is not to be."""
         for row in rows:
-            if row[0].sent:
+            if row[0].sent and row[0].runs:
                 self._await(row, self._end)
             elif (copy := self._copy(*row)) is None:
                 self._await(row, 0)
