@@ -95,6 +95,7 @@ _DUE: Final = struct.Struct(">Q")
 _HOLD_AT, _FLAGS_AT, _DUE_AT = 2, 3, 4
 _MORE_LEN: Final = 4
 _LAST_DUE: Final = _DUE.pack(MAX_EPOCH_MS)
+MOST_QUEUES: Final = 256
 _QUEUE_AT: Final = 1
 """Byte of a due time, and so of a row key, that has the queue."""
 _TIME_MASK: Final = (1 << 48) - 1

@@ -13,13 +13,14 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
-from retryapp.core.metadata import HELD, RetryMetadata
+from retryapp.core.metadata import HELD, MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import (
     ALONE,
     CANCELLED,
     HELD_ROWS,
     IDENTITY_AT,
+    MOST_QUEUES,
     SENT,
     TOKEN,
     PendingRow,
@@ -165,6 +166,16 @@ class Scheduler:
         if due_at_ms < self._next_due_ms:
             self._next_due_ms = due_at_ms
             self._wake.set()
+
+    def has_rows(self, circuit: str, until_ms: int) -> bool:
+        """Tell whether a row waits for a named circuit; for the handler's own: whether one is due until a time."""
+        if self._pending is None:
+            return False
+        if circuit:
+            only = dict.fromkeys(range(MOST_QUEUES), 0) | {queue_of(circuit): 1}
+            return bool(self._pending.due(MAX_EPOCH_MS, 1, most=only)[0])
+        next_due_ms = self._pending.due(0, 0)[1]
+        return next_due_ms is not None and next_due_ms <= until_ms
 
     async def run(self) -> None:
         """Claim what is due until the session is over."""

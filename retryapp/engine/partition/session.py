@@ -144,7 +144,8 @@ class Session:
         parts = self.scheduler, self._recall, self.commands, self._suspects, self._suspect_rows
         works = [self._recall.keep, *(each.run for each in parts if each is not None)]
         telling = partial(tell, self._lane, self.number, self._context, self._main.partition)
-        self._context.pace.begin(self._first.submit, self._again.submit, self._freed, telling, self._lane.fail)
+        calls = self._freed, telling, self._lane.fail, self.scheduler.has_rows
+        self._context.pace.begin(self._first.submit, self._again.submit, *calls)
         self._tasks = [asyncio.create_task(self._guard(work), name=f"work-{self._lane.name}") for work in works]
 
     async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
