@@ -95,7 +95,7 @@ class Redelivery:
             metadata = claim.metadata or decode_metadata(waiting.headers)
         except (DamagedMetadataError, NewerFormatError):
             return None  # its delivery says what is wrong
-        if metadata is None or metadata.held:
+        if metadata is None or metadata.held or metadata.due_at_ms is None:
             return None
         claim.metadata, shown = metadata, restore(waiting, metadata)
         if shown.key is None and shown.value is None:  # the client sends no such record
@@ -118,6 +118,7 @@ class Redelivery:
         # without the claim, which lasts until the outcome
         turn = Turn(rows=(Row(claim.identity, as_sent(value), tier or "?"),), publishes=(copy,), on_settled=settled)
         self._submit(turn)
+        claim.sent = True
 
 
 def passed(copy: Record) -> Turn:
