@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import pytest
+from acceptance.books import by_record
+from confluent_kafka import Producer
 from harness import Answer, HandlerSpec, Stage, Visit, wait_for
+from harness.operator import Operator
 
 from retryapp.core.headers import RETRY_REDELIVERY
 from retryapp.kafka import read_topic
@@ -57,3 +62,23 @@ def test_groups_of_one_topic_do_not_see_each_others_retries(bootstrap: str, make
         assert sum(name.startswith(stage.group) for name in published) == again
         total = take_ledger(stage.connection, stage.topology(topic)).total
         assert (total.received, total.done, total.copies) == (RECORDS, RECORDS, len(published))
+
+
+def test_what_the_topic_may_not_take_again_comes_at_once(stage: Stage) -> None:
+    """A record that fits, and whose copy would not; a burst of others is cut into batches that fit."""
+    topic = stage.main_topic(partitions=1)
+    Operator(stage.bootstrap).configure(topic, "max.message.bytes", "20000")
+    stage.program(HandlerSpec(topic=topic, policy="1s", redelivery="main"))
+    worker = stage.worker()
+    sizes = [19_850 if n % 10 == 0 else 6_000 for n in range(50)]
+    facts = [{"id": n, "fail": 1, "blob": os.urandom(size // 2).hex()} for n, size in enumerate(sizes)]
+    producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "batch.num.messages": 1})
+    for fact in facts:
+        producer.produce(topic, json.dumps(fact).encode(), key=b"k", partition=0)
+    assert producer.flush(20) == 0
+    stage.wait_settled(topic)
+    found = [dict(record.headers).get(RETRY_REDELIVERY) for record in read_topic(stage.connection, topic)]
+    assert sum(name is not None for name in found) == 45
+    assert {len(at) for at in by_record(stage.service.of(topic)).values()} == {2}
+    assert "retryapp.hand_off_refused" not in worker.log
+    assert "retryapp.lane_failed" not in worker.log
