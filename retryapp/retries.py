@@ -45,7 +45,7 @@ from retryapp.runtime.options import RuntimeOptions
 from retryapp.runtime.view import RuntimeView
 from retryapp.runtime.worker import RetryWorker, end_faust_on_named_errors, runtime_of
 from retryapp.settings import load_settings
-from retryapp.web.access import parse_operators
+from retryapp.web.access import LoginHook, parse_operators
 
 __all__ = ["Delivery", "NoRetriesError", "Retries", "retries_of"]
 
@@ -79,6 +79,8 @@ class Retries:
         dlq_retention: how long dead letters are kept; None: no limit. Default: 30 days.
         admin_options: librdkafka properties for the administration client, for what the app's credentials do not hold
             (`ssl.ca.location` with TLS).
+        login: says who asks for a page, besides tokens and proxies: takes the aiohttp request, returns a name and
+            `look`, `operate` or `admin`, or None. Async, or a plain function, which runs in a thread; 5 s at most.
 
     Raises:
         InvalidSettingError: the app has a `Retries` already.
@@ -96,6 +98,7 @@ class Retries:
         downtime: Duration = "7d",
         dlq_retention: Duration | None = "30d",
         admin_options: Mapping[str, str] | None = None,
+        login: LoginHook | None = None,
     ) -> None:
         end_faust_on_named_errors()
         if runtime_of(app) is not None:
@@ -115,6 +118,7 @@ class Retries:
             proxies=settings.web_proxies,
             hosts=settings.web_hosts,
             peer_secret=settings.peer_secret.get_secret_value(),
+            hook=login,
         )
         options = RuntimeOptions(
             grace_ms=settings.grace_ms if grace is None else parse_duration_ms(grace),

@@ -36,6 +36,8 @@ class DeliveryContext:
     """How long the main topic keeps a record at least; None: no limit."""
     life: str = "?"
     """Unique id of this process; see `core.marks`."""
+    worker: str = ""
+    """Its name for people, as ``host/worker-1``."""
     lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
     """Whether the group may have given the partition to another worker unnoticed."""
     pace: Pace = field(default_factory=Pace, compare=False)
