@@ -73,8 +73,6 @@ RETRY_EDITED: Final = "retry-edited"
 RETRY_MARK: Final = "retry-mark"
 """Only on dead-letter topics: the record is no letter, but says what became of one (``core.control``)."""
 RETRY_REPLAYS: Final = "retry-replays"
-RETRY_REDELIVERY: Final = "retry-redelivery"
-"""Only on main topics, and the only one there: the record is a copy of one that is due again (``core.redelivery``)."""
 
 OUR_HEADERS: Final = frozenset(
     {

@@ -6,11 +6,15 @@ starts nothing. Every handler of this library passes it, whose ever it is; what 
 
 from __future__ import annotations
 
+from typing import Final
+
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.foreign import escape_names
-from retryapp.core.headers import RETRY_REDELIVERY
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, parse_failure_id
+
+RETRY_REDELIVERY: Final = "retry-redelivery"
+"""Only on main topics, so none of `headers.OUR_HEADERS`: a user's own of this name passes as it is."""
 
 
 def copied(headers: Headers, metadata: RetryMetadata) -> Headers:

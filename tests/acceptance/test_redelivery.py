@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from harness import Answer, HandlerSpec, Stage, Visit, wait_for
 from harness.operator import Operator
 
-from retryapp.core.headers import RETRY_REDELIVERY
+from retryapp.core.redelivery import RETRY_REDELIVERY
 from retryapp.kafka import read_topic
 from retryapp.ledger import take_ledger
 

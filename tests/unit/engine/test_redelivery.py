@@ -9,10 +9,9 @@ import pytest
 
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import InvalidSettingError
-from retryapp.core.headers import RETRY_REDELIVERY
 from retryapp.core.marks import Tally
 from retryapp.core.record import Headers, Record
-from retryapp.core.redelivery import is_copy
+from retryapp.core.redelivery import RETRY_REDELIVERY, is_copy
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition, Script, Step
