@@ -16,17 +16,7 @@ from retryapp.core.durations import format_duration_ms
 from retryapp.core.hops import cancelled, due_anew, released, restore
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Record
-from retryapp.core.rows import (
-    CANCELLED,
-    IDENTITY_AT,
-    OPERATOR,
-    SENT,
-    STOPPED,
-    TOKEN,
-    PendingRow,
-    decode_row,
-    encode_row,
-)
+from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, STOPPED, TOKEN, PendingRow, decode_row, encode_row
 from retryapp.engine.delivery.damage import end_instead, ended
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
@@ -61,8 +51,6 @@ class RowCommands:
         Raises:
             RefusedError: it is refused.
         """
-        if claim is not None and claim.sent:  # the turn that says so may be on its way to the table
-            row = replace(row, flags=row.flags | SENT)
         if row.hold & STOPPED:
             if command.verb is Verb.RELEASE:
                 return self.go_on(row, identity)

@@ -131,6 +131,8 @@ class Session:
                 applied_to=lambda: self._applied_to,
                 read=self._recall.read_row,
             )
+        if self.commands is not None and self._redelivery is not None:
+            self._redelivery.changing = self.commands.over
         self._duplicates = begin_duplicates(context, transport.seen, main.partition)
         tally = transport.counted_from(start, context.clock.wall_ms())
         self._counting = Counting(context.handler, main, tally, start)

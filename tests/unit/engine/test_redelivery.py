@@ -12,6 +12,7 @@ from retryapp.core.errors import InvalidSettingError
 from retryapp.core.marks import Tally
 from retryapp.core.record import Headers, Record
 from retryapp.core.redelivery import RETRY_REDELIVERY, is_copy
+from retryapp.core.rows import CANCELLED, SENT, decode_row
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition, Script, Step
@@ -173,6 +174,24 @@ async def test_a_cancel_while_its_copy_is_on_the_way_is_obeyed_before_the_call()
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
         assert len(copies(orders)) == 1
     assert [seen.attempt for seen in script.calls] == [1]
+
+
+async def test_a_command_waits_for_the_turn_that_notes_the_copy() -> None:
+    """Or one of the two would be taken back by the other, once the worker has died."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1s", through_main=True) as orders:
+        await orders.send(b"a")
+        orders.engine.room = lambda _: 0  # type: ignore[method-assign]
+        commit = orders.transport.pause(Step.COMMIT)
+        await orders.advance(1_000)
+        assert commit.reached
+        with pytest.raises(AssertionError, match="no outcome"):
+            await orders.command("cancel", 0)
+        commit.set()
+        await orders.settle()
+        assert orders.transport.pending is not None
+        ((_, value),) = orders.transport.pending.page(None, 9)
+        assert decode_row(value).flags == CANCELLED | SENT
 
 
 async def test_what_the_main_topic_may_not_take_comes_at_once() -> None:
