@@ -65,6 +65,7 @@ class Judge:
                 self.rate.share_ms(plan.partitions) if self.rate else 0.0,
                 circuit=plan.outage is not None or bool(plan.services),
                 lists=plan.batch,
+                through=plan.through,
             ),
         )
         self.services = Services(plan, main)
