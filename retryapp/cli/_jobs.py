@@ -22,17 +22,16 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.lookup.jobs import (
     Order,
-    Preview,
     Told,
     begin,
     job_facts,
     outcomes,
     part_facts,
     parts_of,
-    preview,
     summed,
     tell_job,
 )
+from retryapp.lookup.previews import Preview, preview
 
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field", "from_ms", "until_ms")
 _LOOK_S: Final = 1.0
@@ -120,8 +119,8 @@ def begin_job(
     with Progress(*_columns(), console=stderr_console, transient=True) as bar:
         task = bar.add_task("dead letters read", total=None)
 
-        def go_on(looked: int, of: int) -> bool:
-            bar.update(task, completed=looked, total=of)
+        def go_on(read: Preview) -> bool:
+            bar.update(task, completed=read.looked, total=read.whole)
             return True
 
         found = preview(connection, topology, verb, wanted, go_on=go_on)
@@ -229,5 +228,5 @@ def _preview_text(verb: Verb, found: Preview) -> str:
     if not found.letters:
         return text
     rows = [[cause, str(count), found.names[cause]] for cause, count in found.causes.most_common(20)]
-    samples = "\n".join(f"  {name}" for name in found.samples)
+    samples = "\n".join(f"  {name}" for name in found.examples)
     return f"{table(['cause', 'letters', ''], rows)}\nfor example\n{samples}\n{text}"

@@ -9,7 +9,8 @@ The words are Polly's:
    the share that failed reaches ``failure_ratio``. A record that fails again and again counts once.
 2. ``open``: nothing begins for ``break_for``; twice as long each time that it opens again, up to ``MAX_DOUBLINGS``.
 3. ``half-open``: up to ``probes`` records run. One that has no outcome after ``break_for`` is not waited for: another
-   takes its place. Most of them decide: open again, or on.
+   takes its place. Most of them decide: open again, or on. Where none has run for the longest break, and nothing waits
+   to, nobody will decide: it closes. Else its idle time would count towards ``max_open`` of the next outage.
 4. ``recovering``: runs begin at a limited rate, from ``probes`` a second, which doubles ten times in ``ramp``. What
    fails is counted as when closed. After ``ramp`` it is closed.
 
@@ -138,6 +139,11 @@ class CircuitBreaker:
         object.__setattr__(self, "rate_limit", None if rate_limit is None else parse_rate(rate_limit))
 
     @property
+    def longest_break_ms(self) -> int:
+        """Return the longest break of one that opens again and again."""
+        return self.break_for_ms * 2**MAX_DOUBLINGS
+
+    @property
     def text(self) -> str:
         """All fields, for people."""
         times = {
@@ -216,6 +222,8 @@ class Circuit:
         """How often since."""
         self._until_ms = 0.0
         """End of the break."""
+        self._quiet_ms = 0.0
+        """Since when no probe has begun or ended, while half-open."""
         self._exempt = False
         """It has been open for too long: it does not open before calls have gone well."""
         self._slots: dict[Hashable, float] = {}
@@ -262,6 +270,7 @@ class Circuit:
 
     def begin(self, place: Hashable, now_ms: float) -> None:
         if self.state is CircuitState.HALF_OPEN:
+            self._quiet_ms = now_ms
             self._slots[place] = now_ms + self.breaker.break_for_ms
             self._asked.add(place)
         elif self.state is CircuitState.RECOVERING:
@@ -275,7 +284,9 @@ class Circuit:
             case CircuitState.OPEN:
                 return self._until_ms
             case CircuitState.HALF_OPEN:
-                return min((end for end in self._slots.values() if end > now_ms), default=None)
+                longest_ms = self.breaker.longest_break_ms
+                ends = (end for end in (*self._slots.values(), self._quiet_ms + longest_ms) if end > now_ms)
+                return min(ends, default=now_ms + longest_ms)
             case CircuitState.RECOVERING:
                 self._fill(now_ms)
                 end_ms = self.since_ms + self.breaker.ramp_ms
@@ -293,6 +304,7 @@ class Circuit:
             return None  # it began before the break
         self._asked.discard(place)
         self._slots.pop(place, None)
+        self._quiet_ms = now_ms
         (self._failed if fine else self._fine).discard(place)
         (self._fine if fine else self._failed).add(place)
         return self._judge_probes(now_ms, cause)
@@ -309,7 +321,8 @@ class Circuit:
         self.forget()
 
     def resume(self, now_ms: float) -> None:
-        """Note that its partition is here, again or for the first time."""
+        """Note that its partition is here, again or for the first time, or that a pause of it has ended."""
+        self._quiet_ms = now_ms
         if self._ended_ms is not None:
             self._absent_ms += now_ms - self._ended_ms
             self._ended_ms = None
@@ -325,6 +338,15 @@ class Circuit:
         if self.state is CircuitState.RECOVERING and now_ms >= self.since_ms + self.breaker.ramp_ms:
             return self._close(now_ms)
         return None
+
+    def is_idle(self, now_ms: float) -> bool:
+        """Tell whether it waits for probes, and none has run for so long that nothing may be there to probe."""
+        quiet = not self._asked and now_ms >= self._quiet_ms + self.breaker.longest_break_ms
+        return self.state is CircuitState.HALF_OPEN and quiet
+
+    def end_idle(self, now_ms: float) -> Transition:
+        """Close it: it is idle, and nothing waits for it."""
+        return self._close(now_ms, "nothing waits for it")
 
     def force(self, now_ms: float, cause: str) -> Transition | None:
         """Open it until `release`; None: it is forced open already."""
@@ -348,6 +370,7 @@ class Circuit:
         self.forget()
         self._fine.clear()
         self._failed.clear()
+        self._quiet_ms = now_ms
         return self._go(CircuitState.HALF_OPEN, now_ms)
 
     def _judge_calls(self, now_ms: float, cause: str) -> Transition | None:

@@ -45,6 +45,7 @@ RETRY_DELIVERY: Final = "retry-delivery"
 """Written only where it differs from the attempt."""
 RETRY_DUE_MS: Final = "retry-due-ms"
 RETRY_STARTED_MS: Final = "retry-started-ms"
+RETRY_WORKER: Final = "retry-worker"
 RETRY_HOT_ATTEMPTS: Final = "retry-hot-attempts"
 """Tries of the delivery that ended last; written only where there was more than one."""
 RETRY_POLICY: Final = "retry-policy"
@@ -80,6 +81,7 @@ OUR_HEADERS: Final = frozenset(
         RETRY_RULE, RETRY_RULE_FAILURES, RETRY_FIRST_FAILED_MS, RETRY_LAST_FAILED_MS, RETRY_ERROR_TYPE,
         RETRY_ERROR_MESSAGE, RETRY_ERROR_TRACE, RETRY_REASON, RETRY_ORIGINAL_REASON, RETRY_FINGERPRINT, RETRY_HISTORY,
         RETRY_REPLAY_ID, RETRY_REPLAYS, RETRY_NO_PAYLOAD, RETRY_LETTER, RETRY_EDITED, RETRY_MARK, RETRY_COUNTED_FROM_MS,
+        RETRY_WORKER,
     }
 )  # fmt: skip
 """All names that are ours in format version 1."""
@@ -152,6 +154,8 @@ def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
     if md.due_at_ms is not None:
         yield RETRY_DUE_MS, b"%d" % md.due_at_ms
     yield RETRY_STARTED_MS, b"%d" % md.started_ms
+    if md.worker is not None:
+        yield RETRY_WORKER, escape_text(md.worker, MAX_NAME_BYTES)
     yield RETRY_POLICY, _name(RETRY_POLICY, md.policy)
     if md.tier is not None:
         yield RETRY_TIER, escape_text(md.tier, MAX_NAME_BYTES)
@@ -259,6 +263,7 @@ class HeaderReader:
             hot_attempts=self.number(RETRY_HOT_ATTEMPTS) if RETRY_HOT_ATTEMPTS in self.found else 1,
             due_at_ms=self.number(RETRY_DUE_MS) if RETRY_DUE_MS in self.found else None,
             started_ms=self.number(RETRY_STARTED_MS),
+            worker=self.optional_name(RETRY_WORKER),
             policy=self.name(RETRY_POLICY),
             tier=self.optional_name(RETRY_TIER),
             rule=self.optional_name(RETRY_RULE),

@@ -78,6 +78,8 @@ class Succeeded(RecordEvent):
     ended_ms: EpochMs
     lateness_ms: Count
     """Begin minus due time."""
+    worker: str = ""
+    """The worker that ran it, as ``host/worker-1``; empty: not known."""
 
 
 class Skipped(RecordEvent):
@@ -94,6 +96,8 @@ class Skipped(RecordEvent):
     replays: Count = 0
     rule: str | None = None
     """The rule that skipped it."""
+    worker: str = ""
+    """The worker whose handler has skipped it; empty: none, or not known."""
     at_ms: EpochMs
 
 
@@ -122,6 +126,8 @@ class Discarded(RecordEvent):
     first_failed_ms: EpochMs
     started_ms: EpochMs
     ended_ms: EpochMs
+    worker: str | None = None
+    """The worker that ran the last attempt; None: not known."""
 
 
 class Handled(RecordEvent):

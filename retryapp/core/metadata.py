@@ -73,6 +73,8 @@ class RetryMetadata:
     """Earliest start of the next attempt, epoch milliseconds; None when dead."""
     started_ms: int
     """When the attempt that failed last began."""
+    worker: str | None = None
+    """The worker that ran it, as ``host/worker-1``; None: not known, or no attempt has failed."""
     policy: str
     tier: str | None = None
     """Text of the nominal delay that is waited for; None when dead."""

@@ -83,6 +83,7 @@ def _attempt(read: RetryMetadata) -> dict[str, Any]:
         "delivery": read.delivery,
         "replays": read.replays,
         "duration_ms": max(0, read.last_failed_ms - read.started_ms),
+        "worker": read.worker,
         "error_type": read.error_type,
         "message": read.error_message,
         "cause_id": cause_id(read.error_type, read.fingerprint, read.error_message),
@@ -102,7 +103,7 @@ def _told(record: Record, topology: HandlerTopology, origin: Origin) -> Iterator
             outcome = f"refused, {event.refused}" if event.refused else event.text
             yield {"kind": event.verb, "at_ms": event.at_ms, "by": event.by, "text": outcome, "message": event.why}
         elif isinstance(event, RecordEvent):
-            facts = event.model_dump(include={"attempt", "delivery", "replays", "error_type", "reason"})
+            facts = event.model_dump(include={"attempt", "delivery", "replays", "error_type", "reason", "worker"})
             began_ms, at_ms = getattr(event, "started_ms", None), getattr(event, "ended_ms", record.timestamp_ms)
             duration = {} if began_ms is None else {"duration_ms": max(0, at_ms - began_ms)}
             why = {} if isinstance(event, Succeeded) else {"message": getattr(event, "error_message", None)}

@@ -13,7 +13,9 @@ import math
 import os
 import random
 import secrets
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import faust
@@ -270,6 +272,7 @@ class Runtime(Ownership):
             end_process=end_process,
             patience_s=self.app.conf.broker_session_timeout + self.app.conf.broker_rebalance_timeout + _IDLE_S,
             life=secrets.token_hex(4),
+            worker=f"{socket.gethostname()}/{Path(self.app.conf.datadir).name}",
             clock=self.clock,
             random=self.random,
             observer=self.observer,

@@ -29,19 +29,9 @@ from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
 from retryapp.kafka import KafkaConnection, read_record, read_topic
 from retryapp.kafka.commands import send_commands
-from retryapp.lookup.jobs import (
-    Order,
-    Preview,
-    Scope,
-    Told,
-    Words,
-    begin,
-    parts_of,
-    preview,
-    tell_handler,
-    tell_job,
-)
+from retryapp.lookup.jobs import Order, Told, Words, begin, parts_of, tell_handler, tell_job
 from retryapp.lookup.journeys import Journey, journey
+from retryapp.lookup.previews import Preview, Scope, preview
 from retryapp.ports import (
     CircuitInfo,
     DeadEntry,
@@ -195,7 +185,7 @@ class RuntimeView:
         """Return the parts of jobs that all partitions remember, by job, from the changelog. Blocks."""
         return parts_of(*self._steered(main))
 
-    def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[int, int], bool]) -> Preview:
+    def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[Preview], bool]) -> Preview:
         """Count what a job would take. Blocks."""
         return preview(*self._steered(main), verb, wanted, go_on=go_on)
 

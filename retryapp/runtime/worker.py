@@ -187,7 +187,7 @@ def _refuse_unguarded(app: faust.App) -> None:
     runtime, bind = runtime_of(app), app.conf.web_bind
     if runtime is not None and not runtime.options.pages_guarded and not _is_loopback(bind):
         expected = "a loopback address, or say who may reach the pages from elsewhere: RETRYAPP_WEB_OPERATORS with "
-        expected += "tokens, as ann:SHA256, or anyone:look (docs/operating.md)"
+        expected += "tokens, as ann:SHA256, or anyone:look; or Retries(app, login=...) (docs/operating.md)"
         raise InvalidSettingError("RETRYAPP_WEB_BIND", bind, expected)
 
 

@@ -1,7 +1,8 @@
 """Who may do what through the pages.
 
-Whoever asks has one of four roles (`Role`): by a token, by a proxy that logs people in, or by asking from this machine.
-Each address needs one (`views.ROUTES`, `views.ACTIONS`); what a role may not see is left out of answers (`hiding`).
+Whoever asks has one of four roles (`Role`): by a token, by the user's own login hook, by a proxy that logs people in,
+or by asking from this machine. Each address needs one (`views.ROUTES`, `views.ACTIONS`); what a role may not see is
+left out of answers (`hiding`).
 
 Tokens are kept as hashes and never stand in an address. A browser has its token in a cookie that no script reads and no
 other site sends. A role that comes from where somebody asks, and not from a token, counts under a known host name only:
@@ -10,16 +11,21 @@ else a page whose name is made to point here (DNS rebinding) would have it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import inspect
 import ipaddress
+import logging
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hmac import compare_digest
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from aiohttp import web
 
 from retryapp.core.errors import InvalidSettingError, shown
 from retryapp.ports import PAGES_PREFIX
@@ -32,12 +38,19 @@ PROXY_USER: Final = "X-Forwarded-User"
 PROXY_ROLE: Final = "X-Forwarded-Role"
 MOST_LETTERS: Final = 1_000
 """Letters of a job that needs no admin."""
+HOOK_S: Final = 5.0
+"""How long a login hook may take."""
 _NAME: Final = re.compile(r"[\w.@-]{1,64}", re.ASCII)
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _FORWARDED: Final = ("Forwarded", "Via", "X-Forwarded-For", "X-Real-IP")
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Known = tuple[str, str] | None
+"""A name, and `look`, `operate` or `admin`; None: somebody unknown."""
+LoginHook = Callable[[web.Request], Known | Awaitable[Known]]
+
+logger = logging.getLogger(__name__)
 
 
 class Role(IntEnum):
@@ -100,16 +113,21 @@ class Operators:
     """Where requests come from whose `PROXY_USER` and `PROXY_ROLE` count."""
     hosts: frozenset[str] = frozenset()
     """Names of the pages besides those of this machine."""
+    hook: LoginHook | None = None
+    """Says who has sent a request. It reads headers, cookies, address or certificate, not the body."""
     peer_secret: str = field(default="", repr=False)
     """Of the group's workers."""
 
     @property
     def guarded(self) -> bool:
         """Whether it is said who may reach the pages from elsewhere."""
-        return bool(self.tokens or self.proxies or self.anyone)
+        return bool(self.tokens or self.proxies or self.anyone or self.hook)
 
-    def person(self, request: Any, url: str) -> Person:
-        """Return who sends a request to a worker with the address `url`."""
+    async def person(self, request: web.Request, url: str, needs: Role) -> Person:
+        """Return who sends a request to a worker with the address `url`.
+
+        Where everybody may ask, no hook is called: a probe must not wait for it.
+        """
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
         if token and (known := self.owner_of(token)) is not None:
@@ -117,6 +135,8 @@ class Operators:
         host, can_log_in = _host(request.headers.get("Host", "")), bool(self.tokens)
         if not self._is_known(host, url):
             return Person(ANYONE, Role.NONE, can_log_in, host or "")
+        if self.hook is not None and needs and (found := await _by_hook(self.hook, request)) is not None:
+            return found
         near = _address(request)
         if near is not None and any(near in network for network in self.proxies):
             return self._by_proxy(request.headers)
@@ -150,7 +170,27 @@ class Operators:
 NOBODY: Final = Operators()
 
 
-def parse_operators(text: str, *, proxies: str = "", hosts: str = "", peer_secret: str = "") -> Operators:
+async def _by_hook(hook: LoginHook, request: web.Request) -> Person | None:
+    """Return whom a login hook knows; None if it fails. A plain function runs in a thread: the loop is the records'."""
+    try:
+        async with asyncio.timeout(HOOK_S):
+            answer = hook(request) if inspect.iscoroutinefunction(hook) else await asyncio.to_thread(hook, request)
+            known = await answer if inspect.isawaitable(answer) else answer
+        return None if known is None else _person(*known)
+    except Exception:  # the user's code, or what it asks; nobody has a role by it then
+        logger.exception("retryapp.login_hook_failed")
+        return None
+
+
+def _person(name: str, role: str) -> Person:
+    if not _NAME.fullmatch(name) or role not in _ROLES:
+        raise ValueError(f"{shown((name, role))} is no name of letters, digits and . @ - with look, operate or admin")
+    return Person(name, _ROLES[role])
+
+
+def parse_operators(
+    text: str, *, proxies: str = "", hosts: str = "", peer_secret: str = "", hook: LoginHook | None = None
+) -> Operators:
     """Read the settings, each with commas between: `local`, `anyone` or `NAME:SHA256`, with `:ROLE`; addresses; names.
 
     Raises:
@@ -177,6 +217,7 @@ def parse_operators(text: str, *, proxies: str = "", hosts: str = "", peer_secre
         proxies=tuple(map(_network, _entries(proxies))),
         hosts=frozenset(entry.lower() for entry in _entries(hosts)),
         peer_secret=peer_secret,
+        hook=hook,
     )
 
 
@@ -198,7 +239,7 @@ def _host(text: str) -> str | None:
         return None
 
 
-def _address(request: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _address(request: web.Request) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         found = ipaddress.ip_address(request.remote or "")
     except ValueError:
@@ -206,8 +247,11 @@ def _address(request: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
     return getattr(found, "ipv4_mapped", None) or found
 
 
-def refuse_other_sites(request: Any) -> None:
+def refuse_other_sites(request: web.Request) -> None:
     """Refuse what a page of another site has a browser send.
+
+    A browser says in every POST which site has sent it, so no token in the form is needed. One that says neither this
+    nor that is a program, or a browser of before 2019.
 
     Raises:
         PageError: 403.
@@ -217,5 +261,6 @@ def refuse_other_sites(request: Any) -> None:
         foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
     except ValueError:
         foreign = True
-    if foreign or site not in (None, "same-origin", "none"):
+    unsaid = origin is site is None and "text/html" in request.headers.get("Accept", "")
+    if foreign or unsaid or site not in (None, "same-origin", "none"):
         raise PageError(403, "other-site", "another site has sent this request", "Send it from retryapp's own pages")

@@ -41,6 +41,7 @@ from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, Partitio
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Person, Role
 from retryapp.web.attention import needs_action
+from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
@@ -78,19 +79,20 @@ class Answers:
         self.mask = mask
         self.clock = clock
         self._due = DueCounts(view)
+        self.counting = Counting(view)
         self.peers = Peers(self.now_ms, operators.peer_secret)
 
     def now_ms(self) -> int:
         """Return the epoch time in milliseconds."""
         return self.clock.wall_ms()
 
-    def person(self, request: Any) -> Person:
-        """Return who asks."""
+    async def person(self, request: Any, needs: Role) -> Person:
+        """Return who asks for something that needs a role."""
         url = self.view.url()
         asked = url.rstrip("/") + request.raw_path
         if request.path.startswith(PART) and self.peers.has_signed(request.headers.get(SIGNATURE, ""), asked):
             return Person("a worker", Role.OPERATE)
-        return self.operators.person(request, url)
+        return await self.operators.person(request, url, needs)
 
     async def index(self, _question: Question) -> Facts:
         """Return the handlers with their totals, and what needs somebody to act."""

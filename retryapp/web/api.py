@@ -20,8 +20,8 @@ from retryapp.core.control import JOB_ID, MAX_WORDS, Edit, Verb
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin
-from retryapp.lookup.jobs import Scope
 from retryapp.lookup.payloads import Kind
+from retryapp.lookup.previews import Scope
 from retryapp.ports import PAGES_PREFIX, HandlerInfo, PartitionInfo
 from retryapp.web.access import Role
 from retryapp.web.lists import Line
@@ -182,7 +182,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
             max_attempts=_Int, find=str, planned=_many(_model("Planned", "An attempt.", attempt=int, due_at_ms=int)),
             steps=_many(_model(
                 "Step", "An attempt, a command, or what became of it.", kind=str, at_ms=int, attempt=_Int,
-                delivery=(_Int, None),
+                delivery=(_Int, None), worker=_Text,
                 replays=_Int, duration_ms=_Int, error_type=_Text, message=_Text, cause_id=_Text, due_at_ms=_Int,
                 reason=_Text, by=_Text, text=_Text, edited=_Int)),
         ),
@@ -195,7 +195,8 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/jobs/new": (
         _model("Preview", "What a job would do: what its start is sent, and whether you may.", _Page, main=str,
-               verb=str, order=str, filter=dict[str, Any], preview=dict[str, Any], job=str, scope=Scope, may=bool),
+               verb=str, order=str, filter=dict[str, Any], preview=dict[str, Any], job=str, scope=Scope, may=bool,
+               goes_on=bool),
         {"verb": {**_STRING, "enum": ["replay", "discard", "restore"]}, **_FILTER},
     ),
     "/{main}/jobs/{job}": (

@@ -17,22 +17,25 @@ from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Verb
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import HANDLER_VERBS, HandlerVerb, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.rates import parse_rate
-from retryapp.lookup.jobs import Order, Preview, Scope, Told, by_job, job_facts, outcomes, part_facts
+from retryapp.lookup.jobs import Order, Told, by_job, job_facts, outcomes, part_facts
+from retryapp.lookup.previews import Preview, Scope
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, HandlerInfo
-from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import MOST_LETTERS, Person, Role
 from retryapp.web.actions import WAIT_S, Action
 from retryapp.web.answers import Answers
+from retryapp.web.counting import Asked
 from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
 from retryapp.web.hiding import check_search
 from retryapp.web.page import is_browser
 from retryapp.web.query import FILTERS, Question
 
 PREVIEW_S: Final = 8.0
-"""How long a page counts letters; a job takes those that were not counted as well."""
+"""How long a program's question waits for a count."""
+LOOK_S: Final = 2.0
+"""The same of a page, which is loaded again while counting goes on."""
 MOST_AT_ONCE: Final = 2
-"""Previews of one worker's pages, and commands about jobs, each."""
+"""Commands about jobs, of one worker's pages."""
 LIVE_S: Final = 2
 """Pages of jobs that go on are loaded again after this time."""
 
@@ -56,9 +59,6 @@ class Turns:
             return await asyncio.to_thread(call)
         finally:
             self._taken -= 1
-
-
-_previews: Final = Turns()
 
 
 async def jobs(answers: Answers, question: Question) -> Facts:
@@ -100,7 +100,8 @@ async def preview(answers: Answers, question: Question) -> Facts:
     """Return what a job would do: how many letters, of which causes, some of them; and where it would end."""
     info = answers.get_handler_or_404(question.main)
     verb, wanted = _wanted(question)
-    found = await _previews.take(lambda: _count(answers.view, info.main, verb, wanted))
+    wait_s = PREVIEW_S if question.as_json else LOOK_S
+    found, goes_on = await answers.counting.count((info.main, verb, wanted), wait_s=wait_s)
     return {
         "main": info.main,
         "verb": verb,
@@ -110,12 +111,9 @@ async def preview(answers: Answers, question: Question) -> Facts:
         "job": Order(verb, wanted).id,
         "scope": found.scope.model_dump(mode="json"),
         "may": question.role >= _role_for(found),
+        "goes_on": goes_on,
+        "live_s": LIVE_S if goes_on else None,
     }
-
-
-def _count(view: RuntimeView, main: str, verb: Verb, wanted: LetterFilter) -> Preview:
-    until_s = time.monotonic() + PREVIEW_S
-    return view.preview(main, verb, wanted, lambda _looked, _of: time.monotonic() < until_s)
 
 
 def _role_for(found: Preview) -> Role:
@@ -191,11 +189,16 @@ class StartJob(_JobAction):
 
         def begin() -> Told:
             if person.role < Role.ADMIN:  # what was sent may say less than it takes
-                found = _count(self.answers.view, info.main, verb, wanted)
-                person.require(_role_for(found))
+                person.require(_role_for(self._found((info.main, verb, wanted), scope)))
             return self.answers.view.begin_job(info.main, order, scope, wait_s=words["wait_s"])
 
         return begin, f"jobs/{name}"
+
+    def _found(self, asked: Asked, scope: Scope) -> Preview:
+        """Return what was counted with this scope, or count anew; blocks."""
+        until_s = time.monotonic() + PREVIEW_S
+        known = self.answers.counting.known(asked, scope)
+        return known or self.answers.view.preview(*asked, lambda _found: time.monotonic() < until_s)
 
 
 def _check(scope: Scope, partitions: int, topics: set[str]) -> None:

@@ -34,6 +34,7 @@ _UNKNOWN: Final = dict.fromkeys(
         "reason",
         "replays",
         "text",
+        "worker",
     )
 )
 

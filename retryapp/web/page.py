@@ -43,7 +43,7 @@ class Page:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer a request, or refuse it."""
-        person = self.answers.person(request)
+        person = await self.answers.person(request, self.needs)
         try:
             self._refuse_other_methods(request)
             person.require(self.needs)

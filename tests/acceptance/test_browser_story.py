@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 from collections import defaultdict
 
@@ -87,6 +88,8 @@ def test_an_operator_puts_right_what_failed(stage: Stage) -> None:
         shown = page.get_by_role("row").locator(".state").all_inner_texts()
         assert shown == ["failed", "dead", "replayed", "succeeded", "recovered"], "a recovered record is found, too"
         assert page.get_by_text("HTTP 503 from the service").count() == 2
+        ran = page.get_by_text(f"on {socket.gethostname()}/worker-").all_inner_texts()
+        assert len(ran) == 3, "the failed attempt, as waiting and as dead, and the one that succeeded"
 
         page.goto(f"{workers[0].url}/retries/{topic}/pending")
         names = [link.inner_text() for link in page.get_by_role("row").get_by_role("link").filter(has_text="/").all()]

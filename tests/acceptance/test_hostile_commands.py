@@ -19,7 +19,8 @@ from retryapp.kafka import KafkaAdmin
 from retryapp.kafka.commands import send_commands
 from retryapp.kafka.remembered import remembered
 from retryapp.ledger import take_ledger
-from retryapp.lookup.jobs import Order, Scope, begin, parts_of, tell_handler, tell_job
+from retryapp.lookup.jobs import Order, begin, parts_of, tell_handler, tell_job
+from retryapp.lookup.previews import Scope
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(300)]
 PARTITIONS = 3

@@ -131,7 +131,7 @@ UNREAD = {
     "retry-handler": b"x", "retry-first-failed-ms": b"1", "retry-error-trace": b"x", "retry-history": b"1:2:x",
     "retry-hot-attempts": b"1", "retry-rule": b"x", "retry-rule-failures": b"1", "retry-original-reason": b"x",
     "retry-replay-id": b"x", "retry-letter": b"x", "retry-null-value": b"1", "retry-no-payload": b"1",
-    "retry-counted-from-ms": b"1", "retry-edited": b"1",
+    "retry-counted-from-ms": b"1", "retry-edited": b"1", "retry-worker": b"x",
 }  # fmt: skip
 """Headers that the analysis does not read, with values that they may have."""
 DAMAGED = NOTHING | {"unreadable": "damaged"}

@@ -131,7 +131,7 @@ def ended(context: DeliveryContext, record: Record, metadata: RetryMetadata) -> 
 
 _TOLD: Final = (
     "group", "failure_id", "reason", "fingerprint", "rule", "attempt", "delivery", "replays", "policy",
-    "origin_timestamp_ms", "first_failed_ms", "started_ms",
+    "origin_timestamp_ms", "first_failed_ms", "started_ms", "worker",
 )  # fmt: skip
 
 

@@ -208,6 +208,7 @@ def _succeeded(run: Run, metadata: RetryMetadata, ended_ms: int) -> Turn:
         started_ms=delivery.started_ms,
         ended_ms=ended_ms,
         lateness_ms=max(0, delivery.lateness_ms or 0),
+        worker=run.context.worker,
     )
     return run.settle(
         publishes=(
@@ -233,6 +234,7 @@ def _skipped(run: Run, failure: Failure, ended_ms: int) -> Turn:
         attempt=delivery.attempt,
         replays=delivery.replays,
         rule=None if failure.rule is None else failure.rule.name,
+        worker=run.context.worker,
         at_ms=ended_ms,
     )
     facts = {"reason": failure.message, "error_type": failure.error_type, "place": failure.place}
@@ -285,6 +287,7 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
         attempt=delivery.attempt - 1 + spent,
         hot_attempts=run.hot_attempt,
         started_ms=delivery.started_ms,
+        worker=context.worker,
         failed_ms=failed_ms,
         policy_digest=handler.policy_digest,
         failure=failure,

@@ -122,6 +122,7 @@ class Pace:
         self._freed: Callable[[], None] = lambda: None
         self._tell: Callable[[Transition, str], None] = lambda _change, _name: None
         self._fail: Callable[[Exception], None] = lambda _fault: None
+        self._waits: Callable[[str, int], bool] = lambda _name, _until_ms: True
 
     @classmethod
     def of(cls, handler: Handler, partition: int, *, clock: Clock, random: Random, shares: int) -> Pace:
@@ -167,6 +168,8 @@ class Pace:
         """End a pause."""
         self.paused, self.gated = False, bool(self.gates)
         self._set_going()
+        for gate in self.gates.values():
+            gate.circuit.resume(self._now_ms())
         if self._own is not None:
             self._look(self._own)
         else:
@@ -196,9 +199,14 @@ class Pace:
         freed: Callable[[], None],
         tell: Callable[[Transition, str], None],
         fail: Callable[[Exception], None],
+        waits: Callable[[str, int], bool],
     ) -> None:
-        """Begin a session: `first` and `again` take runs, `freed` hears when more may go, `fail` of our faults."""
+        """Begin a session: `first` and `again` take runs, `freed` hears when more may go, `fail` of our faults.
+
+        `waits` tells whether a row waits for a named circuit; for the handler's own, whether one is due until a time.
+        """
         self._first, self._again, self._freed, self._tell, self._fail = first, again, freed, tell, fail
+        self._waits = waits
         for bucket in (self._bucket, *(gate.bucket for gate in self.gates.values())):
             if bucket is not None and not self._begun:
                 bucket.empty(self._now_ms())
@@ -385,7 +393,8 @@ class Pace:
 
     def _advance(self, gate: Gate, change: Transition | None) -> None:
         circuit, now_ms = gate.circuit, self._now_ms()
-        for each in (change, circuit.tick(now_ms)):
+        ended = circuit.end_idle(now_ms) if self._is_idle(gate, now_ms) else None
+        for each in (change, ended or circuit.tick(now_ms)):
             if each is not None:
                 self._tell(each, gate.name)
         if gate is self._own:
@@ -397,6 +406,13 @@ class Pace:
         if next_ms is not None:
             wait_s = max(0.001, (next_ms - now_ms) / 1_000)
             gate.timer = asyncio.get_running_loop().call_later(wait_s, self._look, gate)
+
+    def _is_idle(self, gate: Gate, now_ms: float) -> bool:
+        """Tell whether a circuit waits for probes, and nothing waits for it."""
+        waits = self.paused or (gate is self._own and self._held)  # in a pause the main topic may have some
+        if self._clock is None or waits or not gate.circuit.is_idle(now_ms):
+            return False
+        return not self._waits(gate.name, self._clock.wall_ms() + gate.circuit.breaker.longest_break_ms)
 
     def _release(self) -> None:
         own, now_ms = self._own, self._now_ms()

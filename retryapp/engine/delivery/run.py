@@ -36,6 +36,8 @@ class DeliveryContext:
     """How long the main topic keeps a record at least; None: no limit."""
     life: str = "?"
     """Unique id of this process; see `core.marks`."""
+    worker: str = ""
+    """Its name for people, as ``host/worker-1``."""
     lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
     """Whether the group may have given the partition to another worker unnoticed."""
     pace: Pace = field(default_factory=Pace, compare=False)
@@ -63,6 +65,8 @@ class Claim:
     """The row as it waits on: somebody has held it before its run has begun."""
     expired: bool = False
     """Nobody has released it: its deadline is what is due."""
+    sent: bool = False
+    """The main topic has a copy for this delivery (`engine.partition.redelivery`)."""
     damage: RecordError | None = None
     """Why the row cannot be read; its bytes are the record's value."""
     reference: Reference | None = None

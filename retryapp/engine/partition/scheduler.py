@@ -13,13 +13,15 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
-from retryapp.core.metadata import HELD, RetryMetadata
+from retryapp.core.metadata import HELD, MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import (
     ALONE,
     CANCELLED,
     HELD_ROWS,
     IDENTITY_AT,
+    MOST_QUEUES,
+    SENT,
     TOKEN,
     PendingRow,
     decode_row,
@@ -81,6 +83,7 @@ class Scheduler:
         """Time of the last scan for due rows; at first, of the session's begin."""
         batch = context.handler.batch
         least = REFERENCES_AHEAD if context.handler.by_reference else LEAST_AHEAD
+        least = context.handler.max_in_flight if context.handler.through_main else least  # they wait for the main topic
         self._ahead = max(least, 2 * context.handler.concurrency * (1 if batch is None else batch.size))
         self._worth = max(1, min(CLAIM_LIMIT, self._ahead, context.handler.max_in_flight) // 2)
         """Room that is worth a look at the table while runners have claims to go on with."""
@@ -163,6 +166,16 @@ class Scheduler:
         if due_at_ms < self._next_due_ms:
             self._next_due_ms = due_at_ms
             self._wake.set()
+
+    def has_rows(self, circuit: str, until_ms: int) -> bool:
+        """Tell whether a row waits for a named circuit; for the handler's own: whether one is due until a time."""
+        if self._pending is None:
+            return False
+        if circuit:
+            only = dict.fromkeys(range(MOST_QUEUES), 0) | {queue_of(circuit): 1}
+            return bool(self._pending.due(MAX_EPOCH_MS, 1, most=only)[0])
+        next_due_ms = self._pending.due(0, 0)[1]
+        return next_due_ms is not None and next_due_ms <= until_ms
 
     async def run(self) -> None:
         """Claim what is due until the session is over."""
@@ -296,6 +309,7 @@ class Scheduler:
             cancelled=bool(row.flags & CANCELLED),
             surplus=self._sequences is not None and damage is None and self._sequences.is_surplus(row),
             expired=bool(row.hold & TOKEN),
+            sent=bool(row.flags & SENT),
             metadata=metadata,
         )
         self.claimed[key] = claim

@@ -105,6 +105,8 @@ class Placer:
     tick_s: float
     """`LaneLimits.tick_s`; the more lanes, the longer."""
     life: str
+    worker: str = ""
+    """Name of this worker for people."""
     progress_ms: int = PROGRESS_MS
     alone: AloneLock = field(default_factory=AloneLock)
     emit: Callable[[TopicPartition, int, list[Delivered]], None]
@@ -126,6 +128,7 @@ class Placer:
                 max_bytes=served.max_bytes,
                 kept_ms=served.kept_ms,
                 life=self.life,
+                worker=self.worker,
                 pace=pace,
                 alone=self.alone,
                 lapsed=self.lapsed,

@@ -29,8 +29,9 @@ from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
 from retryapp.lookup.causes import causes_of
-from retryapp.lookup.jobs import Order, Preview, Scope, Told
+from retryapp.lookup.jobs import Order, Told
 from retryapp.lookup.journeys import Journey
+from retryapp.lookup.previews import Preview, Scope
 from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
@@ -198,7 +199,7 @@ class FakeWorker(RuntimeView):
         return self.known
 
     @override
-    def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[int, int], bool]) -> Preview:
+    def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[Preview], bool]) -> Preview:
         self.asked.append((main, verb, wanted))
         return self.fits
 
@@ -349,7 +350,7 @@ def steps() -> list[dict[str, Any]]:
     failed: Any = {"kind": "failed", "delivery": 1, "replays": 0, "reason": None, "due_at_ms": NOW_MS - 400_000}
     failed |= {"error_type": "app.ServiceError", "message": f"HTTP 503 {EVIL}", "cause_id": "c1-0011223344"}
     return [
-        {**failed, "at_ms": NOW_MS - 900_000, "attempt": 1, "duration_ms": 2_300},
+        {**failed, "at_ms": NOW_MS - 900_000, "attempt": 1, "duration_ms": 2_300, "worker": "pod-7/worker-2"},
         {**failed, "at_ms": NOW_MS - 400_000, "attempt": 7, "duration_ms": 40, "kind": "dead", "reason": "exhausted"},
         {"kind": "replay", "at_ms": NOW_MS - 90_000, "by": "ann", "text": "it waits", "message": "ledger is back"},
         {"kind": "replayed", "at_ms": NOW_MS - 90_000, "by": "ann"},

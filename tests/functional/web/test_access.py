@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import html
 import json
@@ -16,6 +17,7 @@ from typing import Any
 import aiohttp
 import faust
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker, dead_metadata, metadata, serving
 from functional.web.test_jobs import fit
@@ -24,9 +26,10 @@ from samples import partition
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.masking import parse_mask
 from retryapp.core.record import idempotency_key
-from retryapp.lookup.jobs import Order, Preview
+from retryapp.lookup.jobs import Order
+from retryapp.lookup.previews import Preview
 from retryapp.testing import VirtualClock
-from retryapp.web import peers, register
+from retryapp.web import access, peers, register
 from retryapp.web.access import COOKIE, Operators, Role, parse_operators
 from retryapp.web.peers import PART, SIGNATURE, Peers
 from retryapp.web.views import ACTIONS, ROUTES
@@ -61,17 +64,32 @@ async def ask(
         return response.status, await response.text()
 
 
+def by_session(request: web.Request) -> tuple[str, str] | None:
+    """A login hook of a user: a session of another program's is in a cookie."""
+    return {"ann-1": ("ann", "admin"), "bob-2": ("bob", "operate"), "eve-3": ("eve", "look")}.get(
+        request.cookies.get("session", "")
+    )
+
+
+SESSIONS = {Role.NONE: "", Role.LOOK: "eve-3", Role.OPERATE: "bob-2", Role.ADMIN: "ann-1"}
+HOOKED = Operators(local=Role.NONE, hook=by_session)
+
+
 @pytest.mark.parametrize("role", Role)
-async def test_every_address_and_every_role(worker: FakeWorker, role: Role) -> None:
+@pytest.mark.parametrize("by", ["token", "hook"])
+async def test_every_address_and_every_role(worker: FakeWorker, role: Role, by: str) -> None:
     """Whoever has less than an address needs is refused and sees nothing; others are not refused."""
     actions = {path for path, _ in ACTIONS}
-    async with serving(worker, ACCESS) as url:
+    operators, headers, stranger = ACCESS, bearer(role), 401
+    if by == "hook":
+        operators, headers, stranger = HOOKED, {"Cookie": f"session={SESSIONS[role]}"}, 403
+    async with serving(worker, operators) as url:
         for path, needs in ADDRESSES.items():
             sent: Any = {"method": "POST", "json": {}} if path in actions else {}
-            status, body = await ask(url, address_of(path), bearer(role), **sent)
+            status, body = await ask(url, address_of(path), headers, **sent)
             refused = {"login-needed": 401, "role-needed": 403}
             code = json.loads(body)["error"]["code"] if status >= 400 else ""
-            assert refused.get(code) == (None if role >= needs else 403 if role else 401), f"{path} as {role.name}"
+            assert refused.get(code) == (None if role >= needs else 403 if role else stranger), f"{path} as {role.name}"
     assert worker.commands == []
 
 
@@ -123,6 +141,50 @@ async def test_where_a_role_comes_from(worker: FakeWorker, source: str) -> None:
         else:
             assert status in (401, 403), body
             assert GROUP not in body.replace(f"retries of {GROUP}", "").replace(f"- {GROUP}", ""), "no facts"
+
+
+async def ann(_request: web.Request) -> tuple[str, str]:
+    return "ann", "admin"
+
+
+HOOKS: dict[str, tuple[Any, Mapping[str, str], Role, str]] = {
+    # hook, headers, role and name; whom it does not know has the role of this machine
+    "plain": (by_session, {"Cookie": "session=bob-2"}, Role.OPERATE, "bob"),
+    "async": (ann, {}, Role.ADMIN, "ann"),
+    "knows nobody": (by_session, {"Cookie": "session=x"}, Role.LOOK, "local"),
+    "a token comes first": (ann, bearer(Role.LOOK), Role.LOOK, "look"),
+    "under another name": (ann, {"Host": "evil.example"}, Role.NONE, "anyone"),
+    "fails": (lambda _request: 1 / 0, {}, Role.LOOK, "local"),
+    "an unknown role": (lambda _request: ("ann", "root"), {}, Role.LOOK, "local"),
+    "a role that is none": (lambda _request: ("ann", "none"), {}, Role.LOOK, "local"),
+    "a name that steers": (lambda _request: ("ann\x1b[0m", "admin"), {}, Role.LOOK, "local"),
+    "something else": (lambda _request: True, {}, Role.LOOK, "local"),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+async def test_a_login_hook_says_who_asks(worker: FakeWorker, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One that fails gives nobody a role, and the log says so."""
+    hook, headers, role, person = HOOKS[name]
+    async with serving(worker, parse_operators(ENTRIES[0], hook=hook)) as url:
+        status, body = await ask(url, "/retries/", {**HTML, **headers})
+        assert (f"You are {person} ({role.name.lower()})" in body, status) == (bool(role), 200 if role else 401)
+    failed = role is Role.LOOK and "Cookie" not in headers and "Authorization" not in headers
+    assert any(record.message == "retryapp.login_hook_failed" for record in caplog.records) == failed
+
+
+async def test_a_hook_that_hangs_holds_no_probe_back(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What everybody may ask does not ask it; pages go on without it after a time."""
+    monkeypatch.setattr(access, "HOOK_S", 0.2)
+
+    async def hang(_request: web.Request) -> None:
+        await asyncio.Event().wait()
+
+    async with serving(worker, Operators(hook=hang)) as url:
+        assert (await ask(url, "/retries/", HTML))[0] == 200
+        monkeypatch.setattr(access, "HOOK_S", 3_600.0)
+        for path in ("health", "ready", "login"):
+            assert (await ask(url, f"/retries/{path}"))[0] == 200
 
 
 async def test_two_users_in_a_proxys_headers_are_none(worker: FakeWorker) -> None:

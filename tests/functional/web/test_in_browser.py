@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from functional.web.house import BASE, NOW_MS, FakeWorker, Served, busy_worker, handler
+from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, Served, busy_worker, handler
 from functional.web.test_jobs import fit
 from functional.web.test_pages import HTML_PAGES
 from harness.browser import LOOKS, open_browser
@@ -50,6 +54,72 @@ def test_pages_are_whole_on_every_screen(worker: FakeWorker, paths: list[str]) -
                 problems += [f"{where}: {each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
             page.close()
         assert problems == []
+
+
+FORM = """<form action="{to}" method="post"{more}>
+<input name="verb" value="replay"><input name="failure_id" value="{name}"><input name="why" value="x"></form>
+<script>document.forms[0].submit()</script>"""
+FETCH = "<script>fetch('{to}', {{method: 'POST', mode: 'no-cors', body: new URLSearchParams({fields})}})</script>"
+FRAME = '<iframe sandbox="allow-scripts allow-forms" src="/form"></iframe>'
+BLOB = "<script>location = URL.createObjectURL(new Blob([`{form}`], {{type: 'text/html'}}))</script>"
+FORGED = ("form", "referrer", "format", "text", "fetch", "frame", "again", "blob", "file")
+
+
+@contextmanager
+def other_site(target: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Serve another site's pages, each of which has a browser send a command to `target`."""
+    name = f"{GROUP}/{MAIN}@kq8G0bTz/0/10001"
+    form = FORM.format(to=target, more="", name=name)
+    fields = f"{{verb: 'replay', failure_id: '{name}', why: 'x'}}"
+    found = {
+        "form": form,
+        "referrer": f'<meta name="referrer" content="no-referrer">{form}',
+        "format": FORM.format(to=f"{target}?format=json", more="", name=name),
+        "text": FORM.format(to=target, more=' enctype="text/plain"', name=name),
+        "fetch": FETCH.format(to=target, fields=fields),
+        "frame": FRAME,
+        "again": FORM.format(to="/moved", more="", name=name),
+        "blob": BLOB.format(form=form.replace("</script>", "<\\/script>")),
+    }
+
+    class Pages(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(found.get(self.path[1:], "").encode())
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(307)
+            self.send_header("Location", target)
+            self.end_headers()
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", found
+        finally:
+            server.shutdown()
+            thread.join(20)
+
+
+def test_no_other_site_has_a_browser_send_a_command(served: Served, tmp_path: Path) -> None:
+    """However it tries; on this machine, where no cookie is needed, and from the same host."""
+    with open_browser() as browser, other_site(f"{served.url}{BASE}/command") as (site, pages):
+        for way in FORGED:
+            page = browser.new_page()
+            local = tmp_path / "form.html"
+            local.write_text(pages["form"])
+            with page.expect_response(lambda found: "/command" in found.url) as sent:
+                page.goto(local.as_uri() if way == "file" else f"{site}/{way}", wait_until="commit")
+            assert (sent.value.request.method, sent.value.status) == ("POST", 403), way
+            page.close()
+    assert served.worker.commands == []
 
 
 def test_a_live_page_keeps_what_is_written(served: Served) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from html.parser import HTMLParser
 from typing import Any
 
@@ -14,8 +16,11 @@ from typing_extensions import override
 
 from retryapp.core.control import Verb
 from retryapp.core.jobs import HandlerVerb, JobPart, JobVerb, LetterFilter
-from retryapp.lookup.jobs import Order, Scope
+from retryapp.lookup.jobs import Order
+from retryapp.lookup.previews import Preview, Scope
 from retryapp.ports import CircuitInfo
+from retryapp.web import counting
+from retryapp.web import jobs as web_jobs
 from retryapp.web.access import Operators, Role
 from retryapp.web.jobs import StartJob
 
@@ -45,7 +50,7 @@ def fit(worker: FakeWorker) -> None:
     found.fitting.update({0: 500, 1: 200})
     found.upto.update({0: {f"{GROUP}.{MAIN}.dlq": 900}, 1: {f"{GROUP}.{MAIN}.dlq": 301}})
     found.causes["c1-0011223344"], found.names["c1-0011223344"] = 700, "ServiceError: <number> from the ledger"
-    found.samples.append(f"{GROUP}/{MAIN}@kq8G0bTz/0/17")
+    found.samples[f"{GROUP}.{MAIN}.dlq", 0, 17] = f"{GROUP}/{MAIN}@kq8G0bTz/0/17"
     found.done["recovered"] = 5
     found.looked = found.whole = 2_000
 
@@ -60,7 +65,7 @@ async def test_what_was_previewed_is_what_begins(worker: FakeWorker) -> None:
             assert shown in body
         form = Form(body, f"{BASE}/command/job").fields
         sent = {**form, "why": "ledger is back", "rate": "100/s"}
-        status, _, headers = await site.post(sent, {**HTML, "Origin": site.url}, f"{BASE}/command/job")
+        status, _, headers = await site.post(sent, HTML, f"{BASE}/command/job")
         assert (status, headers["Location"]) == (303, f"{BASE}/jobs/{form['job']}")
         main, order, scope = worker.asked[1]
         wanted = worker.asked[0][2]
@@ -85,6 +90,63 @@ async def test_a_preview_that_had_no_time_says_so(worker: FakeWorker) -> None:
             0: 6_000,
             1: 4_000,
         }
+
+
+async def test_a_preview_goes_on_while_somebody_looks(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page shows it further on; what was counted to its end begins without another count, by an operator too."""
+    monkeypatch.setattr(web_jobs, "LOOK_S", 0.2)
+    monkeypatch.setattr(counting, "COPY_S", 0.0)
+    fit(worker)
+    found, more = worker.fits, threading.Semaphore(0)
+    found.whole = 3_000
+
+    def preview(*asked: Any) -> Preview:
+        worker.asked.append(asked[:3])
+        for looked in (1_000, 2_000):
+            found.looked, found.complete = looked, False
+            assert asked[3](found), "somebody looks"
+            assert more.acquire(timeout=20)
+        found.looked, found.complete = 3_000, True
+        return found
+
+    monkeypatch.setattr(worker, "preview", preview)
+    path = f"{BASE}/jobs/new?verb=discard&reason=exhausted"
+    async with pages(worker, Operators(local=Role.OPERATE)) as site:
+        for shown in ("1,000 of 3,000 are looked at", "2,000 of 3,000 are looked at"):
+            body = await site.get(path)
+            assert (shown in body, "Discard at least 700 dead letters?" in body) == (True, True)
+            assert 'data-live="2"' in body
+            assert 'method="post"' not in body, "an admin may begin it before all are counted"
+            more.release()
+        body = await site.get(path)
+        assert ("Discard 700 dead letters?" in body, "data-live" in body) == (True, False)
+        assert len(worker.asked) == 1, "counted once"
+        sent = {**Form(body, f"{BASE}/command/job").fields, "why": "test data"}
+        assert (await site.post(sent, HTML, f"{BASE}/command/job"))[0] == 303
+        assert [type(each[1]) for each in worker.asked] == [Verb, Order]
+
+
+async def test_a_preview_ends_when_nobody_looks(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are counted at once; a third is told to come again."""
+    monkeypatch.setattr(web_jobs, "LOOK_S", 0.05)
+    ended = threading.Semaphore(0)
+
+    def preview(*asked: Any) -> Preview:
+        found = Preview(complete=False)
+        while asked[3](found):
+            found.looked += 1
+        ended.release()
+        return found
+
+    monkeypatch.setattr(worker, "preview", preview)
+    async with pages(worker, ADMIN) as site:
+        for key in ("a", "b"):
+            assert "counting goes on" in await site.get(f"{BASE}/jobs/new?verb=discard&key={key}")
+        assert "Ask again soon" in await site.get(f"{BASE}/jobs/new?verb=discard&key=c")
+        monkeypatch.setattr(counting, "UNASKED_S", 0.0)
+        for _ in range(2):
+            assert await asyncio.to_thread(ended.acquire, timeout=20)
+        assert "counting goes on" not in await site.get(f"{BASE}/jobs/new?verb=discard&key=c")
 
 
 async def test_a_job_page_shows_how_far_it_is_and_steers_it(worker: FakeWorker) -> None:
@@ -117,7 +179,7 @@ async def test_an_operator_resumes_no_job_that_only_an_admin_may_begin(worker: F
         async with pages(worker, Operators(local=Role.OPERATE)) as site:
             for verb in ("resume", "pause", "cancel"):
                 sent = {"verb": verb, "why": "lunch"}
-                answer = await site.post(sent, {**HTML, "Origin": site.url}, f"{BASE}/command/job/77aa00bb11")
+                answer = await site.post(sent, HTML, f"{BASE}/command/job/77aa00bb11")
                 assert answer[0] == (status if verb == "resume" else 303), (letters, verb)
 
 

@@ -334,7 +334,7 @@ async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> Non
     dues = [(each["attempt"], each["due_at_ms"] - NOW_MS) for each in page["planned"]]
     assert dues == [(2, 220_000), (3, 520_000), (4, 2_320_000), (5, 4_120_000), (6, 5_920_000), (7, 9_520_000)]
     text = Outline((await site.get(f"{BASE}/journey?id={name}"))[2]).text
-    for shown in ("2.3 s", "by ann", "ledger is back", "replay 1", "1 of 7", "exhausted", name):
+    for shown in ("2.3 s", "by ann", "ledger is back", "replay 1", "1 of 7", "exhausted", name, "on pod-7/worker-2"):
         assert shown in text, shown
 
 

@@ -239,6 +239,22 @@ def test_time_elsewhere_does_not_count_towards_the_longest_time() -> None:
     assert (circuit.free(3_600_000.0), circuit.free(3_649_999.0), circuit.free(3_650_000.0)) == (True, True, False)
 
 
+def test_it_is_idle_once_nothing_has_probed_for_the_longest_break() -> None:
+    """Not while a probe goes on, nor by time elsewhere."""
+    circuit = probing()
+    assert (circuit.next_ms(5_000.0), circuit.is_idle(44_999.0), circuit.is_idle(45_000.0)) == (45_000.0, False, True)
+    circuit.begin(10, 50_000.0)
+    assert not circuit.is_idle(99_000.0)
+    circuit.settle(10, fine=True, now_ms=99_000.0)
+    assert (circuit.is_idle(138_999.0), circuit.is_idle(139_000.0)) == (False, True)
+    circuit.pause(100_000.0)
+    circuit.resume(200_000.0)
+    assert (circuit.is_idle(239_000.0), circuit.is_idle(240_000.0)) == (False, True)
+    change = circuit.end_idle(240_000.0)
+    assert (change.before, change.after, circuit.spells(300_000.0)) == (HALF_OPEN, CLOSED, [(0.0, 240_000.0)])
+    assert not circuit.is_idle(10e9)
+
+
 def test_time_that_it_was_not_closed_is_told() -> None:
     """For deadlines, which do not count it."""
     circuit = opened(1_000.0)

@@ -25,9 +25,9 @@ from doubles import (
 )
 from pydantic import BaseModel, field_validator
 
-from retryapp.core.headers import encode_metadata
+from retryapp.core.headers import decode_metadata, encode_metadata
 from retryapp.core.hops import to_row
-from retryapp.core.lifecycle import Skipped, decode_event
+from retryapp.core.lifecycle import Skipped, Succeeded, decode_event
 from retryapp.core.masking import parse_mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin, Record
@@ -63,6 +63,22 @@ async def test_a_failure_goes_to_the_retry_topic_with_its_due_time_and_its_story
     assert (metadata.policy, metadata.reason, metadata.error_trace) == (context.handler.policy.digest, None, None)
     assert (turn.source, turn.next_offset) == (TopicPartition("orders", 0), 43)
     assert [o.event for o in turn.observations] == [Event.FAILED, Event.SCHEDULED]
+
+
+async def test_each_copy_and_event_says_which_worker_ran_the_attempt(clock: VirtualClock) -> None:
+    """A retry, a dead letter, a success after it, and a skip; a first delivery that succeeds leaves nothing."""
+    for function, policy in ((failing(BankDownError()), "1s"), (failing(Reject("no")), "1s")):
+        context = replace(make_context(function, policy), worker="host/worker-1")
+        _, metadata = the(await deliver_once(context, make_record()))
+        assert metadata.worker == "host/worker-1"
+        assert decode_metadata(encode_metadata(metadata)) == metadata
+    failed = await deliver_once(make_context(failing(BankDownError()), "1s"), make_record())
+    clock.advance(1_000)
+    other = replace(make_context(fine), worker="other/worker-2")
+    turn = await deliver_once(other, again(other, failed))
+    (event,) = [decode_event(out.value or b"") for out in turn.publishes]
+    assert isinstance(event, Succeeded)
+    assert event.worker == "other/worker-2"
 
 
 async def test_the_delay_is_jittered_by_the_stations_random_numbers(clock: VirtualClock) -> None:

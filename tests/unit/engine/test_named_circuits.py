@@ -258,6 +258,52 @@ async def test_an_ordered_handler_holds_the_followers_of_what_waits_and_no_other
         assert all(done.index(b"ledger %d" % n) < done.index(b"mail %d" % n) for n in range(8))
 
 
+async def test_a_circuit_that_nothing_waits_for_closes_and_its_next_outage_is_a_new_one() -> None:
+    """Half-open for hours it had spent `max_open`, and the next outage cost all its attempts at once."""
+    services = Services()
+    services.down = {b"ledger"}
+    async with partition(services, "1s*9") as orders:
+        await tell(orders, HandlerVerb.OPEN)
+        await orders.send(b"ledger 1")
+        services.down.clear()
+        await tell(orders, HandlerVerb.CLOSE)
+        await pass_time(orders, 15_000, 1_000)
+        assert (state(orders), services.done) == (CircuitState.HALF_OPEN, [b"ledger 1"])
+        await pass_time(orders, 3_600_000, 60_000)
+        assert state(orders) is CLOSED
+        events = [decode_event(record.value or b"") for record in orders.transport.read(EVENTS)]
+        (end,) = [each for each in events if isinstance(each, CircuitChanged) and each.to_state == "closed"]
+        assert end.cause == "nothing waits for it"
+        services.down = {b"ledger"}
+        await orders.send(*(b"ledger %d" % n for n in range(30)))
+        await pass_time(orders, 300_000)
+        assert state(orders) is not CLOSED
+        services.down.clear()
+        await pass_time(orders, 120_000)
+        spent = {value: attempt - 1 for value, attempt in services.calls}
+        assert sum(spent.values()) <= 4, "until it is found"
+        assert (state(orders), len(services.done), orders.dead_letters) == (CLOSED, 31, [])
+
+
+async def test_a_circuit_that_something_waits_for_does_not_close_by_time() -> None:
+    """However long nothing begins: in a pause, or behind a rate."""
+    services = Services()
+    services.down = {b"ledger"}
+    async with partition(services, "1s*9") as orders:
+        await tell(orders, HandlerVerb.OPEN)
+        await orders.send(b"ledger 1")
+        await tell(orders, HandlerVerb.PAUSE, "")
+        await tell(orders, HandlerVerb.CLOSE)
+        await pass_time(orders, 300_000, 1_000)
+        assert (state(orders), services.calls_of(b"ledger")) == (CircuitState.HALF_OPEN, 1)
+        services.down.clear()
+        await tell(orders, HandlerVerb.RESUME, "")
+        await orders.settle()
+        assert services.done == [b"ledger 1"]
+        await pass_time(orders, 60_000, 1_000)
+        assert state(orders) is CLOSED
+
+
 @pytest.mark.parametrize("first", ["damaged", "held", "later"])
 async def test_a_row_that_does_not_run_takes_the_place_of_no_probe(first: str) -> None:
     """No end of it is told to the circuit: those behind it would wait for ever."""

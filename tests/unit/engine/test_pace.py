@@ -392,6 +392,26 @@ async def test_a_bad_deploy_is_dead_in_the_end() -> None:
         assert {letter.attempt for letter in orders.dead_letters} == {2}
 
 
+@pytest.mark.parametrize("more", [False, True])
+async def test_a_circuit_that_nothing_waits_for_closes(more: bool) -> None:
+    """Half-open for hours on a topic without records it had no free attempt left for its next outage."""
+    service = Service()
+    async with partition(service) as orders:
+        pace = orders.engine.context.pace
+        pace.force("to see")
+        pace.release()
+        await orders.send(b"1")
+        assert (service.done, state(orders)) == ([b"1"], CircuitState.HALF_OPEN)
+        if more:
+            pace.pause()
+            await orders.send(b"2")
+        await pass_time(orders, 3_600_000, 1_200_000)
+        assert state(orders) is (CircuitState.HALF_OPEN if more else CircuitState.CLOSED)
+        pace.go_on()
+        await orders.to_rest()
+        assert len(service.done) == 1 + more
+
+
 async def test_an_outage_that_lasts_until_its_partition_is_back_costs_no_attempt() -> None:
     """It was elsewhere for longer than `max_open`."""
     service = Service()

@@ -1,0 +1,224 @@
+"""What a job would do: how many dead letters fit a filter, of which causes, and what became of others that fit.
+
+A letter is counted when it is read, and moved when a later mark says what became of it. So at any moment the numbers
+are those of what was read so far. Memory: 21 bytes for each letter that fits, and some 100 for each different key.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from retryapp.core.causes import cause_id, cause_name
+from retryapp.core.control import LetterMark, MarkKind, Verb, is_mark, mark_of
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import decode_metadata
+from retryapp.core.jobs import LetterFilter
+from retryapp.core.metadata import RetryMetadata
+from retryapp.core.record import Record
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic, with_dead_letters
+
+MOST_SAMPLES: Final = 5
+MOST_KEYS: Final = 100_000
+"""Different keys that are told apart."""
+_KEPT_SAMPLES: Final = 100
+"""Some of them may turn out to be replayed."""
+_TELL_EVERY: Final = 1_000
+_OPEN: Final = "not-discarded"
+"""What became of a letter that cannot be restored: nothing."""
+
+
+class Scope(BaseModel):
+    """What a job takes: what its preview has counted, up to where."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    letters: Mapping[int, int] = Field(default_factory=dict)
+    """By partition: how many letters, or a number in proportion where not all were counted."""
+    upto: Mapping[int, Mapping[str, int]] = Field(default_factory=dict)
+    """By partition and topic: the offset before which letters are taken."""
+
+
+@dataclass(slots=True)
+class Preview:
+    """What a job would do now."""
+
+    fitting: Counter[int] = field(default_factory=Counter)
+    """Letters that it would take, by partition."""
+    done: Counter[str] = field(default_factory=Counter)
+    """Letters that fit, and that it would refuse, by what became of them (`core.control.MarkKind`)."""
+    causes: Counter[str] = field(default_factory=Counter)
+    """Letters that it would take, by the id of their cause."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Of the causes."""
+    samples: dict[tuple[str, int, int], str] = field(default_factory=dict)
+    """Failure ids of some, by topic, partition and offset."""
+    keys: int = 0
+    """Different keys of letters that it would take, `MOST_KEYS` at most."""
+    looked: int = 0
+    whole: int = 0
+    """Offsets of the dead-letter topics: at least as many as there are letters."""
+    complete: bool = True
+    """Whether all were looked at."""
+    upto: dict[int, dict[str, int]] = field(default_factory=dict)
+    """By partition and topic: the offset before which letters were counted."""
+    kept: Counter[int] = field(default_factory=Counter)
+    """Offsets by partition."""
+
+    @property
+    def letters(self) -> int:
+        """How many it would take."""
+        return self.fitting.total()
+
+    @property
+    def scope(self) -> Scope:
+        """Return what a job of this preview takes; the share of what was not counted goes by its offsets."""
+        return Scope(letters=+self.fitting if self.complete else +self.kept, upto=self.upto)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        causes = [
+            {"cause_id": cause, "cause": self.names[cause], "letters": count}
+            for cause, count in (+self.causes).most_common()
+        ]
+        return {"letters": self.letters, "refused": dict(+self.done), "causes": causes, "samples": self.examples,
+                "looked": self.looked, "of": self.whole, "complete": self.complete, "keys": self.keys}  # fmt: skip
+
+    @property
+    def examples(self) -> list[str]:
+        """Failure ids of some that it would take."""
+        return [*self.samples.values()][:MOST_SAMPLES]
+
+    def copy(self) -> Preview:
+        """Return it as it is now, for others to read while counting goes on."""
+        kept = {"fitting", "done", "causes", "names", "samples"}
+        return replace(self, **{name: getattr(self, name).copy() for name in kept})
+
+
+class _Letters:
+    """Those that fit, of one partition of a topic, the oldest first."""
+
+    def __init__(self) -> None:
+        self.offsets, self.keys, self.causes, self.states = array("q"), array("q"), array("I"), bytearray()
+
+
+class _Count:
+    """Counts into a preview."""
+
+    def __init__(self, verb: Verb, wanted: LetterFilter) -> None:
+        self.found = Preview()
+        self._wanted = wanted
+        self._able = MarkKind.DISCARDED if verb is Verb.RESTORE else None
+        """The state of letters that the job takes; None: open."""
+        self._letters: dict[tuple[str, int], _Letters] = {}
+        self._causes: dict[str, int] = {}
+        """Numbers of causes, in the order in which they came."""
+        self._names: list[str] = []
+        """Causes by number."""
+        self._keys: Counter[int] = Counter()
+        """Letters that the job takes, by the hash of their key."""
+
+    def take(self, record: Record) -> None:
+        """Count a record of a dead-letter topic."""
+        self.found.looked += 1
+        if is_mark(record.headers):
+            mark = mark_of(record.headers, record.value)
+            if mark is not None:
+                self._mark(record.topic, record.partition, mark)
+            return
+        try:
+            metadata = decode_metadata(record.headers)
+        except DamagedMetadataError:
+            return
+        if metadata is not None and self._wanted.fits(metadata, record, record.timestamp_ms):
+            self._add(record, metadata)
+
+    def _add(self, record: Record, metadata: RetryMetadata) -> None:
+        found = self.found
+        cause = cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message)
+        found.names.setdefault(cause, cause_name(metadata.error_type, None, metadata.error_message))
+        if cause not in self._causes:
+            self._causes[cause] = len(self._causes)
+            self._names.append(cause)
+        letters = self._letters.setdefault((record.topic, record.partition), _Letters())
+        letters.offsets.append(record.offset)
+        letters.keys.append(hash(record.key))
+        letters.causes.append(self._causes[cause])
+        letters.states.append(_STATES.index(None))
+        self._move(letters, -1, 1, (record.topic, record.partition, record.offset), metadata.failure_id)
+
+    def _mark(self, topic: str, partition: int, mark: LetterMark) -> None:
+        letters = self._letters.get((topic, partition))
+        at = -1 if letters is None else bisect_left(letters.offsets, mark.letter)
+        if letters is None or at == len(letters.offsets) or letters.offsets[at] != mark.letter:
+            return  # of one that does not fit
+        place = topic, partition, mark.letter
+        self._move(letters, at, -1, place, mark.failure_id)
+        letters.states[at] = _STATES.index(None if mark.mark is MarkKind.RESTORED else mark.mark)
+        self._move(letters, at, 1, place, mark.failure_id)
+
+    def _move(self, letters: _Letters, at: int, by: int, place: tuple[str, int, int], name: str) -> None:
+        """Count a letter in, or out."""
+        found, state, key = self.found, _STATES[letters.states[at]], letters.keys[at]
+        if state is not self._able:
+            found.done[_OPEN if state is None else str(state)] += by
+            return
+        found.fitting[place[1]] += by
+        found.causes[self._names[letters.causes[at]]] += by
+        if key in self._keys or len(self._keys) < MOST_KEYS:
+            self._keys[key] += by
+            if self._keys[key] <= 0:
+                del self._keys[key]
+            found.keys = len(self._keys)
+        if by < 0:
+            found.samples.pop(place, None)
+        elif len(found.samples) < _KEPT_SAMPLES:
+            found.samples[place] = name
+
+
+_STATES: Final = (None, MarkKind.REPLAYED, MarkKind.RECOVERED, MarkKind.DISCARDED)
+
+
+def preview(
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    verb: Verb,
+    wanted: LetterFilter,
+    *,
+    go_on: Callable[[Preview], bool] = lambda _found: True,
+) -> Preview:
+    """Read all dead letters of a handler, and count those that a job would take.
+
+    `go_on` hears now and then how far it is, and ends it with False.
+
+    Raises:
+        TopicMissingError: there is no such dead-letter topic.
+        BrokerUnreachableError: no broker answered.
+    """
+    admin, count = KafkaAdmin(connection), _Count(verb, wanted)
+    found, stops = count.found, dict[str, dict[int, int]]()
+    found.complete = False
+    for topic in with_dead_letters(topology, admin.topic_names()).dlqs:
+        for number, kept in admin.offsets(topic).items():
+            stops.setdefault(topic, {})[number] = kept.stop
+            found.upto.setdefault(number, {})[topic] = kept.stop
+            found.kept[number] += len(kept)
+            found.whole += len(kept)
+    for record in _letters(connection, stops):
+        count.take(record)
+        if found.looked % _TELL_EVERY == 0 and not go_on(found):
+            return found
+    found.complete = True
+    return found
+
+
+def _letters(connection: KafkaConnection, stops: Mapping[str, Mapping[int, int]]) -> Iterator[Record]:
+    for topic, stop in stops.items():
+        yield from read_topic(connection, topic, stop=stop)

@@ -1,0 +1,127 @@
+"""What a job would do, counted while letters and marks are read."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from samples import dead
+
+from retryapp.core.control import LetterMark, MarkKind, Verb
+from retryapp.core.headers import encode_metadata
+from retryapp.core.jobs import LetterFilter
+from retryapp.core.record import Record
+from retryapp.core.topology import HandlerTopology
+from retryapp.lookup import previews
+from retryapp.lookup.previews import Preview, preview
+
+TOPOLOGY = HandlerTopology("app", "orders", delays_ms=(1_000,))
+DLQ = TOPOLOGY.dlq
+LETTERS, PARTITIONS = 40, 2
+
+
+def letter(offset: int, partition: int, error_type: str) -> Record:
+    found = dead(offset)
+    found = replace(found, origin=replace(found.origin, partition=partition), error_type=error_type)
+    return Record(DLQ, partition, offset, 1, b"key-%d" % (offset % 7), b"v", encode_metadata(found))
+
+
+def mark(offset: int, partition: int, at: int, kind: MarkKind) -> Record:
+    facts: Any = {"delivery": 1, "replays": 1, "command": "c"}
+    out = LetterMark(mark=kind, failure_id=f"app/orders@kq8G0bTz/{partition}/{at}", letter=at, **facts)
+    sent = out.to_record(DLQ, partition)
+    return Record(DLQ, partition, offset, 1, sent.key, sent.value, sent.headers)
+
+
+def history(seed: int) -> list[Record]:
+    """Return letters of two causes, and marks of some of them that come later, one after the other."""
+    chance, records = random.Random(seed), list[Record]()
+    for number in range(PARTITIONS):
+        for offset in range(200):
+            if offset < LETTERS:
+                records.append(letter(offset, number, chance.choice(("app.A", "app.B"))))
+            elif chance.random() < 0.3:
+                records.append(mark(offset, number, chance.randrange(LETTERS), chance.choice(list(MarkKind))))
+    return records
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
+    """Have these records on the topic."""
+    records: list[Record] = []
+
+    class Admin:
+        def __init__(self, _connection: object) -> None:
+            """Need none."""
+
+        def topic_names(self) -> list[str]:
+            return [DLQ]
+
+        def offsets(self, _topic: str) -> dict[int, range]:
+            return dict.fromkeys(range(PARTITIONS), range(200))
+
+    def read_topic(_connection: object, _topic: str, **_bounds: object) -> Iterator[Record]:
+        yield from records
+
+    monkeypatch.setattr(previews, "KafkaAdmin", Admin)
+    monkeypatch.setattr(previews, "read_topic", read_topic)
+    return records
+
+
+def expected(records: list[Record], verb: Verb) -> tuple[Counter[int], Counter[str], set[bytes], set[str]]:
+    """Count the same from the whole."""
+    last: dict[tuple[int, int], str] = {}
+    for record in records:
+        if record.headers[0][0] == "retry-mark":
+            found = LetterMark.model_validate_json(record.value or b"")
+            last[record.partition, found.letter] = str(found.mark)
+    fitting, done, keys, names = Counter[int](), Counter[str](), set[bytes](), set[str]()
+    for record in records:
+        if record.headers[0][0] == "retry-mark" or ("retry-error-type", b"app.A") not in record.headers:
+            continue
+        state = last.get((record.partition, record.offset), "restored")
+        if state == ("discarded" if verb is Verb.RESTORE else "restored"):
+            fitting[record.partition] += 1
+            keys.add(record.key or b"")
+            names.add(f"app/orders@kq8G0bTz/{record.partition}/{record.offset}")
+        else:
+            done["not-discarded" if state == "restored" else state] += 1
+    return fitting, done, keys, names
+
+
+@pytest.mark.parametrize("verb", [Verb.REPLAY, Verb.RESTORE])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_preview_counts_letters_by_what_became_of_them_last(read: list[Record], verb: Verb, seed: int) -> None:
+    """As if all were known at once; those of another type do not count."""
+    read.extend(history(seed))
+    fitting, done, keys, names = expected(read, verb)
+    connection: Any = None
+    found = preview(connection, TOPOLOGY, verb, LetterFilter(error_type="app.A"))
+    assert (+found.fitting, +found.done, found.complete) == (fitting, done, True)
+    assert (found.letters, found.keys) == (fitting.total(), len(keys))
+    assert found.scope.letters == fitting
+    assert set(found.examples) <= names
+    assert found.facts["causes"] == [{"cause_id": each, "cause": found.names[each], "letters": found.letters}
+                                     for each in found.causes if found.letters]  # fmt: skip
+
+
+def test_a_preview_that_is_ended_says_what_it_has_seen(read: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shares go by offsets; a copy stays as it was."""
+    monkeypatch.setattr(previews, "_TELL_EVERY", 10)
+    read.extend(history(1))
+    seen: list[Preview] = []
+
+    def go_on(found: Preview) -> bool:
+        seen.append(found.copy())
+        return len(seen) < 3
+
+    connection: Any = None
+    found = preview(connection, TOPOLOGY, Verb.REPLAY, LetterFilter(), go_on=go_on)
+    assert [(each.looked, each.letters, each.complete) for each in seen] == [
+        (10, 10, False), (20, 20, False), (30, 30, False)
+    ]  # fmt: skip
+    assert (found.whole, found.scope.letters) == (400, {0: 200, 1: 200})
