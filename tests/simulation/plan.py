@@ -88,6 +88,9 @@ SERVED: Final = 5_000_000
 """From this seed on records need services, which are down for a while and have circuits with names."""
 THROUGH: Final = 6_000_000
 """From this seed on what is due again goes through the main topic; from twice this on in every fourth history."""
+RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH)
+"""First seeds of the ranges, of a million at least, in which histories have different things."""
+RANGE_SEEDS: Final = 1_000_000
 SERVICES: Final = ("", "ledger", "mail")
 """What a record needs, by its offset."""
 GATED: Final = ("Q", "FQ", "FFQ")
