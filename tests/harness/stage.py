@@ -53,6 +53,7 @@ class HandlerSpec:
     caps: Mapping[str, Any] = field(default_factory=dict)
     """`max_sequences`, `max_sequence_size` and `overflow`."""
     payload: str = "copy"
+    redelivery: str = "direct"
     rate_limit: str = ""
     circuit: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its `CircuitBreaker`; none where empty."""

@@ -59,6 +59,8 @@ from retryapp.ports import PendingTable
 
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
+MOST_UNSETTLED: Final = 5_000
+"""Commands whose turns the lane may have; the others wait."""
 MAX_TEXT_BYTES: Final = 1_000
 """Of what an event says: a refusal may quote its command."""
 
@@ -100,9 +102,11 @@ class Commands:
         self._busy = busy
         self._reread = read
         self.over: set[bytes] = set()
-        """Keys of claims whose outcome is in the lane, or that a command has taken."""
+        """Keys of claims whose outcome, or copy, is in the lane, or that a command has taken."""
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
+        self._unsettled = 0
+        """Commands since the lane was waited for last."""
         self._letters = LetterCommands(
             context,
             transport,
@@ -137,18 +141,26 @@ class Commands:
             some = self.queue.take(MOST_AT_ONCE)
             if any(isinstance(each, HandlerCommand) and each.verb is HandlerVerb.PAUSE for _, each in some):
                 self._context.pace.pause()  # at once: one before it may take long, and records do not wait for it
-            if self.queue.put_off or not all(isinstance(command, RefusedError) for _, command in some):
+            are_bad = all(isinstance(command, RefusedError) for _, command in some)
+            if self.queue.put_off or not are_bad or self._unsettled >= MOST_UNSETTLED:
                 await self._settle()
+            self._unsettled += len(some)
             while self.queue.put_off and self._letters.may_obey():
                 await self._obey(*self.queue.put_off.popleft())
+            refused: list[tuple[Any, RefusedError]] = []
             for record, command in some:
+                if isinstance(command, RefusedError):
+                    refused.append((record, command))
+                    continue
+                self._refuse(refused)
                 if self.queue.passes(record, command, waits=self._waits(command)):
                     await self._obey(record, command)
+            self._refuse(refused)
             if not (self.queue or self.queue.unread or self.queue.put_off) and self._jobs.may_step():
                 await self._step()
             await asyncio.sleep(0)
 
-    def _waits(self, command: AnyCommand | RefusedError) -> bool:
+    def _waits(self, command: AnyCommand) -> bool:
         """Tell whether a command waits until all letters are known."""
         return isinstance(command, Command) and command.verb in OF_LETTERS and not self._letters.may_obey()
 
@@ -198,39 +210,43 @@ class Commands:
 
     # -- one command --------------------------------------------------------------------------------------------
 
-    async def _obey(self, record: Any, command: AnyCommand | RefusedError) -> None:
+    def _refuse(self, refused: list[tuple[Any, RefusedError]]) -> None:
+        """Submit one turn for records in a row that are no commands for this partition, with an event for each."""
+        if not refused:
+            return
+        self._close_gate()
+        told = [self._event(Effect(str(e)), e.refusal, offset=record.offset, command="") for record, e in refused]
+        self._submit_commands([record.offset for record, _ in refused], publishes=tuple(told))
+        refused.clear()
+
+    async def _obey(self, record: Any, command: AnyCommand) -> None:
         """Submit the turn of a command."""
         self._close_gate()
         effect, refusal = Effect(""), None
         try:
-            if isinstance(command, RefusedError):
-                raise command
             effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record), record.offset)
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
         steered = refusal is None and (isinstance(command, JobCommand | HandlerCommand) or effect.steered)
-        control, steering = self.queue.obeyed(record.offset), self._jobs.steering
-        steered, steering.ahead = steered or steering.ahead != self.queue.ahead, self.queue.ahead
-        facts: dict[str, Any] = {"command": ""}
-        if not isinstance(command, RefusedError):
-            facts = {
-                "command": command.id,
-                **command.model_dump(include={"verb", "failure_id", "by", "why", "job", "circuit"}),
-            }
-        event = self._event(effect, refusal, offset=record.offset, **facts)
-        self._submit(
-            Turn(
-                source=self._transport.place.main,
-                next_offset=0,  # it stays; but its metadata has the position on the control topic
-                control=control,
-                steering=steering.written if steered else None,
-                rows=effect.rows,
-                claim=effect.claim,
-                publishes=(*effect.publishes, event),
-                observations=effect.observations,
-                on_settled=partial(self.levels.go_on, command) if isinstance(command, HandlerCommand) else None,
-            )
+        facts = command.model_dump(include={"verb", "failure_id", "by", "why", "job", "circuit"})
+        event = self._event(effect, refusal, offset=record.offset, command=command.id, **facts)
+        self._submit_commands(
+            [record.offset],
+            steered=steered,
+            rows=effect.rows,
+            claim=effect.claim,
+            publishes=(*effect.publishes, event),
+            observations=effect.observations,
+            on_settled=partial(self.levels.go_on, command) if isinstance(command, HandlerCommand) else None,
         )
+
+    def _submit_commands(self, offsets: Sequence[int], *, steered: bool = False, **facts: Any) -> None:
+        """Submit the turn of commands at these offsets: main's stays, and its metadata has the position on theirs."""
+        control = [self.queue.obeyed(offset) for offset in offsets][-1]
+        steering = self._jobs.steering
+        steered, steering.ahead = steered or steering.ahead != self.queue.ahead, self.queue.ahead
+        written = steering.written if steered else None
+        self._submit(Turn(source=self._transport.place.main, next_offset=0, control=control, steering=written, **facts))
 
     async def _come_to(self, command: AnyCommand, age_ms: int, offset: int) -> Effect:
         if isinstance(command, HandlerCommand):
@@ -267,6 +283,7 @@ class Commands:
     async def _settle(self) -> None:
         """Wait until the turns that are in the lane are in the tables."""
         self._touched.clear()
+        self._unsettled = 0
         if not self._busy():
             return
         over = asyncio.get_running_loop().create_future()
@@ -294,7 +311,7 @@ class Commands:
         table = self._table
         key = table.find(identity)
         if key is not None and key in self._scheduler.claimed and key in self.over:
-            await self._settle()  # its run has ended, and what came of that is on its way
+            await self._settle()  # its run has ended, and what came of that is on its way, or its copy is
             key = table.find(identity)
         value = None if key is None else table.get(key)
         if key is None or value is None:
@@ -315,7 +332,7 @@ class Commands:
             raise RefusedError(Refusal.CHANGED, f"its state is {before}, not {command.state}")
         runs = key in self._scheduler.claimed
         if runs and key in self.over:
-            raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
+            raise RefusedError(Refusal.RUNNING, "a topic refuses what came of its last attempt, or its copy")
         if row.reference is not None and command.verb is Verb.CANCEL and not runs:
             row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
         effect = self._rows.obey(command, row, metadata, identity, self._scheduler.claimed.get(key))

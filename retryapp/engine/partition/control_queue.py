@@ -23,7 +23,7 @@ from retryapp.engine.partition.letter_commands import RefusedError, check_place
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING: Final = 1_000
+MOST_WAITING: Final = 5_000
 """Commands in memory; the others wait on their topic."""
 MOST_WAITING_BYTES: Final = 4 << 20
 """The same in bytes: an edited value is in its command."""
