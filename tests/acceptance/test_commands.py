@@ -70,15 +70,25 @@ def test_what_waits_is_steered(stage: Stage) -> None:
     topic = stage.main_topic()
     stage.program(HandlerSpec(topic=topic, policy="1h*3"))
     stage.service.rule = lambda visit: Answer(503 if visit.attempt == 1 and not visit.replays else 200)
-    stage.produce(topic, [{"id": n} for n in range(5)])
+    stage.produce(topic, [{"id": n} for n in range(4)])
+    producer = stage.producer()
+    producer.produce(topic, b'{"id": 4, "customer": {"name": "ann"}}', key="four", headers={"tenant": b"acme"})
+    assert producer.flush(20) == 0
     worker = stage.worker(env={"RETRYAPP_WEB_OPERATORS": "local"})
     topology = HandlerTopology(stage.group, topic)
     evidence = Evidence(stage.connection, topology)
     wait_for(lambda: evidence.waiting() == 5, "all wait", timeout_s=60)
     names = {visit.facts["id"]: visit.failure_id for visit in stage.service.visits}
     place = ("--broker", stage.bootstrap)
-    assert retryapp(stage, "pending", "retry-now", *place, names[0])[0] == 0
-    assert retryapp(stage, "pending", "reschedule", *place, names[1], "--at", "1s")[0] == 0
+
+    def found(*options: str) -> set[str]:
+        return {row["failure_id"] for row in retryapp(stage, "pending", "list", "-A", "app", *options)[1]["records"]}
+
+    assert found("--message", "503") == found("--error", "app.ServiceError") == {*names.values()}
+    assert found("--has-header", "tenant=acme") == found("--field", "/customer/name=ann") == {names[4]}
+    assert (found("--key", "3"), found("--message", "404")) == ({names[3]}, set())
+    assert retryapp(stage, "pending", "retry-now", "-A", "app", "--field", "/id=0", "--yes")[0] == 0
+    assert retryapp(stage, "pending", "reschedule", "-A", "app", "--key", "1", "--at", "1s", "--yes")[0] == 0
     asked = {"verb": "hold", "failure_id": names[4], "for": "2d"}
     assert worker.post(f"/retries/{topic}/command", asked)[1]["outcome"] == "done"
     assert retryapp(stage, "pending", "retry-now", *place, names[4])[0] == 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from harness import Answer, Gate, HandlerSpec, Stage, Visit, wait_for
+from harness.terminal import retryapp
 
 from retryapp.core.rows import is_held, is_identity
 from retryapp.ledger import take_ledger
@@ -62,24 +64,47 @@ def test_records_of_a_key_run_in_order_also_over_a_kill(stage: Stage) -> None:
 
 
 def test_behind_a_record_that_waits_its_key_is_held_and_others_go_on(stage: Stage) -> None:
-    """A stopped worker and its successor keep it so; a held row that somebody removes is found missing."""
-    topic = stage.main_topic(partitions=1)
+    """A stopped worker and its successor keep it so; a held row that somebody removes is found missing.
+
+    Beside it handlers with caps: of one what too many wait for is dead, the other takes in no more until somebody acts.
+    """
+    topic, released, blocked = (stage.main_topic(name, partitions=1) for name in ("orders", "released", "blocked"))
     stage.service.rule = lambda visit: Answer(503 if visit.facts["id"] == 0 else 200)
-    stage.program(HandlerSpec(topic=topic, policy="1h", order="key"))
+    ordered: dict[str, Any] = {"policy": "1h", "order": "key"}
+    stage.program(
+        HandlerSpec(topic=topic, **ordered),
+        HandlerSpec(topic=released, **ordered, caps={"max_sequence_size": 3, "overflow": "release"}),
+        HandlerSpec(topic=blocked, **ordered, caps={"max_sequences": 1}),
+    )
     stage.produce(topic, facts(30), 1)
+    stage.produce(released, [{"id": n, "key": "k"} for n in range(3)], 1)
+    stage.produce(blocked, [{"id": 0, "key": "k"}], 1)
     worker = stage.worker("first")
     evidence = stage.evidence(topic)
     wait_for(
         lambda: (evidence.unsettled(), evidence.waiting()) == (0, 30 // KEYS), "one waits, others of its key behind"
     )
+    waiting = [stage.evidence(each).waiting for each in (released, blocked)]
+    wait_for(lambda: [count() for count in waiting] == [3, 1], "as many wait as may")
     worker.stop()
     stage.worker("second")
     stage.produce(topic, [{"id": 30, "key": "k0"}, {"id": 31, "key": "k1"}], 1)
+    stage.produce(released, [{"id": 3, "key": "k"}], 1)
+    stage.produce(blocked, [{"id": 1, "key": "other"}], 1)
     wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 30 // KEYS + 1), "one more is behind")
     assert [visit.facts["id"] for visit in by_key(stage, topic)[b"k0"]] == [0]
     ledger = take_ledger(stage.connection, stage.topology(topic))
     assert ledger.problems == ()
     assert (ledger.total.done, ledger.total.pending, ledger.total.held) == (32 - 7, 1, 30 // KEYS)
+
+    stage.wait_settled(released)
+    assert [visit.facts["id"] for visit in stage.service.of(released)] == [0, 1, 2, 3]
+    (letter,) = retryapp(stage, "dead", "list", "-A", "app", "--topic", released)[1]["records"]
+    assert (letter["failure_id"].rpartition("/")[2], letter["reason"]) == ("0", "overflow")
+    assert (stage.evidence(blocked).unsettled(), len(stage.service.of(blocked))) == (1, 1)
+    assert retryapp(stage, "pending", "cancel", "-A", "app", "--topic", blocked, "--field", "/id=0", "--yes")[0] == 0
+    stage.wait_settled(blocked)
+    assert [visit.facts["id"] for visit in stage.service.of(blocked)] == [0, 1]
 
     rows = evidence.records(stage.topology(topic).pending_changelog)
     held = [row for row in rows if is_identity(row.key) and row.value and is_held(row.value)]

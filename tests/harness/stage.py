@@ -50,6 +50,8 @@ class HandlerSpec:
     """Where event ids are; duplicates are handled if empty."""
     order: str = "none"
     on_dead: str = "release"
+    caps: Mapping[str, Any] = field(default_factory=dict)
+    """`max_sequences`, `max_sequence_size` and `overflow`."""
     payload: str = "copy"
     redelivery: str = "direct"
     rate_limit: str = ""

@@ -119,6 +119,7 @@ def declare(wanted: dict[str, Any]) -> None:
         deduplicate=wanted.get("deduplicate") or None,
         order=wanted.get("order", "none"),
         on_dead=wanted.get("on_dead", "release"),
+        **wanted.get("caps", {}),
         payload=wanted.get("payload", "copy"),
         redelivery=wanted.get("redelivery", "direct"),
         rate_limit=wanted.get("rate_limit") or None,
