@@ -84,9 +84,8 @@ def test_what_waits_is_steered(stage: Stage) -> None:
     def found(*options: str) -> set[str]:
         return {row["failure_id"] for row in retryapp(stage, "pending", "list", "-A", "app", *options)[1]["records"]}
 
-    assert found("--message", "503") == found("--error", "app.ServiceError") == {*names.values()}
-    assert found("--has-header", "tenant=acme") == found("--field", "/customer/name=ann") == {names[4]}
-    assert (found("--key", "3"), found("--message", "404")) == ({names[3]}, set())
+    assert found("--message", "503", "--error", "app.ServiceError") == {*names.values()}
+    assert found("--has-header", "tenant=acme", "--field", "/customer/name=ann") == {names[4]}
     assert retryapp(stage, "pending", "retry-now", "-A", "app", "--field", "/id=0", "--yes")[0] == 0
     assert retryapp(stage, "pending", "reschedule", "-A", "app", "--key", "1", "--at", "1s", "--yes")[0] == 0
     asked = {"verb": "hold", "failure_id": names[4], "for": "2d"}
