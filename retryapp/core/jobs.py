@@ -305,6 +305,9 @@ class Steering(BaseModel):
     releases: dict[str, dict[int, int]] = Field(default_factory=dict)
     """Releases that came before their deliveries ended: by id of the main topic, and offset, the delivery's number."""
 
+    ahead: dict[str, list[int]] = Field(default_factory=dict)
+    """By id of the control topic: offsets of commands that were obeyed although earlier ones still wait."""
+
     def part(self, job: str) -> Part | None:
         return next((part for part in self.parts if part.job == job), None)
 
@@ -358,8 +361,8 @@ class Steering(BaseModel):
     @property
     def written(self) -> str:
         """Return it as text; empty where there is nothing to remember."""
-        known = self.parts, self.paused, self.forced_open, self.pauses, self.ended, self.early, self.releases
-        some = any(known)
+        levels, pauses = (self.paused, self.forced_open), (self.pauses, self.ended)
+        some = any((*levels, *pauses, self.parts, self.early, self.releases, self.ahead))
         return self.model_dump_json(exclude_defaults=True) if some else ""
 
 

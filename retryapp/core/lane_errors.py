@@ -123,6 +123,16 @@ class CommitLostError(LaneError):
     """A broker took back a commit that it had acknowledged; the lane reopens and reads what is there."""
 
 
+class CommitUndecidedError(LaneError):
+    """A broker had left an acknowledged transaction without an end, and has ended it now; the lane reopens."""
+
+    def __init__(self, lane: str, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        where = f"{topic}[{partition}]"
+        super().__init__(lane, f"the broker had left a committed transaction on {where} without an end; it has one now")
+
+
 class TooFewCopiesError(EnvironmentFault):
     """A topic has taken no records for too long. Operator action: see the message."""
 

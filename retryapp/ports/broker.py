@@ -50,6 +50,9 @@ class TopicReader(Protocol):
     async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
         """Read from `start`, or the first offset, to the present end; return it, also when the sink had enough."""
 
+    async def written_end(self, tp: TopicPartition) -> int:
+        """Return the offset after the last record of a partition, committed or not."""
+
     async def records(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
         """Return what the partition has at some offsets, which rise: records, or damage at those that it covers.
 

@@ -99,6 +99,11 @@ class MemoryReader(TopicReader):
         return end
 
     @override
+    async def written_end(self, tp: TopicPartition) -> int:
+        end: int = await self.request("bounds", lambda: self.broker.logs[tp].end)
+        return end
+
+    @override
     async def records(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
         found: Mapping[int, Record] = await self.request("records", partial(self.broker.pick, tp, offsets))
         return found

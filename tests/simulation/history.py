@@ -124,6 +124,7 @@ class History:
             random=self.random,
             observe=self._observe,
             commanded=bool(self.plan.commands),
+            slow_letters=self.plan.slow_letters,
         )
         self.slots[slot] = worker
         worker.start()

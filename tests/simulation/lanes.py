@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from simulation.worker import SimWorker
 
 recovery.TAIL_OFFSETS = 4  # histories are short
+LETTERS_S = 3.0
+"""How long it takes, where that takes long, until all dead letters are known."""
 vars(placement)["LaneLimits"] = partial(LaneLimits, renew_s=300.0)
 
 
@@ -34,6 +36,8 @@ class SimLane(MemoryLane):
     """When its producer was there: what it reads comes after."""
     line: Wire | None = None
     """The producer's own connection: what it has sent may arrive after what the consumer sends later."""
+    letters_s: float = 0.0
+    """Before this time not all dead letters are known."""
 
     @override
     def request(self, name: str, effect: Callable[[], Any]) -> asyncio.Future[Any]:
@@ -56,7 +60,18 @@ class SimLane(MemoryLane):
 
     @override
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
+        self.letters_s = self.clock.monotonic_s() + (LETTERS_S if self.worker.slow_letters else 0.0)
         await self.worker.consumer.reposition(starts)
+
+    @property
+    @override
+    def letters_here(self) -> bool:
+        return self.clock.monotonic_s() >= self.letters_s and MemoryLane.letters_here.fget(self)  # type: ignore[attr-defined]
+
+    @override
+    async def letters_known(self) -> None:
+        await MemoryLane.letters_known(self)
+        await asyncio.sleep(max(0.0, self.letters_s - self.clock.monotonic_s()))
 
     @override
     async def hold(self) -> None:

@@ -482,6 +482,11 @@ class Plan:
         """Whether somebody forces circuits open, and has partitions go on that rules have paused."""
         return LEVELS <= self.seed < STOPS or self.seed >= SERVED
 
+    @property
+    def slow_letters(self) -> bool:
+        """Whether it takes long until a lane knows all dead letters: some commands wait for that, and others pass."""
+        return self.seed >= COMMANDED and self.seed % 16 == 10
+
     def is_out(self, at_s: float) -> bool:
         return self.outage is not None and self.outage[0] <= at_s < self.outage[1]
 

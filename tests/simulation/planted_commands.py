@@ -20,6 +20,7 @@ from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import jobs
 from retryapp.engine.partition.commands import Commands
+from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect
 from retryapp.engine.partition.releases import Releases
@@ -213,6 +214,12 @@ def _unconcerned(_self: Releases, _turns: Any) -> bool:
     return False
 
 
+@property  # type: ignore[misc]
+def _forgets_passed(_self: ControlQueue) -> dict[str, list[int]]:
+    """A crash has those obeyed again that have passed one that still waited."""
+    return {}
+
+
 COMMANDS: Final = (
     ("an early release is dropped", ((Releases, "keep", _dropped),), 2_000_007),
     ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_052),
@@ -223,6 +230,7 @@ COMMANDS: Final = (
     ("a sequence does not know of holds", ((Sequences, "moved", _not_moved),), 2_000_237),
     ("the position of commands is not written down", ((Notes, "commanded", _unsaid),), 1_000_002),
     ("a command counts before its turn", ((Commands, "_obey", _before),), 1_000_035),
+    ("what has passed a command is obeyed again", ((ControlQueue, "ahead", _forgets_passed),), 1_000_202),
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_012),
     ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_002),
     ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_213),

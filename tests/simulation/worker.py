@@ -108,6 +108,7 @@ class SimWorker(Observer):
         random: Random,
         observe: Callable[[SimWorker, Observation], None],
         commanded: bool = False,
+        slow_letters: bool = False,
     ) -> None:
         loop = network.loop
         self.process = Process(name)
@@ -123,6 +124,8 @@ class SimWorker(Observer):
         self.early: dict[str, Mapping[TopicPartition, Committed]] = {}
         self._observe = observe
         self._commanded = commanded
+        self.slow_letters = slow_letters
+        """It takes long until its lanes know all dead letters."""
         self.handlers = make_handlers(self)
         self.topics = [topic for handler in self.handlers for topic in handler.topology.consumed]
         self.ownership = Ownership(clock=self.clock, observer=self, to_record=lambda record: record, drain_s=GRACE_S)

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from retryapp.core import marks
 from retryapp.core.deduplicate import live_rows
-from retryapp.core.lane_errors import ChangelogReplacedError, OffsetsMissingError, StoreAheadError
+from retryapp.core.lane_errors import (
+    ChangelogReplacedError,
+    CommitUndecidedError,
+    OffsetsMissingError,
+    StoreAheadError,
+)
 from retryapp.core.rows import is_identity
 from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import LaneBatch, LaneReceipt, PendingTable, SeenTable, TopicPartition, TopicReader
@@ -60,6 +65,27 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
             break
         await asyncio.sleep(_FLUSH_LOOK_S)
     return True
+
+
+async def end_undecided(
+    ahead: StoreAheadError,
+    reader: TopicReader,
+    changelog: TopicPartition,
+    commit: Callable[[LaneBatch], Awaitable[LaneReceipt]],
+) -> None:
+    """Have a committed transaction end that the broker has left without an end; return if there is none.
+
+    Its coordinator takes it for complete, so no new producer ends it. But the next marker of the same transactional id
+    decides over it, and what a store is ahead by was acknowledged as committed.
+
+    Raises:
+        CommitUndecidedError: it has ended; the lane must open again, for it has read other things before.
+    """
+    if await reader.written_end(changelog) < ahead.store:
+        return  # the topic was truncated
+    await commit(LaneBatch(publishes=[marks.clock_probe(*changelog)]))
+    if (await reader.bounds([changelog]))[changelog][1] >= ahead.store:
+        raise CommitUndecidedError(ahead.lane, changelog.topic, changelog.partition) from ahead
 
 
 def check_changelog(site: LaneSite, named: str) -> None:

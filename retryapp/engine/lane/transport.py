@@ -29,12 +29,19 @@ from functools import partial
 from retryapp.core import marks
 from retryapp.core.errors import EnvironmentFault, RetryAppError
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import CommitLostError, HandOffRefusedError, OffsetsGoneError
+from retryapp.core.lane_errors import CommitLostError, HandOffRefusedError, OffsetsGoneError, StoreAheadError
 from retryapp.core.marks import Suspected, Tally
 from retryapp.core.rows import HELD_ROWS
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper, dead_rows
 from retryapp.engine.lane.notes import Notes
-from retryapp.engine.lane.recovery import apply_seen, catch_up, check_changelog, recover_seen, written_down
+from retryapp.engine.lane.recovery import (
+    apply_seen,
+    catch_up,
+    check_changelog,
+    end_undecided,
+    recover_seen,
+    written_down,
+)
 from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import (
     Acks,
@@ -217,7 +224,12 @@ class LaneProtocol(ABC):
         """Open the local tables and read them up to the end of their topics."""
         changelog, name = self.place.changelog, self.place.name
         self.pending = self.open_pending()
-        if not await catch_up(self.pending, self.reader, changelog, name):
+        try:
+            kept = await catch_up(self.pending, self.reader, changelog, name)
+        except StoreAheadError as ahead:
+            await end_undecided(ahead, self.reader, changelog, self.commit)
+            raise
+        if not kept:
             for dlq in self.place.dlqs:
                 with suppress(EnvironmentFault):
                     self.open_dead(dlq).drop()

@@ -25,13 +25,7 @@ from retryapp.core.control import (
     Verb,
     row_state,
 )
-from retryapp.core.errors import (
-    DamagedCommandError,
-    DamagedMetadataError,
-    DamagedRowError,
-    NewerRowError,
-    RecordError,
-)
+from retryapp.core.errors import DamagedMetadataError, DamagedRowError, NewerRowError, RecordError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import (
@@ -42,7 +36,6 @@ from retryapp.core.jobs import (
     JobVerb,
     Part,
     PartState,
-    decode_command,
 )
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.lifecycle import Commanded
@@ -55,7 +48,7 @@ from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
 from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
-from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, check_place
+from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
 from retryapp.engine.partition.levels import Levels
 from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
@@ -66,6 +59,8 @@ from retryapp.ports import PendingTable
 
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
+MOST_UNSETTLED: Final = 5_000
+"""Commands whose turns the lane may have; the others wait."""
 MAX_TEXT_BYTES: Final = 1_000
 """Of what an event says: a refusal may quote its command."""
 
@@ -99,7 +94,6 @@ class Commands:
             read: returns a row, and its identity, that waits by reference as a copy (`engine.partition.recall`).
             applied_to: the offset of the main topic before which what became of all records is in the tables.
         """
-        self.queue = ControlQueue(transport)
         self._context = context
         self._transport = transport
         self._scheduler = scheduler
@@ -111,16 +105,18 @@ class Commands:
         """Keys of claims whose outcome is in the lane, or that a command has taken."""
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
+        self._unsettled = 0
+        """Commands since the lane was waited for last."""
         self._letters = LetterCommands(
             context,
             transport,
             sequences,
             claimed=scheduler.claimed,
             taken_in=taken_in,
-            unhurried=self.queue.caught_up.set,
             remember=scheduler.remember,
         )
         self._jobs = Jobs(context, transport, self._letters)
+        self.queue = ControlQueue(context, transport, self._jobs.steering.ahead)
         self._rows = RowCommands(context, transport, sequences)
         self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)
         self.levels = Levels(context, transport.place.main, self._jobs.steering, self._event)
@@ -136,31 +132,53 @@ class Commands:
         self._release_early()
         self._end_stops()
         while True:
-            if not self.queue and self.queue.unread:
+            if not self.queue and self.queue.more:
                 await self.queue.read()
-            if not self.queue:
+            if not (self.queue and self.queue.more):
                 self.queue.caught_up.set()
                 await self._awaken()
             self._close_gate()
             some = self.queue.take(MOST_AT_ONCE)
-            commands = [self._decode(record) for record in some]
-            if any(isinstance(each, HandlerCommand) and each.verb is HandlerVerb.PAUSE for each in commands):
-                self._context.pace.pause()  # at once: one before it may wait for letters, and records do not
-            if not all(isinstance(command, RefusedError) for command in commands):
+            if any(isinstance(each, HandlerCommand) and each.verb is HandlerVerb.PAUSE for _, each in some):
+                self._context.pace.pause()  # at once: one before it may take long, and records do not wait for it
+            are_bad = all(isinstance(command, RefusedError) for _, command in some)
+            if self.queue.put_off or not are_bad or self._unsettled >= MOST_UNSETTLED:
                 await self._settle()
-            for record, command in zip(some, commands, strict=True):
-                await self._obey(record, command)
-            if not self.queue and not self.queue.unread and self._jobs.may_step():
+            self._unsettled += len(some)
+            while self.queue.put_off and self._letters.may_obey():
+                await self._obey(*self.queue.put_off.popleft())
+            refused: list[tuple[Any, RefusedError]] = []
+            for record, command in some:
+                if isinstance(command, RefusedError):
+                    refused.append((record, command))
+                    continue
+                self._refuse(refused)
+                if self.queue.passes(record, command, waits=self._waits(command)):
+                    await self._obey(record, command)
+            self._refuse(refused)
+            if not (self.queue or self.queue.unread or self.queue.put_off) and self._jobs.may_step():
                 await self._step()
             await asyncio.sleep(0)
 
+    def _waits(self, command: AnyCommand) -> bool:
+        """Tell whether a command waits until all letters are known."""
+        return isinstance(command, Command) and command.verb in OF_LETTERS and not self._letters.may_obey()
+
     async def _awaken(self) -> None:
         """Wait for commands, for a rule that pauses the partition, or until a part of a job may go on."""
-        while not self.queue.unread and not self.levels.closing and not self._jobs.may_step():
+        while not self.queue.more and not self.levels.closing and not self._may_go_on():
             self.queue.wake.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._jobs.wait_s()):
-                    await self.queue.wake.wait()
+            known = asyncio.create_task(self._letters.known(self.queue.wake.set)) if self.queue.put_off else None
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._jobs.wait_s() if known is None else None):
+                        await self.queue.wake.wait()
+            finally:
+                if known is not None:
+                    known.cancel()
+
+    def _may_go_on(self) -> bool:
+        return self._letters.may_obey() if self.queue.put_off else self._jobs.may_step()
 
     async def _step(self) -> None:
         """Have a job go on; commands that come meanwhile wait for this step, which sees what those before have left."""
@@ -192,49 +210,43 @@ class Commands:
 
     # -- one command --------------------------------------------------------------------------------------------
 
-    def _decode(self, record: Any) -> AnyCommand | RefusedError:
-        """Return the command that a record is, or why it is none for this partition."""
-        try:
-            command = decode_command(record.value)
-            if isinstance(command, Command):
-                check_place(self._context, self._transport, *parse_failure_id(command.failure_id))
-        except (DamagedCommandError, DamagedMetadataError) as error:
-            return RefusedError(Refusal.MALFORMED, str(error))
-        except RefusedError as error:
-            return error
-        return command
+    def _refuse(self, refused: list[tuple[Any, RefusedError]]) -> None:
+        """Submit one turn for records in a row that are no commands for this partition, with an event for each."""
+        if not refused:
+            return
+        self._close_gate()
+        told = [self._event(Effect(str(e)), e.refusal, offset=record.offset, command="") for record, e in refused]
+        self._submit_commands([record.offset for record, _ in refused], publishes=tuple(told))
+        refused.clear()
 
-    async def _obey(self, record: Any, command: AnyCommand | RefusedError) -> None:
+    async def _obey(self, record: Any, command: AnyCommand) -> None:
         """Submit the turn of a command."""
         self._close_gate()
         effect, refusal = Effect(""), None
         try:
-            if isinstance(command, RefusedError):
-                raise command
             effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record), record.offset)
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
-        steered = isinstance(command, JobCommand | HandlerCommand) or effect.steered
-        facts: dict[str, Any] = {"command": ""}
-        if not isinstance(command, RefusedError):
-            facts = {
-                "command": command.id,
-                **command.model_dump(include={"verb", "failure_id", "by", "why", "job", "circuit"}),
-            }
-        event = self._event(effect, refusal, offset=record.offset, **facts)
-        self._submit(
-            Turn(
-                source=self._transport.place.main,
-                next_offset=0,  # it stays; but its metadata has the position on the control topic
-                control=record.offset + 1,
-                steering=self._jobs.steering.written if steered and refusal is None else None,
-                rows=effect.rows,
-                claim=effect.claim,
-                publishes=(*effect.publishes, event),
-                observations=effect.observations,
-                on_settled=partial(self.levels.go_on, command) if isinstance(command, HandlerCommand) else None,
-            )
+        steered = refusal is None and (isinstance(command, JobCommand | HandlerCommand) or effect.steered)
+        facts = command.model_dump(include={"verb", "failure_id", "by", "why", "job", "circuit"})
+        event = self._event(effect, refusal, offset=record.offset, command=command.id, **facts)
+        self._submit_commands(
+            [record.offset],
+            steered=steered,
+            rows=effect.rows,
+            claim=effect.claim,
+            publishes=(*effect.publishes, event),
+            observations=effect.observations,
+            on_settled=partial(self.levels.go_on, command) if isinstance(command, HandlerCommand) else None,
         )
+
+    def _submit_commands(self, offsets: Sequence[int], *, steered: bool = False, **facts: Any) -> None:
+        """Submit the turn of commands at these offsets: main's stays, and its metadata has the position on theirs."""
+        control = [self.queue.obeyed(offset) for offset in offsets][-1]
+        steering = self._jobs.steering
+        steered, steering.ahead = steered or steering.ahead != self.queue.ahead, self.queue.ahead
+        written = steering.written if steered else None
+        self._submit(Turn(source=self._transport.place.main, next_offset=0, control=control, steering=written, **facts))
 
     async def _come_to(self, command: AnyCommand, age_ms: int, offset: int) -> Effect:
         if isinstance(command, HandlerCommand):
@@ -271,6 +283,7 @@ class Commands:
     async def _settle(self) -> None:
         """Wait until the turns that are in the lane are in the tables."""
         self._touched.clear()
+        self._unsettled = 0
         if not self._busy():
             return
         over = asyncio.get_running_loop().create_future()

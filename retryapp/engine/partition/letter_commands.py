@@ -89,7 +89,6 @@ class LetterCommands:
         *,
         claimed: Collection[bytes],
         taken_in: Callable[[int], bool],
-        unhurried: Callable[[], None],
         remember: Callable[[bytes, bytes, PendingRow, RetryMetadata], None],
     ) -> None:
         """Begin.
@@ -100,7 +99,6 @@ class LetterCommands:
             sequences: of an ordered handler.
             claimed: keys of the rows that are being delivered.
             taken_in: whether the record at an offset is a first delivery without an outcome.
-            unhurried: called where a command waits for something that rows need not wait for.
             remember: takes a row that is written, as its bytes and decoded.
         """
         self._context = context
@@ -108,10 +106,27 @@ class LetterCommands:
         self._sequences = sequences
         self._claimed = claimed
         self._taken_in = taken_in
-        self._unhurried = unhurried
         self._remember = remember
-        self._late = False
-        """A command has waited in vain until all letters were known."""
+        self._until_s: float | None = None
+        """Monotonic time until which commands wait until all letters are known; None: none has waited."""
+
+    def may_obey(self) -> bool:
+        """Tell whether commands about letters need not wait: all letters are known, or that takes too long."""
+        if self._transport.letters_here:
+            self._until_s = None
+            return True
+        now_s = self._context.clock.monotonic_s()
+        if self._until_s is None:
+            self._until_s = now_s + LETTERS_S
+        return now_s >= self._until_s  # those that come later do not wait as long again
+
+    async def known(self, then: Callable[[], None]) -> None:
+        """Wait until `may_obey` says so, and call `then`."""
+        wait_s = LETTERS_S if self._until_s is None else self._until_s - self._context.clock.monotonic_s()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, wait_s)):
+                await self._transport.letters_known()
+        then()
 
     async def obey(self, command: Command, origin: Origin, settled: Callable[[bytes], Awaitable[bool]]) -> Effect:
         """Return what a command comes to; `settled` waits for turns about a record, and tells whether there were any.
@@ -119,7 +134,9 @@ class LetterCommands:
         Raises:
             RefusedError: it is refused.
         """
-        await self.letters_known()
+        if not self._transport.letters_here:
+            text = "the worker still reads the dead letters of the partition: send it again in a minute"
+            raise RefusedError(Refusal.NOT_READY, text)
         letter, mark = await self._newest(command, origin)
         identity = identity_of(origin)
         if await settled(identity):
@@ -165,21 +182,6 @@ class LetterCommands:
         effect.before = str(letter.record.offset)
         effect.publishes = (*effect.publishes, told.to_record(*letter.topic))
         return effect
-
-    async def letters_known(self) -> None:
-        """Wait until the tables have all letters; raise `RefusedError` if that takes long."""
-        if self._transport.letters_here:
-            self._late = False
-            return
-        free = asyncio.get_running_loop().call_soon(self._unhurried)  # rows need not wait for this
-        try:
-            async with asyncio.timeout(0 if self._late else LETTERS_S):
-                await self._transport.letters_known()
-        except TimeoutError:
-            self._late = True  # those behind it do not wait as long again
-            text = "the worker still reads the dead letters of the partition: send it again in a minute"
-            raise RefusedError(Refusal.NOT_READY, text) from None
-        free.cancel()
 
     async def _newest(self, command: Command, origin: Origin) -> tuple[Letter, str | None]:
         """Return the newest dead letter of a record, and its mark."""

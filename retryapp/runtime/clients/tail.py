@@ -166,6 +166,12 @@ class TailReader(TopicReader):
         return end_
 
     @override
+    async def written_end(self, tp: TopicPartition) -> int:
+        async with self._picker.turn() as consumer, asyncio.timeout(STALL_S):
+            ends = await consumer.end_offsets([ClientTopicPartition(*tp)])
+        return int(ends[ClientTopicPartition(*tp)])
+
+    @override
     async def records(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
         bounds = self._bounds.pop(tp, range(0))  # after any error they are asked for again
         if all(offset in bounds for offset in offsets):

@@ -98,3 +98,17 @@ async def test_readers_of_several_partitions_take_turns_and_miss_nothing(
         *(reader.read(tp, 0, sink, background=tp.partition == 2) for tp, sink in zip(tps, taken, strict=True))
     )
     assert [sink.values for sink in taken] == [[b"%d" % n for n in range(400)]] * 3
+
+
+async def test_what_is_not_committed_is_past_the_end(bootstrap: str, topic: TopicPartition, reader: TailReader) -> None:
+    """And it is there: no cut topic has it."""
+    await fill(bootstrap, [topic], 3)
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=uuid.uuid4().hex)
+    await producer.start()
+    try:
+        await producer.begin_transaction()
+        await producer.send_and_wait(topic.topic, b"open", partition=topic.partition)
+        assert ((await reader.bounds([topic]))[topic][1], await reader.written_end(topic)) == (4, 5)
+        await producer.abort_transaction()
+    finally:
+        await producer.stop()

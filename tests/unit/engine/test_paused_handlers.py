@@ -110,7 +110,6 @@ async def test_a_pause_does_not_wait_for_a_command_before_it_that_waits_for_lett
         orders.transport.append(control, command.key, command.value)
     orders.transport.append(TopicPartition("orders", 0), b"b", b"two")
     monkeypatch.setattr(type(orders.transport), "letters_here", property(lambda _lane: known.is_set()))
-    monkeypatch.setattr(type(orders.transport), "letters_known", lambda _lane: known.wait())
     async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
         await orders.advance(60_000)
         assert (calls.begun, orders.engine.in_flight) == ([b"one"], 0)

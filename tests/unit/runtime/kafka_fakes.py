@@ -196,6 +196,9 @@ class Topics:
     async def bounds(self, tps: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         return {tp: self.bounds_of.get(tp) or (self.first, self._end(tp)) for tp in tps}
 
+    async def written_end(self, tp: TopicPartition) -> int:
+        return self._end(tp)
+
     async def read(
         self, tp: TopicPartition, start: int, sink: Callable[[list[Any], int], object], *, background: bool = False
     ) -> int:

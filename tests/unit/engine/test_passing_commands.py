@@ -1,0 +1,161 @@
+"""A command that waits until all dead letters are known holds up those about its record, and no others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from retryapp import CircuitBreaker
+from retryapp.core.control import Command, Verb
+from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering
+from retryapp.core.verdicts import Reject
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition import control_queue
+from retryapp.engine.partition.letter_commands import LETTERS_S
+from retryapp.ports import TopicPartition
+from retryapp.testing import MemoryLaneTransport, MemoryPartition
+from retryapp.testing.lane import Step
+
+CONTROL = TopicPartition("app.orders.control", 0)
+MAIN = TopicPartition("orders", 0)
+
+
+class Bank:
+    """Rejects one record, and fails for the others."""
+
+    def __init__(self) -> None:
+        self.down = True
+
+    async def __call__(self, value: bytes) -> None:
+        if self.down:
+            raise Reject("wrong") if value == b"dead" else ValueError("down")
+
+
+@pytest.fixture
+def letters(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether all letters are known, as the last item says."""
+    known = [True]
+    monkeypatch.setattr(MemoryLaneTransport, "letters_here", property(lambda _lane: known[-1]))
+    return known
+
+
+def partition(bank: Bank, **more: Any) -> MemoryPartition:
+    breaker = CircuitBreaker(minimum_calls=100)
+    return MemoryPartition(bank, "1h*3", circuit=breaker, **more)
+
+
+def put(orders: MemoryPartition, *commands: Command | HandlerCommand) -> None:
+    for command in commands:
+        sent = command.to_record(*CONTROL)
+        orders.transport.append(CONTROL, sent.key, sent.value)
+
+
+def of(name: str, verb: Verb, offset: int) -> Command:
+    return Command(id=name, verb=verb, failure_id=f"app/orders@kq8G0bTz/0/{offset}")
+
+
+def told(orders: MemoryPartition) -> list[tuple[str, str | None]]:
+    """Return the commands that have an event, in order, and why they were refused."""
+    events = [json.loads(record.value or b"") for record in orders.records("app.orders.events")]
+    return [(each["command"], each["refused"]) for each in events if each["kind"] == "command" and each["command"]]
+
+
+OUTAGE = HandlerCommand(id="outage", verb=HandlerVerb.OPEN)
+
+
+async def test_an_outage_and_a_cancel_pass_a_replay_that_waits_for_letters(letters: list[bool]) -> None:
+    """A command about the same record does not: it sees what the replay has left."""
+    bank = Bank()
+    async with partition(bank) as orders:
+        await orders.send(b"dead", b"one")
+        letters.append(False)
+        put(orders, of("replay", Verb.REPLAY, 0), OUTAGE, of("hold", Verb.HOLD, 0), of("cancel", Verb.CANCEL, 1))
+        await orders.settle()
+        assert told(orders) == [("outage", None), ("cancel", None)]
+        assert orders.engine.context.pace.forced
+        assert [letter.reason for letter in orders.dead_letters] == ["rejected", "cancelled"]
+        put(orders, of("retry", Verb.RETRY_NOW, 1))
+        await orders.advance(100)
+        letters.append(True)
+        await orders.advance(100)
+        assert told(orders)[2:] == [("retry", "not-waiting"), ("replay", None), ("hold", None)]
+
+
+async def test_a_replay_is_refused_once_it_has_waited_long(letters: list[bool]) -> None:
+    """Those behind it do not wait as long again; once the letters are known the next one is obeyed."""
+    bank = Bank()
+    async with partition(bank) as orders:
+        await orders.send(b"dead")
+        letters.append(False)
+        put(orders, of("first", Verb.REPLAY, 0))
+        await orders.settle()
+        await orders.advance(int(LETTERS_S * 1_000) - 1)
+        assert told(orders) == []
+        await orders.advance(60)
+        put(orders, of("second", Verb.DISCARD, 0))
+        await orders.settle()
+        assert told(orders) == [("first", "not-ready"), ("second", "not-ready")]
+        letters.append(True)
+        put(orders, of("third", Verb.REPLAY, 0))
+        await orders.settle()
+        assert told(orders)[2:] == [("third", None)]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_at_each_commit_a_kill_neither_repeats_nor_forgets_a_command(letters: list[bool], durable: bool) -> None:
+    """Those that have passed are remembered until the position has passed them, too; the store is lost besides."""
+    for after in range(30):
+        bank, transport, names = Bank(), MemoryLaneTransport(), ["outage", "cancel", "replay", "hold", "retry"]
+        dying = transport.pause(Step.COMMIT, after=after, durable=durable)
+        letters.append(False)
+        for life in range(3):
+            async with partition(bank, transport=transport) as orders:
+                if life == 0:
+                    await orders.send(b"dead", b"one")
+                    put(orders, of("replay", Verb.REPLAY, 0), OUTAGE, of("hold", Verb.HOLD, 0))
+                    put(orders, of("cancel", Verb.CANCEL, 1), of("retry", Verb.RETRY_NOW, 1))
+                await orders.advance(100)
+                if life > 0 or not dying.reached:
+                    letters.append(True)
+                await orders.advance(100)
+                letters.append(life == 1)
+            transport.lose_store()
+        assert sorted(name for name, _ in told(orders)) == sorted(names), after
+        assert [name for name, _ in told(orders) if name in ("replay", "hold")] == ["replay", "hold"]
+        if not dying.reached:
+            assert after > 4
+            return
+
+
+async def test_what_is_remembered_is_bounded(letters: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after so many that have passed waits, too; and nothing is remembered in the end."""
+    monkeypatch.setattr(control_queue, "MOST_AHEAD", 3)
+    bank = Bank()
+    async with partition(bank) as orders:
+        await orders.send(b"dead")
+        letters.append(False)
+        put(orders, of("replay", Verb.REPLAY, 0), *(of(f"n{number}", Verb.CANCEL, 90 + number) for number in range(3)))
+        await orders.settle()
+        put(orders, *(of(f"n{number}", Verb.CANCEL, 90 + number) for number in range(3, 9)))
+        await orders.advance(100)
+        assert [name for name, _ in told(orders)] == ["n0", "n1", "n2"]
+        letters.append(True)
+        await orders.advance(100)
+        assert [name for name, _ in told(orders)][3:] == ["replay", *(f"n{number}" for number in range(3, 9))]
+        assert orders.engine.commands is not None
+        assert orders.engine.commands.queue.ahead == {}
+
+
+async def test_offsets_of_a_former_control_topic_pass_nothing() -> None:
+    """One that was made again has other commands at the same offsets."""
+    bank = Bank()
+    async with partition(bank) as orders:
+        await orders.send(b"one")
+        kept = Steering(ahead={"former": [0, 1, 2]}).written
+        orders.lane.submit(orders.lane.session, Turn(source=MAIN, next_offset=0, steering=kept))
+        await orders.settle()
+    async with partition(bank, transport=orders.transport) as orders:
+        await orders.command("cancel", 0)
+        assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]

@@ -1,0 +1,90 @@
+"""A broker leaves an acknowledged transaction without an end (Kafka 4.3.1, stopped as the only one): it gets one."""
+
+from __future__ import annotations
+
+import pytest
+from doubles import BankDownError
+
+from retryapp.ports import Event, TopicPartition
+from retryapp.testing import MemoryLaneTransport, MemoryPartition
+
+CHANGELOG = TopicPartition("app.orders.pending.changelog", 0)
+
+
+class Calls:
+    """Fails at first."""
+
+    def __init__(self) -> None:
+        self.seen: list[bytes] = []
+
+    async def __call__(self, value: bytes) -> None:
+        self.seen.append(value)
+        if self.seen.count(value) == 1:
+            raise BankDownError
+
+
+def leave_undecided(transport: MemoryLaneTransport, *, same_producer: bool = True) -> None:
+    """Take the end of the last transaction away from the changelog.
+
+    Whoever begins it anew does not end it, the next transaction of its producer on that partition does.
+    """
+    broker = transport.broker
+    log, end = broker.logs[CHANGELOG], broker.end_transaction
+    txn = log.entries[-1].txn
+    assert txn is not None
+    txn.committed = None
+    log.open.append(txn)
+    log.end -= 1
+
+    def end_both(name: str, epoch: int) -> None:
+        there = log.entries[-1].txn
+        end(name, epoch)
+        if same_producer and there is not txn and txn in log.open:
+            log.open.remove(txn)
+            txn.committed = True
+
+    broker.end_transaction = end_both  # type: ignore[method-assign]
+
+
+def faults(orders: MemoryPartition) -> list[str]:
+    failed = (seen for seen in orders.observer.seen if seen.event is Event.LANE_FAILED)
+    return [(seen.error_type or "").rpartition(".")[2] for seen in failed]
+
+
+async def parked(calls: Calls) -> MemoryLaneTransport:
+    async with MemoryPartition(calls, "1m") as orders:
+        await orders.send(b"one")
+        await orders.send(b"two")
+    return orders.transport
+
+
+async def test_a_lane_whose_last_transaction_has_no_end_has_it_end_and_opens() -> None:
+    """Its store had read it: it was acknowledged."""
+    calls = Calls()
+    transport = await parked(calls)
+    leave_undecided(transport)
+    async with MemoryPartition(calls, "1m", transport=transport) as orders:
+        await orders.advance(1_000)
+        assert faults(orders) == ["CommitUndecidedError"]
+        assert orders.waiting == {"1m": 2}
+        await orders.to_rest()
+        assert sorted(calls.seen) == [b"one", b"one", b"two", b"two"]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_changelog_that_has_lost_its_end_is_refused_as_before(cut: bool) -> None:
+    """Nothing is written to one that was cut; nor does a lane open whose transaction belongs to another producer."""
+    calls = Calls()
+    transport = await parked(calls)
+    log = transport.broker.logs[CHANGELOG]
+    if cut:
+        del log.entries[-2:]
+        log.end = log.entries[-1].record.offset + 1
+    else:
+        leave_undecided(transport, same_producer=False)
+    count = len(log.entries)
+    async with MemoryPartition(calls, "1m", transport=transport) as orders:
+        await orders.advance(1_000)
+        assert set(faults(orders)) == {"StoreAheadError"}
+        assert (len(log.entries) == count) is cut
+        assert calls.seen == [b"one", b"two"]
