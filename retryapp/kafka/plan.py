@@ -27,7 +27,7 @@ from retryapp.core.topology import (
     topic_specs,
 )
 from retryapp.kafka.admin import BROKER_DEFAULT, PAUSE_S, ClusterState, KafkaAdmin, TopicState
-from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare, keeps
+from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare, keeps, takes_copies
 from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError, ReplicationTooLowError
 from retryapp.kafka.owner import UNMARKED, OwnerMark, claim_owner_mark, owner_refusal
 from retryapp.kafka.remembered import pass_on
@@ -220,6 +220,8 @@ def _main_step(topology: HandlerTopology, main: TopicState | None, partitions: i
     if main is not None:
         if topology.reference_ms is not None:
             problems = tuple(keeps(main, topology.reference_ms))
+        if topology.through_main:
+            problems = tuple(takes_copies(main))
         action = Action.MISMATCH if problems else Action.OK
         why = {"partitions": "the user's topic: its partition count decides that of all others"}
     elif partitions is not None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, TypedDict, TypeVar, Unpack, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from retryapp.core.errors import BrokerUnreachableError
-from retryapp.core.record import Record
+from retryapp.core.record import Headers, Record
+from retryapp.core.redelivery import is_copy
 from retryapp.core.rows import is_identity
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import UNREACHABLE, KafkaConnection, named_error
@@ -55,6 +56,13 @@ def read_topic(connection: KafkaConnection, topic: str, **bounds: Unpack[Bounds]
 def read_offsets(connection: KafkaConnection, topic: str, **bounds: Unpack[Bounds]) -> Iterator[tuple[int, int, int]]:
     """Yield (partition, offset, timestamp in ms) as ``read_topic`` does, also of records that it cannot decode."""
     return _read(connection, topic, _place, bounds)
+
+
+def read_main(
+    connection: KafkaConnection, topic: str, **bounds: Unpack[Bounds]
+) -> Iterator[tuple[int, int, int, bool]]:
+    """Yield the same of a main topic, and whether the record is a copy of one that is due again."""
+    return _read(connection, topic, _place_or_copy, bounds)
 
 
 def _read(connection: KafkaConnection, topic: str, convert: Callable[[Message], T], bounds: Bounds) -> Iterator[T]:
@@ -168,21 +176,34 @@ def _place(message: Message) -> tuple[int, int, int]:
     return partition, offset, message.timestamp()[1]
 
 
-def _record(message: Message) -> Record:
-    topic = cast("str", message.topic())
+def _place_or_copy(message: Message) -> tuple[int, int, int, bool]:
     partition, offset, timestamp_ms = _place(message)
+    try:
+        copy = is_copy(cast("str", message.topic()), partition, _headers(message))
+    except UnreadableHeaderError:
+        copy = False
+    return partition, offset, timestamp_ms, copy
+
+
+def _headers(message: Message) -> Headers:
     try:
         headers = message.headers() or []
     except UnicodeDecodeError as error:
+        topic, (partition, offset, _) = cast("str", message.topic()), _place(message)
         raise UnreadableHeaderError(topic, partition, offset, name=error.object) from error
+    return tuple((str(header[0]), _bytes(header[1])) for header in headers)
+
+
+def _record(message: Message) -> Record:
+    partition, offset, timestamp_ms = _place(message)
     return Record(
-        topic=topic,
+        topic=cast("str", message.topic()),
         partition=partition,
         offset=offset,
         timestamp_ms=timestamp_ms,
         key=message.key(),
         value=message.value(),
-        headers=tuple((str(header[0]), _bytes(header[1])) for header in headers),
+        headers=_headers(message),
     )
 
 

@@ -70,6 +70,8 @@ class Balance:
     """Offsets at the beginning that the main topic no longer keeps and that have no trace."""
     unread_offsets: int = 0
     """Offsets of the main topic that the group has not passed."""
+    copies: int = 0
+    """What the group has passed besides: copies of records that were due again, of any group."""
 
 
 @dataclass(slots=True)
@@ -174,9 +176,12 @@ class PartitionCount:
         inside = [each for each in self._ranges if each.told.to_offset <= cut.received]
         self._ranges = sorted(inside, key=lambda each: each.told.from_offset)
 
-    def see(self, offset: int, timestamp_ms: int) -> None:
-        """Take a received record of the main topic."""
+    def see(self, offset: int, timestamp_ms: int, *, copy: bool = False) -> None:
+        """Take a received record of the main topic, or a copy, which is none: its traces, if any, are a stranger's."""
         balance = self.balance
+        if copy:
+            balance.copies += 1
+            return
         balance.received += 1
         fine = False
         if self._fates.pop(offset, None) is None:

@@ -61,6 +61,8 @@ class Event(StrEnum):
 
     SUCCEEDED = "succeeded"
     SKIPPED = "skipped"
+    COPY = "copy"
+    """On a main topic: of a record that is due again, of this group or another."""
     HELD = "held"
     STOPPED = "stopped"
     SUPERSEDED = "superseded"

@@ -117,5 +117,8 @@ def _learn(served: Served, plan: Plan) -> None:
     served.dlq_ids = {name: plan.states[name].topic_id for name in topology.dlqs}
     if topology.seen_window_ms is not None:
         served.seen_id = plan.states[topology.seen_changelog].topic_id
+    if topology.through_main and (destinations := served.handler.destinations) is not None:
+        copies = destinations.of(topology.main)
+        copies.max_bytes = copies.batch_bytes = int(main.config["max.message.bytes"])
     # the smallest: a record goes through all of them, and an operator may have raised one
     served.max_bytes = min(int(plan.states[name].config["max.message.bytes"]) for name in topology.owned)

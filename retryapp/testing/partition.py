@@ -339,7 +339,8 @@ class MemoryPartition:
         if room <= 0:
             return
         room_bytes, records = self.engine.room_bytes(tp), list[Record]()
-        for record in self.transport.broker.read(tp, self._next[tp], room)[0]:
+        found, position = self.transport.broker.read(tp, self._next[tp], room)
+        for record in found:
             if room_bytes <= 0:
                 break
             room_bytes -= len(record.key or b"") + len(record.value or b"")
@@ -350,3 +351,5 @@ class MemoryPartition:
                 self.engine.accept(tp, self.lane.session, records)
             except Exception as exc:  # noqa: BLE001 - as at the edge of a worker's agents: the lane reads them again
                 self.lane.fail(exc)
+        elif not found:
+            self.engine.reach(tp, position)  # past the marks of transactions

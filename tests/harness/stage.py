@@ -51,6 +51,7 @@ class HandlerSpec:
     order: str = "none"
     on_dead: str = "release"
     payload: str = "copy"
+    redelivery: str = "direct"
     rate_limit: str = ""
     circuit: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its `CircuitBreaker`; none where empty."""

@@ -120,6 +120,7 @@ def declare(wanted: dict[str, Any]) -> None:
         order=wanted.get("order", "none"),
         on_dead=wanted.get("on_dead", "release"),
         payload=wanted.get("payload", "copy"),
+        redelivery=wanted.get("redelivery", "direct"),
         rate_limit=wanted.get("rate_limit") or None,
         circuit=CircuitBreaker(**wanted["circuit"]) if wanted.get("circuit") else None,
         circuits={name: CircuitBreaker(**more) for name, more in wanted.get("circuits", {}).items()},

@@ -12,10 +12,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from simulation.campaign import Summary, hunt_everywhere, minimise, run_everywhere
+from simulation.campaign import Summary, hunt_everywhere, in_a_row, minimise, of_all_ranges, run_everywhere
 from simulation.history import History
 from simulation.mutants import MUTANTS
-from simulation.plan import Plan
+from simulation.plan import RANGE_SEEDS, Plan
 
 _SHOWN = 10
 """Failures that are told one by one."""
@@ -28,7 +28,7 @@ def _bar() -> Progress:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--seeds", default=10_000, show_default=True, help="How many histories; for --mutants: at most for each.")
-@click.option("--first", default=None, type=int, help="First seed; drawn unless given.")
+@click.option("--first", default=None, type=int, help="First seed; unless given, some of all ranges are drawn.")
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Processes.")
 @click.option("--mutants", is_flag=True, help="Plant faults into the protocol, each of which must be found.")
 @click.option("--replay", default=None, type=int, help="Run one seed, make it as small as it gets and show it.")
@@ -55,11 +55,12 @@ def _replay(seed: int) -> int:
 
 
 def _simulate(seeds: int, first: int | None, jobs: int, as_json: bool) -> int:
-    start = secrets.randbelow(1 << 40) if first is None else first
+    start = secrets.randbelow(RANGE_SEEDS) if first is None else first
+    chunks = of_all_ranges(start, seeds) if first is None else in_a_row(first, seeds)
     summary, began_s = Summary(), time.monotonic()
     with _bar() as bar:
         task = bar.add_task(f"histories from {start}", total=seeds)
-        for part in run_everywhere(start, seeds, jobs):
+        for part in run_everywhere(chunks, jobs):
             summary.add(part)
             bar.advance(task, part.passed + len(part.failed))
             for seed, violation in part.failed[:_SHOWN]:

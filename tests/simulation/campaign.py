@@ -8,10 +8,23 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from simulation.history import History, simulate
 from simulation.mutants import MUTANTS, hunt
-from simulation.plan import DELETED, KINDS, LONG_WAY, LOSSES, OURS, REFUSED, STOPPED, WRONG_TIME, Plan
+from simulation.plan import (
+    DELETED,
+    KINDS,
+    LONG_WAY,
+    LOSSES,
+    OURS,
+    RANGE_SEEDS,
+    RANGES,
+    REFUSED,
+    STOPPED,
+    WRONG_TIME,
+    Plan,
+)
 
 CHUNK = 50
 """Histories that one process runs in a row."""
@@ -73,9 +86,24 @@ def _be_quiet() -> None:
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 
 
-def run_everywhere(first: int, count: int, jobs: int) -> Iterator[Summary]:
+def in_a_row(first: int, count: int) -> list[range]:
+    """Return seeds from `first` on, in chunks."""
+    return [range(at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
+
+
+def of_all_ranges(start: int, count: int) -> list[range]:
+    """Return seeds of all ranges in turn, in chunks; `start`: place of the first one in each range."""
+    size, chunks = min(CHUNK, ceil(count / len(RANGES))), list[range]()
+    while count > 0:
+        turn, which = divmod(len(chunks), len(RANGES))
+        at = RANGES[which] + (start + turn * size) % (RANGE_SEEDS - size)
+        chunks.append(range(at, at + min(size, count)))
+        count -= size
+    return chunks
+
+
+def run_everywhere(chunks: Sequence[range], jobs: int) -> Iterator[Summary]:
     """Run histories on several processors; yield the sum of each chunk as it is there."""
-    chunks = [range(at, min(at + CHUNK, first + count)) for at in range(first, first + count, CHUNK)]
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=_be_quiet) as pool:
         yield from pool.imap_unordered(run_seeds, chunks)
 

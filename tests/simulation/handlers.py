@@ -88,6 +88,7 @@ class Handlers:
             order=Order(order),
             holding=self._holding(judge, order),
             by_reference=self._plan.referred and kept,
+            through_main=self._plan.through and kept,
             **judge.options,
             destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),
         )
@@ -163,6 +164,9 @@ class Handlers:
         self._guard(lambda: judge.tries.begun(origin, attempt, number, now, session))
         if number == 1:
             self._guard(lambda: oracle.begun(origin, attempt, delivery.due_at_ms, seen, started_ms, opening))
+        # a copy that the broker took back was there, for all that its session can know
+        if (copies := oracle.copies) is not None and judge.through(worker) and not self._broker.taken_back[main]:
+            self._guard(lambda: copies.begun(origin, delivery.number))
         self._guard(lambda: judge.services.begun(worker, origin, delivery.due_at_ms, started_ms))
         self._guard(lambda: oracle.check_key(origin, delivery.idempotency_key[36:]))
         self._guard(lambda: oracle.goes_on(origin, going, started_ms))

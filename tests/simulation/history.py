@@ -34,6 +34,7 @@ from simulation.sessions import opened_store
 from simulation.steering import Steering
 from simulation.stopping import Stops
 from simulation.story import Result, Violation
+from simulation.through import stray
 from simulation.worker import SimWorker
 
 REST_S: Final = 240.0
@@ -262,6 +263,14 @@ class History:
         name = None if judge.rule is None else f"e{event}"
         judge.oracle.add(entries[-1].record, script, name, age_ms=old_ms)
 
+    def _stray(self, number: int, which: int) -> None:
+        """Put a copy of a record on the main topics that no row waits for: of another group, or a second one."""
+        for judge in self.judges.values():
+            tp = TopicPartition(judge.topology.main, number)
+            stories = [story for (at, _), story in judge.oracle.stories.items() if at == number]
+            if stories:
+                self.broker.append(tp, stray(stories[which % len(stories)].record, which))
+
     def _lose(self, loss: Fault) -> None:
         """Have the main topics lose records that have an outcome."""
         self.reached[f"loss: {loss.kind}"] += 1
@@ -336,6 +345,8 @@ class History:
             first.oracle.releases = self.plan.caps is not None and self.plan.caps[2] == "release"
             if self.plan.stops:
                 first.oracle.stops = Stops(first.oracle.fate, first.oracle.steering.decides)
+        for at_s, number, which in self.plan.strays:
+            loop.call_at(began_s + at_s, self._stray, number, which, context=context)
         for at_s in self.plan.commands:
             loop.call_at(began_s + at_s, self._ask, context=context)
         for loss in self.plan.losses:

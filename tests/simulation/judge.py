@@ -25,6 +25,7 @@ from simulation.scripts import ENDLESS_MS, HOT_RETRIES, OWN_MS, WAITS_MS, polici
 from simulation.services import Services, circuits_of, spends
 from simulation.sessions import seen_stores
 from simulation.story import Origin, Violation, step
+from simulation.through import Copies
 from simulation.tries import HALVINGS, Tries
 from simulation.worker import SimWorker
 
@@ -64,10 +65,12 @@ class Judge:
                 self.rate.share_ms(plan.partitions) if self.rate else 0.0,
                 circuit=plan.outage is not None or bool(plan.services),
                 lists=plan.batch,
+                through=plan.through,
             ),
         )
         self.services = Services(plan, main)
         self.oracle.main = Referring() if plan.referred else None
+        self.oracle.copies = Copies() if plan.through else None
         self.notes = Notes(self.oracle.stories)
         self.observed: Counter[Event] = Counter()
         self._failures: dict[int | None, list[float]] = {}
@@ -102,6 +105,10 @@ class Judge:
             return now
         story.stopped = True  # its script does not say how it ends
         return "F"
+
+    def through(self, worker: SimWorker) -> bool:
+        """Tell whether what is due again goes through the main topic, with a worker's handler."""
+        return any(each.through_main for each in worker.handlers if each.main == self.topology.main)
 
     def ended(self, worker: SimWorker, origin: Origin, attempt: int, now: str) -> None:
         """Note whether a call that ends now may spend an attempt."""
@@ -212,7 +219,8 @@ class Judge:
             check_outage(self.oracle, (BEGAN_S + self.plan.outage[1]) * 1_000)
         self.services.at_rest(self.oracle, BEGAN_S * 1_000)
         if self.plan.quiet and not paused:
-            check_quiet(self.oracle, failed=self.observed[Event.LANE_FAILED], ordered=self.plan.order != "none")
+            ordered, failed = self.plan.order != "none", self.observed[Event.LANE_FAILED]
+            check_quiet(self.oracle, failed=failed, ordered=ordered, through=self.plan.through)
         if self.plan.only(DRAINS) and self.oracle.repeated:
             raise Violation(f"I10: {self.oracle.repeated} calls repeated, and every worker had time for its drain")
         return said

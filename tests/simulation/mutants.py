@@ -39,6 +39,7 @@ from simulation.planted_pace import PACE
 from simulation.planted_references import REFERENCES
 from simulation.planted_rules import RULES
 from simulation.planted_suspects import SUSPECTS
+from simulation.planted_through import THROUGH
 from simulation.planted_verdicts import VERDICTS
 
 EARLY_MS = 400
@@ -283,8 +284,9 @@ def _kept(self: LaneProtocol, batch: LaneBatch, receipt: LaneReceipt) -> None:
 _apply = LaneProtocol.apply
 
 
-def _forgotten(_self: LaneProtocol) -> None:
+def _forgotten(_self: LaneProtocol, start: int, now_ms: int) -> marks.Tally:
     """What was counted beside the offset is not taken up again."""
+    return marks.Tally(from_offset=start, since_ms=now_ms)
 
 
 def _said_apart(self: Counting, now_ms: int) -> Turn | None:
@@ -328,10 +330,10 @@ MUTANTS: tuple[Mutant, ...] = (
            ((MemoryPendingTable, "last_written", property(_not_looked_for)),)),
     Mutant("a failure keeps its runner for as long as it waits", ((DeliveryPool, "_deliver", _sleep_it_off),)),
     Mutant("an idle lane does not confirm what it handed off last", ((Lane, "_confirm", _silent),)),
-    Mutant("counts are forgotten at an opening", ((LaneProtocol, "tally", property(_forgotten)),)),
+    Mutant("counts are forgotten at an opening", ((LaneProtocol, "counted_from", _forgotten),)),
     Mutant("counts stay when they were said", ((Counting, "say", _said_apart),)),
     *(Mutant(*planted) for planted in BEYOND),
-    *(Mutant(*planted) for planted in (*RULES, *VERDICTS, *REFERENCES)),
+    *(Mutant(*planted) for planted in (*RULES, *VERDICTS, *REFERENCES, *THROUGH)),
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),
     *(Mutant(*planted) for planted in COMMANDS),

@@ -26,6 +26,7 @@ from simulation.referring import Referring
 from simulation.steering import Steering, begin_again
 from simulation.stopping import Stops
 from simulation.story import FINE, FIRST, Call, Going, Opening, Origin, Story, Violation, step
+from simulation.through import Copies
 from simulation.waits import Waits
 
 _SUSPECTS, _SUSPECT_ROWS = (
@@ -98,6 +99,8 @@ class Oracle:
         """Records of a sequence that may wait."""
         self.main: Referring | None = None
         """Set where records wait by reference."""
+        self.copies: Copies | None = None
+        """Set where what is due again goes through the main topic."""
         self._endless = endless
         """Copies after the first one are without payload."""
         self._max_kills = max_kills
@@ -304,6 +307,8 @@ class Oracle:
                 self._told(record, now_ms)
             elif tp.topic == topics.results:
                 self._published(record)
+            elif tp.topic == topics.main and self.copies is not None:
+                self.copies.appeared(record, self.stories)
             elif tp.topic != topics.main and not tp.topic.endswith(".control"):
                 self._handed(tp.topic, record, now_ms)
 

@@ -18,8 +18,12 @@ LATE_MS: Final = 20.0
 class Pacing:
     """Judges the pace of one handler; `every_ms` is the time between two retries of a partition."""
 
-    def __init__(self, every_ms: float = 0.0, *, circuit: bool = False, lists: bool = False) -> None:
+    def __init__(
+        self, every_ms: float = 0.0, *, circuit: bool = False, lists: bool = False, through: bool = False
+    ) -> None:
         self._every_ms = every_ms
+        self._on_the_way = int(through)
+        """Retries that the rate has let go and that come later, by the main topic: a refusal renews the producer."""
         self._circuit = circuit
         self._lists = lists
         """Calls of a list end before the outcomes of its records, so nobody can tell whether those are free."""
@@ -32,7 +36,7 @@ class Pacing:
             return
         self._begun[origin[0], opening] += 1
         count = self._begun[origin[0], opening]
-        most = 1 + (now_ms - opening.fenced_ms + LATE_MS) / self._every_ms
+        most = 1 + self._on_the_way + (now_ms - opening.fenced_ms + LATE_MS) / self._every_ms
         if count > most:
             raise Violation(f"I18 {origin[0]}/{origin[1]}: retry {count} of a session, {most:.1f} are allowed by now")
 

@@ -86,6 +86,11 @@ CAPPED: Final = 0xCA95
 """Draws caps of what waits; drawn apart, too."""
 SERVED: Final = 5_000_000
 """From this seed on records need services, which are down for a while and have circuits with names."""
+THROUGH: Final = 6_000_000
+"""From this seed on what is due again goes through the main topic; from twice this on in every fourth history."""
+RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH)
+"""First seeds of the ranges, of a million at least, in which histories have different things."""
+RANGE_SEEDS: Final = 1_000_000
 SERVICES: Final = ("", "ledger", "mail")
 """What a record needs, by its offset."""
 GATED: Final = ("Q", "FQ", "FFQ")
@@ -171,6 +176,10 @@ class Plan:
     """Records wait by reference."""
     losses: tuple[Fault, ...] = ()
     """When the main topic loses records that have an outcome."""
+    through: bool = False
+    """What is due again goes through the main topic."""
+    strays: tuple[tuple[float, int, int], ...] = ()
+    """When, and on which partition, the main topic gets a copy of another group, or a second one; and which."""
     commands: tuple[float, ...] = ()
     """When somebody sends a command."""
     replayed: str = ""
@@ -231,8 +240,22 @@ class Plan:
         back = Random(seed ^ BACK)
         plan = plan._come_back(back) if plan.order != "none" and back.random() < 0.2 else plan
         plan = plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 and seed < STOPS else plan
-        plan = plan._referred(Random(seed ^ REFERRED))
-        return plan._commanded(Random(seed ^ COMMANDED))
+        plan = plan._referred(Random(seed ^ REFERRED))._commanded(Random(seed ^ COMMANDED))
+        through = seed >= THROUGH and (seed < 2 * THROUGH or seed % 4 == 0)
+        return plan._through(Random(seed ^ THROUGH)) if through else plan
+
+    def _through(self, random: Random) -> Plan:
+        """Return the plan without what cannot be through the main topic, and with strays."""
+        plan = replace(self, through=True, order="none", caps=None, stops=False, referred=False, losses=())
+        if random.random() < 0.5:
+            plan = replace(plan, commands=(), services=(), calm=False)
+        if not plan.calm and plan.in_flight != CROWD:
+            plan = plan._with(plan._more(random, ("FS", "FFS", "FFDS", "F", "FTS"), 5))
+        strays = tuple(
+            (random.uniform(0.5, FEED_S + 5), random.randrange(self.partitions), random.randrange(100))
+            for _ in range(random.choice((0, 2, 6)))
+        )
+        return replace(plan, strays=strays)
 
     def _referred(self, random: Random) -> Plan:
         """Return the plan with records that wait by reference, and most of these with losses; or as it was."""
@@ -515,6 +538,7 @@ class Plan:
             + ["sequences stop behind dead records"] * self.stops
             + [f"caps {self.caps}"] * bool(self.caps)
             + ["records wait by reference"] * self.referred
+            + [f"what is due again goes through the main topic, with {len(self.strays)} strays"] * self.through
         )
         sent += [f"loss {loss}" for loss in self.losses]
         sent += [f"{len(self.commands)} commands"] * bool(self.commands)

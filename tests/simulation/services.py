@@ -46,7 +46,7 @@ class Services:
             return
         what, name = f"I22 {origin[0]}/{origin[1]}", self._waiting.get(origin)
         if name is None:
-            if now_ms - due_at_ms > LATE_MS:
+            if now_ms - due_at_ms > LATE_MS * (1 + self._plan.through):
                 raise Violation(f"{what}: {now_ms - due_at_ms:.0f} ms late, and waits for no service")
             return
         circuit = circuits_of(worker, self._main, origin[0])[name]

@@ -11,7 +11,7 @@ import pytest
 
 from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
-from simulation.plan import COMMANDED, HELD, LEVELS, SERVED, STOPS
+from simulation.plan import COMMANDED, HELD, LEVELS, SERVED, STOPS, THROUGH
 
 SEEDS = 3_000
 QUICK = 500
@@ -31,6 +31,10 @@ LEVELLED_PARTS = [
 SERVED_PARTS = [
     pytest.param(SERVED + first, count, marks=[pytest.mark.extended] if first else [])
     for first, count in ((0, 50), (50, 250), (300, 250))
+]
+THROUGH_PARTS = [
+    pytest.param(THROUGH + first, count, marks=[pytest.mark.extended] if first else [])
+    for first, count in ((0, 75), (75, 250), (325, 250))
 ]
 STOPPED_PARTS = [
     pytest.param(STOPS + first, count, marks=[pytest.mark.extended] if first else [])
@@ -82,6 +86,14 @@ def test_a_sequence_stops_behind_a_dead_record(first: int, count: int) -> None:
     part = run_seeds(range(first, first + count))
     assert part.failed == []
     assert part.reached["a sequence has stopped"] > count
+
+
+@pytest.mark.parametrize(("first", "count"), THROUGH_PARTS)
+def test_what_is_due_again_comes_once_through_the_main_topic(first: int, count: int) -> None:
+    """Behind its copy, whatever dies meanwhile; copies of other groups, and second ones, are no records."""
+    part = run_seeds(range(first, first + count))
+    assert part.failed == []
+    assert part.reached["copy"] > count
 
 
 @pytest.mark.extended

@@ -32,6 +32,8 @@ QUICK = {
     "a cancelled run is tried again",
     "a letter is replayed twice",
     "a stopped row is forgotten",
+    "a copy is taken for a record",
+    "what was sent is never due",
 }
 """Those that `make test` plants, each found within 100 histories; `make test-all` plants all."""
 PLANTED = [

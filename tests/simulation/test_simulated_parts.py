@@ -17,9 +17,11 @@ from retryapp.ports import Committed, Row, Standing, TopicPartition
 from retryapp.testing import MemoryPendingTable
 from retryapp.testing.broker import FencedError, OutOfRangeError
 from simulation.broker import Broker
+from simulation.campaign import of_all_ranges
 from simulation.disk import SimDisk
 from simulation.loop import Process, Stalled, VirtualLoop
 from simulation.network import REQUEST_S, Network, Wire
+from simulation.plan import RANGES
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
@@ -317,3 +319,12 @@ def test_nobody_can_tell_a_lost_request_from_a_lost_answer() -> None:
         return effects
 
     assert in_virtual_time(story) == {True, False}
+
+
+@pytest.mark.parametrize("count", [3, 300, 10_000])
+def test_a_campaign_has_seeds_of_all_ranges(count: int) -> None:
+    """Drawn from all numbers, nearly every seed would be of the last range."""
+    seeds = [seed for chunk in of_all_ranges(999_990, count) for seed in chunk]
+    assert len(seeds) == len(set(seeds)) == count
+    begun = {max(first for first in RANGES if first <= seed) for seed in seeds}
+    assert len(begun) == min(count, len(RANGES))

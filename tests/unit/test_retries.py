@@ -255,3 +255,17 @@ async def test_a_handler_says_how_its_records_wait(retries: Retries) -> None:
     assert (retries.handlers[-1].by_reference, retries.topologies[-1].reference_ms) == (False, None)
     with pytest.raises(InvalidSettingError, match="one of copy, reference"):
         retries.handler("other", policy="1h", payload="offset")  # type: ignore[arg-type]
+
+
+async def test_what_is_due_again_comes_through_the_main_topic_where_that_is_said(retries: Retries) -> None:
+    """The topology says so, for rights and for the check of the topic; what makes no sense with it is refused."""
+    retries.handler("a", policy="1h", redelivery="main")(charge)
+    assert (retries.handlers[-1].through_main, retries.topologies[-1].through_main) == (True, True)
+    assert retries.handlers[-1].manner == ("redelivery=main",)
+    retries.handler("b", policy="1h")(charge)
+    assert (retries.handlers[-1].through_main, retries.topologies[-1].through_main) == (False, False)
+    with pytest.raises(InvalidSettingError, match="one of direct, main"):
+        retries.handler("c", policy="1h", redelivery="topic")  # type: ignore[arg-type]
+    for more in ({"order": "latest"}, {"payload": "reference"}):
+        with pytest.raises(InvalidSettingError, match="redelivery"):
+            retries.handler("c", policy="1h", redelivery="main", **more)(charge)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from retryapp.core.control import LetterMark, MarkKind
 from retryapp.core.errors import DamagedMetadataError, RecordError, UnreadableRecordsError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing, arriving, cancelled, lost, not_run_again, to_dead_letter
+from retryapp.core.jobs import Level
 from retryapp.core.lifecycle import Discarded, Handled
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES, RetryMetadata
 from retryapp.core.record import Record, failure_id
@@ -26,10 +27,20 @@ from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.ports import Event, Observation
 
+UNKNOWN_SEQUENCE: Final = "its row is damaged, and with it the key of those that are to wait behind it"
+"""Why a partition is paused: `on_dead="hold"`, and nobody knows what to hold."""
+
 
 def bury_damaged(run: Run, error: RecordError, now_ms: int) -> Turn:
-    """Return the turn that dead-letters a record or row that cannot be read."""
-    return _with_damage(_bury(run, run.record, salvage(_first_delivered(run), error, **_facts(run.context, now_ms))))
+    """Return the turn that dead-letters a record or row that cannot be read.
+
+    Of a row nobody knows then which sequence is to stop behind it: its partition is paused.
+    """
+    metadata = salvage(_first_delivered(run), error, **_facts(run.context, now_ms))
+    unknown = run.claim is not None and run.claim.damage is not None and run.sequence is None
+    if unknown and run.context.handler.holding.stops:
+        run.pauses = Level(since_ms=now_ms, record=metadata.failure_id, why=UNKNOWN_SEQUENCE)
+    return _with_damage(_bury(run, run.record, metadata))
 
 
 def bury_cancelled(run: Run, metadata: RetryMetadata) -> Turn:

@@ -65,6 +65,8 @@ class Claim:
     """The row as it waits on: somebody has held it before its run has begun."""
     expired: bool = False
     """Nobody has released it: its deadline is what is due."""
+    sent: bool = False
+    """The main topic has a copy for this delivery (`engine.partition.redelivery`)."""
     damage: RecordError | None = None
     """Why the row cannot be read; its bytes are the record's value."""
     reference: Reference | None = None

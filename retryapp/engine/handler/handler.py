@@ -169,6 +169,8 @@ class Handler:
     """How many workers may die running a record alone before it is dead-lettered as `crashed`."""
     by_reference: bool = False
     """What waits is on the main topic; the table has only where."""
+    through_main: bool = False
+    """What is due again is published to the main topic, and delivered once that is read so far."""
     order: Order = Order.NONE
     holding: Holding = field(default_factory=Holding)
     batch: Batch | None = None
@@ -234,6 +236,9 @@ class Handler:
         if self.by_reference and self.policy.longest_ms is None:
             problem = "'copy' with a schedule without end, or max_elapsed=…: no topic keeps records for ever"
             raise InvalidSettingError("payload", "reference", problem)
+        if self.through_main and (self.order is not Order.NONE or self.by_reference):
+            problem = "'direct' with an order, which the main topic's does not keep, and with payload='reference'"
+            raise InvalidSettingError("redelivery", "main", problem)
         object.__setattr__(self, "policy_digest", self.policy.digest)
         if self.value_type is not bytes:
             target = dict[str, Any] if self.value_type is dict else self.value_type
@@ -279,7 +284,8 @@ class Handler:
         order = "" if self.order is Order.NONE else f"order={self.order}"
         lists = "" if self.batch is None else f"lists of {self.batch.text}"
         payload = "payload=reference" if self.by_reference else ""
-        return tuple(filter(None, (order, self.holding.text, payload, lists, self.pace)))
+        again = "redelivery=main" if self.through_main else ""
+        return tuple(filter(None, (order, self.holding.text, payload, again, lists, self.pace)))
 
     def decode(self, value: bytes | None) -> Any:
         """Decode a record's value, or raise `UndecodableError`."""

@@ -344,10 +344,14 @@ class LaneProtocol(ABC):
         """Return a refusal with the topic's limit, if that can be read."""
         return error
 
-    @property
-    def tally(self) -> Tally | None:
-        """What was counted of the main topic before its committed offset and not published."""
-        return self._beside().tally
+    def counted_from(self, start: int, now_ms: int) -> Tally:
+        """Return what was counted of the main topic before its committed offset and not published.
+
+        Where nothing was, counting begins at `start`: also if what moves the offset first is no record.
+        """
+        notes = self._beside()
+        notes.tally = notes.tally or Tally(from_offset=start, since_ms=now_ms)
+        return notes.tally
 
     @property
     def settled(self) -> Mapping[int, bool]:

@@ -54,7 +54,7 @@ from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
-from retryapp.engine.partition.stops import stopped_rows
+from retryapp.engine.partition.stops import lost_stops, stopped_rows
 from retryapp.ports import PendingTable
 
 MOST_AT_ONCE: Final = 100
@@ -102,7 +102,7 @@ class Commands:
         self._busy = busy
         self._reread = read
         self.over: set[bytes] = set()
-        """Keys of claims whose outcome is in the lane, or that a command has taken."""
+        """Keys of claims whose outcome, or copy, is in the lane, or that a command has taken."""
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
         self._unsettled = 0
@@ -200,7 +200,7 @@ class Commands:
         """Return the outcome that counts: one that was cancelled is not tried again."""
         self._jobs.note(run, outcome)
         if self.levels.judge(run):
-            self.queue.wake.set()
+            self._close_gate()  # before its own turn, which may remove its row
         return self._rows.judged(run, outcome)
 
     def _close_gate(self) -> None:
@@ -311,7 +311,7 @@ class Commands:
         table = self._table
         key = table.find(identity)
         if key is not None and key in self._scheduler.claimed and key in self.over:
-            await self._settle()  # its run has ended, and what came of that is on its way
+            await self._settle()  # its run has ended, and what came of that is on its way, or its copy is
             key = table.find(identity)
         value = None if key is None else table.get(key)
         if key is None or value is None:
@@ -332,7 +332,7 @@ class Commands:
             raise RefusedError(Refusal.CHANGED, f"its state is {before}, not {command.state}")
         runs = key in self._scheduler.claimed
         if runs and key in self.over:
-            raise RefusedError(Refusal.RUNNING, "its last attempt has ended, and a topic refuses what came of it")
+            raise RefusedError(Refusal.RUNNING, "a topic refuses what came of its last attempt, or its copy")
         if row.reference is not None and command.verb is Verb.CANCEL and not runs:
             row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
         effect = self._rows.obey(command, row, metadata, identity, self._scheduler.claimed.get(key))
@@ -390,6 +390,7 @@ class Commands:
     def _end_stops(self) -> None:
         """Have sequences go on that have stopped, where the handler does not hold them any more."""
         if self._context.handler.holding.stops:
+            self.levels.shut(lost_stops(self._table))
             return
         for key, value, row, metadata in stopped_rows(self._table):
             effect = self._rows.go_on(row, key[IDENTITY_AT:])

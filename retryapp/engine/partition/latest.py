@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Superseded
 from retryapp.core.record import Origin, failure_id
@@ -46,7 +46,8 @@ class Latest(Sequences):
             sure = [each for each in older if not self._is_early(each)]
             line.older, line.rows = older[len(sure) :], deque([newest])
             for at in range(0, len(sure), _TURN_ROWS):
-                self._submit(self._removal(sure[at : at + _TURN_ROWS], origin_offset(newest)))
+                if (removal := self._removal(sure[at : at + _TURN_ROWS], origin_offset(newest))).rows:
+                    self._submit(removal)
                 await asyncio.sleep(0)
 
     @override
@@ -110,12 +111,19 @@ class Latest(Sequences):
 
     def _removal(self, identities: Sequence[bytes], by: int) -> Turn:
         """Return the turn that removes rows of the table: the record at offset `by` replaces them."""
-        turn = Turn(rows=tuple(Row(identity, None, "?") for identity in identities))
+        turn = Turn()
         for identity in identities:
             self.aside.pop(identity, None)
             if (key := self._table.find(identity)) is None or (value := self._table.get(key)) is None:
                 raise RuntimeError(f"the table has no row {identity.hex()}, which a newer record replaces")
-            row, replays, main = decode_row(value), 0, self._context.handler.main
+            try:
+                row = decode_row(value)
+            except DamagedRowError:
+                self._unread.add(identity)  # it is dead with its own bytes
+                self.wake()
+                continue
+            turn.rows += (Row(identity, None, "?"),)
+            replays, main = 0, self._context.handler.main
             origin = Origin(main, self._context.topic_id, self._partition, origin_offset(identity))
             with suppress(DamagedMetadataError):  # then only a former main topic's id is not known
                 if (metadata := decode_metadata(row.headers)) is not None:

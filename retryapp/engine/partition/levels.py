@@ -7,15 +7,18 @@ records have run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from retryapp.core.circuit import CircuitState
 from retryapp.core.control import Refusal
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, Level, Steering
-from retryapp.core.record import Record
+from retryapp.core.record import Origin, Record, failure_id
+from retryapp.core.rows import identity_of, origin_offset
+from retryapp.engine.delivery.damage import UNKNOWN_SEQUENCE
 from retryapp.engine.delivery.run import DeliveryContext, Run
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn, observed
 from retryapp.engine.partition.letter_commands import Effect, RefusedError
 from retryapp.ports import Event, TopicPartition
@@ -69,6 +72,17 @@ class Levels:
         self._context.pace.pause()  # the turn follows: until it is durable a crash only has the record run again
         self._gate = run.shown, run.pauses
         return True
+
+    def shut(self, lost: Iterator[bytes]) -> None:
+        """Pause the partition if there are rows, by identity, that stop sequences and do not tell which ones."""
+        is_open = self._context.handler.order is Order.KEY and self.paused is None and not self.closing
+        if not is_open or (identity := next(lost, None)) is None:
+            return
+        self._context.pace.pause()
+        origin = Origin(self._main.topic, self._context.topic_id, self._main.partition, origin_offset(identity))
+        name = failure_id(self._context.handler.group, origin) if identity_of(origin) == identity else ""
+        level = Level(since_ms=self._context.clock.wall_ms(), record=name, why=UNKNOWN_SEQUENCE)
+        self._gate = Record(*self._main, origin.offset, -1, None, None, ()), level
 
     def close(self) -> Turn | None:
         """Return the turn that writes down that a rule has paused the partition, if one has."""

@@ -184,6 +184,11 @@ class PartitionEngine(RunOwner):
         """Tell whether the turns of all records of `tp` are in the lane, and more may come."""
         return tp == self._main and self.session is not None and not len(self.session.window) and not self._draining
 
+    def reach(self, tp: TopicPartition, position: int) -> None:
+        """Note that all records of `tp` before a position came in."""
+        if tp == self._main and self.session is not None and not self._draining:
+            self.session.reach(position)
+
     def room_bytes(self, tp: TopicPartition) -> int:
         """Return how many bytes of `tp` may come in now; the last record may exceed it."""
         if tp != self._main or self.session is None:

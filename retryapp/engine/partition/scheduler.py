@@ -21,6 +21,7 @@ from retryapp.core.rows import (
     HELD_ROWS,
     IDENTITY_AT,
     MOST_QUEUES,
+    SENT,
     TOKEN,
     PendingRow,
     decode_row,
@@ -82,6 +83,7 @@ class Scheduler:
         """Time of the last scan for due rows; at first, of the session's begin."""
         batch = context.handler.batch
         least = REFERENCES_AHEAD if context.handler.by_reference else LEAST_AHEAD
+        least = context.handler.max_in_flight if context.handler.through_main else least  # they wait for the main topic
         self._ahead = max(least, 2 * context.handler.concurrency * (1 if batch is None else batch.size))
         self._worth = max(1, min(CLAIM_LIMIT, self._ahead, context.handler.max_in_flight) // 2)
         """Room that is worth a look at the table while runners have claims to go on with."""
@@ -293,7 +295,7 @@ class Scheduler:
         if damage is None and self._held(key, row):
             return None
         due_at_ms = 0 if row.held else place.due_at_ms
-        if self._sequences is not None and damage is None and not self._sequences.claim(key, row):
+        if self._sequences is not None and not self._sequences.claim(key, row, damaged=damage is not None):
             return None
         claim = Claim(
             key=key,
@@ -307,6 +309,7 @@ class Scheduler:
             cancelled=bool(row.flags & CANCELLED),
             surplus=self._sequences is not None and damage is None and self._sequences.is_surplus(row),
             expired=bool(row.hold & TOKEN),
+            sent=bool(row.flags & SENT),
             metadata=metadata,
         )
         self.claimed[key] = claim

@@ -18,6 +18,7 @@ import asyncio
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
 
@@ -48,6 +49,7 @@ from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.stops import stop
+from retryapp.engine.partition.unread import Unread
 from retryapp.ports import Event, PendingTable, Row
 
 FEW: Final = 8
@@ -128,7 +130,7 @@ class Sequences:
         self._settle = settle
         self._submit = submit
         self._end_offset = end_offset
-        self._by_key = context.handler.order is not Order.PARTITION
+        self.by_key = context.handler.order is not Order.PARTITION
         self._holds = context.handler.order is Order.KEY
         self._holding = context.handler.holding
         self._parked: set[bytes] = set()
@@ -147,10 +149,11 @@ class Sequences:
         others may come before them."""
         self._unwritten: dict[bytes, bytes] = {}
         """Rows that are not in the table yet: their sequences, by identity."""
+        self._unread = Unread()
 
     def name(self, key: bytes | None) -> bytes | None:
         """Return the sequence of a record with this key; None: it has none."""
-        if not self._by_key:
+        if not self.by_key:
             return b""
         if key is None or len(key) <= _KEY_BYTES:
             return key
@@ -161,12 +164,8 @@ class Sequences:
         after: bytes | None = None
         while rows := table.page(after, _LOAD_ROWS):
             for key, value in rows:
-                name = self._name_of(value) if self._holding.stops or not is_stopped(value) else None
-                if name is not None:
-                    identity = key[IDENTITY_AT:]
-                    self._lines.setdefault(name, Line()).rows.append(identity)
-                    if self._is_early(identity):
-                        self._early.append((origin_offset(identity), name, row_header(value, _TIME)))
+                if self._holding.stops or not is_stopped(value):
+                    self._learn(key[IDENTITY_AT:], value)
             after = rows[-1][0]
             await asyncio.sleep(0)
         for line in self._lines.values():
@@ -176,11 +175,20 @@ class Sequences:
         self._parked.update(in_order)
         self._early.sort(reverse=True)
 
-    def _name_of(self, value: bytes) -> bytes | None:
+    def _learn(self, identity: bytes, value: bytes) -> None:
+        """Take a row that an earlier session has left."""
+        time = None
         try:
-            return self.name(decode_row(value).key)
+            name = self.name(decode_row(value).key)
+            time = row_header(value, _TIME)
         except (DamagedRowError, NewerRowError):
-            return None  # whoever claims it says so
+            name = None if self.by_key else b""
+            if self.by_key and not is_stopped(value):  # of a stop there is a dead letter already (`stops.lost_stops`)
+                self._unread.add(identity)
+        if name is not None:
+            self._lines.setdefault(name, Line()).rows.append(identity)
+            if self._is_early(identity):
+                self._early.append((origin_offset(identity), name, time))
 
     def _position(self, identity: bytes) -> tuple[bool, bytes]:
         """Return what orders rows; those of a former main topic of this name come first."""
@@ -262,15 +270,15 @@ class Sequences:
     @property
     def ready(self) -> bool:
         """Whether `heads` may have some."""
-        return bool(self._ready)
+        return bool(self._ready or self._unread)
 
     def heads(
         self, table: PendingTable, limit: int, max_bytes: int, due: int, claimed: Collection[bytes] = ()
     ) -> list[tuple[bytes, bytes]]:
         """Return rows that are heads now, held or put aside, with their keys, as `up_to` does; each is to be claimed.
 
-        So are those that too many wait for. Other heads are found when they are due. Of those that were put aside,
-        `due` at most.
+        So are those that too many wait for, and those that cannot be read. Other heads are found when they are due. Of
+        those that were put aside, `due` at most.
         """
         later: dict[bytes, None] = {}
         found = up_to(self._heads(table, due, claimed, later), limit, max_bytes)
@@ -280,6 +288,7 @@ class Sequences:
     def _heads(
         self, table: PendingTable, due: int, claimed: Collection[bytes], later: dict[bytes, None]
     ) -> Iterator[tuple[bytes, bytes]]:
+        yield from self._unread.claimable(table, claimed)
         while self._ready:
             name = next(iter(self._ready))
             del self._ready[name]
@@ -300,9 +309,14 @@ class Sequences:
                 line.failed = True
                 self.advance(name)
 
-    def claim(self, key: bytes, row: PendingRow) -> bool:
+    def claim(self, key: bytes, row: PendingRow, *, damaged: bool = False) -> bool:
         """Tell whether a row may run now, and note that it does; else it is put aside."""
-        name, identity = self.name(row.key), key[IDENTITY_AT:]
+        identity = key[IDENTITY_AT:]
+        if damaged and self.by_key:
+            self._unread.add(identity)  # before anything behind it begins
+            self._lose(identity)
+            return True
+        name = self.name(row.key)
         if name is None:
             return True
         line = self._lines.get(name)
@@ -316,8 +330,9 @@ class Sequences:
 
     def left(self, key: bytes, value: bytes) -> None:
         """Note that a row was not claimed that `heads` may have returned."""
-        if (name := self._name_of(value)) is not None:  # one that is not ready is passed there
-            self._ready[name] = None
+        with suppress(DamagedRowError):
+            if (name := self.name(decode_row(value).key)) is not None:  # one that is not ready is passed there
+                self._ready[name] = None
 
     async def caught_up(self) -> None:
         """Wait until rows may run."""
@@ -365,6 +380,9 @@ class Sequences:
 
         Tell whether its turn must be handed over now: a row comes after it, whose turn does not wait for the offset.
         """
+        if turn is not None and self._unread.end(run.place):
+            for each in list(self._lines):
+                self.advance(each)
         name = run.sequence
         line = None if name is None else self._lines.get(name)
         if name is None or line is None or (turn is None and run.claim is None):  # that one runs in the next session
@@ -399,9 +417,16 @@ class Sequences:
         """Note that a row goes that waits, and has no claim."""
         self.aside.pop(identity, None)
         name = self.name(key)
-        line = None if name is None else self._lines.get(name)
-        if name is None or line is None:
-            return
+        if name is not None and (line := self._lines.get(name)) is not None:
+            self._remove(name, line, identity)
+
+    def _lose(self, identity: bytes) -> None:
+        """Note that a row goes whose sequence it does not tell any more."""
+        self.aside.pop(identity, None)
+        for name, line in list(self._lines.items()):
+            self._remove(name, line, identity)
+
+    def _remove(self, name: bytes, line: Line, identity: bytes) -> None:
         if identity in line.older:
             line.older.remove(identity)
         elif identity in line.rows:
@@ -443,7 +468,8 @@ class Sequences:
         return identity[:OFFSET_AT] == self._prefix and origin_offset(identity) > run.record.offset
 
     def _is_busy(self, name: bytes, line: Line) -> bool:
-        return line.running or name in self._given_up
+        # a record that is dead, and of which nobody knows whom it is to stop, stops all: its turn pauses the partition
+        return line.running or name in self._given_up or (self._holding.stops and bool(self._unread))
 
     def advance(self, name: bytes) -> None:
         """Let the head of a sequence run if nothing of it does, and keep the window free of those behind it."""

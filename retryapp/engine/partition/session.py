@@ -13,8 +13,8 @@ from typing import Any
 
 from retryapp.core.control import is_mark
 from retryapp.core.lane_errors import LaneClosedError
-from retryapp.core.marks import Tally
 from retryapp.core.record import Record, held_bytes
+from retryapp.core.redelivery import is_copy
 from retryapp.core.rows import PendingRow, row_due_ms
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunOwner
@@ -30,6 +30,7 @@ from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.progress import Counting, OffsetWindow
 from retryapp.engine.partition.recall import Recall
+from retryapp.engine.partition.redelivery import begin_redelivery, passed
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.engine.partition.suspects import begin_suspects
@@ -112,7 +113,10 @@ class Session:
         commanded = None if transport.place.control is None else self._commanded
         read: Any = transport.reader, main, transport.pending, self.sequences
         self._recall = Recall(context, *read, deliver=emit, submit=self._submit)
-        facts = context, main.partition, transport.pending, self._recall.take, self.sequences, wanted, commanded
+        calls = {"deliver": self._recall.take, "submit": self._submit}
+        self._redelivery = begin_redelivery(context, transport, start, **calls)
+        take = self._recall.take if self._redelivery is None else self._redelivery.take
+        facts = context, main.partition, transport.pending, take, self.sequences, wanted, commanded
         self.scheduler = self._recall.scheduler = Scheduler(*facts, self._held)
         self.commands: Commands | None = None
         if commanded is not None:
@@ -127,8 +131,10 @@ class Session:
                 applied_to=lambda: self._applied_to,
                 read=self._recall.read_row,
             )
+        if self.commands is not None and self._redelivery is not None:
+            self._redelivery.changing = self.commands.over
         self._duplicates = begin_duplicates(context, transport.seen, main.partition)
-        tally = transport.tally or Tally(from_offset=start, since_ms=context.clock.wall_ms())
+        tally = transport.counted_from(start, context.clock.wall_ms())
         self._counting = Counting(context.handler, main, tally, start)
         suspects = partial(begin_suspects, context, lane, number, self.scheduler.claimed)
         self._suspects = suspects(transport.suspected, first.submit)
@@ -190,7 +196,8 @@ class Session:
         submit = self._again.submit if self._suspect_rows is None else self._suspect_rows.add
         for claim, record in rows:
             if self.scheduler.claimed.get(claim.key) is claim:  # else of an older assignment, whose sessions began at 1
-                name = None if self.sequences is None or claim.damage else self.sequences.name(record.key)
+                unknown = self.sequences is None or (claim.damage is not None and self.sequences.by_key)
+                name = None if self.sequences is None or unknown else self.sequences.name(record.key)
                 facts: Any = {"claim": claim, "session": self.number, "sequence": name}
                 submit(Run(self._owner, self._context, record, **facts))
 
@@ -218,6 +225,10 @@ class Session:
                 window.finish(record.offset, record.next_offset)  # no letter: it says what became of one
                 at_once = True
                 continue
+            if record.headers and is_copy(record.topic, record.partition, record.headers):
+                window.finish(record.offset, passed(record))
+                at_once = True
+                continue
             skipped = None if duplicates is None else duplicates.skip(record, now_ms)
             if skipped is None:
                 submit(Run(self._owner, context, record, session=self.number))
@@ -225,6 +236,13 @@ class Session:
                 window.finish(record.offset, skipped)
         if at_once:
             self.release()  # nothing else may come to end
+        if records:
+            self.reach(records[-1].next_offset)
+
+    def reach(self, position: int) -> None:
+        """Note that all records of the main topic before a position came in."""
+        if self._redelivery is not None:
+            self._redelivery.reach(position)
 
     async def _commanded(self) -> None:
         if self.commands is not None:

@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.errors import DamagedMetadataError, RecordError
+from retryapp.core.errors import DamagedMetadataError, DamagedRowError, RecordError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import to_stopped_row
 from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
-from retryapp.core.rows import BEFORE_STOPPED, HELD_ROWS, PendingRow, decode_row, encode_row, is_stopped
+from retryapp.core.rows import BEFORE_STOPPED, HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, encode_row, is_stopped
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.turn import Turn, observed
 from retryapp.ports import Event, PendingTable, Row
@@ -46,6 +46,18 @@ def stop(run: Run, turn: Turn) -> None:
         return
     turn.observations += (observed(Event.STOPPED, context.handler.main, run.shown, **facts),)
     turn.rows = (Row(run.place, value, STOPPED_TIER),)
+
+
+def lost_stops(table: PendingTable) -> Iterator[bytes]:
+    """Yield the identities of rows that stop sequences, and are damaged: nobody knows which ones."""
+    after = BEFORE_STOPPED
+    while rows := [row for row in table.page(after, _PAGE) if row[0] < HELD_ROWS]:
+        for key, value in rows:
+            try:
+                decode_row(value)
+            except DamagedRowError:
+                yield key[IDENTITY_AT:]
+        after = rows[-1][0]
 
 
 def stopped_rows(table: PendingTable) -> Iterator[tuple[bytes, bytes, PendingRow, RetryMetadata]]:

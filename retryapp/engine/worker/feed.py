@@ -99,7 +99,11 @@ class Feed:
         as if something had been deleted unread.
         """
         for tp, placed in self.placed.items():
-            if tp in self._handing or not placed.engine.idle(tp):
+            if tp in self._handing:
+                continue
+            if (reached := self._intake.reached(tp)) is not None:
+                placed.engine.reach(tp, reached)
+            if not placed.engine.idle(tp):
                 continue
             position = self._intake.take_passed(tp)
             if position is not None:

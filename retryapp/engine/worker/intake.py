@@ -128,10 +128,14 @@ class Intake:
         buffer = self._buffers[tp]
         return buffer[0] if len(buffer) == 1 and _ends_stuck(buffer) else None
 
+    def reached(self, tp: TopicPartition) -> int | None:
+        """Return the position before which all records were taken out; None: some were not, or it is unknown."""
+        return None if self._buffers[tp] else self._reached.get(tp)
+
     def take_passed(self, tp: TopicPartition) -> int | None:
         """Return, once, the position of an empty partition if it is past its last record."""
-        reached = self._reached.get(tp)
-        if reached is None or self._buffers[tp] or reached <= self._next.get(tp, reached):
+        reached = self.reached(tp)
+        if reached is None or reached <= self._next.get(tp, reached):
             return None
         self._next[tp] = reached
         return reached

@@ -49,6 +49,10 @@ _SECONDS: Final = 1_000  # milliseconds in one
 _COUNTERS: Final[Mapping[Event, tuple[str, str]]] = {
     Event.SUCCEEDED: ("succeeded", "Deliveries that the handler finished without an error."),
     Event.SKIPPED: ("skipped", "Records passed over: duplicates of an event, or as the handler or a rule said."),
+    Event.COPY: (
+        "copies",
+        "Copies of records that are due again, of any group, that were read on the main topic and passed over.",
+    ),
     Event.HELD: ("held", "Records held, undelivered, behind earlier ones of their sequence."),
     Event.DEFERRED: ("deferred", "Records that their handler has put off until somebody releases them."),
     Event.SUPERSEDED: ("superseded", "Records that a newer one of their key has replaced."),

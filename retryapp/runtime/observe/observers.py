@@ -32,6 +32,7 @@ MAX_LOGGED_MESSAGE_CHARS: Final = 500  # error messages are cut to this many cha
 EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.SUCCEEDED: ("retryapp.succeeded", logging.DEBUG),
     Event.SKIPPED: ("retryapp.skipped", logging.DEBUG),
+    Event.COPY: ("retryapp.copy_passed", logging.DEBUG),
     Event.HELD: ("retryapp.held", logging.DEBUG),
     Event.STOPPED: ("retryapp.sequence_stopped", logging.ERROR),
     Event.SUPERSEDED: ("retryapp.superseded", logging.DEBUG),

@@ -35,6 +35,14 @@ def test_one_prefix_serves_all_handlers() -> None:
     assert {acl.resource for acl in acls if not acl.needed} == {Resource.CLUSTER}
 
 
+def test_a_handler_that_publishes_what_is_due_again_writes_to_its_main_topic() -> None:
+    """And no other does."""
+    through = HandlerTopology(group="billing", main="orders", through_main=True)
+    writes = {acl.name for acl in needed_acls([through, CARDS]) if acl.operation == "Write"}
+    assert "orders" in writes
+    assert "cards" not in writes
+
+
 def test_the_commands_grant_all_of_it() -> None:
     """One for each resource, quoted for a shell."""
     words = [shlex.split(line) for line in acl_commands(needed_acls([ORDERS]), bootstrap="h:1", principal="User:a b")]

@@ -56,6 +56,22 @@ async def test_an_offset_that_was_moved_by_hand_drops_what_was_counted_before_it
         assert only[:3] == (offset, 5, 5 - offset)
 
 
+async def test_a_session_that_passes_nothing_but_the_mark_of_a_transaction_leaves_no_hole() -> None:
+    """The ranges join although the offset has moved."""
+    async with make() as orders:
+        await feed(orders, b"good")
+        await orders.finish()
+    async with make(orders.transport) as orders:
+        orders.transport.broker.logs[MAIN].end += 1
+        orders.lane.submit(orders.lane.session, Turn(source=MAIN, next_offset=2))
+        await orders.advance(1_000)
+        assert orders.transport.offsets[MAIN] == 2
+    async with make(orders.transport) as orders:
+        await feed(orders, b"good")
+        await orders.finish()
+        assert [each[:2] for each in said(orders)] == [(0, 1), (1, 3)]
+
+
 async def test_what_its_handler_has_wait_has_not_failed() -> None:
     """It has neither succeeded."""
     async with make() as orders:

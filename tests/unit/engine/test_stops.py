@@ -133,17 +133,15 @@ async def test_a_handler_that_does_not_hold_any_more_lets_stopped_sequences_go(o
         assert (told["verb"], told["command"], told["after"]) == ("release", "", "dead")
 
 
-@pytest.mark.parametrize("holds", [False, True])
-async def test_a_damaged_stop_ends_no_lane_and_goes_with_its_letter(holds: bool) -> None:
-    """What is behind it goes on: nobody can read whose sequence it stops."""
+async def test_a_damaged_stop_that_holds_nothing_any_more_goes_with_its_letter() -> None:
+    """It ends no lane; where it is to hold, its partition is paused (test_unread_rows.py)."""
     calls = Bad(b"1")
     async with partition(calls) as orders:
         await orders.send(b"1", b"2", key=b"a")
         assert orders.transport.pending is not None
         ((key, value), _) = orders.transport.pending.page(None, 2)
         orders.transport.pending.write([Row(key[IDENTITY_AT:], value[:-40] + value[-39:], "stopped")], None)
-    holding = HOLD if holds else Holding()
-    async with partition(calls, holding=holding, transport=orders.transport) as orders:
+    async with partition(calls, holding=Holding(), transport=orders.transport) as orders:
         assert (calls.seen, orders.waiting) == ([b"1", b"2"], {"stopped": 1})
         assert (await orders.command("discard", 0))["refused"] is None
         assert orders.waiting == {}

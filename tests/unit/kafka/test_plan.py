@@ -316,3 +316,13 @@ def test_a_main_topic_keeps_what_waits_by_reference(config, kept, setting):
     assert [problem.setting for problem in keeps(main, 3_600_000)] == [setting] * (setting is not None)
     assert step.action is (Action.OK if setting is None else Action.MISMATCH)
     assert steps([main])["orders"].action is Action.OK
+
+
+@pytest.mark.parametrize(("policy", "action"), [("delete", Action.OK), ("compact,delete", Action.MISMATCH)])
+def test_copies_of_what_is_due_again_go_through_no_compacted_topic(policy, action):
+    """They would replace newer records of their keys."""
+    main = main_state(config={"max.message.bytes": "2000000", "cleanup.policy": policy})
+    topology = dataclasses.replace(TOPOLOGY, through_main=True)
+    (step, *_) = plan_handler(topology, {"orders": main}, THREE, PlanOptions())
+    assert step.action is action
+    assert [problem.setting for problem in step.problems] == ["cleanup.policy"] * (action is Action.MISMATCH)

@@ -64,6 +64,20 @@ def test_every_received_record_has_one_fate(counted):
     assert made.problems == []
 
 
+def test_copies_on_the_main_topic_are_no_records(topics, way, make_cut):
+    """They are counted apart; one that a worker has taken for a record is a stranger, and its range is off."""
+    made = PartitionCount(partition=3, topics=topics, topic_id=ID)
+    for trace in way("T1 W1"):
+        made.tell(Told(trace, ID, 2))
+    made.note(progress(0, 4, received=3, failed=1), "app.orders.events[3]@1")
+    made.judge(make_cut())
+    for offset in range(4):
+        made.see(offset, 1, copy=offset in (2, 3))
+    made.close(first_kept=0)
+    assert (made.balance.copies, made.balance.done, made.balance.pending) == (2, 2, 1)
+    assert {problem.fault for problem in made.problems} == {Fault.STRANGER, Fault.COUNTS}
+
+
 def test_a_lost_record_is_named_with_its_last_station(counted):
     """Failure id, place on the main topic, station, and where that copy lies."""
     made = counted({2: "T1 T2"})

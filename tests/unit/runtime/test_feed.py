@@ -44,6 +44,7 @@ class _Place:
         self.errors: list[Exception] = []
         self.turns: list[Turn] = []
         self.draining = False
+        self.reached = 0
         self.engine = self
         self.rows = ROWS
         self.due: list[Any] = []
@@ -59,6 +60,9 @@ class _Place:
 
     def room_bytes(self, _tp: TopicPartition) -> int:
         return 10**9
+
+    def reach(self, _tp: TopicPartition, position: int) -> None:
+        self.reached = position
 
     def idle(self, _tp: TopicPartition) -> bool:
         return not len(self.window) and not self.draining

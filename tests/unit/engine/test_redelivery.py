@@ -1,0 +1,212 @@
+"""What is due again comes back through the main topic: once, from the table, when that is read so far."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import pytest
+
+from retryapp.core.deduplicate import Deduplicate
+from retryapp.core.errors import InvalidSettingError
+from retryapp.core.marks import Tally
+from retryapp.core.record import Headers, Record
+from retryapp.core.redelivery import RETRY_REDELIVERY, is_copy
+from retryapp.core.rows import CANCELLED, SENT, decode_row
+from retryapp.engine.handler.handler import Order
+from retryapp.ports import Event, TopicPartition
+from retryapp.testing import MemoryPartition, Script, Step
+
+ORDERS: Final = TopicPartition("orders", 0)
+HEADERS: Final = (("trace", b"\xff1"), ("trace", None), ("retry-due-ms", b"mine"), (RETRY_REDELIVERY, b"another's"))
+RECORD: Final = "orders@kq8G0bTz/0/0"
+
+
+def copies(partition: MemoryPartition) -> list[Record]:
+    """Return the copies on the main topic."""
+    return [each for each in partition.records("orders") if is_copy(*ORDERS, each.headers)]
+
+
+def names(partition: MemoryPartition) -> list[bytes | None]:
+    return [each.headers[-1][1] for each in copies(partition)]
+
+
+def tally(partition: MemoryPartition) -> Tally:
+    assert partition.engine.session is not None
+    return partition.engine.session._counting._tally
+
+
+def copy_of(group: str, number: int, offset: int = 0) -> Headers:
+    return ((RETRY_REDELIVERY, f"{group}/orders@kq8G0bTz/0/{offset}:{number}".encode()),)
+
+
+@pytest.mark.parametrize("value", [b"order", b"", None])
+async def test_a_record_comes_back_as_it_was_behind_its_copy(value: bytes | None) -> None:
+    """The copy has key, value and headers of the record, and one more; it is not handled, nor counted as received."""
+    seen: list[Any] = []
+
+    async def handle(_value: bytes, delivery: Any) -> None:
+        seen.append((delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms))
+        if len(seen) < 3:
+            raise ValueError
+
+    async with MemoryPartition(handle, "1s 10s", through_main=True) as orders:
+        await orders.send(value, key=b"k", headers=HEADERS)
+        await orders.to_rest()
+        found = copies(orders)
+        assert (tally(orders).received, tally(orders).failed, tally(orders).skipped) == (1, 1, 0)
+        assert len(orders.observer.of(Event.COPY)) == 2
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+    assert [(each.key, each.value, each.headers[:-1]) for each in found] == [(b"k", value, HEADERS)] * 2
+    assert [each.headers[-1] for each in found] == [(RETRY_REDELIVERY, f"app/{RECORD}:{n}".encode()) for n in (2, 3)]
+
+
+async def test_it_comes_behind_what_waits_on_the_main_topic() -> None:
+    """So many first deliveries go before it, although it is due."""
+    going = asyncio.Event()
+    order: list[bytes] = []
+
+    async def handle(value: bytes, delivery: Any) -> None:
+        order.append(value)
+        if value == b"a" and delivery.attempt == 1:
+            raise ValueError
+        await going.wait()
+
+    async with MemoryPartition(handle, "1s", through_main=True, max_in_flight=2) as orders:
+        await orders.send(b"a")
+        await orders.send(*(b"%d" % n for n in range(6)))
+        await orders.advance(1_000)
+        assert (len(copies(orders)), order) == (1, [b"a", b"0"])
+        going.set()
+        await orders.to_rest()
+    assert order == [b"a", *(b"%d" % n for n in range(6)), b"a"]
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_kill_between_copy_and_outcome_publishes_no_second_one(read: bool, lost: bool) -> None:
+    """The row says that it was sent; the next session delivers it once the main topic is read to its end."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1s", through_main=True) as orders:
+        await orders.send(b"a")
+        if not read:
+            orders.engine.room = lambda _: 0  # type: ignore[method-assign]
+        else:
+            script._then = lambda *_: asyncio.Event().wait()
+        await orders.advance(1_000)
+        assert names(orders) == [f"app/{RECORD}:2".encode()]
+        transport = orders.transport
+    if lost:
+        transport.lose_store()
+    script._then = None
+    async with MemoryPartition(script, "1s", through_main=True, transport=transport) as orders:
+        await orders.to_rest()
+        assert names(orders) == [f"app/{RECORD}:2".encode()]
+        assert transport.offsets[ORDERS] >= 2
+    assert [seen.attempt for seen in script.calls if seen.came_to != "stopped"] == [1, 2]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_a_kill_in_the_commit_of_the_copy_leaves_both_or_none(durable: bool) -> None:
+    """One copy is visible in the end, and the record is delivered once."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1s", through_main=True) as orders:
+        await orders.send(b"a")
+        orders.transport.pause(Step.COMMIT, durable=durable)
+        await orders.advance(1_000)
+        transport = orders.transport
+    async with MemoryPartition(script, "1s", through_main=True, transport=transport) as orders:
+        await orders.to_rest()
+        assert names(orders) == [f"app/{RECORD}:2".encode()]
+    assert [seen.attempt for seen in script.calls] == [1, 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"through_main": True}, {"order": Order.KEY}, {"order": Order.LATEST}])
+async def test_copies_of_others_are_passed_in_every_mode(options: dict[str, Any]) -> None:
+    """Also second ones of its own, before they are taken for duplicates."""
+    script = Script()
+    async with MemoryPartition(script, "1s", deduplicate=Deduplicate("header:id"), **options) as orders:
+        await orders.send(b"a", headers=(("id", b"1"),))
+        for headers in (copy_of("other", 2), copy_of("app", 2), copy_of("app", 7)):
+            await orders.send(b"a", headers=(("id", b"1"), *headers))
+        await orders.send(b"b", headers=(("id", b"2"),))
+        await orders.advance(1_000)
+        assert (tally(orders).received, tally(orders).skipped) == (2, 0)
+        assert len(orders.observer.of(Event.COPY)) == 3
+        assert orders.transport.offsets[ORDERS] == 5
+    assert [seen.value for seen in script.calls] == [b"a", b"b"]
+
+
+async def test_what_only_looks_like_a_copy_is_a_record() -> None:
+    """Of another topic or partition, whose headers a service has passed on; or with a name that is none."""
+    script = Script()
+    names = b"app/refunds@kq8G0bTz/0/0:2", b"app/orders@kq8G0bTz/1/0:2", b"app/orders@kq8G0bTz/0/0:", b"\xff", None
+    async with MemoryPartition(script, "1s", through_main=True) as orders:
+        for name in names:
+            await orders.send(b"a", headers=((RETRY_REDELIVERY, name),))
+        await orders.to_rest()
+    assert len(script.calls) == len(names)
+
+
+async def test_a_copy_without_its_row_delivers_nothing() -> None:
+    """Offsets that were set back, or a copy that somebody has copied: only the session's own claims are delivered."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1h", through_main=True) as orders:
+        await orders.send(b"a")
+        await orders.send(b"a", headers=copy_of("app", 2))
+        await orders.advance(60_000)
+    assert [seen.attempt for seen in script.calls] == [1]
+
+
+async def test_a_cancel_while_its_copy_is_on_the_way_is_obeyed_before_the_call() -> None:
+    """A retry-now is refused: it is on its way."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1s", through_main=True) as orders:
+        await orders.send(b"a")
+        orders.engine.room = lambda _: 0  # type: ignore[method-assign]
+        await orders.advance(1_000)
+        assert (await orders.command("retry-now", 0))["refused"] == "running"
+        assert (await orders.command("cancel", 0))["refused"] is None
+        transport = orders.transport
+    async with MemoryPartition(script, "1s", through_main=True, transport=transport) as orders:
+        await orders.to_rest()
+        assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
+        assert len(copies(orders)) == 1
+    assert [seen.attempt for seen in script.calls] == [1]
+
+
+async def test_a_command_waits_for_the_turn_that_notes_the_copy() -> None:
+    """Or one of the two would be taken back by the other, once the worker has died."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1s", through_main=True) as orders:
+        await orders.send(b"a")
+        orders.engine.room = lambda _: 0  # type: ignore[method-assign]
+        commit = orders.transport.pause(Step.COMMIT)
+        await orders.advance(1_000)
+        assert commit.reached
+        with pytest.raises(AssertionError, match="no outcome"):
+            await orders.command("cancel", 0)
+        commit.set()
+        await orders.settle()
+        assert orders.transport.pending is not None
+        ((_, value),) = orders.transport.pending.page(None, 9)
+        assert decode_row(value).flags == CANCELLED | SENT
+
+
+async def test_what_the_main_topic_may_not_take_comes_at_once() -> None:
+    """A record that its copy's header makes too large; and one without key and value, which no client sends."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1s", through_main=True) as orders:
+        orders.handler.destinations.of("orders").max_bytes = 1_000
+        await orders.send(b"x" * 900)
+        await orders.send(None)
+        await orders.to_rest()
+        assert copies(orders) == []
+    assert len(script.calls) == 4
+
+
+@pytest.mark.parametrize("options", [{"order": Order.KEY}, {"order": Order.PARTITION}, {"by_reference": True}])
+def test_what_makes_no_sense_with_it_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettingError, match="redelivery"):
+        MemoryPartition(Script(), "1s", through_main=True, **options)

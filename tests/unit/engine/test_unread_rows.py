@@ -1,0 +1,148 @@
+"""A damaged row of an ordered handler: its record is dead, others go on, and no sequence runs that was to stop."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from doubles import BankDownError, Gate, reopen
+
+from retryapp.core.holding import Holding
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.rows import IDENTITY_AT, OFFSET_AT
+from retryapp.core.verdicts import Reject
+from retryapp.engine.handler.handler import Order
+from retryapp.ports import Event, Row
+from retryapp.testing import MemoryPartition
+
+HOLD = Holding(on_dead="hold")
+
+
+class Bank:
+    """Is down for some values, and rejects others."""
+
+    def __init__(self, *down: bytes, bad: bytes = b"") -> None:
+        self.down = {*down}
+        self.bad = bad
+        self.seen: list[bytes] = []
+
+    async def __call__(self, value: bytes) -> None:
+        self.seen.append(value)
+        if value == self.bad:
+            raise Reject("wrong")
+        if value in self.down:
+            raise BankDownError
+
+
+def partition(bank: Any, order: Order = Order.KEY, **more: Any) -> MemoryPartition:
+    return MemoryPartition(bank, "1h*3", order=order, **more)
+
+
+def damage(orders: MemoryPartition, offset: int) -> None:
+    """Take a byte out of the row of a record."""
+    table = orders.transport.pending
+    assert table is not None
+    ((key, value),) = [
+        (key, value)
+        for key, value in table.page(None, 99)
+        if int.from_bytes(key[IDENTITY_AT + OFFSET_AT :], "big") == offset
+    ]
+    table.write([Row(key[IDENTITY_AT:], value[:-40] + value[-39:], "?")], None)
+
+
+def dead(orders: MemoryPartition) -> list[tuple[int, str]]:
+    return [(letter.origin.offset, letter.reason or "") for letter in orders.dead_letters]
+
+
+def failed(orders: MemoryPartition) -> list[Event]:
+    return [seen.event for seen in orders.observer.seen if seen.event is Event.LANE_FAILED]
+
+
+async def resume(orders: MemoryPartition, name: str) -> None:
+    await orders.obey(HandlerCommand(id=name, verb=HandlerVerb.RESUME))
+
+
+@pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("session", ["the next one", "this one"])
+async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offset: int, session: str) -> None:
+    """One that has failed, and one that is held, of which no scan would ever find that it is due."""
+    bank = Bank(b"0")
+    async with partition(bank, Order.KEY) as orders:
+        await orders.send(b"0", b"1", b"2", key=b"a")
+        damage(orders, offset)
+        transport = orders.transport
+        if session == "this one":
+            await orders.advance(3_600_000)
+            bank.down.clear()
+            await orders.advance(3_600_000)
+            assert (dead(orders), failed(orders), orders.waiting) == ([(offset, "damaged")], [], {})
+            assert bank.seen[-1] == b"2"
+            return
+    bank.down.clear()
+    async with partition(bank, order, transport=transport) as orders:
+        await orders.advance(3_600_000)
+        assert (dead(orders), failed(orders), orders.waiting) == ([(offset, "damaged")], [], {})
+        assert [value for value in bank.seen if value != b"%d" % offset][-1] == b"2"
+
+
+async def test_of_latest_a_damaged_row_is_dead_when_a_newer_record_replaces_it() -> None:
+    """It cannot tell who it was; its lane goes on, and the newer one's outcome counts once."""
+    gate = Gate()
+    async with partition(gate, Order.LATEST) as orders:
+        await orders.send(b"1", key=b"a")
+        gate.let(b"1", BankDownError())
+        await orders.settle()
+        await orders.send(b"2", key=b"a")
+        damage(orders, 0)
+        gate.let(b"2")
+        await orders.settle()
+        assert (dead(orders), failed(orders), orders.waiting) == ([(0, "damaged")], [], {})
+        assert gate.started == [b"1", b"2"]
+        await reopen(orders)
+        assert gate.started == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+async def test_where_sequences_stop_a_damaged_row_pauses_the_partition(offset: int) -> None:
+    """Nobody knows what to stop behind the record that is dead now; all waits until somebody resumes the handler."""
+    bank = Bank(b"0")
+    async with partition(bank, holding=HOLD) as orders:
+        await orders.send(b"0", b"1", b"2", key=b"a")
+        damage(orders, offset)
+    bank.down.clear()
+    for life in range(2):
+        async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+            await orders.send(b"b", key=b"b%d" % life)
+            await orders.advance(3_600_000)
+            assert (dead(orders), bank.seen) == ([(offset, "damaged")], [b"0"])
+            events = [json.loads(each.value or b"") for each in orders.records("app.orders.events")]
+            (pause,) = [each for each in events if each["kind"] == "command"]
+            assert (pause["verb"], pause["failure_id"]) == ("handler-pause", f"app/orders@kq8G0bTz/0/{offset}")
+            assert "its row is damaged" in pause["text"]
+    async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+        await resume(orders, "r")
+        await orders.advance(3_600_000)
+        assert bank.seen[-1] == b"2"
+        assert orders.waiting == {}
+
+
+async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> None:
+    """At each opening, until its letter is replayed or set aside."""
+    bank = Bank(bad=b"1")
+    async with partition(bank, holding=HOLD) as orders:
+        await orders.send(b"1", b"2", key=b"a")
+        damage(orders, 0)
+    for life in range(2):
+        async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+            await orders.advance(1_000)
+            assert (bank.seen, orders.waiting) == ([b"1"], {"?": 1, "held": 1})
+            assert "its row is damaged" in orders.engine.commands.levels.paused.text  # type: ignore[union-attr]
+            if life == 1:
+                assert (await orders.command("discard", 0))["refused"] is None
+                await resume(orders, "r")
+                assert (bank.seen, orders.waiting) == ([b"1", b"2"], {})
+    async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+        await orders.send(b"3", key=b"a")
+        assert bank.seen == [b"1", b"2", b"3"]
