@@ -105,11 +105,11 @@ def show(figures: dict[str, Any], load: float) -> None:
 
 
 @contextmanager
-def spark_session() -> Iterator[SparkSession]:
+def spark_session(*, brief: bool) -> Iterator[SparkSession]:
     """Run a session of the pipeline, of the size that both benchmarks use."""
     from retryapp.pipeline.session import SessionOptions, start_session
 
-    spark = start_session(SessionOptions(cache_dir=load_settings().cache_dir, memory="3g"))
+    spark = start_session(SessionOptions(cache_dir=load_settings().cache_dir, memory="3g", brief=brief))
     try:
         yield spark
     finally:
@@ -131,7 +131,7 @@ def main(count: int, warm: int) -> None:
             topic_specs(TOPOLOGY, partitions=PARTITIONS, main_max_message_bytes=MAX_MESSAGE_BYTES, replication=1)
         )
         admin.wait_for_topics(TOPOLOGY.owned)
-        with spark_session() as spark:
+        with spark_session(brief=False) as spark:
             lake = open_lake(spark, str(run.folder / "lake"))
             job = Archive(spark, connection, lake, TOPOLOGY.group, now_ms=lambda: time.time_ns() // 1_000_000)
             write(connection, warm, 0)

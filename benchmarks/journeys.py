@@ -180,7 +180,7 @@ def main(events: int) -> None:
     from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 
     failures = -(-events * 20 // RECORDS_OF_20)
-    with Run() as run, spark_session() as spark:
+    with Run() as run, spark_session(brief=True) as spark:
         lake = open_lake(spark, str(run.folder / "lake"))
         Tables(spark, lake).ensure_records()
         rows = rows_of(spark, failures)

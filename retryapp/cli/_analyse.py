@@ -7,7 +7,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -155,7 +155,7 @@ def report(
     Exit codes: 0 every check holds, 1 a check fails.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
-    with spark_session(replace(session, brief=True)) as spark, interruptible(spark):
+    with spark_session(session) as spark, interruptible(spark):
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.report.facts import collect
 
@@ -202,7 +202,7 @@ def causes(
     if until is not None and not ignore:
         raise click.UsageError("--until goes with --ignore")
     now_ms = SystemClock().wall_ms()
-    with spark_session(replace(session, brief=True)) as spark, interruptible(spark):
+    with spark_session(session) as spark, interruptible(spark):
         from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, Decision, Decisions, chosen
         from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.lake import open_lake

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -82,7 +82,7 @@ def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOption
     'analyse' and 'report' fail because of a gap until it is acknowledged; afterwards they show it as a warning.
     """
     now_ms = SystemClock().wall_ms()
-    with spark_session(replace(session, brief=True)) as spark, interruptible(spark):
+    with spark_session(session) as spark, interruptible(spark):
         from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.gaps import Gaps
         from retryapp.pipeline.lake import open_lake

@@ -23,8 +23,6 @@ from retryapp.terminal import LiveView
 PAGE: Final = "demo-report.html"
 TIMEOUT_S: Final = 900.0
 
-# A short job ends before the optimizing compiler pays for itself.
-_QUICK_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 _MEMORY: Final = "1g"
 _LONGEST_REASON: Final = 500
 
@@ -135,7 +133,7 @@ def _variables(folder: Path, cache_dir: Path) -> dict[str, str]:
     return {
         "RETRYAPP_CACHE_DIR": str(cache_dir),
         "SPARK_LOCAL_DIRS": str(folder / "spark"),  # goes away with the run
-        "JDK_JAVA_OPTIONS": f"{_QUICK_JVM} -Djava.io.tmpdir={folder}",
+        "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
     }
 
 

@@ -88,13 +88,12 @@ class Files:
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
         self._uri = uri
-        self._jvm: Any = spark._jvm  # noqa: SLF001 - the documented way to Hadoop's classes from Python
+        jvm: Any = spark._jvm  # noqa: SLF001 - the documented way to Hadoop's classes from Python
+        self._path: Any = jvm.org.apache.hadoop.fs.Path  # once: each dot is a question to the JVM
+        self._bytes_of: Any = jvm.org.apache.commons.io.IOUtils.toByteArray
         conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the same
         with self._errors_named():
             self._system = self._path(uri).getFileSystem(conf)
-
-    def _path(self, uri: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(uri)
 
     @contextmanager
     def _errors_named(self, *passed: str) -> Iterator[None]:
@@ -113,7 +112,7 @@ class Files:
                 return None
             stream = self._system.open(self._path(uri))
             try:
-                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode("utf-8")
+                return bytes(self._bytes_of(stream)).decode("utf-8")
             finally:
                 stream.close()
 

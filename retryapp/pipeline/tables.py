@@ -6,7 +6,7 @@ The Delta table keeps statistics of numbers only: text in the statistics of a lo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 from urllib.parse import unquote
@@ -91,23 +91,44 @@ class Tables:
         is_local = str(self.spark.sparkContext.master).partition("[")[0] == "local"
         if is_local or self.files.local_folder(self.lake.uri) is None:
             return
-        version = next(commit["version"] for commit in self.commits() if commit["operation"] == "WRITE")
-        lines = (self.files.read(self._commit(version)) or "").splitlines()
-        added = [unquote(json.loads(line)["add"]["path"]) for line in lines if line.startswith('{"add"')]
-        place = self.lake.table(RECORDS_TABLE)
-        if not all(self.files.exists(f"{place}/{path}") for path in added):
-            raise LakeNotSharedError(self.lake.uri, f"RESTORE {quoted(place)} TO VERSION AS OF {version - 1}")
+        last = next(commit for commit in self.commits() if commit["operation"] == "WRITE")
+        if not all(map(self.files.exists, last["added"])):
+            place = quoted(self.lake.table(RECORDS_TABLE))
+            raise LakeNotSharedError(self.lake.uri, f"RESTORE {place} TO VERSION AS OF {last['version'] - 1}")
 
     def commits(self) -> Iterator[Mapping[str, Any]]:
-        """Yield what the log says of each commit, with its ``version``: the newest first, as far as it is asked for.
+        """Yield what the log says of each commit: the newest first, as far as it is asked for.
 
+        Each has its ``version``, the URIs of the files with rows that it ``added``, and how many ``removed`` rows.
         File by file: a query of the history lists all of the log, and is a job of Spark's.
         """
-        version = self._last_version()
+        version, place = self._last_version(), self.lake.table(RECORDS_TABLE)
         while (text := self.files.read(self._commit(version))) is not None:
-            said = (line for line in text.splitlines() if line.startswith('{"commitInfo"'))
-            yield {**json.loads(next(said, "{}")).get("commitInfo", {}), "version": version}
+            actions = [next(iter(json.loads(line).items())) for line in filter(None, text.split("\n"))]
+            changes = [(kind, action) for kind, action in actions if action.get("dataChange")]
+            yield {
+                **dict(actions).get("commitInfo", {}),
+                "version": version,
+                "added": [f"{place}/{unquote(action['path'])}" for kind, action in changes if kind == "add"],
+                "removed": sum(kind == "remove" for kind, _ in changes),
+            }
             version -= 1
+
+    def added_between(self, since: Sequence[int], until: Sequence[int]) -> list[str] | None:
+        """Return the URIs of the files with the rows that came after one commit and up to another (see ``place_of``).
+
+        None where files do not tell: rows were changed or removed meanwhile, or a file or a part of the log is gone.
+        """
+        added: list[str] = []
+        for commit in self.commits():
+            if place_of(commit) == since:
+                return added if all(map(self.files.exists, added)) else None
+            if commit["version"] > until[0]:
+                continue
+            if commit["removed"]:
+                break
+            added += commit["added"]
+        return None
 
     def _commit(self, version: int) -> str:
         """Return the URI of a commit."""
@@ -127,9 +148,19 @@ class Tables:
         """Tell whether the table of records is there."""
         return self.files.exists(self._log)
 
-    def read(self) -> DataFrame:
-        """Return the records, as a version before this one may have archived them."""
-        return self.spark.read.format("delta").load(self.lake.table(RECORDS_TABLE))
+    def read(self, place: Sequence[int] = ()) -> DataFrame:
+        """Return the records as of a commit; of none: now. An earlier retryapp may have archived them."""
+        options = {"versionAsOf": place[0]} if place else {}
+        return self.spark.read.format("delta").options(**options).load(self.lake.table(RECORDS_TABLE))
+
+    def read_files(self, files: Sequence[str]) -> DataFrame:
+        """Return the records in some files of the table, without their ``date``, by which the table is partitioned."""
+        return self.spark.read.schema(RECORDS).parquet(*files)
+
+
+def place_of(commit: Mapping[str, Any]) -> list[int]:
+    """Return a commit's version and time: a table that was made anew has the same versions."""
+    return [commit["version"], commit["timestamp"]]
 
 
 def quoted(place: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from retryapp.cli.main import run as retryapp
+from retryapp.stage import wait_for
 
 if TYPE_CHECKING:
     from harness import Stage
+    from harness.service import Visit
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600), pytest.mark.extended]
@@ -34,13 +37,21 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every attempt that the service answered is there, fates agree with two other counts, and new records join in."""
-    from harness import HandlerSpec
+    """Every attempt that the service answered is there, fates agree with two other counts, and new records join in.
 
-    topic = stage.main_topic()
-    stage.program(HandlerSpec(topic=topic, policy="200ms 300ms"))
+    The new ones need a service that is down for a while: its circuit opens, and what fails then spends no attempt.
+    """
+    from harness import HandlerSpec
+    from harness.service import Answer
+
+    topic, usual = stage.main_topic(), stage.service.rule
+    circuit = {"minimum_calls": 2, "break_for": "300ms", "probes": 1, "ramp": "300ms"}
+    stage.program(HandlerSpec(topic=topic, policy="200ms 300ms", circuits={"ledger": circuit}))
     stage.worker()
     lake = tmp_path / "lake"
+
+    def free() -> list[Visit]:
+        return [visit for visit in stage.service.of(topic) if visit.facts.get("needs")]
 
     def run(*arguments: str, code: int = 0) -> dict[str, Any]:
         ended = retryapp(["pipeline", *arguments, "--lake", str(lake), "--json"])
@@ -57,23 +68,33 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     assert first["ledger"] == {"at_rest": True, "differences": [], "counted": counts}
     stage.produce(topic, [{"id": 100 + i, "fail": 3} for i in range(4)])
     stage.wait_settled(topic)
+    stage.service.rule = lambda visit: Answer(503) if visit.facts.get("needs") else usual(visit)
+    stage.produce(topic, [{"id": 200 + i, "needs": "ledger"} for i in range(10)])
+    wait_for(lambda: len(free()) > 20, "they have failed for free")
+    stage.service.rule = usual
+    stage.wait_settled(topic)
     at_once = tmp_path / "at-once.html"
     second = run(*analyse, "--report", str(at_once))
-    assert (second["journeys"], second["is_new"]) == (34, True)
+    assert (second["journeys"], second["is_new"]) == (44, True)
     assert second["ledger"]["differences"] == []
     assert second["report"]["path"] == str(at_once)
     totals = second["report"]["totals"]
-    assert (totals["received"], totals["first_try_ok"], totals["failed"]) == (44, 10, 34)
+    assert (totals["received"], totals["first_try_ok"], totals["failed"]) == (54, 10, 44)
     assert second["report"]["headline"] in at_once.read_text()
 
     from retryapp.pipeline.analysis.derived import Derived
     from retryapp.pipeline.lake import open_lake
 
-    journeys = {
-        row["failure_id"]: row for row in Derived(spark, open_lake(spark, str(lake))).read("journeys").collect()
-    }
+    derived = Derived(spark, open_lake(spark, str(lake)))
+    journeys = {row["failure_id"]: row for row in derived.read("journeys").collect()}
+    for identity, count in Counter(visit.failure_id for visit in free()).items():
+        journey = journeys.pop(identity)
+        assert (journey["fate"], journey["error_type"].rpartition(".")[2]) == ("done", "Unavailable")
+        assert (len(journey["attempts"]), journey["missing"], journey["copies"]) == (count, 0, 0)
+        assert sum(attempt["attempt"] is not None for attempt in journey["attempts"]) < count, "some were free"
+    assert derived.read("readings").where("said.kind = 'circuit'").count() > 0
     seen: dict[str, dict[int, Any]] = {}
-    for visit in stage.service.of(topic):
+    for visit in (visit for visit in stage.service.of(topic) if not visit.facts.get("needs")):
         seen.setdefault(visit.failure_id, {})[visit.attempt] = visit
     failed = {identity: visits for identity, visits in seen.items() if max(visits) > 1}
     assert set(journeys) == set(failed)
@@ -94,7 +115,8 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     page = tmp_path / "report.html"
     assert retryapp(["pipeline", "report", "--out", str(page), "--lake", str(lake)]) == 0
     capsys.readouterr()
-    assert f"{len(journeys)} records failed" in page.read_text()
+    assert "44 records failed" in page.read_text()
     facts = run("report")
-    assert facts["totals"]["failed"] == len(journeys)
+    assert facts["totals"]["failed"] == 44
+    assert [row["records"] for row in facts["causes"] if row["error_type"].endswith("Unavailable")] == [10]
     assert facts["totals"]["dead"] == len([j for j in journeys.values() if j["fate"] == "dead"])

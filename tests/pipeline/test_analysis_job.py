@@ -27,6 +27,7 @@ from retryapp.pipeline.report.facts import collect
 from retryapp.pipeline.sources import Source, Sources
 from retryapp.pipeline.state import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
+from retryapp.pipeline.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,6 +100,30 @@ def test_what_is_new_joins_in(analysed: tuple[Analysts, Analysed, Analysed]) -> 
     assert job.fates() == {0: "pending", 1: "done", 2: "pending", 3: "pending", 4: "dead", 5: "pending"}
 
 
+def test_records_are_read_once(spark: SparkSession, copied: Analysts) -> None:
+    """As long as files tell what was added, joined or not; else all are read anew. Fates are the same either way."""
+    job, derived, archive = copied, Derived(spark, copied.lake), Archive()
+    tables = Tables(spark, job.lake)
+
+    def read() -> list[int]:
+        return [derived.read("readings", each).count() for each in (derived.result() or {})["readings"]]
+
+    assert read() == [7, 2], "the second run read what came after the first"
+    archive.ends[f"{GROUP}.{MAIN}.events", 0] = 2
+    archive.succeeded(2, 2)
+    job.append(archive)
+    tables.join_small_files()
+    job.analyse(6)
+    assert (read(), job.fates()[2]) == ([7, 2, 1], "done")
+    archive.succeeded(3, 2)
+    job.append(archive)
+    tables.join_small_files()
+    Upkeep(spark, job.lake, now_ms=lambda: NOON_MS).vacuum(0)
+    job.analyse(6)
+    assert read() == [11], "the file that was added is gone"
+    assert job.fates() == {0: "pending", 1: "done", 2: "done", 3: "done", 4: "dead", 5: "pending"}
+
+
 def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed]) -> None:
     """Every table is in it, and an old analysis is a failed check."""
     job, _, _ = analysed
@@ -147,6 +172,7 @@ def test_deleted_rows_and_a_cut_that_moved_back_make_all_anew(spark: SparkSessio
     spark.sql(f"DELETE FROM {quoted(job.lake.table(RECORDS_TABLE))} WHERE station = 'retry' AND offset = 0")  # noqa: S608 - a folder of this test
     third = job.analyse(6)
     assert (third.is_new, third.journeys, third.is_sound) == (True, 5, False)
+    assert len((Derived(spark, job.lake).result() or {})["readings"]) == 1, "nothing of it is kept"
     (lost,) = [verdict for verdict in third.verdicts if verdict.is_error]
     assert (lost.name, lost.examples) == ("ledger: what failed has left a trace", (f"{GROUP} {MAIN} 0 1",))
     back = job.analyse(3)
@@ -193,12 +219,12 @@ def test_tables_of_the_run_before_stay_for_their_readers(lake: Lake, spark: Spar
     derived, folder = Derived(spark, lake), Path(lake.uri.removeprefix("file://")) / "derived"
     for run_id in ("a", "b", "b"):
         (folder / run_id).mkdir(parents=True, exist_ok=True)
-        derived.put_result({"run_id": run_id})
+        derived.put_result({"run_id": run_id, "readings": []})
     assert sorted(path.name for path in folder.iterdir()) == ["a", "analysis.000000003.json", "b"]
     other, seen = Derived(spark, lake), ["analysis.000000003.json"]
-    derived.put_result({"run_id": "b"})
+    derived.put_result({"run_id": "b", "readings": []})
     with patch.object(other, "_results", return_value=seen), pytest.raises(OtherRunError):
-        other.put_result({"run_id": "c"})
+        other.put_result({"run_id": "c", "readings": []})
     assert sorted(path.name for path in folder.iterdir()) == ["a", "analysis.000000004.json", "b"]
 
 

@@ -105,7 +105,9 @@ def test_kill_9_in_the_steps_of_an_analysis(full: Group, spark: SparkSession, tm
     opened = open_lake(spark, str(lake))
     found = [row["failure_id"] for row in Derived(spark, opened).read("journeys").collect()]
     assert (len(found), len(set(found))) == (RECORDS, RECORDS)
-    assert len(list((lake / "derived").iterdir())) == len({"analysis.000000001.json", facts["run_id"]})
+    run_id = facts["run_id"]
+    left = {path.name for path in (lake / "derived").iterdir()}
+    assert left == {"analysis.000000001.json", run_id, f"readings-{run_id}"}
 
 
 def test_sigterm_before_there_is_a_session(full: Group, tmp_path: Path) -> None:

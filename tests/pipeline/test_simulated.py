@@ -1,4 +1,4 @@
-"""What the analysis makes of simulated histories, with kills, order, circuits and commands: the oracle's fates."""
+"""What the analysis makes of simulated histories with kills, order, named circuits, commands: the oracle's fates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lives import CLUSTER
 from lives import Archive as Rows
 from simulation.history import History
 from simulation.judge import Judge
-from simulation.plan import COMMANDED, HELD, STOPS, Plan
+from simulation.plan import COMMANDED, HELD, SERVED, STOPS, Plan
 from simulation.story import Story
 from simulation.worker import TOPIC_ID
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)
-SEEDS: Final = (*range(12), *range(COMMANDED, COMMANDED + 14), *range(HELD, HELD + 14), *range(STOPS, STOPS + 14))
+SEEDS: Final = (*range(12), *(first + n for first in (COMMANDED, HELD, STOPS, SERVED) for n in range(14)))
 
 
 def archived(history: History, judge: Judge, group: str) -> Iterator[dict[str, Any]]:

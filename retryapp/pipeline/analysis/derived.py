@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, DERIVED_TABLES
+from retryapp.pipeline.analysis.schemas import ANALYSIS_VERSION, DERIVED_TABLES, READINGS_TABLE
 from retryapp.pipeline.errors import OtherRunError, TableMissingError
 from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.tables import DERIVED
@@ -20,8 +20,9 @@ _RESULT: Final = "analysis"  # of several files the last one counts
 class Derived:
     """The folder ``derived/`` of one lake.
 
-    Each run writes Parquet tables to a folder of its own, which the result names once all of them are there. So readers
-    see one moment, and what a run that died has left is removed by the next one.
+    Each run writes Parquet tables to folders of its own, which the result names once all of them are there. So readers
+    see one moment, and what a run that died has left is removed by the next one. ``readings`` are in one folder for
+    each run that had new records, which the result lists.
     """
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
@@ -33,14 +34,14 @@ class Derived:
         """Return the URI of a table, of a run."""
         return self._lake.table("/".join([DERIVED, *([] if run_id is None else [run_id]), name]))
 
-    def read(self, name: str, run_id: str | None = None) -> DataFrame:
-        """Return a table of a run; None: of the last one that ended in order."""
-        if run_id is None:
+    def read(self, name: str, *run_ids: str) -> DataFrame:
+        """Return a table of these runs; of none: as the last run left it that ended in order."""
+        if not run_ids:
             result = self.result()
             if result is None:
                 raise TableMissingError(self._lake.uri)
-            run_id = str(result["run_id"])
-        return self._spark.read.schema(DERIVED_TABLES[name]).parquet(self.place(name, run_id))
+            run_ids = _runs_of(result, name)
+        return self._spark.read.schema(DERIVED_TABLES[name]).parquet(*(self.place(name, each) for each in run_ids))
 
     def put(self, name: str, frame: DataFrame, run_id: str) -> DataFrame:
         """Write a table of a run; return it as it was written."""
@@ -59,9 +60,13 @@ class Derived:
             return facts if facts.get("version") == ANALYSIS_VERSION else None
         return None if names == self._results() else self.result()  # replaced meanwhile
 
-    def is_whole(self, run_id: str) -> bool:
-        """Tell whether the tables of a run are there: somebody may have removed some, an erasure may have died."""
-        return all(self._files.exists(self.place(name, run_id)) for name in DERIVED_TABLES)
+    def whole_result(self) -> dict[str, Any] | None:
+        """Return the result if all its tables are there: somebody may have removed some, an erasure may have died."""
+        result = self.result()
+        if result is None:
+            return None
+        places = (self.place(name, each) for name in DERIVED_TABLES for each in _runs_of(result, name))
+        return result if all(map(self._files.exists, places)) else None
 
     def put_result(self, facts: Mapping[str, Any]) -> None:
         """Note the result of a finished run; remove the tables of all but it and the run before it.
@@ -78,9 +83,14 @@ class Derived:
         if not self._files.create(self.place(name), text) and self._files.read(self.place(name)) != text:
             raise OtherRunError("analyse", f"another run has written {name}")
         for each in self._files.names(self._lake.table(DERIVED)):
-            if each not in {facts["run_id"], before, name}:
+            if each not in {facts["run_id"], before, name, *facts["readings"]}:
                 self._files.remove(self.place(each))
 
     def _results(self) -> list[str]:
         names = self._files.names(self._lake.table(DERIVED))
         return sorted(name for name in names if name.startswith(f"{_RESULT}."))
+
+
+def _runs_of(result: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the folders of a table."""
+    return tuple(result["readings"]) if name == READINGS_TABLE else (result["run_id"],)

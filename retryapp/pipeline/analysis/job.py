@@ -26,10 +26,10 @@ from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.session import setting
-from retryapp.pipeline.tables import Tables
+from retryapp.pipeline.tables import Tables, place_of
 
 JOB: Final = "analyse"
-FRESH_MS: Final = 86_400_000
+MOST_PIECES: Final = 50  # folders of readings, after which all records are read anew into one
 _BY_HASH: Final = "spark.sql.execution.useObjectHashAggregateExec"
 """Off for journeys, whose steps are sorted already: Spark would sort them again; the journeys are the same."""
 
@@ -79,16 +79,17 @@ class Analysis:
         losses = [row for row in self._gaps.rows() if row.get("group") in groups or row["topic"] in kept_ms]
         state = {
             "groups": list(groups), "cut": [list(row) for each in taken for row in each.rows], "kept_ms": kept_ms,
-            "losses": losses, "archive": next(self._tables.commits())["version"],
+            "losses": losses, "archive": place_of(next(self._tables.commits())),
         }  # fmt: skip
-        former = self._derived.result()
-        if former is not None and former["state"] == state and self._derived.is_whole(former["run_id"]):
+        former = self._derived.whole_result()
+        if former is not None and former["state"] == state:
             return self._unchanged({**former, "broker": broker}, began_ms)
-        made = self._make(groups, taken, losses, run_id)
+        read = self._read(state, former, run_id)
+        made = self._make(read, taken, losses, run_id)
         verdicts = made.pop("verdicts")
         ended_ms = self._now_ms()
         facts = {**made, "broker": broker, "analysed_ms": ended_ms, "checks": [asdict(each) for each in verdicts]}
-        self._derived.put_result({**facts, "run_id": run_id, "state": state})
+        self._derived.put_result({**facts, "run_id": run_id, "state": state, "readings": read})
         return Analysed(groups, run_id, True, made["journeys"], ended_ms - began_ms, tuple(verdicts))
 
     def _unchanged(self, former: Mapping[str, Any], began_ms: int) -> Analysed:
@@ -98,12 +99,26 @@ class Analysis:
         self._derived.put_result({**former, "analysed_ms": now_ms})
         return Analysed(groups, run_id, False, former["journeys"], now_ms - began_ms, verdicts)
 
+    def _read(self, state: Mapping[str, Any], former: Mapping[str, Any] | None, run_id: str) -> list[str]:
+        """Read the records that the former run has not; return the folders with the readings of all.
+
+        What was erased or expired since is in none of them: then all are read anew.
+        """
+        known, files = list[str](), None
+        if former is not None and former["state"]["groups"] == state["groups"]:
+            known = former["readings"] if len(former["readings"]) < MOST_PIECES else []
+            files = self._tables.added_between(former["state"]["archive"], state["archive"]) if known else None
+        if files == []:
+            return known
+        records = self._tables.read(state["archive"]) if files is None else self._tables.read_files(files)
+        piece = f"{READINGS_TABLE}-{run_id}"
+        self._derived.put(READINGS_TABLE, readings_of(records.where(F.col("group").isin(*state["groups"]))), piece)
+        return [piece] if files is None else [*known, piece]
+
     def _make(
-        self, groups: Sequence[str], taken: Sequence[TakenCut], losses: Sequence[Mapping[str, Any]], run_id: str
+        self, read: Sequence[str], taken: Sequence[TakenCut], losses: Sequence[Mapping[str, Any]], run_id: str
     ) -> dict[str, Any]:
-        put = self._derived.put
-        records = self._tables.read().where(F.col("group").isin(*groups))
-        readings = put(READINGS_TABLE, readings_of(records), run_id)
+        put, readings = self._derived.put, self._derived.read(READINGS_TABLE, *read)
         cut, forgotten = _known(taken, readings)
         with setting(self._spark, _BY_HASH, "false", required=False):
             journeys = put(JOURNEYS_TABLE, journeys_of(before_cut(traces_of(readings), cut)), run_id)
@@ -121,7 +136,6 @@ class Analysis:
             ledger = counts.ledger(journeys, progress, cut)
         finally:
             progress.unpersist()
-        now_ms = self._now_ms()
         verdicts = [
             *checks.of_readings(readings),
             *of_journeys,
@@ -129,7 +143,6 @@ class Analysis:
             *checks.of_ledger(ledger),
             *checks.of_losses(losses),
             checks.known_offsets(forgotten),
-            checks.freshness(now_ms, now_ms=now_ms, within_ms=FRESH_MS),  # the report asks again
         ]
         facts = {"journeys": told["count"], "began_ms": min(begins), "bin_ms": length_ms, "ledger": ledger}
         return {**facts, "offenders": offenders(journeys), "verdicts": verdicts}

@@ -70,8 +70,7 @@ def collect(
         cause["template"] = names.get(cause["fingerprint"], "")
     bursts = [row for row in bursts if since_ms is None or row["to_ms"] >= since_ms]
     fresh = asdict(freshness(result["analysed_ms"], now_ms=now_ms, within_ms=within_ms))
-    checks = [{**row, "examples": list(row["examples"])} for row in result["checks"] if row["name"] != fresh["name"]]
-    checks.append({**fresh, "examples": list(fresh["examples"])})
+    checks = [{**row, "examples": list(row["examples"])} for row in (*result["checks"], fresh)]
     tables = {
         "funnel": figures.funnel(ways, is_window=since_ms is not None),
         "lateness": figures.lateness(lengths),
