@@ -27,9 +27,9 @@ def is_same(told: Reference, record: Record) -> bool:
 def _checksum(record: Record) -> int:
     """Return the CRC-32 over key, value and headers; each has its length before it, so nothing can change places.
 
-    It tells another record in the same place, of the same time and size: 1 in 2**32 passes. Damage on disk or on the way
-    is found before, by the CRC-32C of Kafka's batch. The standard library has this one, in C, and no dependency has the
-    other one for callers.
+    It tells another record in the same place, of the same time and size: 1 in 2**32 passes. Damage on disk or on the
+    way is found before, by the CRC-32C of Kafka's batch. The standard library has this one, in C, and no dependency has
+    the other one for callers.
     """
     parts = [record.key, record.value]
     for name, value in record.headers:
