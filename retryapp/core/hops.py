@@ -388,7 +388,9 @@ def not_run_again(metadata: RetryMetadata, reason: DeadReason, now_ms: int) -> R
         due_at_ms=None,
         tier=None,
         reason=reason.value,
+        started_ms=clamped(now_ms),  # no run has taken the time since the last one
         last_failed_ms=clamped(now_ms),
+        worker=None,
     )
 
 

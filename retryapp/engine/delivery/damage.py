@@ -64,7 +64,7 @@ def end_instead(run: Run, outcome: Turn, reason: DeadReason) -> Turn:
     last = not_run_again(
         replace(metadata, delivery=metadata.delivery - 1, no_payload=False), reason, run.context.clock.wall_ms()
     )
-    end, dead = ended(run.context, run.shown, last)
+    end, dead = ended(run.context, run.shown, replace(last, started_ms=metadata.started_ms, worker=metadata.worker))
     failed = tuple(seen for seen in outcome.observations if seen.event is Event.FAILED)
     return run.settle(publishes=(end,), observations=(*failed, dead))
 

@@ -69,13 +69,15 @@ async def test_reschedule_is_never_before_now() -> None:
 
 
 async def test_a_cancelled_record_is_dead_and_not_tried_again() -> None:
-    """Its delivery number goes on, its attempts stay."""
+    """Its delivery number goes on, its attempts stay, and no handler has spent the time that it has waited."""
     calls = Calls()
     async with MemoryPartition(calls, "1h*3") as orders:
         await orders.send(b"one")
+        await orders.advance(60_000)
         assert (await orders.command("cancel", 0))["after"] == "dead"
         (letter,) = orders.dead_letters
         assert (letter.reason, letter.attempt, letter.delivery) == ("cancelled", 1, 2)
+        assert letter.last_failed_ms - letter.started_ms == 0
         await orders.to_rest()
         assert len(calls.seen) == 1
         assert (await orders.command("cancel", 0))["refused"] == "not-waiting"
@@ -119,9 +121,11 @@ async def test_a_record_that_runs_is_cancelled_after_its_run_unless_that_succeed
         for offset in (0, 1):
             assert (await orders.command("retry-now", offset))["refused"] == "running"
             assert (await orders.command("cancel", offset))["after"] == "cancelling"
+        await orders.advance(500)
         gate.set()
         await orders.to_rest()
         (letter,) = orders.dead_letters
+        assert letter.last_failed_ms - letter.started_ms >= 500
         assert (letter.origin.offset, letter.reason, letter.attempt, letter.error_message) == (
             0,
             "cancelled",
