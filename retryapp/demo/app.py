@@ -13,7 +13,6 @@ from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER
 
 TIMEOUT_S = 1.5
 CONCURRENCY = 64
-MAX_TEXT_CHARS = 300
 CIRCUIT = CircuitBreaker(failure_ratio=0.8, sampling="1s", break_for="500ms", ramp="4s")
 """Quicker than usual: the outage is short. Many of the flights that come again fail by plan: no outage."""
 
@@ -63,7 +62,10 @@ async def enrich(flight: Flight, delivery: Delivery) -> None:
         headers[DUE_HEADER] = str(delivery.due_at_ms)
     url, body = f"{settings.service_url}/enrich", flight.model_dump_json().encode()
     async with HttpClient.open().post(url, data=body, headers=headers) as answer:
-        text = f"{answer.status}: {(await answer.text())[:MAX_TEXT_CHARS]}"
+        body = await answer.json()
+        if answer.ok:
+            return
+        text = f"{answer.status}: {body['error']}"  # plain words: the name of its cause
         if answer.status in {404, 422}:
             raise Reject(text)
         if "Retry-After" in answer.headers:

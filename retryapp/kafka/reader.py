@@ -186,12 +186,12 @@ def _place_or_copy(message: Message) -> tuple[int, int, int, bool]:
 
 
 def _headers(message: Message) -> Headers:
-    try:
+    try:  # around both: where this runs often, Python sees the library's error only after the call
         headers = message.headers() or []
+        return tuple((str(header[0]), _bytes(header[1])) for header in headers)
     except UnicodeDecodeError as error:
         topic, (partition, offset, _) = cast("str", message.topic()), _place(message)
         raise UnreadableHeaderError(topic, partition, offset, name=error.object) from error
-    return tuple((str(header[0]), _bytes(header[1])) for header in headers)
 
 
 def _record(message: Message) -> Record:

@@ -236,7 +236,7 @@ COMMANDS: Final = (
     ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_213),
     ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_047),
     ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_014),
-    ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_041),
+    ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_432),
     ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_131),
     ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_005),
     ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_291),

@@ -13,6 +13,8 @@ from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
 from simulation.plan import COMMANDED, HELD, LEVELS, SERVED, STOPS, THROUGH
 
+pytestmark = pytest.mark.timeout(600)  # on a busy machine; the engine would take one that ends a history for a failure
+
 SEEDS = 3_000
 QUICK = 500
 """So many run in `make test`, the rest in `make test-all`."""

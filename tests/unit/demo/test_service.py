@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+from aiohttp.web import Response
 
 from retryapp.core.causes import template_of
 from retryapp.demo.data import Flight
@@ -12,18 +15,20 @@ FLIGHT = {"id": 1, "arr_time": 900, "tailnum": "N14228"}
 
 
 def test_its_failures_are_causes_of_their_own(tmp_path: Path) -> None:
-    """404, 422 and 503 come apart; flights and planes do not."""
+    """404, 422 and 503 come apart, by names that people understand; flights and planes do not."""
     service = EnrichmentService(tmp_path / "visits.log")
 
-    def answered(**changed: object) -> str:
-        answer = service._answer(lambda *_: None, Flight.model_construct(**FLIGHT | changed))
-        return f"{answer.status}: {answer.text}"
+    def told(answer: Response) -> str:
+        return f"{answer.status}: {json.loads(answer.text or '')['error']}"
 
-    busy = _unavailable(lambda *_: None, 3)
+    def answered(**changed: object) -> str:
+        return told(service._answer(lambda *_: None, Flight.model_construct(**FLIGHT | changed)))
+
+    busy = told(_unavailable(lambda *_: None, 3))
     unknown, another = answered(tailnum="N999ZZ", id=7), answered(tailnum="N123", id=8)
     late, later = answered(arr_time=None, id=7), answered(arr_time=None, id=8)
     assert unknown != another
     assert late != later
-    assert {template_of(text) for text in (unknown, another)} == {"404: <text>"}
-    assert {template_of(text) for text in (late, later)} == {"422: <text>"}
-    assert template_of(f"{busy.status}: {busy.text}") == "503: <text>"
+    assert {template_of(text) for text in (unknown, another)} == {"404: no plane has the tail number <id>"}
+    assert {template_of(text) for text in (late, later)} == {"422: flight <number> has no arrival time"}
+    assert template_of(busy) == "503: try again later"
