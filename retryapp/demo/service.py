@@ -94,7 +94,7 @@ class EnrichmentService:
         record(fate)
         bodies = {
             Outcome.UNPROCESSABLE: {"error": f"flight {flight.id} has no arrival time"},
-            Outcome.NOT_FOUND: {"error": f"no plane has the tail number {flight.tailnum}"},
+            Outcome.NOT_FOUND: {"error": f"no plane has the tail number '{flight.tailnum}'"},
             Outcome.DONE: {"flight": flight.id, "plane": self._planes.get(flight.tailnum or "")},
         }
         return web.json_response(bodies[fate], status=int(fate))

@@ -29,6 +29,6 @@ def test_its_failures_are_causes_of_their_own(tmp_path: Path) -> None:
     late, later = answered(arr_time=None, id=7), answered(arr_time=None, id=8)
     assert unknown != another
     assert late != later
-    assert {template_of(text) for text in (unknown, another)} == {"404: no plane has the tail number <id>"}
+    assert {template_of(text) for text in (unknown, another)} == {"404: no plane has the tail number <text>"}
     assert {template_of(text) for text in (late, later)} == {"422: flight <number> has no arrival time"}
     assert template_of(busy) == "503: try again later"
