@@ -22,7 +22,7 @@ FIRST, LATER = 6, 14
     ("kills", "max_crashes"),
     [
         pytest.param({FIRST: 1}, 1, id="a first delivery", marks=pytest.mark.timeout(150)),
-        pytest.param({LATER: 2}, 1, id="a row", marks=pytest.mark.timeout(150)),
+        pytest.param({LATER: 2}, 1, id="a row", marks=[pytest.mark.extended, pytest.mark.timeout(150)]),
         pytest.param({FIRST: 1, LATER: 2}, 3, id="two", marks=[pytest.mark.extended, pytest.mark.timeout(400)]),
     ],
 )

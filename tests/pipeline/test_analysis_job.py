@@ -100,6 +100,7 @@ def test_what_is_new_joins_in(analysed: tuple[Analysts, Analysed, Analysed]) -> 
     assert job.fates() == {0: "pending", 1: "done", 2: "pending", 3: "pending", 4: "dead", 5: "pending"}
 
 
+@pytest.mark.extended
 def test_records_are_read_once(spark: SparkSession, copied: Analysts) -> None:
     """As long as files tell what was added, joined or not; else all are read anew. Fates are the same either way."""
     job, derived, archive = copied, Derived(spark, copied.lake), Archive()
