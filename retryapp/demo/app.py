@@ -62,10 +62,10 @@ async def enrich(flight: Flight, delivery: Delivery) -> None:
         headers[DUE_HEADER] = str(delivery.due_at_ms)
     url, body = f"{settings.service_url}/enrich", flight.model_dump_json().encode()
     async with HttpClient.open().post(url, data=body, headers=headers) as answer:
-        body = await answer.json()
+        told = await answer.json()
         if answer.ok:
             return
-        text = f"{answer.status}: {body['error']}"  # plain words: the name of its cause
+        text = f"{answer.status}: {told['error']}"  # plain words: the name of its cause
         if answer.status in {404, 422}:
             raise Reject(text)
         if "Retry-After" in answer.headers:

@@ -28,13 +28,13 @@ from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.ports import Event, Observation
 
 UNKNOWN_SEQUENCE: Final = "its row is damaged, and with it the key of those that are to wait behind it"
-"""Why a partition is paused: `on_dead="hold"`, and nobody knows what to hold."""
+"""Why a partition is paused: `on_dead="hold"`, and the damaged row does not say which sequence to stop."""
 
 
 def bury_damaged(run: Run, error: RecordError, now_ms: int) -> Turn:
     """Return the turn that dead-letters a record or row that cannot be read.
 
-    Of a row nobody knows then which sequence is to stop behind it: its partition is paused.
+    A damaged row does not say which sequence to stop behind it, so its partition is paused.
     """
     metadata = salvage(_first_delivered(run), error, **_facts(run.context, now_ms))
     unknown = run.claim is not None and run.claim.damage is not None and run.sequence is None

@@ -48,26 +48,28 @@ def stop(run: Run, turn: Turn) -> None:
     turn.rows = (Row(run.place, value, STOPPED_TIER),)
 
 
-def lost_stops(table: PendingTable) -> Iterator[bytes]:
-    """Yield the identities of rows that stop sequences, and are damaged: nobody knows which ones."""
+def _rows(table: PendingTable) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows in the place of those that stop sequences, as they are."""
     after = BEFORE_STOPPED
     while rows := [row for row in table.page(after, _PAGE) if row[0] < HELD_ROWS]:
-        for key, value in rows:
-            try:
-                decode_row(value)
-            except DamagedRowError:
-                yield key[IDENTITY_AT:]
+        yield from rows
         after = rows[-1][0]
+
+
+def lost_stops(table: PendingTable) -> Iterator[bytes]:
+    """Yield the identities of rows that stop sequences and are damaged: which sequences is not known."""
+    for key, value in _rows(table):
+        try:
+            decode_row(value)
+        except DamagedRowError:
+            yield key[IDENTITY_AT:]
 
 
 def stopped_rows(table: PendingTable) -> Iterator[tuple[bytes, bytes, PendingRow, RetryMetadata]]:
     """Yield the rows that stop sequences, with their keys."""
     if STOPPED_TIER not in table.counts():
         return
-    after = BEFORE_STOPPED
-    while rows := [row for row in table.page(after, _PAGE) if row[0] < HELD_ROWS]:
-        for key, value in rows:
-            with suppress(RecordError):  # a replay or discard of its letter takes it away, too
-                if is_stopped(value) and (metadata := decode_metadata((row := decode_row(value)).headers)) is not None:
-                    yield key, value, row, metadata
-        after = rows[-1][0]
+    for key, value in _rows(table):
+        with suppress(RecordError):  # a replay or discard of its letter takes it away, too
+            if is_stopped(value) and (metadata := decode_metadata((row := decode_row(value)).headers)) is not None:
+                yield key, value, row, metadata
