@@ -9,8 +9,8 @@ The words are Polly's:
    the share that failed reaches ``failure_ratio``. A record that fails again and again counts once.
 2. ``open``: nothing begins for ``break_for``; twice as long each time that it opens again, up to ``MAX_DOUBLINGS``.
 3. ``half-open``: up to ``probes`` records run. One that has no outcome after ``break_for`` is not waited for: another
-   takes its place. Most of them decide: open again, or on. If no probe has run for the longest break and nothing waits,
-   it closes. Else its idle time would count towards ``max_open`` of the next outage.
+   takes its place. Most of them decide: open again, or on. If no probe has run for the longest break, and nothing that
+   waits is due within another one, it closes. Else its idle time would count towards ``max_open`` of the next outage.
 4. ``recovering``: runs begin at a limited rate, from ``probes`` a second, which doubles ten times in ``ramp``. What
    fails is counted as when closed. After ``ramp`` it is closed.
 

@@ -58,6 +58,12 @@ class Broker(MemoryBroker):
         """Transactions that were acknowledged so."""
         self.taken_back: Counter[str] = Counter()
         """Records of acknowledged transactions that were aborted after all, by topic."""
+        self.leaving: Collection[str] = ()
+        """Topics on which the next commit gets no end (`_leave`)."""
+        self.on_left: Callable[[str], None] = lambda _name: None
+        """Called with its transactional id."""
+        self._left: dict[str, Txn] = {}
+        """What has none, by transactional id."""
         self.moved_in_vain: dict[TopicPartition, int] = {}
         """Offsets that such transactions were to move; the lane goes on from there, and says so with the next one."""
         self.on_moved: Callable[[Mapping[TopicPartition, Committed]], None] = lambda _offsets: None
@@ -158,8 +164,33 @@ class Broker(MemoryBroker):
             self.stopping = False
             self._unwritten.add(producer.txn)
             self.on_stopped()
-        else:
-            self._end(producer, commit=True)
+            return
+        txn, left = producer.txn, self._left.get(name)
+        self._end(producer, commit=True)
+        if txn is not None and left is not None and not left.first.keys().isdisjoint(txn.first):
+            self._finish(self._left.pop(name))
+        if txn is not None and not self._left:
+            for tp in [tp for tp in txn.first if tp.topic in self.leaving][:1]:
+                self._leave(name, txn, tp)
+
+    def _leave(self, name: str, txn: Txn, tp: TopicPartition) -> None:
+        """Take the end of a transaction away from a partition: what it has there is committed, and nobody can read it.
+
+        Its coordinator takes it for complete, so a fence does not end it; the next commit of its id there does. On
+        Kafka an abort does, too, and takes it back: no client can prevent that, so here it decides nothing.
+        """
+        self.leaving, log = (), self.logs[tp]
+        left = self._left[name] = Txn(txn.began_ms, first={tp: txn.first[tp]})
+        log.entries = [entry._replace(txn=left) if entry.txn is txn else entry for entry in log.entries]
+        log.open.append(left)
+        log.end -= 1
+        self.on_left(name)
+
+    def _finish(self, left: Txn) -> None:
+        left.committed = True
+        for tp in left.first:
+            self.logs[tp].open.remove(left)
+        self._wake()
 
     def restart(self) -> None:
         """Be there again after a stop: what was acknowledged meanwhile never was."""

@@ -13,6 +13,7 @@ from math import ceil
 from simulation.history import History, simulate
 from simulation.mutants import MUTANTS, hunt
 from simulation.plan import (
+    DAMAGED,
     DELETED,
     KINDS,
     LONG_WAY,
@@ -22,6 +23,7 @@ from simulation.plan import (
     RANGES,
     REFUSED,
     STOPPED,
+    UNENDED,
     WRONG_TIME,
     Plan,
 )
@@ -30,11 +32,13 @@ CHUNK = 50
 """Histories that one process runs in a row."""
 
 _HAND_OFFS = ("fence", "produce", "offsets", "commit")
+_RARE = (REFUSED, STOPPED, OURS, WRONG_TIME, LONG_WAY, DELETED, UNENDED, DAMAGED)
 STATES = (
-    *(f"fault: {kind}" for kind in sorted({*KINDS, REFUSED, STOPPED, OURS, WRONG_TIME, LONG_WAY, DELETED})),
+    *(f"fault: {kind}" for kind in sorted({*KINDS, *_RARE})),
     *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
     *(f"loss: {kind}" for kind in LOSSES), "a record was lost", "a copy without payload",
     "a handler ended its worker", "a handler did not heed its cancellation",
+    "a transaction has no end", "a damaged row has its letter",
     "suspects ran together", "a suspect ran alone", "a commit was taken back",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "succeeded", "dead",
     "skipped", "settled beyond the offset", "a delivery has tried again in place", "a list of 3",

@@ -210,6 +210,17 @@ class History:
                 self.network.longer_s[worker.process.name] = 0.1 + 0.7 * size
             case "wrong time" if alive and worker and worker.clock.known:
                 worker.clock.wrong_ms = int((size - 0.5) * 7_200_000)
+            case "no end":  # many workers die before they know that it is committed, or just after
+                self.broker.leaving = {judge.topology.pending_changelog for judge in self.judges.values()}
+                self.broker.on_left = partial(self._unended, size)
+                loop.call_later(3, setattr, self.broker, "leaving", (), context=self.network.context)
+            case "rows damaged":
+                self._kill_all()
+                for disk in self.disks:
+                    disk.lose()
+                for judge in self.judges.values():
+                    for number in range(self.plan.partitions):
+                        judge.oracle.damage(self.broker, number, self.random)
             case "start":
                 self._start(fault.slot)  # one more, also where that machine was not meant to run
             case _:
@@ -232,6 +243,18 @@ class History:
         self.reached["a commit was taken back"] += 1
         self.network.down_until_s = self.loop.time() + seconds
         self.loop.call_later(seconds, self.broker.restart, context=self.network.context)
+
+    def _unended(self, size: float, name: str) -> None:
+        """Maybe end the worker whose transaction has no end; every other time its machine is lost, too."""
+        self.reached["a transaction has no end"] += 1
+        for slot, worker in enumerate(self.slots):
+            if worker is None or not worker.alive or size > 0.75:
+                continue
+            if any(placed.transport.place.name == name for placed in worker.ownership.placed.values()):
+                after_s = 0.0 if size < 0.4 else 0.03
+                self.loop.call_later(after_s, worker.process.kill, context=self.network.context)
+                if int(size * 100) % 2:
+                    self.loop.call_later(after_s, self.disks[slot].lose, context=self.network.context)
 
     def _heal(self) -> None:
         self.broker.refuse((), 0, 0.0)
@@ -386,7 +409,8 @@ class History:
         if steering is not None and stops is not None and not steering.waiting:  # a job may wait for what is stopped
             for origin in stops.now:
                 steering.decide(origin)
-        if steering is not None and self.plan.levels and not steering.unanswered and self.first.waits():
+        pauses = self.plan.levels or (self.plan.stops and bool(self.first.oracle.damages.ever))
+        if steering is not None and pauses and not steering.unanswered and self.first.waits():
             for verb in ("outage-close", "handler-resume"):
                 steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
             for circuit, *_ in self.plan.services:

@@ -34,6 +34,7 @@ from simulation.beyond_mutants import BEYOND
 from simulation.lanes import SimLane
 from simulation.planted_calls import CALLS
 from simulation.planted_commands import COMMANDS
+from simulation.planted_damage import DAMAGE
 from simulation.planted_order import ORDER
 from simulation.planted_pace import PACE
 from simulation.planted_references import REFERENCES
@@ -333,7 +334,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("counts are forgotten at an opening", ((LaneProtocol, "counted_from", _forgotten),)),
     Mutant("counts stay when they were said", ((Counting, "say", _said_apart),)),
     *(Mutant(*planted) for planted in BEYOND),
-    *(Mutant(*planted) for planted in (*RULES, *VERDICTS, *REFERENCES, *THROUGH)),
+    *(Mutant(*planted) for planted in (*RULES, *VERDICTS, *REFERENCES, *THROUGH, *DAMAGE)),
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),
     *(Mutant(*planted) for planted in COMMANDS),

@@ -12,13 +12,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
+from random import Random
 from typing import NamedTuple
 
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.ports import TopicPartition
-from simulation.broker import SESSION_S
+from simulation.broker import SESSION_S, Broker
+from simulation.damaging import Damages
 from simulation.newest import SUPERSEDED, Starts, check_newest, check_replaced
 from simulation.pacing import Pacing
 from simulation.plan import BEYOND_MS
@@ -99,6 +101,7 @@ class Oracle:
         """Records of a sequence that may wait."""
         self.main: Referring | None = None
         """Set where records wait by reference."""
+        self.damages = Damages()
         self.copies: Copies | None = None
         """Set where what is due again goes through the main topic."""
         self._endless = endless
@@ -126,6 +129,11 @@ class Oracle:
     def waiting(self, partition: int) -> list[bytes]:
         return list(self._rows[partition])
 
+    def damage(self, broker: Broker, number: int, rng: Random) -> None:
+        """Damage a row of a partition."""
+        tp = TopicPartition(self._topics.changelog, number)
+        self.damages.strike(broker, tp, self._rows[number], self.stories, rng)
+
     # -- what happens -------------------------------------------------------------------------------------------
 
     def add(self, record: Record, script: str, event: str | None = None, *, age_ms: int = 0) -> None:
@@ -149,8 +157,11 @@ class Oracle:
         if opening is not None:
             self._check_again(origin, story, attempt, due_at_ms, now_ms, opening)
             self._check_order(origin, story, opening)
+            self.damages.begun(origin, opening)
             if self.steering is not None:
                 self.steering.begins(origin, story, opening)
+                unsure = origin[0] in self.damages.unsure and origin[0] not in self.steering.paused
+                _must(not unsure, "I25", origin, "begins, and nobody knows whom a damaged row was to stop")
             if set(self.orders.values()) == {"latest"} and record.key is not None:
                 is_row = due_at_ms is not None
                 self.starts.check(origin, record.key, is_row=is_row, now_ms=now_ms, opening=opening)
@@ -237,9 +248,9 @@ class Oracle:
                 continue
             beside = any(going.worker == opening.worker for going in each.going)
             _must(not beside, "I16", origin, f"begins beside {other} of its sequence")
-            if self.stops is not None and other[1] < origin[1]:
-                self.stops.check(origin, other, each, always=always)
-            if each.first is not None or each.replays or each.cancelling:
+            if self.stops is not None and other[1] < origin[1] and not self._is_resumed(other, opening):
+                self.stops.check(origin, other, each, always=always and other not in self.damages.ever)
+            if each.first is not None or each.replays or each.cancelling or other in self.damages.ever:
                 continue
             if other[1] < origin[1]:
                 _must(
@@ -253,6 +264,11 @@ class Oracle:
                 known = min(each.settled_ms.values(), default=inf) < opening.fenced_ms
                 settled = known and each.fates != [SUPERSEDED]  # else others of them are behind it
                 _must(not settled, "I16", origin, f"begins after {other} of its sequence is settled")
+
+    def _is_resumed(self, origin: Origin, opening: Opening) -> bool:
+        """Tell whether somebody had all go on in a session that a damaged stop has paused."""
+        resumed_ms = {} if self.steering is None else self.steering.resumed_ms
+        return origin in self.damages.now and resumed_ms.get(origin[0], -inf) > opening.fenced_ms
 
     def _is_lost(self, origin: Origin) -> bool:
         return self.main is not None and origin in self.main.lost
@@ -322,6 +338,14 @@ class Oracle:
         story, attempt = self._story(origin), int(ours["retry-attempt"])
         delivery = int(ours.get("retry-delivery", attempt))
         replays = int(ours.get("retry-replays", b"0"))
+        if topic.startswith(topics.dlq) and self.damages.dead(origin, story, record, ours):
+            self.named["a damaged row has its letter"] += 1
+            if self.stops is not None and set(self.orders.values()) == {"key"} and record.key is None:
+                self.damages.unsure.add(origin[0])
+            self._end(origin, story, "dead", 1 << 30, now_ms)
+            if self.steering is not None:
+                self.damages.replayed(story, record, ours)
+            return
         again = self.steering is not None and replays > story.replays
         if self.steering is not None and again:
             self.steering.edited(story, ours["retry-replay-id"].decode())
@@ -458,6 +482,7 @@ class Oracle:
         if len(key) < 16:
             return  # a mark
         rows = self._rows[record.partition]
+        self.damages.logged((record.partition, int.from_bytes(key[-8:], "big")), record.value)
         if self.stops is not None:
             place = record.partition, int.from_bytes(key[-8:], "big")
             self.stops.logged(place, self._story(place), record.value)
@@ -483,7 +508,9 @@ class Oracle:
             same = [
                 story
                 for place in places
-                if (story := self._story(place)).record.key == record.key and not story.replays
+                if (story := self._story(place)).record.key == record.key
+                and not story.replays
+                and place not in self.damages.ever
             ]
             _must(len(same) <= self.most, "I22", origin, f"{len(same)} of its sequence wait")
 
@@ -514,7 +541,7 @@ class Oracle:
         """A lane has opened with these rows, whose keys are queue and due time, and identity."""
         found = {key[8:]: value for key, value in rows.items()}
         _must(found == self._rows[partition], "I7", (partition, -1), "the store is not the changelog")
-        sorted_so = all(int.from_bytes(key[2:8], "big") == _due_ms(value) for key, value in rows.items())
+        sorted_so = all(int.from_bytes(key[2:8], "big") in (_due_ms(value), 0) for key, value in rows.items())
         _must(sorted_so and len(found) == len(rows), "I7", (partition, -1), "a row has a key that is not its own")
 
     def remembered(self, partition: int, rows: Mapping[bytes, bytes], *, taken_back: bool) -> None:

@@ -109,6 +109,12 @@ LONG_WAY: Final = "long way"
 """The answers to a machine take up to 0.8 s more."""
 DELETED: Final = "unread records deleted"
 """All workers die, and the first record that they had not settled is deleted, until somebody decides."""
+UNENDED: Final = "no end"
+"""Of the next transaction, on the changelog: acknowledged, and committed readers stop before it."""
+DAMAGED: Final = "rows damaged"
+"""All workers die, and the tables of their machines are lost; rows of the changelogs cannot be read any more."""
+BROKEN: Final = 0xB618
+"""Draws both; none of the seeds of planted faults is among them."""
 DRAINS: Final = frozenset({"terminate", "start"})
 """Faults in which nothing is repeated."""
 IDLE_S: Final = 700.0
@@ -242,7 +248,16 @@ class Plan:
         plan = plan._without_end() if Random(seed ^ ENDLESS).random() < 0.25 and seed < STOPS else plan
         plan = plan._referred(Random(seed ^ REFERRED))._commanded(Random(seed ^ COMMANDED))
         through = seed >= THROUGH and (seed < 2 * THROUGH or seed % 4 == 0)
-        return plan._through(Random(seed ^ THROUGH)) if through else plan
+        plan = plan._through(Random(seed ^ THROUGH)) if through else plan
+        return plan._broken(Random(seed ^ BROKEN))
+
+    def _broken(self, random: Random) -> Plan:
+        """Return the plan with a transaction without an end, or with damaged rows; or, as most are, as it was."""
+        kind = random.random()
+        if kind > 0.06 or self.calm or {fault.kind for fault in self.faults} & {STOPPED, DELETED}:
+            return self
+        broken = UNENDED if kind < 0.03 else DAMAGED
+        return self._with((), (Fault(random.uniform(0.5, FEED_S + 4), broken, 0, random.random()),))
 
     def _through(self, random: Random) -> Plan:
         """Return the plan without what cannot be through the main topic, and with strays."""

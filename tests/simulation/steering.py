@@ -82,6 +82,10 @@ class Steering:
         """By verb and partition: since when it is paused, or its circuit forced open."""
         self._paused_at: dict[int, int] = {}
         """By partition: the offset, on the control topic, of the pause that no command ends."""
+        self.paused: set[int] = set()
+        """Partitions that somebody, or a rule, has paused once."""
+        self.resumed_ms: dict[int, float] = {}
+        """When somebody had a partition go on last."""
         self._over: dict[str, set[str]] = {verb: set() for verb in _ENDS.values()}
         """By verb: commands before the last one that takes it back."""
         self._jobs: dict[str, Verb] = {}
@@ -277,6 +281,10 @@ class Steering:
             self._released(name, told, now_ms)
         if told["verb"] in ("hold", "release") and told["refused"] is None and told["after"] != "released":
             self._hold(told["verb"], told["failure_id"], now_ms, loudly=not name)
+        if told["verb"] == "handler-pause":
+            self.paused.add(told["partition"])
+        if told["verb"] == "handler-resume":
+            self.resumed_ms[told["partition"]] = now_ms
         if not name:
             self._gated(told, now_ms)
             return

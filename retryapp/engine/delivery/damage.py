@@ -27,18 +27,18 @@ from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.ports import Event, Observation
 
-UNKNOWN_SEQUENCE: Final = "its row is damaged, and with it the key of those that are to wait behind it"
-"""Why a partition is paused: `on_dead="hold"`, and the damaged row does not say which sequence to stop."""
+UNKNOWN_SEQUENCE: Final = "it is damaged, and with it the key of those that are to wait behind it"
+"""Why a partition is paused: `on_dead="hold"`, and a damaged row or batch does not say which sequence to stop."""
 
 
 def bury_damaged(run: Run, error: RecordError, now_ms: int) -> Turn:
     """Return the turn that dead-letters a record or row that cannot be read.
 
-    A damaged row does not say which sequence to stop behind it, so its partition is paused.
+    A damaged row or batch does not say which sequence to stop behind it, so its partition is paused.
     """
     metadata = salvage(_first_delivered(run), error, **_facts(run.context, now_ms))
-    unknown = run.claim is not None and run.claim.damage is not None and run.sequence is None
-    if unknown and run.context.handler.holding.stops:
+    damage = run.record.damage if run.claim is None else run.claim.damage
+    if damage is not None and run.sequence is None and run.context.handler.holding.stops:
         run.pauses = Level(since_ms=now_ms, record=metadata.failure_id, why=UNKNOWN_SEQUENCE)
     return _with_damage(_bury(run, run.record, metadata))
 

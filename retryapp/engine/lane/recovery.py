@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _KEY_VALUE = attrgetter("key", "value")
 _FLUSH_LOOK_S = 0.005
 _FLUSH_LOOKS = 400
+_END_LOOK_S = 0.02
+_END_LOOKS = 10
 TAIL_OFFSETS = 10_000
 """Where the last progress record of a changelog is looked for first: so far before its end, a few transactions."""
 
@@ -68,24 +70,31 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
 
 
 async def end_undecided(
-    ahead: StoreAheadError,
-    reader: TopicReader,
-    changelog: TopicPartition,
-    commit: Callable[[LaneBatch], Awaitable[LaneReceipt]],
+    site: LaneSite, reader: TopicReader, stable: int, commit: Callable[[LaneBatch], Awaitable[LaneReceipt]]
 ) -> None:
     """Have a committed transaction end that the broker has left without an end; return if there is none.
 
-    Its coordinator takes it for complete, so no new producer ends it. But the next marker of the same transactional id
-    decides over it, and what a store is ahead by was acknowledged as committed.
+    Its coordinator takes it for complete, so no new producer ends it, and committed readers miss all after its first
+    record. But the next marker of the same transactional id decides over it. The fence has ended everything else of
+    this lane. Whether the local store has read it or not: without its rows the lane would lose or repeat records.
+
+    Args:
+        site: whose changelog it is.
+        reader: of topics.
+        stable: the end of the changelog for committed readers, since the fence.
+        commit: commits a transaction of the lane.
 
     Raises:
         CommitUndecidedError: it has ended; the lane must open again, for it has read other things before.
     """
-    if await reader.written_end(changelog) < ahead.store:
-        return  # the topic was truncated
+    changelog = site.changelog
+    if await reader.written_end(changelog) <= stable:
+        return
     await commit(LaneBatch(publishes=[marks.clock_probe(*changelog)]))
-    if (await reader.bounds([changelog]))[changelog][1] >= ahead.store:
-        raise CommitUndecidedError(ahead.lane, changelog.topic, changelog.partition) from ahead
+    for _ in range(_END_LOOKS):  # a commit is acknowledged before its markers are written
+        if (await reader.bounds([changelog]))[changelog][1] > stable:
+            raise CommitUndecidedError(site.name, *changelog)
+        await asyncio.sleep(_END_LOOK_S)
 
 
 def check_changelog(site: LaneSite, named: str) -> None:

@@ -29,7 +29,7 @@ from functools import partial
 from retryapp.core import marks
 from retryapp.core.errors import EnvironmentFault, RetryAppError
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import CommitLostError, HandOffRefusedError, OffsetsGoneError, StoreAheadError
+from retryapp.core.lane_errors import CommitLostError, HandOffRefusedError, OffsetsGoneError
 from retryapp.core.marks import Suspected, Tally
 from retryapp.core.rows import HELD_ROWS
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper, dead_rows
@@ -188,13 +188,16 @@ class LaneProtocol(ABC):
         if self.place.main in offsets:
             note = marks.split_note(offsets[self.place.main].note)
             check_changelog(self.place, note.changelog)
+        changelog = self.place.changelog
+        bounds = await self.reader.bounds([*sources, changelog, *([] if control is None else [control])])
+        self._progress = {}  # what ends a transaction says nothing of it
+        await end_undecided(self.place, self.reader, bounds[changelog][1], self.commit)
         texts = "", "", "", ""
         missing = [tp for tp in sources if tp not in found]
         foreign = not (note.changelog or note.control)  # an offset that somebody has set says nothing of commands
         if missing or (control is not None and (foreign or note.control.endswith(marks.STEERED))):
             written, texts = await written_down(self.place, self.reader, missing)
             found |= written
-        bounds = await self.reader.bounds([*sources, *([] if control is None else [control])])
         starts: dict[TopicPartition, int] = {}
         for tp in sources:
             first, end = bounds[tp]
@@ -224,12 +227,7 @@ class LaneProtocol(ABC):
         """Open the local tables and read them up to the end of their topics."""
         changelog, name = self.place.changelog, self.place.name
         self.pending = self.open_pending()
-        try:
-            kept = await catch_up(self.pending, self.reader, changelog, name)
-        except StoreAheadError as ahead:
-            await end_undecided(ahead, self.reader, changelog, self.commit)
-            raise
-        if not kept:
+        if not await catch_up(self.pending, self.reader, changelog, name):
             for dlq in self.place.dlqs:
                 with suppress(EnvironmentFault):
                     self.open_dead(dlq).drop()

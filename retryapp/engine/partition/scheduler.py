@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
-from retryapp.core.metadata import HELD, MAX_EPOCH_MS, RetryMetadata
+from retryapp.core.metadata import HELD, RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import (
     ALONE,
@@ -168,12 +168,12 @@ class Scheduler:
             self._wake.set()
 
     def has_rows(self, circuit: str, until_ms: int) -> bool:
-        """Tell whether a row waits for a named circuit; for the handler's own: whether one is due until a time."""
+        """Tell whether a row is due until a time; for a named circuit: one of its."""
         if self._pending is None:
             return False
         if circuit:
             only = dict.fromkeys(range(MOST_QUEUES), 0) | {queue_of(circuit): 1}
-            return bool(self._pending.due(MAX_EPOCH_MS, 1, most=only)[0])
+            return bool(self._pending.due(until_ms, 1, most=only)[0])
         next_due_ms = self._pending.due(0, 0)[1]
         return next_due_ms is not None and next_due_ms <= until_ms
 
@@ -237,8 +237,8 @@ class Scheduler:
             rows: list[tuple[bytes, bytes]] = []
             limits, queues = dict[str, int](), dict[int, int]()
             if self._limited or now_ms >= self._next_due_ms:
-                if self._sequences is not None and self._sequences.aside:
-                    claimed = {*claimed, *self._sequences.aside.values()}
+                if self._sequences is not None and (heads or self._sequences.aside):
+                    claimed = {*claimed, *self._sequences.aside.values(), *(key for key, _ in heads)}
                 put_aside = sum(not is_held(value) for _, value in heads)
                 most = 0 if full else max(0, min(limit - put_aside, held_limit - len(heads)))
                 limits = self._context.pace.limits(self._waiting_in)

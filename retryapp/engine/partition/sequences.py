@@ -217,6 +217,11 @@ class Sequences:
             self.advance(name)
         return last
 
+    def pass_to(self, position: int) -> None:
+        """Note that the main topic is read up to a position, past transaction markers too."""
+        if position > self._reached:
+            self._reach(position)
+
     def arrive(self, run: Run) -> None:
         """Take a first delivery, in offset order: it starts, waits in the window, or is settled with a held row."""
         name = run.sequence = self.name(run.record.key)
@@ -408,8 +413,7 @@ class Sequences:
             for row in turn.rows if self._unwritten else ():
                 if (name := self._unwritten.pop(row.identity, None)) is not None:
                     self.advance(name)
-        if (moved_to := max(turn.moves_to for turn in turns)) > self._reached:  # past transaction markers
-            self._reach(moved_to)
+        self.pass_to(max(turn.moves_to for turn in turns))
 
     # -- commands ------------------------------------------------------------------------------------------------
 

@@ -241,6 +241,8 @@ class Session:
 
     def reach(self, position: int) -> None:
         """Note that all records of the main topic before a position came in."""
+        if self.sequences is not None and self.scheduler.loaded:
+            self.sequences.pass_to(position)
         if self._redelivery is not None:
             self._redelivery.reach(position)
 

@@ -48,7 +48,11 @@ class Feed:
     def pump(self, tp: TopicPartition) -> None:
         """Hand records of a partition to its agent, up to the engine's room."""
         placed = self.placed.get(tp)
-        if placed is None or tp in self._handing or not self._intake.waiting(tp):
+        if placed is None or tp in self._handing:
+            return
+        if not self._intake.waiting(tp):
+            if (reached := self._intake.reached(tp)) is not None:
+                placed.engine.reach(tp, reached)
             return
         room = placed.engine.room(tp)
         if room <= 0:
@@ -101,8 +105,6 @@ class Feed:
         for tp, placed in self.placed.items():
             if tp in self._handing:
                 continue
-            if (reached := self._intake.reached(tp)) is not None:
-                placed.engine.reach(tp, reached)
             if not placed.engine.idle(tp):
                 continue
             position = self._intake.take_passed(tp)

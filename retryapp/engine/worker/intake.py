@@ -39,6 +39,7 @@ class Intake:
         self.epoch: dict[TopicPartition, int] = defaultdict(int)
         """Rises with each hold; written in the consumer's thread only. Records with an older one are dropped."""
         self.on_records: Callable[[TopicPartition], None] = lambda _tp: None
+        """Called when records of a partition came in, or its position has passed all of them."""
         self.on_assigned: Callable[[int, str, set[TopicPartition]], Awaitable[None]] | None = None
         """Called with generation, member id and active partitions after an assignment."""
         self.on_revoked: Callable[[], Awaitable[None]] | None = None
@@ -92,6 +93,8 @@ class Intake:
         for tp, position in (positions or {}).items():
             if not self._is_stale(tp, stamp):
                 self._reached[tp] = position
+                if not self._buffers[tp]:
+                    self.on_records(tp)
 
     def _is_stale(self, tp: TopicPartition, stamp: Mapping[TopicPartition, int]) -> bool:
         return stamp.get(tp, 0) != self.epoch.get(tp, 0)

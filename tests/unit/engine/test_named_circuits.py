@@ -285,6 +285,19 @@ async def test_a_circuit_that_nothing_waits_for_closes_and_its_next_outage_is_a_
         assert (state(orders), len(services.done), orders.dead_letters) == (CLOSED, 31, [])
 
 
+async def test_a_row_that_waits_for_long_keeps_no_circuit_half_open() -> None:
+    """It is no probe before its time, and hours of waiting had spent `max_open`."""
+    services = Services()
+    services.down = {b"ledger"}
+    async with partition(services, "6h*9") as orders:
+        await orders.send(b"ledger 1")
+        await tell(orders, HandlerVerb.OPEN)
+        await tell(orders, HandlerVerb.CLOSE)
+        assert state(orders) is CircuitState.HALF_OPEN
+        await pass_time(orders, 3_600_000, 60_000)
+        assert (state(orders), services.calls_of(b"ledger")) == (CLOSED, 1)
+
+
 async def test_a_circuit_that_something_waits_for_does_not_close_by_time() -> None:
     """However long nothing begins: in a pause, or behind a rate."""
     services = Services()

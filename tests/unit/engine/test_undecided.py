@@ -6,7 +6,7 @@ import pytest
 from doubles import BankDownError
 
 from retryapp.ports import Event, TopicPartition
-from retryapp.testing import MemoryLaneTransport, MemoryPartition
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 CHANGELOG = TopicPartition("app.orders.pending.changelog", 0)
 
@@ -58,14 +58,41 @@ async def parked(calls: Calls) -> MemoryLaneTransport:
     return orders.transport
 
 
-async def test_a_lane_whose_last_transaction_has_no_end_has_it_end_and_opens() -> None:
-    """Its store had read it: it was acknowledged."""
+@pytest.mark.parametrize("store", ["has read it", "is lost"])
+async def test_a_lane_whose_last_transaction_has_no_end_has_it_end_and_opens(store: str) -> None:
+    """Its offset has moved, so without its rows a lane that opens would lose their records."""
     calls = Calls()
     transport = await parked(calls)
     leave_undecided(transport)
+    if store == "is lost":
+        transport.lose_store()
     async with MemoryPartition(calls, "1m", transport=transport) as orders:
         await orders.advance(1_000)
         assert faults(orders) == ["CommitUndecidedError"]
+        assert orders.waiting == {"1m": 2}
+        await orders.to_rest()
+        assert sorted(calls.seen) == [b"one", b"one", b"two", b"two"]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("store", ["has read it", "is lost"])
+async def test_a_worker_that_dies_while_it_has_a_transaction_end_leaves_that_to_the_next_one(
+    store: str, durable: bool
+) -> None:
+    """Before or after its own transaction is committed, and before it opens again."""
+    calls = Calls()
+    transport = await parked(calls)
+    leave_undecided(transport)
+    if store == "is lost":
+        transport.lose_store()
+    dying = transport.pause(Step.COMMIT, durable=durable)
+    async with MemoryPartition(calls, "1m", transport=transport) as orders:
+        await orders.advance(1_000)
+        assert dying.reached
+        assert calls.seen == [b"one", b"two"]
+    async with MemoryPartition(calls, "1m", transport=transport) as orders:
+        await orders.advance(1_000)
+        assert faults(orders) == ([] if durable else ["CommitUndecidedError"])
         assert orders.waiting == {"1m": 2}
         await orders.to_rest()
         assert sorted(calls.seen) == [b"one", b"one", b"two", b"two"]
@@ -84,7 +111,8 @@ async def test_a_changelog_that_has_lost_its_end_is_refused_as_before(cut: bool)
         leave_undecided(transport, same_producer=False)
     count = len(log.entries)
     async with MemoryPartition(calls, "1m", transport=transport) as orders:
-        await orders.advance(1_000)
+        for _ in range(20):
+            await orders.advance(50)
         assert set(faults(orders)) == {"StoreAheadError"}
         assert (len(log.entries) == count) is cut
         assert calls.seen == [b"one", b"two"]

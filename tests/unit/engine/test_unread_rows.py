@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from doubles import BankDownError, Gate, reopen
 
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.record import Damage, Record
 from retryapp.core.rows import IDENTITY_AT, OFFSET_AT
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
@@ -87,6 +89,20 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
         assert [value for value in bank.seen if value != b"%d" % offset][-1] == b"2"
 
 
+async def test_a_damaged_row_that_is_due_is_claimed_once() -> None:
+    """A second claim was never given back: a circuit that lets one record probe let nothing begin any more."""
+    bank = Bank(b"0")
+    async with partition(bank) as orders:
+        await orders.send(b"0", key=b"a")
+        damage(orders, 0)
+    orders.clock.advance(3_600_000)
+    async with partition(bank, transport=orders.transport) as orders:
+        await orders.advance(1_000)
+        assert orders.engine.session is not None
+        scheduler = orders.engine.session.scheduler
+        assert (dead(orders), scheduler.waiting, scheduler.claimed_bytes) == ([(0, "damaged")], 0, 0)
+
+
 async def test_of_latest_a_damaged_row_is_dead_when_a_newer_record_replaces_it() -> None:
     """It cannot tell who it was; its lane goes on, and the newer one's outcome counts once."""
     gate = Gate()
@@ -120,12 +136,36 @@ async def test_where_sequences_stop_a_damaged_row_pauses_the_partition(offset: i
             events = [json.loads(each.value or b"") for each in orders.records("app.orders.events")]
             (pause,) = [each for each in events if each["kind"] == "command"]
             assert (pause["verb"], pause["failure_id"]) == ("handler-pause", f"app/orders@kq8G0bTz/0/{offset}")
-            assert "its row is damaged" in pause["text"]
+            assert "it is damaged" in pause["text"]
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await resume(orders, "r")
         await orders.advance(3_600_000)
         assert bank.seen[-1] == b"2"
         assert orders.waiting == {}
+
+
+def _without_first(record: Record) -> Record:
+    if record.topic != "orders" or record.offset:
+        return record
+    return replace(record, key=None, value=b"", headers=(), damage=Damage(0, "a bad checksum"))
+
+
+async def test_where_sequences_stop_a_damaged_batch_pauses_the_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a damaged row does: it has lost its keys, too."""
+    bank = Bank()
+    async with partition(bank, holding=HOLD) as orders:
+        read = orders.transport.broker.read
+
+        def damaged(*arguments: Any, **options: Any) -> tuple[list[Record], int]:
+            records, position = read(*arguments, **options)
+            return [_without_first(each) for each in records], position
+
+        monkeypatch.setattr(orders.transport.broker, "read", damaged)
+        await orders.send(b"1", b"2", key=b"a")
+        await orders.advance(1_000)
+        assert (dead(orders), bank.seen) == ([(0, "damaged")], [])
+        await resume(orders, "r")
+        assert bank.seen == [b"2"]
 
 
 async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> None:
@@ -138,7 +178,7 @@ async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> N
         async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
             await orders.advance(1_000)
             assert (bank.seen, orders.waiting) == ([b"1"], {"?": 1, "held": 1})
-            assert "its row is damaged" in orders.engine.commands.levels.paused.text  # type: ignore[union-attr]
+            assert "it is damaged" in orders.engine.commands.levels.paused.text  # type: ignore[union-attr]
             if life == 1:
                 assert (await orders.command("discard", 0))["refused"] is None
                 await resume(orders, "r")

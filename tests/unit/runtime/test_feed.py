@@ -238,6 +238,19 @@ async def test_a_position_behind_a_transaction_marker_is_settled_once(
     assert place.settled == [3, 5]
 
 
+async def test_a_position_past_the_last_record_is_told_with_its_fetch(
+    feed: Feed, intake: Intake, agent: _Agent, records: Any
+) -> None:
+    """Rows wait for it; but not before all records that came before it are taken in."""
+    place = _Place(feed)
+    intake.put({}, {}, {TP: 3})
+    assert place.reached == 3
+    intake.put({TP: records(TP, 2)}, {}, {TP: 6})
+    assert place.reached == 3
+    feed.accept(agent.batches[0])
+    assert place.reached == 6
+
+
 async def test_no_position_is_settled_while_records_before_it_are_on_their_way(
     feed: Feed, intake: Intake, agent: _Agent, records: Any
 ) -> None:
