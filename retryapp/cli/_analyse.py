@@ -290,7 +290,7 @@ def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken
     admin, differences, at_rest, total = KafkaAdmin(connection), [], True, Counter[str]()
     rows = (Derived(spark, lake).result() or {})["ledger"]
     for cut in taken:
-        group = cut.mains.group
+        group = cut.group
         for topology in find_handlers(admin, group):
             partitions = take_ledger(connection, topology).partitions
             for row in rows:
