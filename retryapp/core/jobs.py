@@ -391,12 +391,13 @@ def decode_command(value: bytes | None) -> AnyCommand:
 
 
 def _kind(value: Any) -> str:
-    verb = value.get("verb") if isinstance(value, dict) else getattr(value, "verb", None)
-    if verb in list(HandlerVerb):
+    verb = str(value.get("verb") if isinstance(value, dict) else getattr(value, "verb", None))
+    if verb in _OF_HANDLERS:
         return _HANDLER
-    return _JOB if str(verb).startswith("job-") else _ONE
+    return _JOB if verb.startswith("job-") else _ONE
 
 
+_OF_HANDLERS: Final = frozenset(map(str, HandlerVerb))
 _KINDS = _ONE, _JOB, _HANDLER = "command", "job", "handler"
 _COMMANDS: Final[TypeAdapter[AnyCommand]] = TypeAdapter(
     Annotated[
