@@ -195,7 +195,7 @@ def _summary(headers: Headers, damaged: str | None = None) -> Facts:
 
 def _origin(origin: Origin) -> Facts:
     """Return what `asdict` does, which takes a sixth of a list's time."""
-    return {name: getattr(origin, name) for name in Origin.__slots__}
+    return {name: getattr(origin, name) for name in ("topic", "topic_id", "partition", "offset")}
 
 
 def _detail(headers: Headers, damaged: str | None = None) -> Facts:
