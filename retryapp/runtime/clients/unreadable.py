@@ -31,9 +31,8 @@ from retryapp.core.errors import MissingCodecError
 from retryapp.core.record import Damage, Record
 from retryapp.ports import Stuck
 
-TOPICS: Final[set[str]] = (
-    set()
-)  # topics whose readers take `Record` and `Stuck`, if they ask for either; `Runtime.serve` adds to them
+TOPICS: Final[set[str]] = set()
+"""Topics whose readers, if they ask with `bare` or `as_records`, take `Record` and `Stuck`; `Runtime.serve` adds to it."""
 
 _StockRecords: Any = fetcher.PartitionRecords
 LIST_RECORDS = 200
