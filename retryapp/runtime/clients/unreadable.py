@@ -32,7 +32,7 @@ from retryapp.core.record import Damage, Record
 from retryapp.ports import Stuck
 
 TOPICS: Final[set[str]] = set()
-"""Topics whose readers, if they ask with `bare` or `as_records`, take `Record` and `Stuck`; `Runtime.serve` adds to it."""
+"""Topics of which a reader that asks with `bare` or `as_records` takes `Record` and `Stuck`; `Runtime.serve` adds."""
 
 _StockRecords: Any = fetcher.PartitionRecords
 LIST_RECORDS = 200
