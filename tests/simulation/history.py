@@ -386,7 +386,7 @@ class History:
         if steering is not None and stops is not None and not steering.waiting:  # a job may wait for what is stopped
             for origin in stops.now:
                 steering.decide(origin)
-        if steering is not None and self.plan.levels and not steering.unanswered and self.first.waits():
+        if steering is not None and self.plan.levels and not steering.waiting and self.first.waits():
             for verb in ("outage-close", "handler-resume"):
                 steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
             for circuit, *_ in self.plan.services:

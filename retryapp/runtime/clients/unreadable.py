@@ -9,8 +9,8 @@ The stock reader never gets past the first of them. Here, for the topics in `TOP
   reading goes on one offset at a time, and the rest before the next batch is reported then;
 * a missing codec is no damage: a `Stuck` says so, and the position stays. The same if no batch frame is found.
 
-Other topics of the process have the lenient names and otherwise the stock behaviour. Two names in aiokafka's fetcher
-are replaced for the whole process; the C reader still does all the work on good data.
+Other topics and consumers of the process have the lenient names and otherwise the stock behaviour. Two names in
+aiokafka's fetcher are replaced for the whole process; the C reader still does all the work on good data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from retryapp.core.errors import MissingCodecError
 from retryapp.core.record import Damage, Record
 from retryapp.ports import Stuck
 
-TOPICS: Final[set[str]] = set()  # topics whose readers take `Record` and `Stuck`; `Runtime.serve` adds to them
+TOPICS: Final[set[str]] = set()
+"""Topics of which a reader that asks with `bare` or `as_records` takes `Record` and `Stuck`; `Runtime.serve` adds."""
 
 _StockRecords: Any = fetcher.PartitionRecords
 LIST_RECORDS = 200
@@ -64,6 +65,11 @@ class _Buffer(bytearray):
 
 def bare(raw: bytes) -> bytes:
     """Return bytes as they are; as `key_deserializer` it selects lists of the C reader's own records: much cheaper."""
+    return raw
+
+
+def as_records(raw: bytes) -> bytes:
+    """Return bytes as they are; as `key_deserializer` it selects `Record`, for topics in `TOPICS`."""
     return raw
 
 
@@ -132,8 +138,11 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
     _isolation_level: Any
     _records: Any
     _tp: Any
-    _ours = False
-    """Whether who reads takes our records, also damaged ones."""
+
+    @cached_property
+    def _ours(self) -> bool:
+        """Whether who reads takes damaged records: other consumers of the process have a topic as it is."""
+        return self._key_deserializer in (bare, as_records) and self._tp.topic in TOPICS
 
     def _unpack_records(self) -> Iterator[Any]:
         return self._in_lists() if self._key_deserializer is bare else self._readable()
@@ -154,7 +163,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
             yield records
 
     def _readable(self) -> Iterator[Any]:
-        ours = self._ours = self._tp.topic in TOPICS
+        ours = self._ours
         if ours:
             yield from self._rest_of_a_damaged_batch()
         while True:
@@ -223,7 +232,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
             else:
                 self.next_fetch_offset = end
                 return True
-        if self._tp.topic not in TOPICS:
+        if not self._ours:
             raise error
         first = self.next_fetch_offset
         end = max(end, first + 1)

@@ -17,7 +17,7 @@ from aiokafka.structs import ConsumerRecord
 from retryapp.core.record import Record
 from retryapp.ports import Stuck
 from retryapp.runtime.clients import unreadable
-from retryapp.runtime.clients.unreadable import KeptRecords, TolerantRecords, bare
+from retryapp.runtime.clients.unreadable import KeptRecords, TolerantRecords, as_records, bare
 
 OURS = TopicPartition("orders", 0)
 OTHERS = TopicPartition("clicks", 0)
@@ -72,8 +72,8 @@ def flipped(raw: bytearray) -> bytearray:
     return raw
 
 
-def fetch(raw: bytes, at: int, tp: TopicPartition = OURS) -> TolerantRecords:
-    return TolerantRecords(tp, KeptRecords(bytes(raw)), [], at, None, None, True, 1)
+def fetch(raw: bytes, at: int, tp: TopicPartition = OURS, wanted: Any = as_records) -> TolerantRecords:
+    return TolerantRecords(tp, KeptRecords(bytes(raw)), [], at, wanted, None, True, 1)
 
 
 def offsets(found: list[Any]) -> list[int | tuple[int, int]]:
@@ -172,10 +172,12 @@ def test_what_a_broker_skips_of_a_damaged_batch_is_told_of_when_the_next_comes()
     assert records.next_fetch_offset == 9
 
 
-def test_a_damaged_batch_of_another_topic_is_an_error_as_ever() -> None:
+@pytest.mark.parametrize(("tp", "wanted"), [(OTHERS, as_records), (OURS, None)], ids=["topic", "consumer"])
+def test_a_damaged_batch_of_another_topic_or_consumer_is_an_error_as_ever(tp: TopicPartition, wanted: Any) -> None:
     """Nobody there could take a range for what it is."""
     with pytest.raises(CorruptRecordException):
-        list(fetch(flipped(batch(0)), 0, OTHERS))
+        list(fetch(flipped(batch(0)), 0, tp, wanted))
+    assert isinstance(next(fetch(batch(0), 0, tp, wanted)), ConsumerRecord)
 
 
 def test_a_missing_codec_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
