@@ -147,14 +147,12 @@ def _whole(rows: DataFrame) -> DataFrame:
 def taken_cut(failures: int) -> TakenCut:
     """Return the cut behind all of it."""
     from retryapp.pipeline.analysis.cuts import TakenCut
-    from retryapp.pipeline.sources import Source, Sources
 
-    main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=PARTITIONS)
     last = -(-failures // PARTITIONS) * ONE_FAILS_OF
     end = -(-last // _width(failures)) * _width(failures)
     return TakenCut(
-        mains=Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,)),
-        offsets={(MAIN, number): end for number in range(PARTITIONS)},
+        group=GROUP,
+        rows=[(CLUSTER, GROUP, MAIN, TOPIC_ID, number, end) for number in range(PARTITIONS)],
         ends={},
         retention_ms={f"{GROUP}.{MAIN}.dlq": 30 * 86_400_000},
     )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from retryapp.cli._options import Length, json_option
+from retryapp.cli._options import Length, json_option, user_name
 from retryapp.cli._output import table
 from retryapp.cli._spark import (
     broker_options,
@@ -172,7 +170,7 @@ def report(
 @click.option("--reopen", metavar="CAUSE", multiple=True, help="Neither resolved nor ignored any more.")
 @click.option("--until", metavar="LENGTH", type=Length(), help="--ignore ends after this time ('7d'). [default: never]")
 @click.option("--topic", "main", metavar="NAME", help="Only of this main topic. [default: all]")
-@click.option("--by", "who", default=lambda: _user(), show_default="the user's name", help="Who decides.")
+@click.option("--by", "who", default=user_name, show_default="the user's name", help="Who decides.")
 @click.option("--note", default="", help="Why.")
 @since_option
 @lake_options
@@ -231,14 +229,6 @@ def causes(
     emit({"causes": shown}, table(names, lines) if lines else "nothing failed", as_json=as_json)
 
 
-def _user() -> str:
-    """Return the user's name; in a container a user may have a number only."""
-    try:
-        return getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
-
-
 def _archive(archives: Sequence[Archive], wait_s: float, stopped: threading.Event) -> list[Archived]:
     """Archive what is there, and so all before the cuts; where another run is at work, wait for it."""
     results = []
@@ -290,7 +280,7 @@ def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken
     admin, differences, at_rest, total = KafkaAdmin(connection), [], True, Counter[str]()
     rows = (Derived(spark, lake).result() or {})["ledger"]
     for cut in taken:
-        group = cut.mains.group
+        group = cut.group
         for topology in find_handlers(admin, group):
             partitions = take_ledger(connection, topology).partitions
             for row in rows:

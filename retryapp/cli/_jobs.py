@@ -11,7 +11,7 @@ import click
 from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retryapp.cli._options import Place, When
+from retryapp.cli._options import Place, When, decorated
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
@@ -51,7 +51,8 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError(f"{first['loc'][0]}: {first['msg']}") from error
         return command(wanted=wanted, **values)
 
-    options = (
+    return decorated(
+        with_filter,
         click.option("--all", "all_", is_flag=True, help="All of them."),
         click.option("--cause", metavar="ID", help="Only with this cause, as lists show it: c1-3f9ca81b02."),
         click.option("--error", "error_type", metavar="TYPE", help="Only with this type of error."),
@@ -62,10 +63,6 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--since", "from_ms", type=When(back=True), metavar="WHEN", help="Failed then or later: 2h, UTC."),
         click.option("--until", "until_ms", type=When(back=True), metavar="WHEN", help="Failed before: 10m, or UTC."),
     )
-    decorated: Callable[..., Any] = with_filter
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
 
 
 reason_option = click.option(
@@ -74,15 +71,15 @@ reason_option = click.option(
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add how a job is begun."""
-    options = (
+    """Add which letters a job is about, and how it is begun."""
+    return decorated(
+        command,
+        filter_options,
+        reason_option,
         click.option("--preview", "only_preview", is_flag=True, help="Say what a filter selects, and do nothing."),
         click.option("--yes", is_flag=True, help="Do not ask."),
         click.option("--detach", is_flag=True, help="Do not wait for the end: the workers go on."),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def only_handler(place: Place) -> tuple[KafkaConnection, HandlerTopology]:

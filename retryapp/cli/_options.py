@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce, wraps
@@ -11,6 +13,7 @@ from typing import Any, Final, TypeVar
 import click
 from typing_extensions import override
 
+from retryapp.core.control import MAX_WORDS
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.lookup.instants import parse_instant
@@ -20,6 +23,11 @@ R = TypeVar("R")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _PROPERTIES: Final = "name=value a line (security.protocol, sasl.username)"
+
+
+def decorated(command: Callable[..., R], *options: Callable[..., Any]) -> Callable[..., R]:
+    """Add options; help lists them in this order."""
+    return reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
 def json_option(command: Callable[..., R]) -> Callable[..., R]:
@@ -65,7 +73,7 @@ def place_options(command: Callable[..., R]) -> Callable[..., R]:
         place = Place(**{name: values.pop(name) for name in Place.__slots__})
         return command(place=place, **values)
 
-    return _decorated(
+    return decorated(
         with_place,
         app_option(required=False),
         click.option("--broker", metavar="HOST:PORT", help="Bootstrap address, instead of -A."),
@@ -77,18 +85,22 @@ def place_options(command: Callable[..., R]) -> Callable[..., R]:
 
 def list_options(command: Callable[..., R]) -> Callable[..., R]:
     """Add ``--partition`` and ``--limit``."""
-    return _decorated(
+    return decorated(
         command,
         click.option("--partition", type=click.IntRange(0), help="Only this partition number."),
         click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Most records to show."),
     )
 
 
+def user_name() -> str:
+    """Return the name of this login, or its number: in a container a user may have no more."""
+    try:
+        return getpass.getuser()[:MAX_WORDS]
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
 raw_option = click.option("--raw", is_flag=True, help="Write the value's bytes to stdout, and nothing else.")
-
-
-def _decorated(command: Callable[..., R], *options: Callable[..., Any]) -> Callable[..., R]:
-    return reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
 class Length(click.ParamType):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import getpass
 import secrets
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
 from retryapp.cli._jobs import filter_options
-from retryapp.cli._options import Length, Place, json_option, place_options
+from retryapp.cli._options import Length, Place, decorated, json_option, place_options, user_name
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
-from retryapp.core.control import MAX_WORDS, Command, Verb, named_by
+from retryapp.core.control import Command, Verb, named_by
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Commanded
@@ -51,36 +49,26 @@ def steer_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what commands about waiting records take: the same, or a filter, and a rate."""
-    options = (
+    return decorated(
+        command,
         click.option("--rate", metavar="N/s", help="At most so many, as 100/s or 600/m."),
         click.option("--yes", is_flag=True, help="Do not ask what a filter selects."),
         filter_options,
         steer_options,
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def audit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what all commands take: who and why, how long to wait."""
-    options = (
-        click.option("--by", default=_user, help="Who asks, for the audit; default: the name of this login."),
+    return decorated(
+        command,
+        click.option("--by", default=user_name, help="Who asks, for the audit; default: the name of this login."),
         click.option("--why", default="", help="Why, for the audit."),
         click.option("--wait", "wait_ms", type=Length(), default=f"{WAIT_S:g}s", show_default=True,
                      help="How long to wait for the workers' answer."),
         json_option,
         place_options,
     )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _user() -> str:
-    with suppress(KeyError, OSError):  # a container's user may have no name
-        return getpass.getuser()[:MAX_WORDS]
-    return ""
 
 
 def steer(

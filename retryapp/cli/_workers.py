@@ -31,9 +31,8 @@ DEAD: Final = "retryapp_dead_total"
 LATENESS: Final = "retryapp_lateness_seconds_bucket"
 _LABELS: Final = {DELIVERIES: None, FAILURES: None, DEAD: "reason", LATENESS: "le"}
 """Metric → the label that its samples are told apart by; others are added up."""
-_LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight",
-                "last_error", "partition")  # fmt: skip
-_MAYBE: Final = ("circuit", "circuit_cause", "circuit_since_ms", "circuits", "paused", "paused_since_ms")
+_LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight", "last_error", "partition",
+                "circuit", "circuit_cause", "circuit_since_ms", "circuits", "paused", "paused_since_ms")  # fmt: skip
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, OSError)
 
 Counters = Counter[tuple[str, str]]
@@ -197,5 +196,4 @@ def _lanes(worker: _Worker) -> Iterable[Mapping[str, Any]]:
     for main, partitions in worker.partitions.items():
         for item in partitions:
             if item["is_here"]:
-                more = {name: item.get(name) for name in _MAYBE}  # pages of earlier builds have none
-                yield {"main": main, "worker": worker.url, **more, **{name: item[name] for name in _LANE}}
+                yield {"main": main, "worker": worker.url, **{name: item[name] for name in _LANE}}

@@ -10,7 +10,7 @@ import click
 from pydantic import ValidationError
 
 from retryapp.cli._jobs import begin_job, filter_options, job_options, reason_option
-from retryapp.cli._options import Place, json_option, list_options, place_options, raw_option
+from retryapp.cli._options import Place, decorated, json_option, list_options, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
@@ -73,7 +73,8 @@ def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
             wanted = None if key is not None else wanted
         return command(failure_ids=failure_ids, wanted=wanted, edit=edit, **options)
 
-    options = (
+    return decorated(
+        with_edit,
         click.option("--value", metavar="TEXT", help="Edit: the new value."),
         click.option(
             "--value-file", type=click.File("rb"), help="Edit: a file with the new value, byte for byte; -: stdin."
@@ -86,10 +87,6 @@ def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Edit: the idempotency key stays, or ends with -e1.",
         ),
     )
-    decorated: Callable[..., Any] = with_edit
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
 
 
 def _pair(text: str) -> tuple[str, bytes]:
@@ -168,8 +165,6 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 
 @command.command()
 @steer_options
-@filter_options
-@reason_option
 @job_options
 @click.option(
     "--rate", metavar="N/s", help="At most so many, as 100/s or 600/m; default: as fast as the workers take them."
@@ -201,8 +196,6 @@ def replay(**options: Any) -> ExitCode:
 
 @command.command()
 @steer_options
-@filter_options
-@reason_option
 @job_options
 def discard(**options: Any) -> ExitCode:
     """Mark dead letters as done with: they are not replayed. `restore` takes that back until retention deletes them.
@@ -217,8 +210,6 @@ def discard(**options: Any) -> ExitCode:
 
 @command.command()
 @steer_options
-@filter_options
-@reason_option
 @job_options
 def restore(**options: Any) -> ExitCode:
     """Take a discard back.

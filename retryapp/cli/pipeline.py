@@ -70,7 +70,7 @@ for _other in (analyse, report, causes, expire, vacuum, gaps, erase):
 @group_option
 @click.option("--every", metavar="LENGTH", type=Length(), help="Keep running, one round per interval ('1m').")
 @click.option(
-    "--rows-per-batch", type=click.IntRange(min=1), default=200_000, show_default=True,
+    "--rows-per-batch", type=click.IntRange(min=1), show_default="500,000",
     help="Maximum number of offsets in one batch.",
 )  # fmt: skip
 @wait_option(None, "How long to wait for another run of the group ('2h'). [default: 0; with --every no limit]")
@@ -89,7 +89,7 @@ def archive(
     connection: KafkaConnection,
     groups: tuple[str, ...],
     every: int | None,
-    rows_per_batch: int,
+    rows_per_batch: int | None,
     wait_s: float | None,
     metrics_port: int | None,
     metrics_bind: str,

@@ -300,8 +300,6 @@ class Steering(BaseModel):
     """The same of the outages of circuits with names."""
     parts: list[Part] = Field(default_factory=list)
     """Those that go on, and the last ones that are over; the oldest first."""
-    early: dict[str, int] = Field(default_factory=dict)
-    """`releases` as earlier builds have written them: they did not tell of which main topic."""
     releases: dict[str, dict[int, int]] = Field(default_factory=dict)
     """Releases that came before their deliveries ended: by id of the main topic, and offset, the delivery's number."""
 
@@ -362,7 +360,7 @@ class Steering(BaseModel):
     def written(self) -> str:
         """Return it as text; empty where there is nothing to remember."""
         levels, pauses = (self.paused, self.forced_open), (self.pauses, self.ended)
-        some = any((*levels, *pauses, self.parts, self.early, self.releases, self.ahead))
+        some = any((*levels, *pauses, self.parts, self.releases, self.ahead))
         return self.model_dump_json(exclude_defaults=True) if some else ""
 
 
@@ -391,12 +389,13 @@ def decode_command(value: bytes | None) -> AnyCommand:
 
 
 def _kind(value: Any) -> str:
-    verb = value.get("verb") if isinstance(value, dict) else getattr(value, "verb", None)
-    if verb in list(HandlerVerb):
+    verb = str(value.get("verb") if isinstance(value, dict) else getattr(value, "verb", None))
+    if verb in _OF_HANDLERS:
         return _HANDLER
-    return _JOB if str(verb).startswith("job-") else _ONE
+    return _JOB if verb.startswith("job-") else _ONE
 
 
+_OF_HANDLERS: Final = frozenset(map(str, HandlerVerb))
 _KINDS = _ONE, _JOB, _HANDLER = "command", "job", "handler"
 _COMMANDS: Final[TypeAdapter[AnyCommand]] = TypeAdapter(
     Annotated[

@@ -391,6 +391,14 @@ def as_sent(raw: bytes) -> bytes:
     return raw[:_FLAGS_AT] + bytes((raw[_FLAGS_AT] | SENT,)) + raw[_FLAGS_AT + 1 :]
 
 
+def is_of_key(raw: bytes, key: bytes) -> bool:
+    """Tell whether the record of a row has a key, without decoding it; of bytes that are no row it may be wrong."""
+    if len(raw) < _FIXED.size:
+        return False
+    length, _, count, _ = _LENGTHS.unpack_from(raw, _LENGTHS_AT)
+    return bool(length == len(key) and raw.startswith(key, _FIXED.size + count * 8))
+
+
 def is_reference(raw: bytes) -> bool:
     """Tell whether a row has no payload, without decoding it."""
     return raw[0] == ROW_VERSION and raw[1] >= _REFERRED

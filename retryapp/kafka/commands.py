@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from typing import Final
 
 from retryapp.core.control import Command
@@ -14,12 +15,11 @@ from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import KafkaConnection
-from retryapp.kafka.reader import read_topic
+from retryapp.kafka.reader import follow_topic
 from retryapp.kafka.writer import write_records, write_together
 
 WAIT_S: Final = 30.0
 """How long an outcome is waited for, unless somebody says otherwise."""
-_LOOK_S: Final = 0.2
 
 
 def send_commands(
@@ -94,21 +94,21 @@ def _told(
     wait_s: float,
 ) -> dict[tuple[int, str], Commanded]:
     """Write, and wait for the outcomes of commands: partition and id."""
-    starts = {number: kept.stop for number, kept in KafkaAdmin(connection).offsets(topology.events, partitions).items()}
+    admin = KafkaAdmin(connection)
+    starts = {number: kept.stop for number, kept in admin.offsets(topology.events, partitions).items()}
     write()
     outcomes: dict[tuple[int, str], Commanded] = {}
     until_s = time.monotonic() + wait_s
-    while len(outcomes) < len(wanted):
-        for record in read_topic(connection, topology.events, partitions=partitions, start=starts):
-            starts[record.partition] = record.offset + 1
-            try:
-                event = decode_event(record.value or b"")
-            except DamagedEventError:  # of a newer worker
-                continue
-            if isinstance(event, Commanded) and (record.partition, event.command) in wanted:
-                outcomes[record.partition, event.command] = event
-        if time.monotonic() >= until_s:
-            break
-        if len(outcomes) < len(wanted):
-            time.sleep(_LOOK_S)
+    with closing(follow_topic(connection, topology.events, starts)) as events:
+        for record in events:
+            if record is not None:
+                with suppress(DamagedEventError):  # of a newer worker
+                    event = decode_event(record.value or b"")
+                    if isinstance(event, Commanded) and (record.partition, event.command) in wanted:
+                        outcomes.setdefault((record.partition, event.command), event)  # it may have been sent twice
+            elif len(outcomes) >= len(wanted):
+                return outcomes
+            elif time.monotonic() >= until_s:
+                break
+    admin.offsets(topology.events, partitions)  # it says so if no broker answers any more
     return outcomes

@@ -7,7 +7,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, TypedDict, TypeVar, Unpack, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -81,6 +81,30 @@ def _read(connection: KafkaConnection, topic: str, convert: Callable[[Message], 
     try:
         consumer.assign(places)
         yield from _drain(consumer, connection, topic, todo, convert)
+    finally:
+        consumer.close()
+
+
+def follow_topic(connection: KafkaConnection, topic: str, start: Mapping[int, int]) -> Generator[Record | None]:
+    """Yield the committed records of partitions from offsets on as they come, and never end.
+
+    None is yielded where there is no more for now, at least every ``POLL_S``.
+
+    Raises:
+        TopicMissingError, AccessDeniedError: as ``read_topic``.
+    """
+    consumer = _consumer(connection)
+    try:
+        consumer.assign([TopicPartition(topic, number, offset) for number, offset in start.items()])
+        while True:
+            first = consumer.poll(POLL_S)
+            for message in () if first is None else (first, *consumer.consume(BATCH, 0)):
+                error = message.error()
+                if error is None:
+                    yield _record(message)
+                elif error.name() != END_OF_PARTITION:
+                    _refuse_or_note(error, connection, topic, [])
+            yield None
     finally:
         consumer.close()
 

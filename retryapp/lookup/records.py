@@ -33,6 +33,7 @@ from retryapp.core.rows import (
     PendingRow,
     decode_row,
     encode_row,
+    is_of_key,
     is_reference,
     is_stopped,
     key_of_row,
@@ -133,7 +134,7 @@ def dead_summary(entry: DeadEntry) -> Facts:
         "key": key_text(row.key),
         "first_failed_ms": row.first_failed_ms,
         "last_failed_ms": row.last_failed_ms,
-        "origin": asdict(parse_failure_id(row.failure_id)[1]) if whole and row.failure_id else None,
+        "origin": _origin(parse_failure_id(row.failure_id)[1]) if whole and row.failure_id else None,
         "damaged": row.damaged,
         "partition": entry.partition,
         "offset": row.offset,
@@ -189,7 +190,12 @@ def _summary(headers: Headers, damaged: str | None = None) -> Facts:
         facts["message"] = metadata.error_message[:MAX_MESSAGE_CHARS]
         facts["cause"] = cause_name(metadata.error_type, None, metadata.error_message)
         facts["cause_id"] = cause_id(metadata.error_type, metadata.fingerprint, metadata.error_message)
-    return {**facts, "origin": asdict(metadata.origin) if metadata else None, "damaged": damaged or problem}
+    return {**facts, "origin": _origin(metadata.origin) if metadata else None, "damaged": damaged or problem}
+
+
+def _origin(origin: Origin) -> Facts:
+    """Return what `asdict` does, which takes a sixth of a list's time."""
+    return {name: getattr(origin, name) for name in ("topic", "topic_id", "partition", "offset")}
 
 
 def _detail(headers: Headers, damaged: str | None = None) -> Facts:
@@ -245,6 +251,8 @@ def fits_row(wanted: LetterFilter, raw: bytes) -> bool:
     """Tell whether a row fits; one that is damaged, or without what is asked for (by reference), does not."""
     if wanted == LetterFilter():
         return True
+    if wanted.key is not None and not is_of_key(raw, wanted.key.encode()):  # most are not, and need no decoding
+        return False
     try:
         row = decode_row(raw)
         metadata = decode_metadata(row.headers)

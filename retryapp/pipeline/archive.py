@@ -46,7 +46,7 @@ from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 
 JOB: Final = "archive"
 _OF_LIFE: Final = ("topic_id", "epoch", "topic", "group", "main", "station")
-DEFAULT_ROWS_PER_BATCH: Final = 500_000  # offsets that one batch covers at most
+ROWS_PER_BATCH: Final = 500_000  # offsets that one batch covers at most
 JOIN_EVERY: Final = 50  # commits of the archive, after which small files are joined
 
 
@@ -112,14 +112,14 @@ class Archive:
         group: str,
         *,
         now_ms: Callable[[], int],
-        rows_per_batch: int = DEFAULT_ROWS_PER_BATCH,
+        rows_per_batch: int | None = None,
     ) -> None:
         self._spark = spark
         self._connection = connection
         self._tables = Tables(spark, lake)
         self._lake = lake
         self.group = group
-        self._rows_per_batch = rows_per_batch
+        self._rows_per_batch = ROWS_PER_BATCH if rows_per_batch is None else rows_per_batch
         self._now_ms = now_ms
         self._admin = KafkaAdmin(connection)
         facts = Facts(spark, lake)

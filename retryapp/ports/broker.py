@@ -60,16 +60,14 @@ class TopicReader(Protocol):
         """
 
 
-class Passage(Protocol):
-    """A placeholder of offsets that must not be passed: the reader of a partition stops at it."""
+class Stuck(NamedTuple):
+    """What a reader stops at: reading on could skip sound records."""
 
-    @property
-    def offset(self) -> int:
-        """The first of them."""
-
-    @property
-    def problem(self) -> str:
-        """What is wrong, without payload."""
+    topic: str
+    partition: int
+    offset: int
+    problem: str
+    """What is wrong, without payload."""
 
 
 class Flow(Protocol):

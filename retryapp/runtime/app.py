@@ -43,7 +43,7 @@ from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
 from retryapp.runtime.clients.security import addresses, admin_connection, client_options
 from retryapp.runtime.clients.tail import TailReader
-from retryapp.runtime.clients.unreadable import TOPICS, to_record
+from retryapp.runtime.clients.unreadable import TOPICS
 from retryapp.runtime.faust.agents import register_agent
 from retryapp.runtime.faust.consumer import RetryConsumer, RetryTransport
 from retryapp.runtime.machine.clock import SystemClock
@@ -60,7 +60,7 @@ logger = get_logger(__name__)
 
 _CATCH_UP_S = 10.0  # how often offsets are set past transaction markers that no record follows
 _GROWTH_S = 5.0  # how often our topics are counted while they have fewer partitions than a main topic
-_COMMANDS_S = 0.5  # how often the control topics are looked at
+_COMMANDS_S = 0.2  # how often the control topics are looked at
 _ASK_TIME_S = 1.0  # how often a clock in doubt asks for the broker's time
 
 _IDLE_S = 30.0  # how much longer than a session and a rebalance an idle lane waits for its next assignment
@@ -108,7 +108,7 @@ class Runtime(Ownership):
     def __init__(self, app: faust.App, options: RuntimeOptions) -> None:
         self.clock: SystemClock = SystemClock()
         self._log = LogObserver()
-        super().__init__(clock=self.clock, observer=self._log, to_record=to_record, drain_s=options.drain_ms / 1000)
+        super().__init__(clock=self.clock, observer=self._log, drain_s=options.drain_ms / 1000)
         self.app = app
         self.options = options
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
@@ -268,7 +268,7 @@ class Runtime(Ownership):
         self.placer = Placer(
             make_transport=self._make_transport,
             settled=lambda: self.consumer.settled,
-            lapsed=lambda: self.consumer.lapsed(),
+            lapsed=self.consumer.lapsed,
             end_process=end_process,
             patience_s=self.app.conf.broker_session_timeout + self.app.conf.broker_rebalance_timeout + _IDLE_S,
             life=secrets.token_hex(4),

@@ -45,6 +45,8 @@ def test_start_status_stop(data: str) -> None:
     assert started["bootstrap"] == f"127.0.0.1:{port}"
     code, again = retryapp("broker", "start", "--data", data)
     assert (code, again["started"], again["pid"]) == (0, False, started["pid"])
+    code, moved = retryapp("broker", "start", "--data", data, "--port", str(int(port) + 1))
+    assert (code, moved["error"]["type"]) == (3, "BrokerFailedError"), "it runs on another port"
     code, status = retryapp("broker", "status", "--data", data)
     assert (code, status["state"], status["pid"]) == (0, "running", started["pid"])
     code, refused = retryapp("broker", "start", "--data", f"{data}-2", "--port", port)
@@ -53,6 +55,7 @@ def test_start_status_stop(data: str) -> None:
     assert (code, other["error"]["type"]) == (2, "UsageError"), "a port that is given must be the broker's"
     same = ("broker", "stop", "--data", data, "--port", port)
     assert retryapp(*same) == (0, {"state": "stopped", "was_running": True})
+    assert broker_count(int(port)) == 0
     assert retryapp("broker", "stop", "--data", data) == (0, {"state": "stopped", "was_running": False})
 
 

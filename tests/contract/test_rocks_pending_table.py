@@ -295,6 +295,17 @@ def test_a_look_costs_the_same_however_many_rows_have_settled_after_a_slow_one(
     assert skipped() - before <= 2 * 100 + 10
 
 
+def test_due_times_are_those_of_the_rows_of_all_queues(opened: Open) -> None:
+    """Between two instants, also of rows that an earlier look found claimed."""
+    table = opened()
+    rows = [waiting_row(n, due_at_ms=100 + n // 2, circuit=("", "mail")[n % 2]) for n in range(20)]
+    table.write(rows, 0)
+    assert len(table.due(105, 20, {key_of(rows[0]), key_of(rows[4])})[0]) == 10
+    dues = [100 + n // 2 for n in range(20)]
+    for start, stop, limit in ((0, 1_000, 100), (102, 105, 100), (100, 1_000, 5), (105, 105, 100)):
+        assert table.due_times(start, stop, limit) == [at for at in dues if start <= at < stop][:limit]
+
+
 def test_a_recovery_looks_for_the_last_written_record_no_more(opened: Open) -> None:
     """It begins once that was found; cut off, it is to be continued from where it came to."""
     table = opened()

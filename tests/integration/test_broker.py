@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from harness import wait_for
 from one_broker import RunBroker
 
-from retryapp.broker import Broker, BrokerFailedError, broker_status, start_kept_broker, stop_kept_broker
+from retryapp.broker import Broker, BrokerFailedError, broker_status, stop_kept_broker
 from retryapp.broker.probe import broker_count, free_ports, port_is_free
 from retryapp.core.errors import DiskFullError, PortTakenError
 
@@ -152,23 +152,6 @@ def test_too_little_room_is_named(cache_dir: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(free=1_000_000))
     with pytest.raises(DiskFullError, match="1000000 bytes free"):
         Broker(cache_dir, data=tmp_path / "data").start()
-
-
-@pytest.mark.extended
-def test_a_kept_broker_is_found_and_stopped_by_others(cache_dir: Path, kept_data: Path) -> None:
-    """Start, start again, status, stop: as the commands do it, each from its own process."""
-    port = free_ports(1)[0]
-    kept, started = start_kept_broker(cache_dir, kept_data, port=port)
-    assert started
-    assert broker_status(kept_data) == kept
-    assert kept.ready
-    assert start_kept_broker(cache_dir, kept_data, port=port) == (kept, False)
-    with pytest.raises(BrokerFailedError, match=f"on port {port}"):
-        start_kept_broker(cache_dir, kept_data, port=port + 1)
-    assert stop_kept_broker(kept_data) == kept
-    assert broker_status(kept_data) is None
-    assert stop_kept_broker(kept_data) is None
-    assert Path(kept.log).exists()
 
 
 def test_a_recycled_process_id_is_not_the_broker(kept_data: Path) -> None:

@@ -146,7 +146,7 @@ class Archive:
         return readings_of(self.frame(spark))
 
 
-def cut(*ends: int, topic_id: str = TOPIC_ID) -> Cut:
+def cut(*ends: int | None, topic_id: str = TOPIC_ID) -> Cut:
     """Return a cut: one offset for each partition."""
     return [(CLUSTER, GROUP, MAIN, topic_id, number, end) for number, end in enumerate(ends)]
 

@@ -39,7 +39,8 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
 ) -> None:
     """Every attempt that the service answered is there, fates agree with two other counts, and new records join in.
 
-    The new ones need a service that is down for a while: its circuit opens, and what fails then spends no attempt.
+    The new ones need a service that is down for a while: its circuit opens, and what fails then spends no attempt. What
+    waits and what is dead has the causes, and their counts, that the worker's page shows at that moment.
     """
     from harness import HandlerSpec
     from harness.service import Answer
@@ -47,11 +48,17 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     topic, usual = stage.main_topic(), stage.service.rule
     circuit = {"minimum_calls": 2, "break_for": "300ms", "probes": 1, "ramp": "300ms"}
     stage.program(HandlerSpec(topic=topic, policy="200ms 300ms", circuits={"ledger": circuit}))
-    stage.worker()
+    worker = stage.worker()
     lake = tmp_path / "lake"
 
     def free() -> list[Visit]:
         return [visit for visit in stage.service.of(topic) if visit.facts.get("needs")]
+
+    def of_worker() -> dict[str, tuple[int, int]]:
+        """Return what the worker's page says: id of a cause → records that wait and that are dead."""
+        page = json.loads(worker.get(f"/retries/{topic}/?format=json")[1])
+        counts = [{each["cause_id"]: each["records"] for each in page[name]} for name in ("waiting_causes", "causes")]
+        return {cause: (counts[0].get(cause, 0), counts[1].get(cause, 0)) for cause in counts[0] | counts[1]}
 
     def run(*arguments: str, code: int = 0) -> dict[str, Any]:
         ended = retryapp(["pipeline", *arguments, "--lake", str(lake), "--json"])
@@ -72,14 +79,17 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     stage.produce(topic, [{"id": 200 + i, "needs": "ledger"} for i in range(10)])
     wait_for(lambda: len(free()) > 20, "they have failed for free")
     stage.service.rule = usual
+    stage.produce(topic, [{"id": 300 + i, "reject": True} for i in range(2)])
     stage.wait_settled(topic)
+    stage.produce(topic, [{"id": 400 + i, "waits": "1h"} for i in range(5)])
+    wait_for(lambda: (5, 0) in of_worker().values(), "they wait")
     at_once = tmp_path / "at-once.html"
     second = run(*analyse, "--report", str(at_once))
-    assert (second["journeys"], second["is_new"]) == (44, True)
+    assert (second["journeys"], second["is_new"]) == (51, True)
     assert second["ledger"]["differences"] == []
     assert second["report"]["path"] == str(at_once)
     totals = second["report"]["totals"]
-    assert (totals["received"], totals["first_try_ok"], totals["failed"]) == (54, 10, 44)
+    assert (totals["received"], totals["first_try_ok"], totals["failed"]) == (61, 10, 51)
     assert second["report"]["headline"] in at_once.read_text()
 
     from retryapp.pipeline.analysis.derived import Derived
@@ -96,7 +106,9 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
     seen: dict[str, dict[int, Any]] = {}
     for visit in (visit for visit in stage.service.of(topic) if not visit.facts.get("needs")):
         seen.setdefault(visit.failure_id, {})[visit.attempt] = visit
-    failed = {identity: visits for identity, visits in seen.items() if max(visits) > 1}
+    waiting = [identity for identity, journey in journeys.items() if journey["fate"] == "pending"]
+    assert [len(journeys.pop(identity)["attempts"]) for identity in waiting] == [1] * 5, "they asked no service"
+    failed = {identity: visits for identity, visits in seen.items() if stage.service.finished[visits[1].number] != 200}
     assert set(journeys) == set(failed)
     for identity, visits in failed.items():
         journey = journeys[identity]
@@ -110,13 +122,16 @@ def test_journeys_of_a_real_group_are_what_its_service_saw(
             assert attempt["tier"] == {1: None, 2: "200ms", 3: "300ms"}[attempt["attempt"]]
             if visit.due_at_ms is not None:
                 assert attempt["lateness_ms"] == attempt["started_ms"] - visit.due_at_ms >= 0
-    assert {journey["reason"] for journey in journeys.values()} == {None, "exhausted"}
+    assert {journey["reason"] for journey in journeys.values()} == {None, "exhausted", "rejected"}
 
     page = tmp_path / "report.html"
     assert retryapp(["pipeline", "report", "--out", str(page), "--lake", str(lake)]) == 0
     capsys.readouterr()
-    assert "44 records failed" in page.read_text()
+    assert "51 records failed" in page.read_text()
     facts = run("report")
-    assert facts["totals"]["failed"] == 44
+    assert facts["totals"]["failed"] == 51
+    shown = [(row["cause_id"], (row["pending"], row["dead"])) for row in facts["causes"]]
+    assert {cause: counts for cause, counts in shown if any(counts)} == of_worker()
+    assert sorted(of_worker().values()) == [(0, 2), (0, 14), (5, 0)]
     assert [row["records"] for row in facts["causes"] if row["error_type"].endswith("Unavailable")] == [10]
     assert facts["totals"]["dead"] == len([j for j in journeys.values() if j["fate"] == "dead"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
-from lives import CLUSTER, GROUP, MAIN, NOON_MS, TOPIC_ID, Archive
+from lives import CLUSTER, GROUP, MAIN, NOON_MS, TOPIC_ID, Archive, cut
 
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run as retryapp
@@ -24,7 +24,6 @@ from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.positions import DELETED, Gap
 from retryapp.pipeline.report.facts import collect
-from retryapp.pipeline.sources import Source, Sources
 from retryapp.pipeline.state import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 from retryapp.pipeline.upkeep import Upkeep
@@ -42,12 +41,10 @@ class Analysts:
     spark: SparkSession
     lake: Lake
 
-    def analyse(self, offset: int | None) -> Analysed:
+    def analyse(self, offset: int | None, broker: str = "kafka-1:9092") -> Analysed:
         """Run the job up to an offset of one partition; None: Kafka has none."""
-        main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=1)
-        mains = Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,))
-        cut = TakenCut(mains, {(MAIN, 0): offset}, {}, {f"{GROUP}.{MAIN}.dlq": None})
-        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([cut], broker="kafka-1:9092")
+        taken = TakenCut(GROUP, cut(offset), {}, {f"{GROUP}.{MAIN}.dlq": None})
+        return Analysis(self.spark, self.lake, now_ms=lambda: NOON_MS).run([taken], broker=broker)
 
     def append(self, archive: Archive) -> None:
         """Write rows to the archive."""
@@ -208,10 +205,7 @@ def test_a_result_that_is_half_written_or_lacks_its_tables(spark: SparkSession, 
     shutil.rmtree(tmp_path / "lake" / "derived" / first.run_id)
     again = job.analyse(5)
     assert (again.run_id == first.run_id, job.fates()) == (False, {0: "pending"})
-    main = Source(topic=MAIN, topic_id=TOPIC_ID, group=GROUP, main=MAIN, station="main", partitions=1)
-    mains = Sources(cluster_id=CLUSTER, group=GROUP, topics=(main,))
-    cut = TakenCut(mains, {(MAIN, 0): 5}, {}, {f"{GROUP}.{MAIN}.dlq": None})
-    moved = Analysis(spark, job.lake, now_ms=lambda: NOON_MS).run([cut], broker="kafka-2:9092")
+    moved = job.analyse(5, broker="kafka-2:9092")
     assert (moved.run_id, (derived.result() or {})["broker"]) == (again.run_id, "kafka-2:9092")
 
 

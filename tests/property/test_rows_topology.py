@@ -18,6 +18,7 @@ from retryapp.core.rows import (
     encode_row,
     identity_of,
     is_identity,
+    is_of_key,
     parse_row_key,
     row_due_ms,
     row_header,
@@ -70,6 +71,8 @@ def test_a_row_reads_back(row: PendingRow) -> None:
     raw = encode_row(row)
     assert decode_row(raw) == row
     assert row_due_ms(raw) == row.due_at_ms
+    key = row.key or b""
+    assert (is_of_key(raw, key), is_of_key(raw, key + b"x")) == (row.key is not None, False)
 
 
 @given(rows, st.sampled_from([(0, 3), (1, 1), (2, 255)]))

@@ -410,7 +410,7 @@ class History:
             for origin in stops.now:
                 steering.decide(origin)
         pauses = self.plan.levels or (self.plan.stops and bool(self.first.oracle.damages.ever))
-        if steering is not None and pauses and not steering.unanswered and self.first.waits():
+        if steering is not None and pauses and not steering.waiting and self.first.waits():
             for verb in ("outage-close", "handler-resume"):
                 steering.send_to_handler(verb, f"{verb}-{self.loop.time():.1f}")
             for circuit, *_ in self.plan.services:

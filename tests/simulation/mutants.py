@@ -249,13 +249,13 @@ async def _unmarked(_self: LaneProtocol) -> None:
 
 async def _sleep_it_off(pool: DeliveryPool, run: Run) -> Any:
     """The delay of a record that has failed is slept where healthy ones would be delivered."""
-    outcome = await _deliver(pool, run)
-    if not isinstance(outcome, int):
+    error = await _called(pool, run)
+    if error is not None:
         await asyncio.sleep(3.0)
-    return outcome
+    return error
 
 
-_deliver = DeliveryPool._deliver
+_called = DeliveryPool._call
 
 
 def _silent(_self: Lane) -> None:
@@ -329,7 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *(Mutant(name, (replaced,), seed) for name, seed, replaced in SUSPECTS),
     Mutant("a store is trusted whose last write was rolled back",
            ((MemoryPendingTable, "last_written", property(_not_looked_for)),)),
-    Mutant("a failure keeps its runner for as long as it waits", ((DeliveryPool, "_deliver", _sleep_it_off),)),
+    Mutant("a failure keeps its runner for as long as it waits", ((DeliveryPool, "_call", _sleep_it_off),)),
     Mutant("an idle lane does not confirm what it handed off last", ((Lane, "_confirm", _silent),)),
     Mutant("counts are forgotten at an opening", ((LaneProtocol, "counted_from", _forgotten),)),
     Mutant("counts stay when they were said", ((Counting, "say", _said_apart),)),

@@ -9,6 +9,7 @@ from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn, settling
 from retryapp.engine.partition import sequences
+from retryapp.engine.partition.caps import Caps
 from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.latest import Latest
 from retryapp.engine.partition.partition import PartitionEngine
@@ -119,7 +120,7 @@ async def _stops_not_learned(self: Sequences, table: Any) -> None:
 _load = Sequences.load
 
 
-def _never_full(_self: Sequences, _line: Any) -> bool:
+def _never_full(_self: Caps, _line: Any) -> bool:
     """As many records of a sequence wait as there are."""
     return False
 
@@ -138,7 +139,7 @@ ORDER: Final = (
     ("rows begin before newer records are read", ((Latest, "caught_up", _not_read),), 196),
     ("an older record is tried again although a newer one waits", ((Latest, "judged", _tried_again),)),
     ("a stopped row is forgotten", ((Sequences, "load", _stops_not_learned),), 4_000_004),
-    ("more wait than may", ((Sequences, "_is_full", _never_full),), 4_000_011),
+    ("more wait than may", ((Caps, "reached", _never_full),), 4_000_011),
     ("a dead record stops nothing", ((sequences, "stop", _not_stopped),), 4_000_000),
     ("held rows wait for ever once no order is kept", ((Scheduler, "__init__", _blind),), 5566),
 )

@@ -128,7 +128,7 @@ class SimWorker(Observer):
         """It takes long until its lanes know all dead letters."""
         self.handlers = make_handlers(self)
         self.topics = [topic for handler in self.handlers for topic in handler.topology.consumed]
-        self.ownership = Ownership(clock=self.clock, observer=self, to_record=lambda record: record, drain_s=GRACE_S)
+        self.ownership = Ownership(clock=self.clock, observer=self, drain_s=GRACE_S)
         self.ownership.intake.topics = frozenset(self.topics)
         self.ownership.intake.attach(self.consumer)
 

@@ -170,10 +170,11 @@ def to_end(
 
 def handled(run: Run) -> tuple[Outgoing, ...]:
     """Return what marks a dead letter whose handler is done with it; nothing for other records."""
-    handler, origin = run.context.handler, run.origin
+    handler = run.context.handler
     if handler.topology.letters_of is None:
         return ()
-    name, now_ms = failure_id(handler.group, origin), run.context.clock.wall_ms()
+    origin, now_ms = run.origin, run.context.clock.wall_ms()
+    name = failure_id(handler.group, origin)
     event = Handled(group=handler.group, handler=handler.name, failure_id=name, origin=origin.text, at_ms=now_ms)
     return (to_event(event, topology=handler.topology, partition=run.record.partition),)
 

@@ -136,11 +136,12 @@ def unpack(run: Run) -> Turn | None:
         NewerRecordError: a newer retryapp wrote the row.
     """
     record, claim = run.record, run.claim
-    damage = unreadable(record) if claim is None else claim.damage
-    if damage is None and claim is None:
-        shown = arriving if run.context.handler.topology.letters_of is None else opened
-        run.shown = shown(record) if record.headers else record
+    if claim is None and record.damage is None:
+        if record.headers:
+            shown = arriving if run.context.handler.topology.letters_of is None else opened
+            run.shown = shown(record)
         return None
+    damage = unreadable(record) if claim is None else claim.damage
     if damage is None:
         try:
             run.metadata = (None if claim is None else claim.metadata) or _waiting(record.headers)

@@ -150,7 +150,8 @@ class DeliveryPool:
 
     def _forget(self, run: Run) -> None:
         self._open.pop(run, None)
-        self._cancelled.pop(run, None)
+        if self._cancelled:
+            self._cancelled.pop(run, None)
 
     def _give_up(self, run: Run) -> None:
         """Make a run an orphan together with its runner, and settle its record without it."""
@@ -202,9 +203,15 @@ class DeliveryPool:
                 await settle_cancellation(task)  # somebody kept a handler's task and cancelled it later
 
     async def _carry(self, run: Run) -> None:
-        outcome, fault = None, None
+        """Deliver a record once, and tell its owner what it has come to."""
+        outcome: Outcome | None = None
+        fault = None
         try:
-            outcome = await self._deliver(run)
+            outcome = unpack(run)
+            if outcome is None and run.context.handler.orphans.full:
+                await self._wait_for_room(run)
+            if outcome is None and is_due(run):  # else the clock was set back or is in doubt: the row waits on
+                outcome = outcome_of(run, await self._call(run))
         except RunAbortedError:
             pass
         except GivenUpError:
@@ -215,16 +222,6 @@ class DeliveryPool:
         except Exception as exc:  # noqa: BLE001 - a fault of ours must not end the runner
             fault = exc
         run.owner.ended(run, outcome, fault)
-
-    async def _deliver(self, run: Run) -> Outcome:
-        """Deliver a record once; raise `RunAbortedError` or `GivenUpError` without an outcome."""
-        if (buried := unpack(run)) is not None:
-            return buried
-        if run.context.handler.orphans.full:
-            await self._wait_for_room(run)
-        if not is_due(run):
-            raise RunAbortedError  # since it was claimed, the clock was set back or is in doubt: the row waits on
-        return outcome_of(run, await self._call(run))
 
     async def _call(self, run: Run) -> BaseException | None:
         """Decode the value and call the handler, bounded in time, in no transaction; return what was raised.

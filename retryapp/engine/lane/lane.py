@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from itertools import islice
 
 from retryapp.core.lane_errors import HandOffRefusedError, LaneClosedError
 from retryapp.core.publication import Publication
@@ -362,7 +363,8 @@ class Lane:
     def _begin_rest(self, took_s: float) -> None:
         limits = self._limits
         seconds = min(took_s * limits.rest, limits.longest_rest_s)
-        if seconds > 0 and len(self._queue) < limits.changes and self._queued_bytes < limits.size:
+        waiting = sum(max(1, turn.changes) for turn in islice(self._queue, limits.changes))  # a turn may be full alone
+        if seconds > 0 and waiting < limits.changes and self._queued_bytes < limits.size:
             self._timers.begin(self._rested, seconds)
         else:
             self._ready.set()

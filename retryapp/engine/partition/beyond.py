@@ -54,6 +54,8 @@ class Beyond:
         A range that cannot be read was several records; what is noted of those in it says nothing of the others.
         """
         settled: list[Settled] = []
+        if not self._unread:
+            return settled
         alone = record.next_offset == record.offset + 1
         while self._unread and (offset := next(iter(self._unread))) < record.next_offset:
             fine = self._unread.pop(offset)

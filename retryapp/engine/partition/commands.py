@@ -198,8 +198,9 @@ class Commands:
 
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         """Return the outcome that counts: one that was cancelled is not tried again."""
-        self._jobs.note(run, outcome)
-        if self.levels.judge(run):
+        if isinstance(outcome, Turn):
+            self._jobs.note(run, outcome)
+        if run.pauses is not None and self.levels.judge(run, run.pauses):
             self._close_gate()  # before its own turn, which may remove its row
         return self._rows.judged(run, outcome)
 

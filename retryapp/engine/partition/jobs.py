@@ -31,7 +31,7 @@ from retryapp.core.jobs import (
 )
 from retryapp.core.rates import SharedTurns
 from retryapp.core.record import Record, held_bytes
-from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
+from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
@@ -141,10 +141,10 @@ class Jobs:
 
     # -- outcomes -----------------------------------------------------------------------------------------------
 
-    def note(self, run: Run, outcome: Outcome) -> None:
+    def note(self, run: Run, outcome: Turn) -> None:
         """Note what the first run of a replayed record has come to."""
         metadata = run.metadata
-        if metadata is None or metadata.tier != REPLAY or not isinstance(outcome, Turn):
+        if metadata is None or metadata.tier != REPLAY:
             return
         part = self.steering.part(metadata.replay_id or "")
         if part is not None and not part.over:

@@ -25,7 +25,8 @@ from retryapp.core.record import Origin, failure_id
 from retryapp.core.rows import decode_row, origin_offset
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
-from retryapp.engine.partition.sequences import Line, Sequences
+from retryapp.engine.partition.line import Line
+from retryapp.engine.partition.sequences import Sequences
 from retryapp.ports import Event, PendingTable, Row
 
 READ_S: Final = 30.0

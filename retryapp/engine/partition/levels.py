@@ -65,12 +65,12 @@ class Levels:
         """Whether a rule has paused the partition, and no turn says so yet."""
         return self._gate is not None
 
-    def judge(self, run: Run) -> bool:
-        """Pause the partition if a rule says so of a run; tell whether it does."""
-        if run.pauses is None or self.paused is not None or self.closing:
+    def judge(self, run: Run, level: Level) -> bool:
+        """Pause the partition as a rule says of a run, unless it is paused; tell whether it does."""
+        if self.paused is not None or self.closing:
             return False
         self._context.pace.pause()  # the turn follows: until it is durable a crash only has the record run again
-        self._gate = run.shown, run.pauses
+        self._gate = run.shown, level
         return True
 
     def shut(self, lost: Iterator[bytes]) -> None:

@@ -48,9 +48,6 @@ class Releases:
         self._steering = steering
         self._claimed = claimed
         self._applied_to = applied_to
-        for offset, delivery in steering.early.items():
-            steering.releases.setdefault(context.topic_id, {})[int(offset)] = delivery
-        steering.early = {}
 
     def keep(self, origin: Origin, delivery: int, last: int | None) -> Effect:
         """Keep a release; `last`: number of the record's last delivery that has ended, None: it has no row.

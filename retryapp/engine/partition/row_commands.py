@@ -130,18 +130,21 @@ class RowCommands:
 
     def judged(self, run: Run, outcome: Outcome) -> Outcome:
         """Return the outcome that counts: one that was cancelled is not tried again, one that is held waits on."""
-        if run.place not in self._cancelled:
-            return self._held_after(run, outcome)
-        self._cancelled.discard(run.place)
+        if not self._cancelled and not self._next:
+            return outcome
+        place = run.place
+        if place not in self._cancelled:
+            return self._held_after(place, outcome)
+        self._cancelled.discard(place)
         again = [] if isinstance(outcome, int) else [row for row in outcome.rows if row.value is not None]
-        if not again or not isinstance(outcome, Turn) or again[0].identity != run.place:
+        if not again or not isinstance(outcome, Turn) or again[0].identity != place:
             return outcome
         return end_instead(run, outcome, DeadReason.CANCELLED)
 
-    def _held_after(self, run: Run, outcome: Outcome) -> Outcome:
-        until_ms = self._next.pop(run.place, None)
+    def _held_after(self, place: bytes, outcome: Outcome) -> Outcome:
+        until_ms = self._next.pop(place, None)
         if until_ms is not None and isinstance(outcome, Turn):
-            outcome.rows = tuple(self._after_run(row, run.place, until_ms) for row in outcome.rows)
+            outcome.rows = tuple(self._after_run(row, place, until_ms) for row in outcome.rows)
         return outcome
 
     def _after_run(self, row: Row, identity: bytes, until_ms: int) -> Row:

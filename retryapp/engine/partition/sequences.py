@@ -47,7 +47,9 @@ from retryapp.engine.delivery.damage import end_instead
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
+from retryapp.engine.partition.caps import Caps
 from retryapp.engine.partition.given_up import GivenUp
+from retryapp.engine.partition.line import Line
 from retryapp.engine.partition.stops import stop
 from retryapp.engine.partition.unread import Unread
 from retryapp.ports import Event, PendingTable, Row
@@ -72,26 +74,6 @@ def up_to(rows: Iterable[tuple[bytes, bytes]], limit: int, max_bytes: int) -> li
             if len(found) >= limit or max_bytes <= 0:
                 break
     return found
-
-
-class Line:
-    """The records of one sequence without a final outcome, each kind in order."""
-
-    __slots__ = ("failed", "first", "older", "rows", "running", "waiting")
-
-    def __init__(self) -> None:
-        self.running = False
-        """The head has a claim or a run."""
-        self.first = False
-        """That is its first delivery, and it has no row."""
-        self.failed = False
-        """The head has a row with a due time."""
-        self.rows: deque[bytes] = deque()
-        """Identities of rows, in the table or on their way to it."""
-        self.waiting: deque[Run] = deque()
-        """First deliveries in the window; nearly always behind all rows."""
-        self.older: list[bytes] = []
-        """Rows that end with the next outcome (`engine.partition.latest`)."""
 
 
 class Sequences:
@@ -133,8 +115,7 @@ class Sequences:
         self.by_key = context.handler.order is not Order.PARTITION
         self._holds = context.handler.order is Order.KEY
         self._holding = context.handler.holding
-        self._parked: set[bytes] = set()
-        """Sequences that wait: those with rows."""
+        self._caps = Caps(self._holding)
         self._partition = partition
         self._prefix = identity_of(Origin(context.handler.main, context.topic_id, partition, 0))[:OFFSET_AT]
         self._lines: dict[bytes, Line] = {}
@@ -172,7 +153,7 @@ class Sequences:
             line.rows = deque(sorted(line.rows, key=self._position))
         in_order = sorted(self._lines, key=lambda name: self._position(self._lines[name].rows[0]))
         self._ready.update(dict.fromkeys(in_order))
-        self._parked.update(in_order)
+        self._caps.parked.update(in_order)
         self._early.sort(reverse=True)
 
     def _learn(self, identity: bytes, value: bytes) -> None:
@@ -307,7 +288,7 @@ class Sequences:
             aside = line.rows[0] in self.aside
             if (aside and due <= 0) or key in claimed:
                 later[name] = None
-            elif aside or is_held(value) or (self._is_full(line) and self._holding.releases and not hold_of(value)):
+            elif aside or is_held(value) or self._caps.is_surplus(line, hold_of(value)):
                 due -= aside
                 yield key, value
             elif not line.failed:
@@ -350,35 +331,21 @@ class Sequences:
             return outcome
         if self._holding.stops:
             stop(run, outcome)
-        if self._holding.releases and self._exceeds(run, outcome):
+        line = self._lines.get(run.sequence)
+        if line is not None and self._caps.exceeds(run, outcome, line):
             return end_instead(run, outcome, DeadReason.OVERFLOW)
         return outcome
-
-    def _exceeds(self, run: Run, outcome: Turn) -> bool:
-        """Tell whether a record may not wait, as too many would wait with it; one that is held may."""
-        line = self._lines.get(run.sequence or b"")
-        waits = bool(outcome.rows) and outcome.rows[0].value is not None and not hold_of(outcome.rows[0].value)
-        if line is None or not waits:
-            return False
-        is_new, holding = run.claim is None, self._holding
-        if is_new and run.sequence not in self._parked and len(self._parked) >= holding.max_sequences:
-            return True
-        return len(line.rows) + is_new + len(line.waiting) > holding.max_sequence_size
 
     @property
     def full(self) -> bool:
         """Whether no record may come in, as so many sequences wait: not while rows wait for what is not read yet."""
-        most = self._holding.max_sequences
-        return len(self._parked) >= most and not self._holding.releases and not self._early
+        return self._caps.full and not self._early
 
     def is_surplus(self, row: PendingRow) -> bool:
         """Tell whether a row that is claimed is dead instead, as too many wait for it."""
-        name = None if row.hold or not self._holding.releases else self.name(row.key)
+        name = self.name(row.key)
         line = None if name is None else self._lines.get(name)
-        return line is not None and self._is_full(line)
-
-    def _is_full(self, line: Line) -> bool:
-        return bool(line.waiting) and len(line.rows) >= self._holding.max_sequence_size
+        return line is not None and self._caps.is_surplus(line, row.hold)
 
     def ended(self, run: Run, turn: Turn | int | None) -> bool:
         """Take the outcome of the head of a sequence; None: it has none, and stays the head.
@@ -463,7 +430,7 @@ class Sequences:
         if identity not in line.rows:  # else its sequence has stopped for it
             before = sum(self._position(row) < self._position(identity) for row in line.rows)
             line.rows.insert(max(first, before), identity)
-            self._parked.add(name)
+            self._caps.parked.add(name)
         line.failed = line.failed and line.rows[0] != identity
         self._unwritten[identity] = name
 
@@ -480,10 +447,7 @@ class Sequences:
         line = self._lines.get(name)
         if line is None:
             return
-        if line.rows:
-            self._parked.add(name)
-        else:
-            self._parked.discard(name)
+        self._caps.count(name, line)
         if not self._is_busy(name, line):
             if line.waiting and (not line.rows or self._is_behind(line.rows[0], line.waiting[0])):
                 line.running = line.first = True
@@ -498,7 +462,7 @@ class Sequences:
                 self.wake()
         waits_long = line.failed and not line.running
         while self._holds and line.waiting and not line.first and (waits_long or len(line.rows) > FEW):
-            if self._is_full(line):
+            if self._caps.reached(line):
                 if waits_long and self._holding.releases and line.rows[0] not in self._unwritten:
                     self._ready[name] = None
                     self.wake()

@@ -7,9 +7,8 @@ again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from retryapp.core.errors import UnreadableTopicError
 from retryapp.core.lane_errors import LaneClosedError
@@ -18,7 +17,7 @@ from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.session import Delivered
 from retryapp.engine.worker.intake import Intake
 from retryapp.engine.worker.placement import Placed
-from retryapp.ports import Passage, TopicPartition, Way
+from retryapp.ports import Stuck, TopicPartition, Way
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +36,10 @@ class Batch:
 class Feed:
     """Feeds the engines of this worker."""
 
-    def __init__(self, intake: Intake, to_record: Callable[[Any], Record]) -> None:
+    def __init__(self, intake: Intake) -> None:
         self.placed: dict[TopicPartition, Placed] = {}
         self.channels: dict[str, Way] = {}
         self._intake = intake
-        self._to_record = to_record
         self._handing: dict[TopicPartition, Batch | None] = {}
         """The batch in transit of a partition; None: stopped until the lane opens again."""
 
@@ -60,8 +58,8 @@ class Feed:
         if stuck := self._intake.stuck(tp):
             self._stop_at(stuck, tp, placed)
             return
-        found = self._intake.take(tp, min(room, BATCH), placed.engine.room_bytes(tp))
-        batch = Batch(tp, placed.lane.session, [self._to_record(each) for each in found])
+        records = self._intake.take(tp, min(room, BATCH), placed.engine.room_bytes(tp))
+        batch = Batch(tp, placed.lane.session, records)
         self._handing[tp] = batch
         if not self.channels[tp.topic].put_now(batch):  # the agent is being restarted: nothing may be skipped
             self._fail(tp, placed, RuntimeError(f"the agent of {tp.topic} is not running"))
@@ -111,7 +109,7 @@ class Feed:
             if position is not None:
                 _submit(placed, Turn(source=tp, next_offset=position))
 
-    def _stop_at(self, stuck: Passage, tp: TopicPartition, placed: Placed) -> None:
+    def _stop_at(self, stuck: Stuck, tp: TopicPartition, placed: Placed) -> None:
         """Fail the lane over an unreadable record, once everything before it is committed."""
         if not placed.engine.idle(tp):
             return  # the engine asks again when it has settled something

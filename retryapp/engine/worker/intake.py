@@ -13,8 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from retryapp.core.record import held_bytes
-from retryapp.ports import Flow, Passage, TopicPartition
+from retryapp.core.record import Record, held_bytes
+from retryapp.ports import Flow, Stuck, TopicPartition
 
 HIGH_WATER = 4_000
 """Records of one partition above which its fetching stops; the bound is this plus one fetch."""
@@ -49,7 +49,7 @@ class Intake:
         self.on_counted: Callable[[Mapping[str, int]], None] = lambda _counts: None
         """Called with the number of partitions of each main topic whenever the client has asked (0: unknown)."""
         self.dropped_stale = 0
-        self._buffers: dict[TopicPartition, deque[Any]] = defaultdict(deque)
+        self._buffers: dict[TopicPartition, deque[Record | Stuck]] = defaultdict(deque)
         self._bytes: dict[TopicPartition, int] = defaultdict(int)
         self._next: dict[TopicPartition, int] = {}
         """Offset after the last record that came in; at first, the start."""
@@ -99,37 +99,37 @@ class Intake:
     def _is_stale(self, tp: TopicPartition, stamp: Mapping[TopicPartition, int]) -> bool:
         return stamp.get(tp, 0) != self.epoch.get(tp, 0)
 
-    def _extend(self, tp: TopicPartition, found: list[Any]) -> None:
+    def _extend(self, tp: TopicPartition, found: list[Record | Stuck]) -> None:
         buffer = self._buffers[tp]
         if _ends_stuck(buffer):  # read from the same position once more: one is enough, or it can be read by now
             buffer.pop()
         buffer.extend(found)
-        self._bytes[tp] += sum(map(_size, found))
-        if not _ends_stuck(buffer):
-            self._next[tp] = getattr(found[-1], "last_offset", found[-1].offset) + 1
+        records = (each for each in found if isinstance(each, Record))
+        self._bytes[tp] += sum([held_bytes(each.key, each.value, each.headers) for each in records])
+        if isinstance(last := found[-1], Record):
+            self._next[tp] = last.next_offset
         if _ends_stuck(buffer) or len(buffer) >= HIGH_WATER or self._bytes[tp] >= HIGH_WATER_BYTES:
             self.flow.on_buffer_full(tp)
 
-    def take(self, tp: TopicPartition, limit: int, max_bytes: int) -> list[Any]:
+    def take(self, tp: TopicPartition, limit: int, max_bytes: int) -> list[Record]:
         """Take records out, in order: at most `limit`, none once `max_bytes` are exceeded, none that is stuck."""
         buffer = self._buffers[tp]
         stuck = _ends_stuck(buffer)
         limit = min(limit, len(buffer) - stuck)
-        taken: list[Any] = []
+        taken: list[Record] = []
         size = 0
-        while len(taken) < limit and size < max_bytes:
-            found = buffer.popleft()
-            size += _size(found)
+        while len(taken) < limit and size < max_bytes and isinstance(found := buffer.popleft(), Record):
+            size += held_bytes(found.key, found.value, found.headers)
             taken.append(found)
         self._bytes[tp] -= size
         if taken and not stuck and len(buffer) <= LOW_WATER and self._bytes[tp] <= HIGH_WATER_BYTES // 4:
             self.flow.on_buffer_drop(tp)
         return taken
 
-    def stuck(self, tp: TopicPartition) -> Passage | None:
-        """Return the unreadable record that blocks the partition, once nothing is before it here."""
-        buffer = self._buffers[tp]
-        return buffer[0] if len(buffer) == 1 and _ends_stuck(buffer) else None
+    def stuck(self, tp: TopicPartition) -> Stuck | None:
+        """Return what blocks the partition, once nothing is before it here."""
+        first = next(iter(self._buffers[tp]), None)
+        return first if isinstance(first, Stuck) else None
 
     def reached(self, tp: TopicPartition) -> int | None:
         """Return the position before which all records were taken out; None: some were not, or it is unknown."""
@@ -153,9 +153,5 @@ class Intake:
             self.flow.on_buffer_drop(tp)
 
 
-def _size(record: Any) -> int:
-    return held_bytes(record.key, record.value, record.headers)
-
-
-def _ends_stuck(buffer: deque[Any]) -> bool:
-    return bool(buffer) and getattr(buffer[-1], "stuck", False)
+def _ends_stuck(buffer: deque[Record | Stuck]) -> bool:
+    return bool(buffer) and isinstance(buffer[-1], Stuck)

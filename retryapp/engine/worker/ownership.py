@@ -9,12 +9,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from retryapp.core import marks
 from retryapp.core.lane_errors import PositionGoneError
-from retryapp.core.record import Record
 from retryapp.core.topology import GROW
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.lane.turn import Turn
@@ -31,7 +29,7 @@ _LEAST_FINISH_S = 0.5
 class Ownership:
     """The partitions of one worker."""
 
-    def __init__(self, *, clock: Clock, observer: Observer, to_record: Callable[[Any], Record], drain_s: float) -> None:
+    def __init__(self, *, clock: Clock, observer: Observer, drain_s: float) -> None:
         self.clock = clock
         self.observer = observer
         self.intake = Intake()
@@ -41,7 +39,7 @@ class Ownership:
         self._membership: Membership | None = None
         self._actives: set[TopicPartition] = set()
         self._drain_s = drain_s
-        self.feed = Feed(self.intake, to_record)
+        self.feed = Feed(self.intake)
         self.placer: Placer | None = None
         self._suspending = asyncio.Lock()
         self.intake.on_records = self.feed.pump

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from retryapp.core.errors import TopicMissingError
 from retryapp.kafka import KafkaAdmin, Positions, find_handlers
 from retryapp.pipeline.analysis.schemas import CUT
-from retryapp.pipeline.sources import Source, Sources, find_sources, retention_of
+from retryapp.pipeline.sources import find_sources, retention_of
 
 Cut = Sequence[tuple[Any, ...]]  # rows of ``schemas.CUT``
 LIFE: Final = ("cluster_id", "group", "main", "topic_id")
@@ -24,23 +24,14 @@ LIFE: Final = ("cluster_id", "group", "main", "topic_id")
 class TakenCut:
     """The cut of one group; see the package's docstring."""
 
-    mains: Sources
-    offsets: Mapping[tuple[str, int], int | None]  # main topic and partition → committed offset; None: Kafka has none
+    group: str
+    rows: Cut  # an offset is None where Kafka has none
     ends: Mapping[tuple[str, int], int]  # ends of our own topics then, after the open transactions
     retention_ms: Mapping[str, int | None]  # topic of ours → how long it keeps records; None: no limit
 
     def is_rest(self, later: TakenCut) -> bool:
         """Tell whether nothing has moved until a later cut."""
-        return self.offsets == later.offsets and self.ends == later.ends
-
-    @property
-    def rows(self) -> list[tuple[str, str, str, str, int, int | None]]:
-        """The columns of ``schemas.CUT``."""
-        ids = {source.topic: source.topic_id for source in self.mains.topics}
-        return [
-            (self.mains.cluster_id, self.mains.group, topic, ids[topic], partition, offset)
-            for (topic, partition), offset in sorted(self.offsets.items())
-        ]
+        return self.rows == later.rows and self.ends == later.ends
 
 
 def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
@@ -51,16 +42,15 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     if missing := [name for name in names if name not in states]:
         remedy = f"Group {group!r} has a handler for it: its records cannot be counted without it"
         raise TopicMissingError(missing[0], admin.connection.bootstrap, remedy)
-    sources = (
-        Source(topic=name, topic_id=state.topic_id, group=group, main=name, station="main", partitions=state.partitions)
-        for name, state in sorted(states.items())
-    )
-    mains = Sources(cluster_id=ours.cluster_id, group=group, topics=tuple(sources))
+    places = [(name, number) for name in names for number in range(states[name].partitions)]
     positions = Positions(admin.connection)
-    committed = positions.group_offsets(group, mains.places)
+    committed = positions.group_offsets(group, places)
+    rows = [
+        (ours.cluster_id, group, name, states[name].topic_id, number, committed[name, number])
+        for name, number in places
+    ]
     ends = positions.settled_ends(ours.places)
-    retention_ms = retention_of(admin, [source.topic for source in ours.topics])
-    return TakenCut(mains, committed, ends, retention_ms)
+    return TakenCut(group, rows, ends, retention_of(admin, [source.topic for source in ours.topics]))
 
 
 def to_frame(cut: Cut, spark: SparkSession) -> DataFrame:

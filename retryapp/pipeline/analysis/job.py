@@ -74,7 +74,7 @@ class Analysis:
         if not self._tables.exists():
             raise TableMissingError(self._tables.lake.uri)
         began_ms, run_id = self._now_ms(), uuid.uuid4().hex[:12]
-        groups = tuple(sorted(cut.mains.group for cut in taken))
+        groups = tuple(sorted(cut.group for cut in taken))
         kept_ms = {topic: length for each in taken for topic, length in each.retention_ms.items()}
         losses = [row for row in self._gaps.rows() if row.get("group") in groups or row["topic"] in kept_ms]
         state = {

@@ -21,10 +21,11 @@ from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 from typing_extensions import override
 
+from retryapp.core.errors import UnreadableTopicError
 from retryapp.core.record import Record
-from retryapp.ports import Sink, TopicPartition, TopicReader
+from retryapp.ports import Sink, Stuck, TopicPartition, TopicReader
 from retryapp.runtime.clients.lifecycle import ClientSettings, end
-from retryapp.runtime.clients.unreadable import Unreadable, bare, install, to_record
+from retryapp.runtime.clients.unreadable import bare, install, to_record
 
 TURN_S = 0.25  # how long a reading goes on while others wait; every turn makes some progress
 STALL_S = 10.0  # a reading that gets nothing for so long raises `TimeoutError`
@@ -230,12 +231,12 @@ async def _pick(consumer: AIOKafkaConsumer, tp: TopicPartition, wanted: deque[in
         lists = await consumer.getmany(client_tp, timeout_ms=10, max_records=1)  # one list of records (`bare`)
         fetched: list[Any] = next(iter(lists.get(client_tp, ())), [])
         for each in fetched:
-            if isinstance(each, Unreadable) and each.stuck:
-                raise RuntimeError(f"{tp.topic}[{tp.partition}] at offset {each.offset}: {each.problem}")
-            last = each.last_offset if isinstance(each, Unreadable) else each.offset
-            while wanted and wanted[0] <= last:
-                if each.offset <= (offset := wanted.popleft()):
-                    found[offset] = to_record(each, tp)
+            if isinstance(each, Stuck):
+                raise UnreadableTopicError(tp.topic, tp.partition, each.offset, each.problem)
+            record = each if isinstance(each, Record) else to_record(tp, each)
+            while wanted and wanted[0] < record.next_offset:
+                if record.offset <= (offset := wanted.popleft()):
+                    found[offset] = record
         reached = int(await consumer.position(client_tp))
         while wanted and wanted[0] < reached:
             wanted.popleft()  # nothing is there any more

@@ -3,14 +3,14 @@
 The stock reader never gets past the first of them. Here, for the topics in `TOPICS`:
 
 * a header name that is not UTF-8 is read leniently: its odd bytes become lone surrogates (PEP 383);
-* a batch with a bad checksum, or one that cannot be parsed, becomes one `Unreadable` with its range of offsets: a
+* a batch with a bad checksum, or one that cannot be parsed, becomes one damaged `Record` with its range of offsets: a
   checksum covers a batch, so healthy and damaged records in it cannot be distinguished;
 * a damaged batch ends where the next sound one begins. Without one its header counts if two of its fields agree; else
   reading goes on one offset at a time, and the rest before the next batch is reported then;
-* a missing codec is no damage: an `Unreadable` says so, and the position stays. The same if no batch frame is found.
+* a missing codec is no damage: a `Stuck` says so, and the position stays. The same if no batch frame is found.
 
-Other topics of the process have the lenient names and otherwise the stock behaviour. Two names in aiokafka's fetcher
-are replaced for the whole process; the C reader still does all the work on good data.
+Other topics and consumers of the process have the lenient names and otherwise the stock behaviour. Two names in
+aiokafka's fetcher are replaced for the whole process; the C reader still does all the work on good data.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from aiokafka.record.memory_records import MemoryRecords
 
 from retryapp.core.errors import MissingCodecError
 from retryapp.core.record import Damage, Record
+from retryapp.ports import Stuck
 
-TOPICS: Final[set[str]] = set()  # topics whose readers accept an `Unreadable`; `Runtime.serve` adds to them
+TOPICS: Final[set[str]] = set()
+"""Topics of which a reader that asks with `bare` or `as_records` takes `Record` and `Stuck`; `Runtime.serve` adds."""
 
 _StockRecords: Any = fetcher.PartitionRecords
 LIST_RECORDS = 200
@@ -43,32 +45,9 @@ _open_ends: Final[dict[Any, int]] = {}
 single records reads uncommitted ones."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Unreadable:
-    """Stands for offsets that could not be read, where the client has a record."""
-
-    topic: str
-    partition: int
-    offset: int
-    """First offset of the range."""
-    last_offset: int
-    problem: str
-    """What is wrong, without payload."""
-    stuck: bool = False
-    """Nothing was passed: reading on could skip sound records."""
-    timestamp: int = -1
-    key: None = None
-    value: None = None
-    headers: tuple[()] = ()
-
-
-def to_record(fetched: Any, place: tuple[str, int] | None = None) -> Record:
-    """Return what the client fetched, or could not read, as the engine's record; `place`: its partition."""
-    topic, partition = place or (fetched.topic, fetched.partition)
-    read = topic, partition, fetched.offset, fetched.timestamp
-    if isinstance(fetched, Unreadable):  # empty, not null: copied, a null dead letter would be a tombstone
-        return Record(*read, None, b"", (), Damage(fetched.last_offset, fetched.problem))
-    return Record(*read, fetched.key, fetched.value, tuple(fetched.headers))
+def to_record(tp: Any, read: Any) -> Record:
+    """Return what the C reader has read of a partition as the engine's record."""
+    return Record(tp.topic, tp.partition, read.offset, read.timestamp, read.key, read.value, tuple(read.headers))
 
 
 class _Slice(bytearray):
@@ -86,6 +65,11 @@ class _Buffer(bytearray):
 
 def bare(raw: bytes) -> bytes:
     """Return bytes as they are; as `key_deserializer` it selects lists of the C reader's own records: much cheaper."""
+    return raw
+
+
+def as_records(raw: bytes) -> bytes:
+    """Return bytes as they are; as `key_deserializer` it selects `Record`, for topics in `TOPICS`."""
     return raw
 
 
@@ -155,6 +139,11 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
     _records: Any
     _tp: Any
 
+    @cached_property
+    def _ours(self) -> bool:
+        """Whether who reads takes damaged records: other consumers of the process have a topic as it is."""
+        return self._key_deserializer in (bare, as_records) and self._tp.topic in TOPICS
+
     def _unpack_records(self) -> Iterator[Any]:
         return self._in_lists() if self._key_deserializer is bare else self._readable()
 
@@ -174,7 +163,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
             yield records
 
     def _readable(self) -> Iterator[Any]:
-        ours = self._tp.topic in TOPICS
+        ours = self._ours
         if ours:
             yield from self._rest_of_a_damaged_batch()
         while True:
@@ -208,12 +197,12 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
 
     def _consumer_record(self, tp: Any, record: Any) -> Any:
         if self._key_deserializer is not bare:
-            return super()._consumer_record(tp, record)
+            return to_record(tp, record) if self._ours else super()._consumer_record(tp, record)
         if isinstance(record, list) and record[0].offset < self.next_fetch_offset:  # the fetch begins within the batch
             return [each for each in record if each.offset >= self.next_fetch_offset]
         return record
 
-    def _rest_of_a_damaged_batch(self) -> Iterator[Unreadable]:
+    def _rest_of_a_damaged_batch(self) -> Iterator[Record]:
         """Report the offsets between a damaged batch with an unsure end and the batch that comes now."""
         first = self.next_fetch_offset
         if _open_ends.get((self._tp, self._isolation_level)) != first:
@@ -243,7 +232,7 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
             else:
                 self.next_fetch_offset = end
                 return True
-        if self._tp.topic not in TOPICS:
+        if not self._ours:
             raise error
         first = self.next_fetch_offset
         end = max(end, first + 1)
@@ -253,18 +242,12 @@ class TolerantRecords(_StockRecords):  # type: ignore[misc]  # the client has no
         yield self._unreadable(first, end - 1, f"{type(error).__name__}: {error}" if batch.sound else _BAD_CHECKSUM)
         return False
 
-    def _stuck(self, problem: str) -> Unreadable:
-        return self._unreadable(self.next_fetch_offset, self.next_fetch_offset, problem, stuck=True)
+    def _stuck(self, problem: str) -> Stuck:
+        return Stuck(self._tp.topic, self._tp.partition, self.next_fetch_offset, problem)
 
-    def _unreadable(self, first: int, last: int, problem: str, *, stuck: bool = False) -> Unreadable:
-        return Unreadable(
-            topic=self._tp.topic,
-            partition=self._tp.partition,
-            offset=first,
-            last_offset=last,
-            problem=problem,
-            stuck=stuck,
-        )
+    def _unreadable(self, first: int, last: int, problem: str) -> Record:
+        # empty, not null: copied, a null dead letter would be a tombstone
+        return Record(self._tp.topic, self._tp.partition, first, -1, None, b"", (), Damage(last, problem))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from mode.utils.logging import get_logger
 
 from retryapp.engine.worker.intake import Stamped
 from retryapp.ports import TopicPartition
+from retryapp.runtime.clients.unreadable import as_records
 from retryapp.runtime.machine.clock import counted_s
 
 logger = get_logger(__name__)
@@ -91,6 +92,7 @@ class RetryConsumerThread(AIOKafkaConsumerThread):
         consumer._partition_assignment_strategy = [self._assignor]
         consumer._client.cluster.add_listener(self._count_partitions)
         consumer._isolation_level = "read_committed"
+        consumer._key_deserializer = as_records
         consumer._fetch_max_wait_ms = 100  # Faust's 1500 ms hold every other request of the thread up
         return consumer
 

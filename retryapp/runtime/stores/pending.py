@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from rocksdict import WriteBatch
@@ -259,10 +259,10 @@ class RocksPendingTable(RocksTable, PendingTable):
 
     @override
     def due_times(self, start_ms: int, stop_ms: int, limit: int) -> list[int]:
-        bound = due_order(due_bound(stop_ms))
         found: list[int] = []
-        for key, _ in self._rows(due_bound(start_ms)):
-            if due_order(key) >= bound or len(found) >= limit:
-                break
-            found.append(int.from_bytes(key[2:8], "big"))  # as `parse_row_key` reads it, without an object a row
-        return found
+        for queue, cursor in [*self._cursors.items()]:
+            start, end = (in_queue(due_bound(at_ms), queue) for at_ms in (start_ms, stop_ms))
+            passed = [key for key in sorted(self._passed) if start <= key < min(cursor, end) and self._store.get(key)]
+            keys = chain(passed, self._store.keys(max(start, cursor), end))
+            found += [int.from_bytes(key[2:8], "big") for key in islice(keys, limit)]  # as `parse_row_key` reads it
+        return sorted(found)[:limit]

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rocksdict import (
     BlockBasedOptions,
@@ -25,6 +25,7 @@ from rocksdict import (
     DBCompressionType,
     Options,
     Rdict,
+    ReadOptions,
     WriteBatch,
     WriteBufferManager,
     WriteOptions,
@@ -182,6 +183,12 @@ class Store:
             walk.status()
         except Exception as exc:
             raise self._broken(exc) from exc
+
+    def keys(self, start: bytes, end: bytes) -> Iterator[bytes]:
+        """Yield keys from `start` to before `end`, for counts: faster than `items`; what cannot be read is missing."""
+        bound = ReadOptions()
+        bound.set_iterate_upper_bound(end)
+        return cast("Iterator[bytes]", self.db.keys(from_key=start, read_opt=bound))
 
     def batch(self) -> WriteBatch:
         return WriteBatch(raw_mode=True)

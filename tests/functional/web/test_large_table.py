@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,14 +94,17 @@ def view(tables: list[RocksPendingTable]) -> RuntimeView:
 @pytest.fixture
 def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted = [0]
-    items = Store.items
 
-    def counting(self: Store, start: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        for pair in items(self, start, backwards=backwards):
-            counted[0] += 1
-            yield pair
+    def counting(read: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def count(*args: Any, **options: Any) -> Iterator[Any]:
+            for each in read(*args, **options):
+                counted[0] += 1
+                yield each
 
-    monkeypatch.setattr(Store, "items", counting)
+        return count
+
+    monkeypatch.setattr(Store, "items", counting(Store.items))
+    monkeypatch.setattr(Store, "keys", counting(Store.keys))
     return counted
 
 

@@ -75,7 +75,7 @@ async def test_a_token_is_shown_to_the_workers_that_were_named(worker: FakeWorke
 
 
 async def test_a_circuit_is_that_of_the_pages(site: Site, worker: FakeWorker) -> None:
-    """Also of a worker whose pages do not know circuits yet."""
+    """Of a handler without one there is none."""
     worker.address = site.url
     count(worker, 0, 0, 0)
     worker.parts["shop.orders"][0] = replace(worker.parts["shop.orders"][0], circuit="open")

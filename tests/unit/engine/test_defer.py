@@ -11,10 +11,8 @@ import pytest
 from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
 from retryapp.core.control import Command, Verb, named_by, token_of
 from retryapp.core.headers import decode_metadata
-from retryapp.core.jobs import Steering
 from retryapp.core.rows import IDENTITY_AT
 from retryapp.engine.handler.handler import Delivery, Order
-from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event, Row, TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
@@ -192,21 +190,6 @@ async def test_a_kept_release_is_for_a_record_of_its_own_topic(again: bool) -> N
     async with orders:
         assert [call[2:4] for call in caller.seen] == [(1, False), (1, False)] + [(2, True)] * (not again)
         assert orders.waiting == ({"deferred": 1} if again else {})
-
-
-async def test_a_release_that_an_earlier_build_has_kept_is_obeyed() -> None:
-    """It did not tell of which main topic: of the one that is there."""
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*9") as orders:
-        caller.gate.clear()
-        await orders.send(b"one")
-        kept = Steering(early={"0": 1}).written
-        turn = Turn(source=TopicPartition("orders", 0), next_offset=0, steering=kept)
-        orders.lane.submit(orders.lane.session, turn)
-        await orders.settle()
-    caller.gate.set()
-    async with MemoryPartition(caller, "1s*9", transport=orders.transport) as orders:
-        assert (caller.seen[-1], orders.waiting) == ((b"one", 1, 2, True, "Defer"), {})
 
 
 async def test_a_release_is_for_one_delivery() -> None:

@@ -130,20 +130,23 @@ async def test_what_comes_while_a_lane_rests_goes_together(rig: Rig, took_ms: in
     assert [len(batch.publishes) for batch in rig.transport.batches] == [1, 2]
 
 
-async def test_a_lane_does_not_rest_while_a_full_transaction_waits(make_rig: MakeRig) -> None:
-    """It would only lose time: nothing more can join."""
+@pytest.mark.parametrize(("first", "then", "sizes"), [(5, (1, 1, 1), [3, 3]), (3, (3,), [3, 3]), (3, (2,), [3])])
+async def test_a_lane_does_not_rest_while_a_full_transaction_waits(
+    make_rig: MakeRig, first: int, then: tuple[int, ...], sizes: list[int]
+) -> None:
+    """It would only lose time: nothing more can join. One turn may be as full as several."""
     rig = make_rig(changes=3)
     await rig.start()
     gate = rig.transport.pause(Step.COMMIT)
-    for n in range(5):
+    for n in range(first):
         rig.submit("first", n + 1, publishes=1)
     await rig.settle()
-    for n in range(3):
-        rig.submit("a", n + 6, publishes=1)
+    for n, publishes in enumerate(then):
+        rig.submit("a", n + 6, publishes=publishes)
     rig.clock.advance(40)
     gate.set()
     await rig.settle()
-    assert [len(batch.publishes) for batch in rig.transport.batches[:2]] == [3, 3]
+    assert [len(batch.publishes) for batch in rig.transport.batches[:2]] == sizes
 
 
 async def test_an_end_does_not_wait_for_the_rest(rig: Rig) -> None:

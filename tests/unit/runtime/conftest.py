@@ -19,6 +19,7 @@ import kafka_fakes as fakes
 from kafka_fakes import Kafka, MakeLane, Producer, ScriptedClient, ScriptedThread, Topics
 
 from retryapp import Retries, RetryPolicy
+from retryapp.core.record import Record
 from retryapp.ports import LaneBatch, LaneReceipt
 from retryapp.runtime import transport
 from retryapp.runtime.app import Runtime
@@ -87,10 +88,10 @@ def records() -> MakeRecords:
     """Make records with offsets from `start`, each with a value of `size` bytes."""
 
     def make(tp: Any, count: int = 1, *, start: int = 0, size: int = 1) -> list[Any]:
-        return [
-            ConsumerRecord(*tp, offset, 1_700_000_000_000, 0, None, b"x" * size, None, 0, size, ())
-            for offset in range(start, start + count)
-        ]
+        offsets, at_ms, value = range(start, start + count), 1_700_000_000_000, b"x" * size
+        if tp.topic == "orders":  # ours
+            return [Record(*tp, offset, at_ms, None, value) for offset in offsets]
+        return [ConsumerRecord(*tp, offset, at_ms, 0, None, value, None, 0, size, ()) for offset in offsets]
 
     return make
 

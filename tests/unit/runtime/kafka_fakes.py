@@ -19,8 +19,7 @@ from retryapp.core import marks
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Headers
 from retryapp.engine.worker.intake import Stamped
-from retryapp.ports import LaneBatch, Row, TopicPartition
-from retryapp.runtime.clients.unreadable import Unreadable
+from retryapp.ports import LaneBatch, Row, Stuck, TopicPartition
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.transport import KafkaTransport
 
@@ -236,9 +235,9 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-def stuck(offset: int) -> Unreadable:
-    """Make a record of orders[0] that can neither be read nor passed."""
-    return Unreadable(topic="orders", partition=0, offset=offset, last_offset=offset, problem="no codec", stuck=True)
+def stuck(offset: int) -> Stuck:
+    """Make what orders[0] gives where it can neither be read nor passed."""
+    return Stuck("orders", 0, offset, "no codec")
 
 
 # -- the worker's consumer ---------------------------------------------------------------------------------------------

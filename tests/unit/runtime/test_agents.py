@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from kafka_fakes import until
 
-from retryapp.core.record import Damage
 from retryapp.engine.worker.feed import Batch
 from retryapp.ports import TopicPartition
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.clients.unreadable import Unreadable, to_record
 from retryapp.runtime.faust.agents import IntakeChannel, register_agent
 from retryapp.runtime.faust.consumer import RetryConsumer
 
@@ -29,14 +27,6 @@ async def test_faust_has_an_agent_for_first_deliveries_and_one_for_due_rows(runt
     agents = {name: agent.channel.get_topic_name() for name, agent in runtime.app.agents.items()}
     topics = ("orders", "app.orders.retry")
     assert agents == {f"retryapp.{topic}": topic for topic in topics}
-
-
-def test_what_could_not_be_read_stands_for_its_range() -> None:
-    """The offset moves behind all of it, in one turn; its value is empty, for null would be a tombstone."""
-    found = Unreadable(topic="clicks", partition=0, offset=7, last_offset=9, problem="a bad checksum")
-    record = to_record(found)
-    assert (record.offset, record.next_offset, record.value) == (7, 10, b"")
-    assert record.damage == Damage(9, "a bad checksum")
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from retryapp.engine.partition.progress import OffsetWindow
 from retryapp.engine.worker.feed import Feed
 from retryapp.engine.worker.intake import Intake
 from retryapp.ports import TopicPartition
-from retryapp.runtime.clients.unreadable import to_record
 
 TP, ROWS = TopicPartition("orders", 0), TopicPartition("app.orders.retry", 0)
 
@@ -30,7 +29,7 @@ def intake() -> Intake:
 @pytest.fixture
 def feed(intake: Intake) -> Feed:
     """Feeds what comes in, to nobody yet."""
-    made = Feed(intake, to_record)
+    made = Feed(intake)
     intake.on_records = made.pump
     return made
 

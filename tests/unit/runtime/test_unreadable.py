@@ -14,8 +14,10 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 from aiokafka.structs import ConsumerRecord
 
+from retryapp.core.record import Record
+from retryapp.ports import Stuck
 from retryapp.runtime.clients import unreadable
-from retryapp.runtime.clients.unreadable import KeptRecords, TolerantRecords, Unreadable, bare
+from retryapp.runtime.clients.unreadable import KeptRecords, TolerantRecords, as_records, bare
 
 OURS = TopicPartition("orders", 0)
 OTHERS = TopicPartition("clicks", 0)
@@ -24,7 +26,7 @@ BASE, CRC, ATTRIBUTES, LAST_DELTA, PRODUCER, COUNT = 0, 17, 21, 23, 43, 57
 
 @pytest.fixture(autouse=True)
 def topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only `orders` is read by somebody who knows what an `Unreadable` is."""
+    """Only `orders` is read by somebody who takes damaged records."""
     monkeypatch.setattr(unreadable, "TOPICS", {"orders"})
     monkeypatch.setattr(unreadable, "_open_ends", {})
 
@@ -70,13 +72,16 @@ def flipped(raw: bytearray) -> bytearray:
     return raw
 
 
-def fetch(raw: bytes, at: int, tp: TopicPartition = OURS) -> TolerantRecords:
-    return TolerantRecords(tp, KeptRecords(bytes(raw)), [], at, None, None, True, 1)
+def fetch(raw: bytes, at: int, tp: TopicPartition = OURS, wanted: Any = as_records) -> TolerantRecords:
+    return TolerantRecords(tp, KeptRecords(bytes(raw)), [], at, wanted, None, True, 1)
 
 
 def offsets(found: list[Any]) -> list[int | tuple[int, int]]:
     """Return offsets, and ranges of what could not be read."""
-    return [(each.offset, each.last_offset) if isinstance(each, Unreadable) else each.offset for each in found]
+    return [
+        (each.offset, damage.last_offset) if (damage := getattr(each, "damage", None)) else each.offset
+        for each in found
+    ]
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
@@ -89,7 +94,9 @@ def test_a_header_name_that_is_not_utf_8_is_read_leniently(tp: TopicPartition, g
     assert offsets(found) == list(range(9))
     assert found[4].headers == (("\udcff\udcfe", b"h"),)
     assert found[4].headers[0][0].encode("utf-8", "surrogateescape") == b"\xff\xfe"
-    assert (found[4].key, found[4].value, found[4].timestamp) == (b"k1", b"v1", 1_700_000_000_000)
+    assert (found[4].key, found[4].value) == (b"k1", b"v1")
+    at_ms = found[4].timestamp_ms if tp is OURS else found[4].timestamp
+    assert at_ms == 1_700_000_000_000
     assert records.next_fetch_offset == 9
 
 
@@ -130,8 +137,8 @@ def test_a_damaged_batch_is_one_range_and_ends_the_fetch(damaged: bytes, followi
     records = fetch(batch(0) + damaged + following, 0)
     found = list(records)
     assert offsets(found) == [0, 1, 2, (3, 5)]
-    assert ("checksum" in found[-1].problem) is checksum
-    assert not found[-1].stuck
+    assert ("checksum" in found[-1].damage.problem) is checksum
+    assert found[-1].value == b"", "copied, null would be a tombstone"
     assert records.next_fetch_offset == 6
 
 
@@ -140,7 +147,7 @@ def test_a_damaged_batch_that_was_passed_is_passed_again() -> None:
     damaged = with_number(batch(3), LAST_DELTA, 1_000_000)
     assert offsets(list(fetch(damaged + batch(6) + batch(9), 6))) == [6, 7, 8, 9, 10, 11]
     (told,) = list(fetch(damaged + batch(6)[:70], 6))
-    assert told.stuck, "what follows is cut off, and will be for ever"
+    assert isinstance(told, Stuck), "what follows is cut off, and will be for ever"
 
 
 @pytest.mark.parametrize(("at", "number"), [(LAST_DELTA, 1_000_000), (LAST_DELTA, 4), (COUNT, 2)])
@@ -153,7 +160,7 @@ def test_the_last_batch_is_passed_in_steps_when_its_counts_disagree(at: int, num
         told += list(records)
         position = records.next_fetch_offset
     assert offsets(told) == [(3, 3), (4, 4), (5, 5)]
-    assert not any(each.stuck for each in told)
+    assert all(isinstance(each, Record) for each in told)
 
 
 def test_what_a_broker_skips_of_a_damaged_batch_is_told_of_when_the_next_comes() -> None:
@@ -165,10 +172,12 @@ def test_what_a_broker_skips_of_a_damaged_batch_is_told_of_when_the_next_comes()
     assert records.next_fetch_offset == 9
 
 
-def test_a_damaged_batch_of_another_topic_is_an_error_as_ever() -> None:
+@pytest.mark.parametrize(("tp", "wanted"), [(OTHERS, as_records), (OURS, None)], ids=["topic", "consumer"])
+def test_a_damaged_batch_of_another_topic_or_consumer_is_an_error_as_ever(tp: TopicPartition, wanted: Any) -> None:
     """Nobody there could take a range for what it is."""
     with pytest.raises(CorruptRecordException):
-        list(fetch(flipped(batch(0)), 0, OTHERS))
+        list(fetch(flipped(batch(0)), 0, tp, wanted))
+    assert isinstance(next(fetch(batch(0), 0, tp, wanted)), ConsumerRecord)
 
 
 def test_a_missing_codec_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +190,7 @@ def test_a_missing_codec_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unreadable._StockRecords, "_unpack_records", refuse)
     records = fetch(batch(3, gzipped=True), 3)
     (found,) = list(records)
-    assert found.stuck
+    assert isinstance(found, Stuck)
     assert "gzip" in found.problem
     assert records.next_fetch_offset == 3
 
@@ -192,8 +201,7 @@ def test_a_broken_frame_is_no_reason_to_guess() -> None:
     raw[8:12] = struct.pack(">i", 20)
     records = fetch(raw, 0)
     found = list(records)
-    assert all(each.stuck for each in found)
-    assert len(found) == 1
+    assert [*map(type, found)] == [Stuck]
     assert records.next_fetch_offset == 0
 
 

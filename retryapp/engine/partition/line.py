@@ -1,0 +1,27 @@
+"""One sequence of a partition: its records without a final outcome."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from retryapp.engine.delivery.run import Run
+
+
+class Line:
+    """The records of one sequence without a final outcome, each kind in order."""
+
+    __slots__ = ("failed", "first", "older", "rows", "running", "waiting")
+
+    def __init__(self) -> None:
+        self.running = False
+        """The head has a claim or a run."""
+        self.first = False
+        """That is its first delivery, and it has no row."""
+        self.failed = False
+        """The head has a row with a due time."""
+        self.rows: deque[bytes] = deque()
+        """Identities of rows, in the table or on their way to it."""
+        self.waiting: deque[Run] = deque()
+        """First deliveries in the window; nearly always behind all rows."""
+        self.older: list[bytes] = []
+        """Rows that end with the next outcome (`engine.partition.latest`)."""
