@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from retryapp.core.control import LetterMark, MarkKind
@@ -68,15 +69,16 @@ class Archive:
             told = replace(told, due_at_ms=None, tier=None)
         self.add(station, partition, headers=encode_metadata(told), key_hash=key, timestamp_ms=arrived_ms)
 
-    def succeeded(self, offset: int, attempt: int, *, partition: int = 0, **facts: Any) -> None:
-        """A record is done after a failure."""
+    def event(self, kind: Callable[..., Any], offset: int, *, partition: int = 0, **facts: Any) -> None:
+        """A worker tells something of a record."""
         origin = Origin(MAIN, facts.pop("topic_id", TOPIC_ID), partition, offset)
-        began = facts.pop("started_ms", NOON_MS)
-        event = Succeeded(
-            group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text,
-            attempt=attempt, started_ms=began, ended_ms=began + 50, lateness_ms=facts.pop("lateness_ms", 7), **facts,
-        )  # fmt: skip
-        self.add("events", partition, value=event.to_json(), key_hash="of-the-event")
+        ids = {"group": GROUP, "handler": "shop.charge", "failure_id": failure_id(GROUP, origin), "origin": origin.text}
+        self.add("events", partition, value=kind(**ids, **facts).to_json(), key_hash="of-the-event")
+
+    def succeeded(self, offset: int, attempt: int, *, started_ms: int = NOON_MS, **facts: Any) -> None:
+        """A record is done after a failure."""
+        times = {"started_ms": started_ms, "ended_ms": started_ms + 50, "lateness_ms": facts.pop("lateness_ms", 7)}
+        self.event(Succeeded, offset, attempt=attempt, **times, **facts)
 
     def marked(self, offset: int, delivery: int, kind: str, *, replays: int = 0) -> None:
         """Something became of a dead letter."""
@@ -88,40 +90,24 @@ class Archive:
 
     def held(self, offset: int) -> None:
         """A record waits for earlier ones of its sequence."""
-        origin = Origin(MAIN, TOPIC_ID, 0, offset)
-        event = Held(
-            group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text, at_ms=NOON_MS
-        )
-        self.add("events", 0, value=event.to_json(), key_hash="of-the-event")
+        self.event(Held, offset, at_ms=NOON_MS)
 
-    def skipped(self, offset: int, delivery: int, *, partition: int = 0, **facts: Any) -> None:
+    def skipped(self, offset: int, delivery: int, **facts: Any) -> None:
         """A record is skipped; delivery 0: as a duplicate."""
-        origin = Origin(MAIN, TOPIC_ID, partition, offset)
-        event = Skipped(
-            group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text,
-            delivery=delivery, attempt=delivery, at_ms=NOON_MS + 70_000, **facts,
-        )  # fmt: skip
-        self.add("events", partition, value=event.to_json(), key_hash="of-the-event")
+        self.event(Skipped, offset, delivery=delivery, attempt=delivery, at_ms=NOON_MS + 70_000, **facts)
 
     def discarded(self, offset: int, attempt: int, kind: Literal["discarded", "failed"] = "discarded") -> None:
         """A record is dead, and there is no dead-letter topic."""
-        origin = Origin(MAIN, TOPIC_ID, 0, offset)
-        event = Discarded(
-            kind=kind, group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text,
-            reason="exhausted", error_type="OSError", error_message="away", fingerprint="f2", attempt=attempt,
-            delivery=attempt, policy="p2", origin_timestamp_ms=NOON_MS - 5, first_failed_ms=NOON_MS,
-            started_ms=NOON_MS + 70_000, ended_ms=NOON_MS + 70_100,
+        self.event(
+            partial(Discarded, kind=kind), offset, reason="exhausted", error_type="OSError", error_message="away",
+            fingerprint="f2", attempt=attempt, delivery=attempt, policy="p2", origin_timestamp_ms=NOON_MS - 5,
+            first_failed_ms=NOON_MS, started_ms=NOON_MS + 70_000, ended_ms=NOON_MS + 70_100,
         )  # fmt: skip
-        self.add("events", 0, value=event.to_json(), key_hash="of-the-event")
 
     def superseded(self, offset: int, delivery: int) -> None:
         """A newer record has replaced one whose last delivery had this number."""
-        origin = Origin(MAIN, TOPIC_ID, 0, offset)
-        event = Superseded(
-            group=GROUP, handler="shop.charge", failure_id=failure_id(GROUP, origin), origin=origin.text,
-            delivery=delivery, attempt=delivery, by_offset=offset + 1, at_ms=NOON_MS + 70_000,
-        )  # fmt: skip
-        self.add("events", 0, value=event.to_json(), key_hash="of-the-event")
+        facts = {"delivery": delivery, "attempt": delivery, "by_offset": offset + 1}
+        self.event(Superseded, offset, at_ms=NOON_MS + 70_000, **facts)
 
     def counted(self, first: int, end: int, *, ok: int, failed: int, partition: int = 0, **facts: Any) -> None:
         """A worker says what it counted."""
