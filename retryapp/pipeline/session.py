@@ -52,9 +52,6 @@ _OURS: Final = {
     "spark.sql.codegen.cache.maxEntries": "1000",
     # Else each column that is made here asks the JVM twice where in Python it was made: a tenth of a small analysis.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # Spark would check a plan after each of its rules, and print it for a page of its own: a tenth, too.
-    "spark.sql.lightweightPlanChangeValidation": "false",
-    "spark.sql.ui.explainMode": "simple",
     # A run's records are of one day or two: as many open files cost less than a sort of whole records by day.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     # Texts that hardly ever repeat: a dictionary of them is built and thrown away.

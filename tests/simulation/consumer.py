@@ -29,7 +29,7 @@ _CROSSING_S = 0.001
 """Into the client's thread."""
 _CROSSED_S = 0.02
 """The way out of it, to the main loop."""
-_DELAYED_S = 0.5
+DELAYED_S = 0.5
 """The same when the main loop is busy: one fetch in ten."""
 _SETTLE_S = 0.25
 """Longest time from an assignment to the end of its rebalance."""
@@ -209,6 +209,6 @@ class SimConsumer(Flow):
         records.positions = positions
         if positions:
             random = self._worker.random
-            await asyncio.sleep(random.uniform(0.0005, _DELAYED_S if random.random() < 0.1 else _CROSSED_S))
+            await asyncio.sleep(random.uniform(0.0005, DELAYED_S if random.random() < 0.1 else _CROSSED_S))
             intake.put(records, records.stamp, positions)
         return bool(got)

@@ -12,6 +12,7 @@ from math import log
 from typing import Final
 
 from retryapp.core.circuit import Circuit, CircuitState
+from simulation.consumer import DELAYED_S
 from simulation.oracle import Oracle
 from simulation.plan import SERVICES, Plan
 from simulation.quiet import HEALED_MS
@@ -46,7 +47,7 @@ class Services:
             return
         what, name = f"I22 {origin[0]}/{origin[1]}", self._waiting.get(origin)
         if name is None:
-            if now_ms - due_at_ms > LATE_MS * (1 + self._plan.through):
+            if now_ms - due_at_ms > LATE_MS + 2 * 1_000 * DELAYED_S * self._plan.through:  # a fetch, and one before it
                 raise Violation(f"{what}: {now_ms - due_at_ms:.0f} ms late, and waits for no service")
             return
         circuit = circuits_of(worker, self._main, origin[0])[name]

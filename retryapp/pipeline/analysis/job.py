@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -30,8 +30,6 @@ from retryapp.pipeline.tables import Tables, place_of
 
 JOB: Final = "analyse"
 MOST_PIECES: Final = 50  # folders of readings, after which all records are read anew into one
-SMALL_BYTES: Final = 4_194_304  # of readings, some 30,000: each task would cost more than a second one saves
-_TASKS: Final = ("spark.sql.shuffle.partitions", "spark.sql.files.minPartitionNum")
 _BY_HASH: Final = "spark.sql.execution.useObjectHashAggregateExec"
 """Off for journeys, whose steps are sorted already: Spark would sort them again; the journeys are the same."""
 
@@ -87,11 +85,7 @@ class Analysis:
         if former is not None and former["state"] == state:
             return self._unchanged({**former, "broker": broker}, began_ms)
         read = self._read(state, former, run_id)
-        readings = self._derived.read(READINGS_TABLE, *read)
-        with ExitStack() as stack:
-            for name in _TASKS if _size(readings) < SMALL_BYTES else ():
-                stack.enter_context(setting(self._spark, name, "1", required=False))
-            made = self._make(readings, taken, losses, run_id)
+        made = self._make(read, taken, losses, run_id)
         verdicts = made.pop("verdicts")
         ended_ms = self._now_ms()
         facts = {**made, "broker": broker, "analysed_ms": ended_ms, "checks": [asdict(each) for each in verdicts]}
@@ -122,9 +116,9 @@ class Analysis:
         return [piece] if files is None else [*known, piece]
 
     def _make(
-        self, readings: DataFrame, taken: Sequence[TakenCut], losses: Sequence[Mapping[str, Any]], run_id: str
+        self, read: Sequence[str], taken: Sequence[TakenCut], losses: Sequence[Mapping[str, Any]], run_id: str
     ) -> dict[str, Any]:
-        put = self._derived.put
+        put, readings = self._derived.put, self._derived.read(READINGS_TABLE, *read)
         cut, forgotten = _known(taken, readings)
         with setting(self._spark, _BY_HASH, "false", required=False):
             journeys = put(JOURNEYS_TABLE, journeys_of(before_cut(traces_of(readings), cut)), run_id)
@@ -152,12 +146,6 @@ class Analysis:
         ]
         facts = {"journeys": told["count"], "began_ms": min(begins), "bin_ms": length_ms, "ledger": ledger}
         return {**facts, "offenders": offenders(journeys), "verdicts": verdicts}
-
-
-def _size(files: DataFrame) -> int:
-    """Return the size of files that are read, in bytes."""
-    plan: Any = files._jdf.queryExecution().optimizedPlan()  # noqa: SLF001 - Python's side does not tell
-    return int(plan.stats().sizeInBytes())
 
 
 def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[Any, ...]], list[str]]:
