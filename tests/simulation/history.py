@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import inf
 from random import Random
 from typing import Final
 
@@ -38,7 +39,7 @@ from simulation.through import stray
 from simulation.worker import SimWorker
 
 REST_S: Final = 240.0
-"""Longest time to come to rest after everything has healed."""
+"""Longest time to come to rest after everything has healed, or the last record has come to its end."""
 
 
 class History:
@@ -392,10 +393,12 @@ class History:
         self._heal()
         if self.first.oracle.steering is not None:
             self.first.oracle.steering.send_to_handler("handler-resume", "last")
-        until_s = loop.time() + REST_S
+        until_s, fewest = loop.time() + REST_S, inf
         while self.violation is None and loop.time() < until_s:
             await asyncio.sleep(0.5)
             self._have_go_on()
+            if (left := sum(len(judge.oracle.open_ends()) for judge in self.judges.values())) < fewest:
+                until_s, fewest = loop.time() + REST_S, left
             if self._at_rest():
                 await asyncio.sleep(2.0)
                 self._guard(self._judge)
