@@ -186,6 +186,11 @@ class Broker(MemoryBroker):
         log.end -= 1
         self.on_left(name)
 
+    def finish_left(self) -> None:
+        """Have all of them end, as the next hand-off of a lane does that goes on."""
+        while self._left:
+            self._finish(self._left.popitem()[1])
+
     def _finish(self, left: Txn) -> None:
         left.committed = True
         for tp in left.first:

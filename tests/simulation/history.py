@@ -40,6 +40,8 @@ from simulation.worker import SimWorker
 
 REST_S: Final = 240.0
 """Longest time to come to rest after everything has healed, or the last record has come to its end."""
+IDLE_S: Final = 60.0
+"""After so much of it a lane that has nothing to do gets something."""
 
 
 class History:
@@ -399,6 +401,8 @@ class History:
             self._have_go_on()
             if (left := sum(len(judge.oracle.open_ends()) for judge in self.judges.values())) < fewest:
                 until_s, fewest = loop.time() + REST_S, left
+            if loop.time() > until_s - REST_S + IDLE_S:
+                self.broker.finish_left()
             if self._at_rest():
                 await asyncio.sleep(2.0)
                 self._guard(self._judge)
