@@ -105,7 +105,7 @@ def _told(
                 with suppress(DamagedEventError):  # of a newer worker
                     event = decode_event(record.value or b"")
                     if isinstance(event, Commanded) and (record.partition, event.command) in wanted:
-                        outcomes.setdefault((record.partition, event.command), event)  # it may have been sent twice
+                        outcomes[record.partition, event.command] = event
             elif len(outcomes) >= len(wanted):
                 return outcomes
             elif time.monotonic() >= until_s:

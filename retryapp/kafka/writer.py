@@ -19,7 +19,7 @@ _FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCU
 
 
 def write_records(connection: KafkaConnection, records: Iterable[Outgoing], *, doing: str, topic: str) -> None:
-    """Append records, those of a partition in order, one maybe twice; return once all are durable.
+    """Append records, those of a partition in order; return once all are durable.
 
     Args:
         connection: the cluster.
@@ -38,10 +38,10 @@ def write_records(connection: KafkaConnection, records: Iterable[Outgoing], *, d
         if error is not None:
             failures.append(error)
 
-    producer = connection.client(  # an idempotent one may wait for half a second before it sends
+    producer = connection.client(
         Producer,
         acks="all",
-        max_in_flight=1,
+        enable_idempotence=True,
         allow_auto_create_topics=False,
         delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
     )
