@@ -174,7 +174,7 @@ class Broker(MemoryBroker):
                 self._leave(name, txn, tp)
 
     def _leave(self, name: str, txn: Txn, tp: TopicPartition) -> None:
-        """Take the end of a transaction away from a partition: what it has there is committed, and nobody can read it.
+        """Take a transaction's end from a partition: its records there are committed, but committed readers miss them.
 
         Its coordinator takes it for complete, so a fence does not end it; the next commit of its id there does. On
         Kafka an abort does, too, and takes it back: no client can prevent that, so here it decides nothing.

@@ -161,7 +161,7 @@ class Oracle:
             if self.steering is not None:
                 self.steering.begins(origin, story, opening)
                 unsure = origin[0] in self.damages.unsure and origin[0] not in self.steering.paused
-                _must(not unsure, "I25", origin, "begins, and nobody knows whom a damaged row was to stop")
+                _must(not unsure, "I25", origin, "begins, although a damaged row may stop its sequence")
             if set(self.orders.values()) == {"latest"} and record.key is not None:
                 is_row = due_at_ms is not None
                 self.starts.check(origin, record.key, is_row=is_row, now_ms=now_ms, opening=opening)

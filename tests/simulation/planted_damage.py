@@ -16,7 +16,7 @@ from retryapp.engine.partition.unread import Unread
 
 
 def _without_letter(run: Run, error: RecordError, now_ms: int) -> Turn:
-    """A damaged row goes, and nobody hears of it."""
+    """A damaged row is removed without a dead letter."""
     turn = _bury(run, error, now_ms)
     turn.publishes = turn.observations = ()
     return turn

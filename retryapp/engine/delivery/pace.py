@@ -203,7 +203,7 @@ class Pace:
     ) -> None:
         """Begin a session: `first` and `again` take runs, `freed` hears when more may go, `fail` of our faults.
 
-        `waits` tells whether a row is due until a time, of those that wait for a named circuit.
+        `waits` tells whether a row is due by a time: of all rows, or of those that wait for a named circuit.
         """
         self._first, self._again, self._freed, self._tell, self._fail = first, again, freed, tell, fail
         self._waits = waits

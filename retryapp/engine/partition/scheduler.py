@@ -168,7 +168,7 @@ class Scheduler:
             self._wake.set()
 
     def has_rows(self, circuit: str, until_ms: int) -> bool:
-        """Tell whether a row is due until a time; for a named circuit: one of its."""
+        """Tell whether a row is due by a time: of all rows, or of those that wait for a named circuit."""
         if self._pending is None:
             return False
         if circuit:

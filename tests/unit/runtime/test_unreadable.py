@@ -147,7 +147,7 @@ def test_a_damaged_batch_that_was_passed_is_passed_again() -> None:
     damaged = with_number(batch(3), LAST_DELTA, 1_000_000)
     assert offsets(list(fetch(damaged + batch(6) + batch(9), 6))) == [6, 7, 8, 9, 10, 11]
     (told,) = list(fetch(damaged + batch(6)[:70], 6))
-    assert isinstance(told, Stuck), "what follows is cut off, and will be for ever"
+    assert isinstance(told, Stuck), "the batch that follows is incomplete, and no more of it will come"
 
 
 @pytest.mark.parametrize(("at", "number"), [(LAST_DELTA, 1_000_000), (LAST_DELTA, 4), (COUNT, 2)])
