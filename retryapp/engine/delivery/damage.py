@@ -36,7 +36,8 @@ def bury_damaged(run: Run, error: RecordError, now_ms: int) -> Turn:
 
     A damaged row or batch does not say which sequence to stop behind it, so its partition is paused.
     """
-    metadata = salvage(_first_delivered(run), error, **_facts(run.context, now_ms))
+    counted = (0, 0) if run.claim is None else run.claim.counted
+    metadata = salvage(_first_delivered(run), error, **_facts(run.context, now_ms), counted=counted)
     damage = run.record.damage if run.claim is None else run.claim.damage
     if damage is not None and run.sequence is None and run.context.handler.holding.stops:
         run.pauses = Level(since_ms=now_ms, record=metadata.failure_id, why=UNKNOWN_SEQUENCE)
