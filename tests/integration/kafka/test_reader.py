@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import closing
+from itertools import islice
+
+from confluent_kafka import TopicPartition
 from samples import removal, waiting_row
 
 from retryapp.kafka import fold_changelog, read_record, read_topic
+from retryapp.kafka.reader import follow_topic
 
 
 def values(connection, topic, **kwargs):
@@ -77,3 +84,64 @@ def test_the_changelog_adds_up(connection, make_topic, publish):
     publish(topic, 1, b"progress", b"x")
     rows = fold_changelog(connection, topic, lambda _key, value: value)
     assert rows == {kept.identity: newer.value, other.identity: other.value}
+
+
+def following(found, count):
+    """The next so many records of a following, as partition, offset and value."""
+    records = islice((record for record in found if record is not None), count)
+    return sorted((record.partition, record.offset, record.value) for record in records)
+
+
+def test_a_topic_is_followed_from_offsets_on(connection, make_topic, transact):
+    """What is committed, then and later; None where there is no more for now, and no end."""
+    topic = make_topic(2)
+    transact(topic, 0, [b"before", b"a"])
+    transact(topic, 1, [b"b"])
+    transact(topic, 0, [b"lost"], end="abort")
+    with closing(follow_topic(connection, topic, {0: 1, 1: 0})) as found:
+        assert following(found, 2) == [(0, 1, b"a"), (1, 0, b"b")]
+        began_s = time.monotonic()
+        assert [next(found) for _ in range(3)] == [None] * 3
+        assert time.monotonic() - began_s < 5
+        producer = transact(topic, 1, [b"open"], end="leave")
+        transact(topic, 0, [b"later"])
+        assert following(found, 1) == [(0, 5, b"later")]
+        producer.commit_transaction(10)
+        assert following(found, 1) == [(1, 2, b"open")]
+
+
+def test_a_partition_that_is_not_asked_for_is_not_followed(connection, make_topic, publish):
+    """Commands wait for the outcomes of their own partitions."""
+    topic = make_topic(2)
+    with closing(follow_topic(connection, topic, {1: 0})) as found:
+        publish(topic, 0, None, b"other")
+        publish(topic, 1, None, b"ours")
+        assert following(found, 1) == [(1, 0, b"ours")]
+
+
+def test_a_topic_is_followed_that_is_made_late(connection, make_topic, publish):
+    """As a broker sees it that has not heard of it yet."""
+    name = "made-late"
+
+    def make():
+        make_topic(1, name)
+        publish(name, 0, None, b"first")
+
+    with closing(follow_topic(connection, name, {0: 0})) as found:
+        assert next(found) is None
+        late = threading.Thread(target=make)
+        late.start()
+        assert following(found, 1) == [(0, 0, b"first")]
+        late.join()
+
+
+def test_what_retention_has_deleted_is_passed(connection, make_topic, publish, admin):
+    """A following that begins there goes on with the first record that is kept."""
+    topic = make_topic(1)
+    for value in (b"0", b"1", b"2"):
+        publish(topic, 0, None, value)
+    admin._client.delete_records([TopicPartition(topic, 0, 2)])
+    while admin.offsets(topic)[0].start < 2:
+        time.sleep(0.05)
+    with closing(follow_topic(connection, topic, {0: 0})) as found:
+        assert following(found, 1) == [(0, 2, b"2")]
