@@ -44,7 +44,7 @@ from typing import Final
 
 from retryapp.core.errors import DamagedRowError, NewerRowError
 from retryapp.core.foreign import name_bytes
-from retryapp.core.metadata import MAX_EPOCH_MS
+from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
 from retryapp.core.record import Headers, Origin
 from retryapp.core.values import value_type
 
@@ -426,6 +426,15 @@ def decode_row(raw: bytes) -> PendingRow:
     if is_reference(raw):
         reference, more = _split(more)
     return PendingRow(key, value, headers, *numbers, more, raw[2], reference)
+
+
+def damaged_row(raw: bytes) -> PendingRow:
+    """Return what is left of a row that cannot be decoded: its bytes as a value, and numbers that are possible."""
+    attempt = delivery = 0
+    if len(raw) >= _FIXED.size and raw[0] == ROW_VERSION and _is_known(raw[1], raw[2]):
+        *_, attempt, delivery, _, _, _, _, _ = _FIXED.unpack_from(raw)
+    possible = attempt <= delivery <= MAX_COUNT
+    return PendingRow(None, raw, (), attempt=attempt * possible, delivery=delivery * possible)
 
 
 def _split(more: bytes) -> tuple[Reference, bytes]:

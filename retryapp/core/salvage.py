@@ -40,23 +40,33 @@ DAMAGED_FINGERPRINT: Final = "damaged"
 
 
 def salvage(
-    record: Record, error: RecordError, *, group: str, handler: str, topic_id: str, policy_digest: str, now_ms: int
+    record: Record,
+    error: RecordError,
+    *,
+    group: str,
+    handler: str,
+    topic_id: str,
+    policy_digest: str,
+    now_ms: int,
+    counted: tuple[int, int] = (0, 0),
 ) -> RetryMetadata:
     """Return metadata for the dead letter of a record with damaged headers, or of a batch that could not be read.
 
-    The attempt is the header's, else the last of the history, else 1; the delivery is the header's, and no less. An
-    unreadable origin becomes the coordinates of the damaged record.
+    The attempt is the header's, else that of the row (`counted`: attempt and delivery; 0 where they are not known),
+    else the last of the history, else 1; the delivery is the header's, else the row's, and no less. An unreadable
+    origin becomes the coordinates of the damaged record.
     """
     read = HeaderReader(single(record.headers))
     base = _neutral(record, read, group=group, topic_id=topic_id, policy_digest=policy_digest, now_ms=clamped(now_ms))
     history: tuple[HistoryEntry, ...] = readable(read.history, ())
-    attempt = _number(read, RETRY_ATTEMPT, history[-1].attempt if history else 1, MAX_COUNT)
+    last = counted[0] if counted[1] else history[-1].attempt if history else 1
+    attempt = _number(read, RETRY_ATTEMPT, last, MAX_COUNT)
     attempt = min(attempt if base.replays else max(1, attempt), MAX_COUNT)
     return replace(
         base,
         handler=handler or NAMELESS,
         attempt=attempt,
-        delivery=max(attempt, _number(read, RETRY_DELIVERY, 0, MAX_COUNT)),
+        delivery=max(attempt, _number(read, RETRY_DELIVERY, counted[1], MAX_COUNT)),
         started_ms=_number(read, RETRY_STARTED_MS, base.started_ms, MAX_EPOCH_MS),
         last_failed_ms=_number(read, RETRY_LAST_FAILED_MS, base.last_failed_ms, MAX_EPOCH_MS),
         error_type=qualified_name(type(error)) or NAMELESS,

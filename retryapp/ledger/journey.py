@@ -188,8 +188,8 @@ def follow(traces: Sequence[Trace], cut: Cut) -> Journey:
         return Journey(_MARKS[marks[-1].station], marks[-1])
     journey = _followed(traces, cut)
     if journey.fate is Fate.DEAD and journey.last.station is Station.DEAD:
-        sent_back = Station.REPLAYED, Station.RECOVERED
-        about = [m for m in marks if cut.sure(m) and m.replays - (m.station in sent_back) == journey.last.replays]
+        letter = journey.last  # its numbers, and those of its marks, may be a guess: their places are not
+        about = [m for m in marks if cut.sure(m) and m.topic == letter.topic and m.offset > letter.offset]
         if about and not (
             about[-1].station is Station.REPLAYED and cut.keeps(cut.topics.retry, about[-1].timestamp_ms)
         ):

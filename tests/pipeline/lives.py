@@ -96,10 +96,12 @@ class Archive:
         """A record is skipped; delivery 0: as a duplicate."""
         self.event(Skipped, offset, delivery=delivery, attempt=delivery, at_ms=NOON_MS + 70_000, **facts)
 
-    def discarded(self, offset: int, attempt: int, kind: Literal["discarded", "failed"] = "discarded") -> None:
+    def discarded(
+        self, offset: int, attempt: int, kind: Literal["discarded", "failed"] = "discarded", reason: str = "exhausted"
+    ) -> None:
         """A record is dead, and there is no dead-letter topic."""
         self.event(
-            partial(Discarded, kind=kind), offset, reason="exhausted", error_type="OSError", error_message="away",
+            partial(Discarded, kind=kind), offset, reason=reason, error_type="OSError", error_message="away",
             fingerprint="f2", attempt=attempt, delivery=attempt, policy="p2", origin_timestamp_ms=NOON_MS - 5,
             first_failed_ms=NOON_MS, started_ms=NOON_MS + 70_000, ended_ms=NOON_MS + 70_100,
         )  # fmt: skip

@@ -169,6 +169,42 @@ def test_a_cancelled_record_was_not_tried_again(spark: SparkSession) -> None:
     ]
 
 
+def test_what_could_not_be_read_is_dead_behind_all_that_failed(spark: SparkSession) -> None:
+    """The numbers of its letter are a guess, and it spent no attempt; marks of an earlier letter are not this one's."""
+    archive = Archive()
+    damaged = {"reason": "damaged", "error_type": "DamagedRowError", "fingerprint": "damaged"}
+    archive.failed(4, 3, reason="exhausted")
+    archive.marked(4, 3, "replayed", replays=1)
+    archive.failed(4, 0, delivery=4, replays=1, replay_id="r", tier="replay", due_at_ms=NOON_MS + 10)
+    archive.held(6)
+    for offset in (1, 2, 3):
+        archive.failed(offset, 1, tier="1m")
+        archive.failed(offset, 2, tier="5m", started_ms=NOON_MS + 60_002)
+    for offset in (1, 2, 3, 4, 5, 6):
+        archive.failed(offset, 1, **damaged)
+    archive.failed(7, 3)
+    archive.discarded(7, 1, reason="damaged")
+    for offset, kinds in (2, ("discarded",)), (3, ("discarded", "restored")):
+        for kind in kinds:
+            archive.marked(offset, 1, kind)
+    journeys = {row["offset"]: row for row in found(spark, archive).values()}
+    assert {offset: row["fate"] for offset, row in journeys.items()} == {
+        1: "dead", 2: "discarded", 3: "dead", 4: "dead", 5: "dead", 6: "dead", 7: "discarded",
+    }  # fmt: skip
+    assert {row["reason"] for row in journeys.values()} == {"damaged"}
+    assert {(row["due_at_ms"], row["tier"], row["copies"]) for row in journeys.values()} == {(None, None, 0)}
+    assert [journeys[n]["missing"] for n in (1, 2, 3, 5, 6)] == [0, 0, 0, 0, 0]
+    for offset in (1, 2):
+        assert tried(journeys[offset], "delivery", "attempt", "tier", "lateness_ms", "outcome", "fingerprint") == [
+            (1, 1, None, None, "retried", "f1"),
+            (2, 2, "1m", 2, "retried", "f1"),
+            (3, None, None, None, "dead", "damaged"),
+        ]
+    readings = archive.readings(spark)
+    summed = rollup(journeys_of(traces_of(readings)), progress_of(readings, cut(9)), length_ms=60_000)
+    assert summed.where("fingerprint = 'damaged'").agg({"dead": "sum", "attempts": "sum"}).first() == (6, 6)
+
+
 def test_a_replay_starts_attempts_anew(spark: SparkSession) -> None:
     """Its record on the retry topic is no attempt; clocks that went back change no order."""
     archive = Archive()

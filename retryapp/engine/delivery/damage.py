@@ -27,7 +27,7 @@ from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.ports import Event, Observation
 
-UNKNOWN_SEQUENCE: Final = "it is damaged, and with it the key of those that are to wait behind it"
+UNKNOWN_SEQUENCE: Final = "a damaged record has lost its key: which records are to wait behind it is not known"
 """Why a partition is paused: `on_dead="hold"`, and a damaged row or batch does not say which sequence to stop."""
 
 
@@ -36,7 +36,8 @@ def bury_damaged(run: Run, error: RecordError, now_ms: int) -> Turn:
 
     A damaged row or batch does not say which sequence to stop behind it, so its partition is paused.
     """
-    metadata = salvage(_first_delivered(run), error, **_facts(run.context, now_ms))
+    counted = (0, 0) if run.claim is None else run.claim.counted
+    metadata = salvage(_first_delivered(run), error, **_facts(run.context, now_ms), counted=counted)
     damage = run.record.damage if run.claim is None else run.claim.damage
     if damage is not None and run.sequence is None and run.context.handler.holding.stops:
         run.pauses = Level(since_ms=now_ms, record=metadata.failure_id, why=UNKNOWN_SEQUENCE)
@@ -186,7 +187,7 @@ def recovered(run: Run) -> tuple[Outgoing, ...]:
         return ()
     name, _, offset = metadata.letter.rpartition(":")
     topic = topology.dlq_named(name or None)
-    told = LetterMark(
+    told = LetterMark.model_construct(  # as the metadata has it: twice as fast
         mark=MarkKind.RECOVERED,
         failure_id=metadata.failure_id,
         letter=int(offset),

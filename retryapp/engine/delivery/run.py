@@ -55,6 +55,8 @@ class Claim:
     due_at_ms: int
     """0 of a held row: it may run at once."""
     size: int
+    counted: tuple[int, int] = (0, 0)
+    """Attempt and delivery that ended last, as the row says; 0 where that cannot be read."""
     alone: bool = False
     """No other record is in its call, where the handler takes several."""
     cancelled: bool = False

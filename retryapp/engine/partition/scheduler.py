@@ -24,6 +24,7 @@ from retryapp.core.rows import (
     SENT,
     TOKEN,
     PendingRow,
+    damaged_row,
     decode_row,
     is_held,
     parse_row_key,
@@ -280,7 +281,7 @@ class Scheduler:
     def _claim(self, key: bytes, value: bytes) -> tuple[Claim, Record] | None:
         """Claim a row; None: earlier records of its sequence are not done."""
         place = parse_row_key(key)
-        row, damage, metadata = PendingRow(None, value, ()), None, None
+        damage, metadata = None, None
         fresh = self._fresh.pop(key[IDENTITY_AT:], None)
         try:
             if fresh is not None and fresh[0] == value:
@@ -291,7 +292,7 @@ class Scheduler:
             where = f"the row of {self._context.handler.main}[{self._partition}]@{place.origin_offset}"
             raise NewerRecordError(f"{where} in the pending table", exc.finding) from exc
         except DamagedRowError as exc:
-            damage = exc
+            row, damage = damaged_row(value), exc
         if damage is None and self._held(key, row):
             return None
         due_at_ms = 0 if row.held else place.due_at_ms
@@ -301,6 +302,7 @@ class Scheduler:
             key=key,
             identity=key[IDENTITY_AT:],
             due_at_ms=due_at_ms,
+            counted=(row.attempt, row.delivery),
             size=len(value) + (0 if row.reference is None else row.reference.size),
             damage=damage,
             reference=row.reference,

@@ -1,8 +1,9 @@
 """Journeys: of each record that failed every attempt, in order, and where it has come to rest.
 
-Order is (failure id, delivery), within a delivery as in `STATIONS`, then the marks of its dead letter by their offsets;
-a timestamp decides nothing. A record on a retry topic tells of the attempt that failed and of the wait that follows, so
-the tier and due time of an attempt are found on the record before it.
+Order is (failure id, delivery), within a delivery as in `STATIONS`; a timestamp decides nothing. A letter of what could
+not be read, whose numbers are a guess, comes after all of these, and the marks of dead letters after that, by offset. A
+record on a retry topic tells of the attempt that failed and of the wait that follows, so the tier and due time of an
+attempt are found on the record before it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, SAID
 STATIONS: Final = ("held", "retry", "dlq", "succeeded", "skipped", "discarded", "failed", "superseded")
 """In the order of their ranks, which begin at 1."""
 _SKIPPED_RANK: Final = STATIONS.index("skipped") + 1
-_ORDER: Final = ("delivery", "rank")
+_ORDER: Final = ("late", "delivery", "rank")
+_DEAD: Final = ("dlq", "discarded", "failed")
+_OF_MARK: Final = ("epoch", "found_offset", "topic", "station")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 _LAST: Final = (
     "station", "topic_id", "partition", "offset", "replays", "attempt", "ended_ms", "reason", "due_at_ms", "tier",
-    "topic", "found_offset", "timestamp_ms",
+    "topic", "epoch", "found_offset", "timestamp_ms",
 )  # fmt: skip
 _STEP: Final = (*_LAST, *_FAILURE, "started_ms", "lateness_ms", "origin_timestamp_ms", "key_hash")
 
@@ -38,7 +41,8 @@ def traces_of(readings: DataFrame) -> DataFrame:
     A duplicate that was skipped has no journey: it is in the workers' counts.
 
     ``topic_id``, ``partition`` and ``offset`` are of the first delivery; ``topic``, ``epoch`` and ``found_offset``
-    are of the record itself. ``rank`` is the order of ``station`` within a delivery.
+    are of the record itself. ``rank`` is the order of ``station`` within a delivery; of deliveries those with a higher
+    ``late`` come last.
     """
     is_duplicate = (F.col("said.kind") == "skipped") & (F.coalesce("said.delivery", F.lit(0)) == 0)
     kind = F.col("said.kind")
@@ -47,9 +51,11 @@ def traces_of(readings: DataFrame) -> DataFrame:
     renamed = {name: F.col(f"said.{name}") for name in SAID.fieldNames() if name not in {"kind", "unreadable"}}
     rank = F.array_position(F.array(*map(F.lit, STATIONS)), kind)
     rank = F.when(is_mark, F.col("found_offset") + len(STATIONS) + 1).otherwise(rank)
+    is_guess = (F.col("said.reason") == DeadReason.DAMAGED.value) & kind.isin(*_DEAD)
+    late = F.when(is_mark & (kind != MOVED), 2).when(is_guess, 1).otherwise(0)
     own = ("cluster_id", "group", "main", "topic", "epoch", "found_offset", "timestamp_ms", "key_hash")
     said = (column.alias(name) for name, column in renamed.items())
-    return traces.select(*own, *said, kind.alias("station"), rank.alias("rank"))
+    return traces.select(*own, *said, kind.alias("station"), rank.alias("rank"), late.alias("late"))
 
 
 def before_cut(traces: DataFrame, cut: Cut) -> DataFrame:
@@ -94,7 +100,7 @@ def _columns(steps: GroupedData) -> DataFrame:
     sums = steps.agg(
         # a mark has no more than what it says of its letter: its facts count where retention took the letter first
         F.max_by(F.struct(*(f"step.{name}" for name in _LAST)), F.struct(~is_mark, order)).alias("last"),
-        F.max_by("step.station", order).alias("end"),
+        F.collect_list(F.when(is_mark, F.struct(*(f"step.{name}" for name in _OF_MARK)))).alias("marks"),
         F.max_by(failure, F.when(has_failed, order)).alias("failure"),
         first_known("origin_timestamp_ms"),
         first_known("key_hash"),
@@ -104,7 +110,8 @@ def _columns(steps: GroupedData) -> DataFrame:
         F.min(F.when(has_failed, F.col("step.ended_ms"))).alias("first_failed_ms"),
         F.min("rank").alias("first_rank"),
     ).where((F.col("first_rank") < F.lit(_SKIPPED_RANK)) | (F.col("last.station") != F.lit("skipped")))
-    station = F.when(F.col("last.station") == F.lit(DLQ), F.col("end")).otherwise(F.col("last.station"))
+    said = F.array_max(F.filter("marks", _is_of_last))["station"]
+    station = F.when(F.col("last.station") == F.lit(DLQ), F.coalesce(said, F.lit(DLQ))).otherwise(F.col("last.station"))
     is_pending = station.isin("retry", MOVED, _mark(MarkKind.REPLAYED))
     found = {
         **{
@@ -126,32 +133,37 @@ def _columns(steps: GroupedData) -> DataFrame:
     return sums.select(*(column.cast(field.dataType).alias(field.name) for column, field in columns))
 
 
+def _is_of_last(mark: Column) -> Column:
+    """Tell whether a mark is of the last letter: on its topic, behind it."""
+    place = F.struct("last.epoch", "last.found_offset")
+    return (mark["topic"] == F.col("last.topic")) & (F.struct(mark["epoch"], mark["found_offset"]) > place)
+
+
 def _attempt() -> Column:
     """Return the attempt of a step; null where it has none, or is of the same delivery as the step before.
 
-    A delivery that spent no attempt has the number of the step before; it is an attempt without a number.
+    A delivery that spent no attempt has the number of the step before; it is an attempt without a number. So is what
+    could not be read after it had failed.
     """
-    is_known = F.coalesce(F.col("before.delivery") == F.col("delivery"), F.lit(False))
+    number, is_late = F.col("delivery"), F.col("late") > 0
+    is_known = F.coalesce((F.col("before.late") == F.col("late")) & (F.col("before.delivery") == number), F.lit(False))
     is_counted = F.coalesce(F.col("before.attempt") == F.col("step.attempt"), F.lit(False))
     is_free = (F.col("step.attempt") == 0) | (is_counted & (F.col("before.replays") == F.col("step.replays")))
-    is_next = F.col("before.delivery") == F.col("delivery") - 1
+    is_free |= is_late & F.col("before.delivery").isNotNull()
+    is_next = ~is_late & (F.col("before.delivery") == number - 1)
     station = F.col("step.station")
     late_ms = F.when(is_next & ~F.col("is_moved"), F.col("step.started_ms") - F.col("before.due_at_ms"))
     computed = {
-        "delivery": F.col("delivery"),
+        "delivery": F.when(is_late, F.greatest(number, F.col("before.delivery") + 1)).otherwise(number),
         "attempt": F.when(~is_free, F.col("step.attempt")),
         "tier": F.when(is_next, F.col("before.tier")),
         "lateness_ms": F.coalesce(F.col("step.lateness_ms"), late_ms),
-        "outcome": F.when(station == F.lit("retry"), "retried")
-        .when(station.isin("dlq", "discarded", "failed"), "dead")
-        .otherwise(station),
+        "outcome": F.when(station == F.lit("retry"), "retried").when(station.isin(*_DEAD), "dead").otherwise(station),
     }
     columns = (computed.get(name, F.col(f"step.{name}")).alias(name) for name in ATTEMPT.fieldNames())
     undelivered = DeadReason.CANCELLED.value, DeadReason.OVERFLOW.value
     is_command = (F.col("step.tier") == F.lit(REPLAY)) | F.col("step.reason").isin(*undelivered)
-    was_delivered = (
-        (F.col("delivery") > 0) & ~station.startswith(MARK) & ~(is_free & F.coalesce(is_command, F.lit(False)))
-    )
+    was_delivered = (number > 0) & ~station.startswith(MARK) & ~(is_free & F.coalesce(is_command, F.lit(False)))
     return F.when(was_delivered & ~is_known, F.struct(*columns).cast(ATTEMPT))
 
 

@@ -291,7 +291,7 @@ async def test_the_overview_says_first_what_needs_action(site: Site, worker: Fak
         "no worker is known for partition 3",
         "paused by ann (partition 0)",
         "replay job is paused",
-        "the oldest waiting record is overdue for 100 s",
+        "the oldest waiting record is overdue 1 min 40 s",
         "135 dead, most of them",
         "replay job goes on",
     ]

@@ -53,6 +53,28 @@ async def test_damaged_rows_are_told() -> None:
         assert (partition.waiting, len(partition.dead_letters)) == ({}, 2)
 
 
+COUNTED = PendingRow(b"k", b"v", (), due_at_ms=1, attempt=3, delivery=5)
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        pytest.param(encode_row(replace(COUNTED, headers=SPOILT)), (3, 5), id="headers"),
+        pytest.param(encode_row(COUNTED)[:-1], (3, 5), id="end"),
+        pytest.param(encode_row(replace(COUNTED, attempt=6))[:-1], (1, 1), id="impossible"),
+        pytest.param(encode_row(replace(COUNTED, delivery=1 << 31))[:-1], (1, 1), id="too large"),
+        pytest.param(b"\xff" + encode_row(COUNTED)[1:], (1, 1), id="version"),
+        pytest.param(encode_row(COUNTED)[:40], (1, 1), id="cut off"),
+    ],
+)
+async def test_the_letter_of_a_damaged_row_has_the_numbers_of_the_row(row: bytes, told: tuple[int, int]) -> None:
+    """Where its headers do not say them; impossible ones, and those of an unknown layout, are not believed."""
+    async with MemoryPartition(down, "1s") as partition:
+        await put(partition, row)
+        (letter,) = partition.dead_letters
+        assert (letter.attempt, letter.delivery, letter.reason) == (*told, "damaged")
+
+
 async def put(partition: MemoryPartition, row: bytes) -> None:
     """Put a row into changelog and table, as a turn does."""
     partition.lane.submit(partition.lane.session, Turn(rows=(Row(IDENTITY, row, "1s"),)))
