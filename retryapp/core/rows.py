@@ -435,7 +435,7 @@ def decode_row(raw: bytes) -> PendingRow:
 def damaged_row(raw: bytes) -> PendingRow:
     """Return what is left of a row that cannot be decoded: its bytes as a value, and numbers that are possible."""
     attempt = delivery = 0
-    if len(raw) >= _FIXED.size and raw[0] == ROW_VERSION and _is_known(raw[1], raw[2]):
+    if len(raw) >= _FIXED.size and raw[:_FLAGS_AT] in _KNOWN:
         *_, attempt, delivery, _, _, _, _, _ = _FIXED.unpack_from(raw)
     possible = attempt <= delivery <= MAX_COUNT
     return PendingRow(None, raw, (), attempt=attempt * possible, delivery=delivery * possible)
