@@ -4,6 +4,8 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 BIN := .venv/bin
+# Each worker and command of a test would compile the package anew
+unexport PYTHONDONTWRITEBYTECODE
 # Options for the demo (make demo ARGS="--records 6000") and for pytest (make test ARGS="-k schedule")
 ARGS ?=
 

@@ -19,6 +19,8 @@ from retryapp.core.text import cut_text
 
 MAX_READ_BYTES: Final = 512
 """Bytes of a message, as UTF-8, that a cause depends on: headers keep more, so all readers see the same."""
+_SHORT: Final = 80
+"""Characters of messages whose templates are remembered as they came."""
 MAX_CAUSES: Final = 200
 """Causes that one table of a partition counts apart; further ones count as ``OTHER_CAUSE``."""
 OTHER_CAUSE: Final = "other"
@@ -127,9 +129,16 @@ def template_of(message: str) -> str:
     What tells causes apart stays: status codes, errno, SQLSTATE, names in CAPITALS, plain words. At most ``MAX_WORDS``
     words and ``MAX_CHARS`` characters.
     """
+    return (_read_once if len(message) <= _SHORT else _read_template)(message)
+
+
+def _read_template(message: str) -> str:
     message = cut_text(message, MAX_READ_BYTES)
     # no code is that long: with one number and one id for all, the cache hits
     return _template(_LONG_NUMBER.sub("1000000", _UUID.sub(_ANY_UUID, message)))
+
+
+_read_once = lru_cache(maxsize=1024)(_read_template)
 
 
 @lru_cache(maxsize=1024)  # failures of one cause come by the thousand, and a message takes up to 60 us

@@ -276,7 +276,7 @@ class Level(BaseModel):
     why: str = ""
     how: str = "paused"
     revision: int | None = None
-    """Offset of its command on the control topic."""
+    """Offset of its command on the control topic; without one, the offset that the next command was to have."""
     record: str = ""
     """Failure id of the record whose failure has paused its partition, by a rule; empty: somebody has."""
 
@@ -290,6 +290,7 @@ class Steering(BaseModel):
 
     v: Literal[1] = 1
     paused: Level | None = None
+    """A command that was sent before it does not end it."""
     forced: Level | None = None
     """Since when the handler's own circuit is forced open."""
     outages: dict[str, Level] = Field(default_factory=dict)

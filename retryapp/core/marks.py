@@ -32,7 +32,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -40,6 +40,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.rows import parse_row_key
 from retryapp.core.settled import PREFIX as SETTLED
+from retryapp.core.values import keyword_value_type
 
 CLOCK: Final = b"clock"
 """Key of a record whose acknowledgement tells the broker's time."""
@@ -204,7 +205,7 @@ def rows_text(mark: Mark) -> str:
     return f"{ROWS_MARK}{mark.text}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_value_type
 class Tally:
     """Counts of settled first deliveries, from an offset on; offsets have gaps, so a range of them is no count."""
 
@@ -225,8 +226,9 @@ class Tally:
         return self.received - self.first_try_ok - self.skipped - self.held
 
     def plus(self, *, received: int, ok: int, skipped: int = 0, held: int = 0) -> Tally:
-        return replace(
-            self,
+        return Tally(
+            from_offset=self.from_offset,
+            since_ms=self.since_ms,
             received=self.received + received,
             first_try_ok=self.first_try_ok + ok,
             skipped=self.skipped + skipped,

@@ -44,6 +44,7 @@ from typing import Final
 
 from retryapp.core.errors import DamagedRowError, NewerRowError
 from retryapp.core.foreign import name_bytes
+from retryapp.core.headers import OUR_HEADERS
 from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
 from retryapp.core.record import Headers, Origin
 from retryapp.core.values import value_type
@@ -111,8 +112,14 @@ _CIRCUIT_TAG: Final = 3
 _REFERENCE: Final = struct.Struct(">qIIQ")
 _REFERRED: Final = 2
 """Added to the state of a row without payload."""
-_HOLDS: Final = range(1), range(1, STOPPED + 1)
-"""By state."""
+_KNOWN: Final = frozenset(
+    bytes((ROW_VERSION, state, hold))
+    for state in range(2 * _REFERRED)
+    for hold in (range(1, STOPPED + 1) if state % _REFERRED else (0,))
+)
+"""How rows begin that this version can judge: version, state and hold."""
+_OUR_NAMES: Final = {name: name.encode() for name in OUR_HEADERS}
+_OUR_TEXTS: Final = {raw: name for name, raw in _OUR_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -305,7 +312,7 @@ def encode_row(row: PendingRow) -> bytes:
     lengths: list[int] = []
     parts: list[bytes] = []
     for name, value in row.headers:
-        raw = name.encode() if name.isascii() else name_bytes(name)
+        raw = _OUR_NAMES.get(name) or name_bytes(name)
         lengths += (len(raw), -1 if value is None else len(value))
         parts += (raw, value or b"")
     numbers = row.due_at_ms, row.since_ms, row.attempt, row.delivery, row.revision
@@ -336,8 +343,7 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
         first += key_length
     if value_length > 0:
         first += value_length
-    known = raw[0] == ROW_VERSION and _is_known(raw[1], raw[2])
-    if not known or key_length < -1 or value_length < -1 or first + total + more != len(raw):
+    if raw[:_FLAGS_AT] not in _KNOWN or key_length < -1 or value_length < -1 or first + total + more != len(raw):
         _lengths(raw)  # says what is wrong
     for start, length in spans:
         at = first + start + len(name)
@@ -365,10 +371,6 @@ def _spans(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]
             return _NO_ROW_BYTES, ()
         at += name_length + max(0, value_length)
     return at, tuple(spans)
-
-
-def _is_known(state: int, hold: int) -> bool:
-    return state < 2 * _REFERRED and hold in _HOLDS[state % _REFERRED]
 
 
 def is_held(raw: bytes) -> bool:
@@ -418,7 +420,9 @@ def decode_row(raw: bytes) -> PendingRow:
     if nulls:
         pieces = [None if length == -1 else piece for piece, length in zip(pieces, lengths, strict=True)]
     key, value, *parts = pieces
-    names = [name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]  # none is: u32
+    ours = _OUR_TEXTS.get
+    # no name is null: u32
+    names = [ours(name) or name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]
     headers = tuple(zip(names, parts[1::2], strict=True))
     _, _, _, flags, due_at_ms, since_ms, attempt, delivery, revision, *_ = _FIXED.unpack_from(raw)
     numbers = due_at_ms, since_ms, attempt, delivery, flags, revision
@@ -431,7 +435,7 @@ def decode_row(raw: bytes) -> PendingRow:
 def damaged_row(raw: bytes) -> PendingRow:
     """Return what is left of a row that cannot be decoded: its bytes as a value, and numbers that are possible."""
     attempt = delivery = 0
-    if len(raw) >= _FIXED.size and raw[0] == ROW_VERSION and _is_known(raw[1], raw[2]):
+    if len(raw) >= _FIXED.size and raw[:_FLAGS_AT] in _KNOWN:
         *_, attempt, delivery, _, _, _, _, _ = _FIXED.unpack_from(raw)
     possible = attempt <= delivery <= MAX_COUNT
     return PendingRow(None, raw, (), attempt=attempt * possible, delivery=delivery * possible)
@@ -461,6 +465,6 @@ def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
     nulls = lengths.count(-1)
     if min(lengths) < -1 or sum(lengths) + nulls + more != len(raw) - at:
         raise DamagedRowError("row", f"its {len(lengths)} parts do not add up to {len(raw) - at} bytes")
-    if not _is_known(state, hold):
+    if raw[:_FLAGS_AT] not in _KNOWN:
         raise NewerRowError(f"{version} with state {state} and hold {hold}", ROW_VERSION)
     return lengths, at, raw[len(raw) - more :] if more else b""

@@ -30,6 +30,8 @@ def _percent(found: re.Match[bytes]) -> bytes:
 
 def cut_text(text: str, max_bytes: int) -> str:
     """Keep the beginning of a text: at most ``max_bytes`` of UTF-8, cut on a character's boundary."""
+    if len(text) <= max_bytes and text.isascii():
+        return text
     return _well_formed(text)[: max(0, max_bytes)].decode("utf-8", "ignore")
 
 

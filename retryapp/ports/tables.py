@@ -107,6 +107,9 @@ class DeadLetterTable(LocalTable, Protocol):
     def find(self, failure_id: str) -> IndexedLetter | None:
         """Return the newest dead letter of a failure id, or None."""
 
+    def newest(self, failure_id: str) -> tuple[int, str | None] | None:
+        """Return the offset and the mark of what `find` returns: all that commands ask for, in half the time."""
+
     def forget_before(self, first_offset: int) -> int:
         """Remove rows below an offset, a few; return how many. Call again until nothing is removed."""
 

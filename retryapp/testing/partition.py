@@ -50,6 +50,7 @@ from retryapp.testing.lane import MemoryLaneTransport
 from retryapp.testing.observer import RecordingObserver
 
 _ROUNDS = 200
+_IDLE_ROUNDS = 3
 _LOOK_MS = 1_000
 _MAX_BYTES = 1_048_576
 _LIVES = count(1)
@@ -274,11 +275,16 @@ class MemoryPartition:
             wait_ms = _LOOK_MS if next_due_ms is None else next_due_ms - self.clock.wall_ms()
             await self.advance(max(1, wait_ms))
 
-    async def settle(self, rounds: int = _ROUNDS) -> None:
-        """Run tasks for some rounds of the event loop, until all wait (plain functions in threads: use `until`)."""
-        for _ in range(rounds):
+    async def settle(self) -> None:
+        """Run tasks until all wait (plain functions in threads: use `until`)."""
+        ready = getattr(asyncio.get_running_loop(), "_ready", True)  # asyncio's own; other loops show no queue
+        idle = 0
+        for _ in range(_ROUNDS):
             self._feed()
             await asyncio.sleep(0)
+            idle = 0 if ready else idle + 1
+            if idle == _IDLE_ROUNDS:
+                return
 
     async def until(self, condition: Callable[[], object], *, rounds: int = 100_000) -> None:
         """Let tasks and threads run until the condition holds, or raise AssertionError."""

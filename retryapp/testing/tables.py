@@ -218,6 +218,11 @@ class MemoryDeadLetterTable(DeadLetterTable):
         return replace(self.rows[offset], mark=mark, job=job)
 
     @override
+    def newest(self, failure_id: str) -> tuple[int, str | None] | None:
+        found = self.find(failure_id)
+        return None if found is None else (found.offset, found.mark)
+
+    @override
     def forget_before(self, first_offset: int) -> int:
         gone = [offset for offset in self.rows if offset < first_offset]
         for offset in gone:

@@ -14,6 +14,7 @@ from retryapp.lookup.jobs import by_job, summed
 from retryapp.lookup.records import Facts, known_sum
 from retryapp.ports import PAGES_PREFIX, PartitionInfo
 from retryapp.web.figures import ELSEWHERE, OPEN, open_circuits
+from retryapp.web.render import due_text, spaced
 
 LATE_MS: Final = 60_000
 """A record that is due for longer is late."""
@@ -56,7 +57,7 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
         yield _CIRCUIT, text, f"pending?after={BEFORE_STOPPED.hex()}"
     dues = [item.next_due_ms for item in infos if item.next_due_ms is not None]
     if dues and now_ms - min(dues) > LATE_MS:
-        yield _LATE, f"the oldest waiting record is overdue for {(now_ms - min(dues)) // 1_000:,} s", "pending"
+        yield _LATE, f"the oldest waiting record is {spaced(due_text(min(dues), now_ms))}", "pending"
 
 
 def _of_jobs(parts: Sequence[tuple[int, Part]]) -> Iterator[tuple[int, str, str]]:

@@ -16,7 +16,7 @@ from harness.three_brokers import NODES, ThreeBrokers, three_brokers
 
 from retryapp.kafka import KafkaAdmin
 
-pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,6 @@ def test_the_leader_of_a_partition_is_killed(stage: Stage, brokers: ThreeBrokers
         brokers.wait_in_sync()
 
 
-@pytest.mark.extended
 def test_the_coordinators_are_killed(stage: Stage, brokers: ThreeBrokers) -> None:
     """First that of the lanes' transactions, then, when it is back, that of the group."""
     with under_load(stage, brokers) as flow:
@@ -66,7 +65,6 @@ def test_the_coordinators_are_killed(stage: Stage, brokers: ThreeBrokers) -> Non
             brokers.wait_in_sync()
 
 
-@pytest.mark.extended
 def test_a_broker_is_away_and_catches_up(stage: Stage, brokers: ThreeBrokers) -> None:
     """It is the first that clients ask. A worker starts without it, and it comes back to hundreds of records."""
     with under_load(stage, brokers) as flow:
@@ -78,7 +76,6 @@ def test_a_broker_is_away_and_catches_up(stage: Stage, brokers: ThreeBrokers) ->
         brokers.wait_in_sync()
 
 
-@pytest.mark.extended
 def test_a_rolling_restart(stage: Stage, brokers: ThreeBrokers) -> None:
     """One after the other, each once all copies are in sync again."""
     with under_load(stage, brokers) as flow:
@@ -89,7 +86,6 @@ def test_a_rolling_restart(stage: Stage, brokers: ThreeBrokers) -> None:
             flow.goes_on()
 
 
-@pytest.mark.extended
 def test_all_are_killed_at_once(stage: Stage, brokers: ThreeBrokers) -> None:
     """None can hand over anything; they find together what they had agreed on."""
     with under_load(stage, brokers):
@@ -98,7 +94,6 @@ def test_all_are_killed_at_once(stage: Stage, brokers: ThreeBrokers) -> None:
         brokers.wait_in_sync()
 
 
-@pytest.mark.extended
 def test_our_topics_have_three_copies_or_are_refused(stage: Stage, brokers: ThreeBrokers) -> None:
     """As the brokers' default says, with two in sync; `plan` refuses fewer, and the doctor sees one that is away."""
     topic = stage.main_topic()

@@ -59,7 +59,10 @@ def test_a_failure_id_leads_to_its_newest_dead_letter(any_table: Table, make_dea
     any_table.write([make_dead(1, 10), make_dead(3, 10), make_dead(2, 11)], 4)
     any_table.write([make_dead(10, 12)], None)
     assert [at(any_table.find(name(n))) for n in (10, 11, 12)] == [9, 2, 10]
-    assert any_table.find(name(13)) is None
+    assert any_table.newest(name(11)) == (2, None)
+    any_table.mark({9: ("replayed", "j")}, None)
+    assert any_table.newest(name(10)) == (9, "replayed")
+    assert (any_table.find(name(13)), any_table.newest(name(13))) == (None, None)
     assert any_table.next_offset == 4
 
 

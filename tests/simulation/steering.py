@@ -283,7 +283,7 @@ class Steering:
             self._hold(told["verb"], told["failure_id"], now_ms, loudly=not name)
         if told["verb"] == "handler-pause":
             self.paused.add(told["partition"])
-        if told["verb"] == "handler-resume":
+        if told["verb"] == "handler-resume" and told["refused"] is None:
             self.resumed_ms[told["partition"]] = now_ms
         if not name:
             self._gated(told, now_ms)

@@ -16,10 +16,10 @@ from simulation.plan import COMMANDED, HELD, LEVELS, SERVED, STOPS, THROUGH
 pytestmark = pytest.mark.timeout(600)  # on a busy machine; the engine would take one that ends a history for a failure
 
 SEEDS = 3_000
-PART = QUICK = 250
+PART = QUICK = 125
 """So many run in `make test`, beside some of the other ranges; the rest in `make test-all`."""
 PARTS = [pytest.param(first, marks=[] if first < QUICK else [pytest.mark.extended]) for first in range(0, SEEDS, PART)]
-FEW = 125
+FEW = 75
 COMMANDED_PARTS = [
     pytest.param(begin + first, marks=[] if (begin, first) == (HELD, 0) else [pytest.mark.extended])
     for begin in (COMMANDED, HELD)

@@ -27,7 +27,7 @@ from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.lane.turn import Turn, observed, to_event
 from retryapp.ports import Event, Observation
 
-UNKNOWN_SEQUENCE: Final = "it is damaged, and with it the key of those that are to wait behind it"
+UNKNOWN_SEQUENCE: Final = "a damaged record has lost its key: which records are to wait behind it is not known"
 """Why a partition is paused: `on_dead="hold"`, and a damaged row or batch does not say which sequence to stop."""
 
 
@@ -187,7 +187,7 @@ def recovered(run: Run) -> tuple[Outgoing, ...]:
         return ()
     name, _, offset = metadata.letter.rpartition(":")
     topic = topology.dlq_named(name or None)
-    told = LetterMark(
+    told = LetterMark.model_construct(  # as the metadata has it: twice as fast
         mark=MarkKind.RECOVERED,
         failure_id=metadata.failure_id,
         letter=int(offset),

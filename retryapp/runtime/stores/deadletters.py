@@ -27,6 +27,7 @@ from retryapp.core.dead_index import (
     counted_as,
     decode_letter,
     encode_letter,
+    failure_of,
     hash_of,
     index_letter,
 )
@@ -115,8 +116,8 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
     def mark(self, marks: Mapping[int, tuple[str, str | None]], next_offset: int | None) -> None:
         batch = self._store.batch()
         for offset, (mark, job) in marks.items():
-            was_open, raw = is_open(self._mark_of(offset)[0]), self._store.get(_row_key(offset))
-            if raw is not None and was_open != is_open(mark):
+            was_open = is_open(self._mark_of(offset)[0])
+            if was_open != is_open(mark) and (raw := self._store.get(_row_key(offset))) is not None:
                 if was_open:
                     self._uncount(raw)
                 else:
@@ -189,10 +190,20 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
 
     @override
     def find(self, failure_id: str) -> IndexedLetter | None:
-        for key, _ in self._backwards(_BY_FAILURE + hash_of(failure_id.encode()), None):
-            raw = self._store.get(_row_key(_offset_of(key)))
-            if raw is not None and (letter := self._shown(_offset_of(key), raw)).failure_id == failure_id:
-                return letter
+        found = self._newest(failure_id)
+        return None if found is None else self._shown(*found)
+
+    @override
+    def newest(self, failure_id: str) -> tuple[int, str | None] | None:
+        found = self._newest(failure_id)
+        return None if found is None else (found[0], self._mark_of(found[0])[0])
+
+    def _newest(self, failure_id: str) -> tuple[int, bytes] | None:
+        wanted = failure_id.encode()
+        for key, _ in self._backwards(_BY_FAILURE + hash_of(wanted), None):
+            raw = self._store.get(_row_key(offset := _offset_of(key)))
+            if raw is not None and failure_of(raw) == wanted:
+                return offset, raw
         return None
 
     def count(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -170,6 +171,15 @@ async def test_a_job_page_shows_how_far_it_is_and_steers_it(worker: FakeWorker) 
         assert listed.index("3f9ca81b02") < listed.index("77aa00bb11"), "the newest first"
 
 
+async def test_a_job_page_says_that_its_handler_is_paused(worker: FakeWorker) -> None:
+    """Else it seems to stand still."""
+    async with pages(worker, ADMIN) as site:
+        assert "deliveries go on" not in await site.get(f"{BASE}/jobs/3f9ca81b02")
+        worker.parts[MAIN][0] = replace(worker.parts[MAIN][0], paused="paused by ann: lunch")
+        assert "The handler is paused by ann: lunch." in await site.get(f"{BASE}/jobs/3f9ca81b02")
+        assert "The handler is paused" not in await site.get(f"{BASE}/jobs/77aa00bb11"), "it is paused itself"
+
+
 async def test_an_operator_resumes_no_job_that_only_an_admin_may_begin(worker: FakeWorker) -> None:
     """Pausing and cancelling are for whoever sees that something goes wrong."""
     (part,) = [part for parts in worker.remembered[MAIN].values() for part in parts if part.job == "77aa00bb11"][:1]
@@ -291,7 +301,7 @@ async def test_the_overview_says_first_what_needs_action(site: Site, worker: Fak
         "no worker is known for partition 3",
         "paused by ann (partition 0)",
         "replay job is paused",
-        "the oldest waiting record is overdue for 100 s",
+        "the oldest waiting record is overdue 1 min 40 s",
         "135 dead, most of them",
         "replay job goes on",
     ]

@@ -223,6 +223,8 @@ async def test_the_causes_of_what_waits_are_shown(site: Site, worker: FakeWorker
     assert (cause["records"], cause["attempts"]) == (3, 6)
     page = Outline((await site.get(f"{BASE}/"))[2])
     assert f"{BASE}/pending?cause={cause['cause_id']}" in page.links
+    listed = Outline((await site.get(f"{BASE}/pending"))[2])
+    assert {link.partition("cause=")[0] for link in listed.links if "cause=" in link} == {f"{BASE}/pending?"}
     assert len((await facts(site, f"{BASE}/pending?cause={cause['cause_id']}"))["records"]) == 3
 
 

@@ -149,6 +149,22 @@ async def test_a_lane_does_not_rest_while_a_full_transaction_waits(
     assert [len(batch.publishes) for batch in rig.transport.batches[:2]] == sizes
 
 
+async def test_what_only_tells_of_commands_fills_fewer_transactions(make_rig: MakeRig) -> None:
+    """Ten thousand bad commands are told in a second; a row that a command changes counts as others do."""
+    rig = make_rig(changes=500)
+    await rig.start()
+    gate = rig.transport.pause(Step.COMMIT)
+    rig.submit("first", 1, publishes=1)
+    await rig.settle()
+    for n in range(24):
+        rig.submit("refusals", 0, publishes=100, control=n)
+    gate.set()
+    await rig.settle()
+    assert [len(batch.publishes) for batch in rig.transport.batches] == [1, 1_900, 500]
+    row = Row(bytes(17), None, "?")
+    assert rig.turn("command", 0, publishes=8, control=1, rows=(row,)).changes == 9
+
+
 async def test_an_end_does_not_wait_for_the_rest(rig: Rig) -> None:
     """A revoke has a deadline."""
     await transact(rig, 40)

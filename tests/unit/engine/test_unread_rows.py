@@ -15,7 +15,7 @@ from retryapp.core.record import Damage, Record
 from retryapp.core.rows import IDENTITY_AT, OFFSET_AT
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import Event, Row
+from retryapp.ports import Event, Row, TopicPartition
 from retryapp.testing import MemoryPartition
 
 HOLD = Holding(on_dead="hold")
@@ -136,7 +136,7 @@ async def test_where_sequences_stop_a_damaged_row_pauses_the_partition(offset: i
             events = [json.loads(each.value or b"") for each in orders.records("app.orders.events")]
             (pause,) = [each for each in events if each["kind"] == "command"]
             assert (pause["verb"], pause["failure_id"]) == ("handler-pause", f"app/orders@kq8G0bTz/0/{offset}")
-            assert "it is damaged" in pause["text"]
+            assert "a damaged record" in pause["text"]
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await resume(orders, "r")
         await orders.advance(3_600_000)
@@ -178,7 +178,7 @@ async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> N
         async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
             await orders.advance(1_000)
             assert (bank.seen, orders.waiting) == ([b"1"], {"?": 1, "held": 1})
-            assert "it is damaged" in orders.engine.commands.levels.paused.text  # type: ignore[union-attr]
+            assert "a damaged record" in orders.engine.commands.levels.paused.text  # type: ignore[union-attr]
             if life == 1:
                 assert (await orders.command("discard", 0))["refused"] is None
                 await resume(orders, "r")
@@ -186,3 +186,35 @@ async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> N
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await orders.send(b"3", key=b"a")
         assert bank.seen == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_resume_that_was_sent_before_a_damaged_stop_was_found_does_not_end_that_pause(*, paused: bool) -> None:
+    """Whoever sent it did not know; also where somebody has paused the partition, and the resume is for that."""
+    bank = Bank(bad=b"1")
+    async with partition(bank, holding=HOLD) as orders:
+        await orders.send(b"1", b"2", key=b"a")
+        if paused:
+            await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="ann"))
+        damage(orders, 0)
+    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
+    orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+        await orders.advance(1_000)
+        told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
+        (outcome,) = [each for each in told if each.get("command") == "early"]
+        assert (outcome["refused"], bank.seen) == ("changed", [b"1"])
+        assert "a damaged record" in outcome["text"]
+        await resume(orders, "late")
+        assert bank.seen == [b"1", b"2"]
+
+
+async def test_a_pause_of_a_control_topic_that_was_made_again_can_be_ended() -> None:
+    """Its place among the commands of the former one says nothing."""
+    bank = Bank()
+    async with partition(bank) as orders:
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
+        orders.engine.commands.levels.paused.revision = 99  # type: ignore[union-attr]
+        await resume(orders, "r")
+        await orders.send(b"1")
+        assert bank.seen == [b"1"]
