@@ -313,7 +313,8 @@ class RuntimeView:
             paused=None if paused is None else paused.text,
             paused_since_ms=None if paused is None else paused.since_ms,
             circuit_since_ms=None if own is None else own.since_ms,
-            jobs={} if commands is None else Counter(str(part.state) for part in commands.parts if not part.over),
+            # a plain one: `asdict` cannot copy a Counter
+            jobs=dict(Counter(str(part.state) for part in commands.parts if not part.over)) if commands else {},
             circuit_cause="" if own is None else own.cause,
             holds_due=pace.holds_due if is_open else None,
             session=lane.session,

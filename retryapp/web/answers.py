@@ -149,10 +149,10 @@ class Answers:
     def _causes(self, main: str) -> tuple[Sequence[CauseCount], Sequence[CauseCount]]:
         return self.view.causes(main), self.view.waiting_causes(main)
 
-    async def parts(self, main: str) -> tuple[Sequence[tuple[int, Part]], list[str]]:
-        """Return the parts of jobs of all workers with their partitions, and who does not answer."""
+    async def parts(self, main: str) -> tuple[Sequence[tuple[int, Part]], list[str], str | None]:
+        """Return the parts of jobs of all workers with their partitions, who does not answer, and why it is paused."""
         group = await self._everywhere(main, self.view.partitions(main))
-        return group.parts, group.silent
+        return group.parts, group.silent, next((item.paused for item in group.partitions if item.paused), None)
 
     async def part(self, _question: Question) -> Facts:
         """Return what this worker has, for the pages of the others: it asks nobody."""

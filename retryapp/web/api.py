@@ -201,7 +201,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/jobs/{job}": (
         _model("JobProgress", "How far a job is.", _Page,
-               main=str, job=_Job, partitions=_many(_PartOf), silent=list[str]),
+               main=str, job=_Job, partitions=_many(_PartOf), silent=list[str], paused=_Text),
         {},
     ),
 }  # fmt: skip

@@ -64,7 +64,7 @@ class Turns:
 async def jobs(answers: Answers, question: Question) -> Facts:
     """Return the jobs that go on and the last ones that are over, the newest first."""
     info = answers.get_handler_or_404(question.main)
-    parts, silent = await answers.parts(info.main)
+    parts, silent, _ = await answers.parts(info.main)
     found = [job_facts(job, each) for job, each in by_job(parts).items()]
     going_on = any(each["state"] == PartState.RUNNING for each in found)
     facts: Facts = {
@@ -79,7 +79,7 @@ async def jobs(answers: Answers, question: Question) -> Facts:
 async def job(answers: Answers, question: Question) -> Facts:
     """Return how far a job is, by partition."""
     info = answers.get_handler_or_404(question.main)
-    parts, silent = await answers.parts(info.main)
+    parts, silent, paused = await answers.parts(info.main)
     mine: Mapping[int, Part] | None = by_job(parts).get(question.job)
     if mine is None:  # it has begun just now, or is not of this handler
         mine = (await asyncio.to_thread(answers.view.jobs, info.main)).get(question.job)
@@ -92,6 +92,7 @@ async def job(answers: Answers, question: Question) -> Facts:
         "job": whole,
         "partitions": [{"partition": number, **part_facts(part)} for number, part in sorted(mine.items())],
         "silent": silent,
+        "paused": paused,
         "live_s": LIVE_S if whole["state"] == PartState.RUNNING or silent else None,
     }
 

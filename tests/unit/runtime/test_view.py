@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.jobs import Part, PartState
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.lane.lane import LaneState
@@ -80,6 +82,14 @@ def orders(runtime: Runtime) -> Any:
     )
     runtime.placed["orders", 0] = placed
     return placed
+
+
+def test_what_a_partition_tells_while_a_job_goes_on_can_be_sent(runtime: Runtime, orders: Any) -> None:
+    """To the other workers and to programs; as long as one did, each worker was silent for the others."""
+    parts = [Part(job="a", verb="replay"), Part(job="b", verb="replay", state=PartState.ENDED)]
+    orders.engine.commands = SimpleNamespace(levels=SimpleNamespace(paused=None, forced={}), parts=parts)
+    info = RuntimeView(runtime).partitions("orders")[0]
+    assert json.loads(json.dumps(asdict(info)))["jobs"] == {"running": 1}
 
 
 def numbers(info: PartitionInfo) -> tuple[int | None, int | None]:
