@@ -16,19 +16,16 @@ from retryapp.cli._options import Length, json_option, user_name
 from retryapp.cli._output import table
 from retryapp.cli._spark import (
     broker_options,
-    cancelled_by,
     group_option,
     interruptible,
     lake_options,
     print_waiting,
     spark_session,
-    stopped_by_signals,
     wait_option,
 )
 from retryapp.cli.console import ExitCode, emit, emit_error, stderr_console
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 from retryapp.ledger import take_ledger
-from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.session import SessionOptions
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -85,7 +82,7 @@ def analyse(
     now_ms = SystemClock().wall_ms
     compared = shown = None
     try:
-        with spark_session(session) as spark, stopped_by_signals() as stopped:
+        with spark_session(session) as spark, interruptible(spark) as stopped:
             from retryapp.pipeline.analysis.cuts import take_cut
             from retryapp.pipeline.analysis.job import Analysis
             from retryapp.pipeline.archive import Archive
@@ -98,14 +95,13 @@ def analyse(
             with job.hold():
                 taken = [take_cut(admin, archive.group) for archive in archives]
                 archived = _archive(archives, wait_s, stopped)
-                with cancelled_by(stopped, spark):
-                    _show("analysing")
-                    analysed = job.run(taken, broker=connection.bootstrap)
-                    if compare_ledger:
-                        compared = _compare(spark, opened, connection, taken)
-                    if page is not None:
-                        counted = compared.counted if compared is not None and compared.at_rest else None
-                        shown = collect(spark, opened, now_ms=now_ms(), within_ms=DAY_MS, counted=counted)
+                _show("analysing")
+                analysed = job.run(taken, broker=connection.bootstrap)
+                if compare_ledger:
+                    compared = _compare(spark, opened, connection, taken)
+                if page is not None:
+                    counted = compared.counted if compared is not None and compared.at_rest else None
+                    shown = collect(spark, opened, now_ms=now_ms(), within_ms=DAY_MS, counted=counted)
     except KeyboardInterrupt:
         message = "interrupted: what was archived stays, and a rerun continues"
         emit_error("Interrupted", message, ExitCode.INTERRUPTED, as_json=as_json)
@@ -234,12 +230,7 @@ def _archive(archives: Sequence[Archive], wait_s: float, stopped: threading.Even
     results = []
     for archive in archives:
         _show(f"{archive.group}: archiving")
-        try:
-            result = archive.run_once(stopped=stopped, wait_s=wait_s, on_wait=print_waiting)
-        except HeldError:
-            if stopped.is_set():
-                raise KeyboardInterrupt from None
-            raise
+        result = archive.run_once(stopped=stopped, wait_s=wait_s, on_wait=print_waiting)
         if result.interrupted or stopped.is_set():
             raise KeyboardInterrupt
         results.append(result)

@@ -20,7 +20,6 @@ from retryapp.cli._spark import (
     lake_options,
     print_waiting,
     spark_session,
-    stopped_by_signals,
     wait_option,
 )
 from retryapp.cli._upkeep import erase, expire, gaps, vacuum
@@ -107,7 +106,7 @@ def archive(
     --metrics-port the run serves metrics for Prometheus.
 
     \b
-    Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C.
+    Exit codes: 0 all archived, 1 records were lost before they were archived, 130 stopped by Ctrl-C or SIGTERM.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms, code = SystemClock().wall_ms, ExitCode.FINE
     if wait_s is None:  # a round comes after that of another run; a single run does not queue
@@ -115,7 +114,7 @@ def archive(
     with ExitStack() as stack:
         metrics = None if metrics_port is None else stack.enter_context(_served(metrics_bind, metrics_port))
         spark = stack.enter_context(spark_session(replace(session, brief=False)))
-        stopped = stack.enter_context(stopped_by_signals())
+        stopped = stack.enter_context(interruptible(spark))
         from retryapp.pipeline.archive import Archive
         from retryapp.pipeline.lake import open_lake
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from retryapp.cli._spark import stopped_by_signals
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
+from retryapp.pipeline.archive import Archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +67,38 @@ def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Pat
     assert (facts["rows"], facts["remains"]) == (3, []), "deleted from the topic above"
     code, facts = command("expire", "--older-than", "1d")
     assert (code, facts["rows"]) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["archive", "analyse"])
+def test_a_stop_does_not_wait_for_the_batch_under_way(
+    command: Command, spark: SparkSession, connection: KafkaConnection, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A large one may take minutes, and supervisors kill after some seconds; a rerun archives it."""
+    group, rows, tracker = Group.with_main(connection, partitions=2), Archive._rows, spark.sparkContext.statusTracker()
+    group.send_dead(400)
+
+    begun = threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        begun.set()
+        return rows(*arguments).where("java_method('java.lang.Thread', 'sleep', 100L) = 'null'")
+
+    def operator() -> None:
+        begun.wait()
+        while not tracker.getActiveStageIds():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    where = ("--broker", connection.bootstrap, "--group", group.topology.group)
+    with monkeypatch.context() as slowed:
+        slowed.setattr(Archive, "_rows", slow)
+        person, began_s = threading.Thread(target=operator), time.monotonic()
+        person.start()
+        code, facts = command(name, *where)
+        person.join()
+    assert (code, time.monotonic() - began_s < 15) == (130, True), facts
+    code, facts = command("archive", *where)
+    assert (code, facts["groups"][0]["rows"]) == (0, 400)
 
 
 def test_analyse_and_report(command: Command, connection: KafkaConnection, tmp_path: Path) -> None:
