@@ -61,7 +61,7 @@ class PendingTable(LocalTable, Protocol):
         """Return `due_at_ms` of the first rows with `start_ms <= due_at_ms < stop_ms`, rising, at most `limit`."""
 
     def counts(self) -> Mapping[str, int]:
-        """Return the number of rows by tier."""
+        """Return the number of rows by tier; `?`: those that do not say theirs."""
 
     def write(self, rows: Sequence[Row], changelog_offset: int | None) -> None:
         """Apply a committed batch, in order, and the changelog offset up to which the table is complete, atomically."""

@@ -60,7 +60,9 @@ logger = get_logger(__name__)
 
 _CATCH_UP_S = 10.0  # how often offsets are set past transaction markers that no record follows
 _GROWTH_S = 5.0  # how often our topics are counted while they have fewer partitions than a main topic
-_COMMANDS_S = 0.2  # how often the control topics are looked at
+# how often the control topics are looked at; an idle worker takes 0.97 s of CPU a minute with it, 0.82 s with 0.5 and
+# 0.71 s without (4 partitions; with 64: 2.03, 1.69 and 1.43 s)
+_COMMANDS_S = 0.2
 _ASK_TIME_S = 1.0  # how often a clock in doubt asks for the broker's time
 
 _IDLE_S = 30.0  # how much longer than a session and a rebalance an idle lane waits for its next assignment

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import sys
 import time
+from contextlib import suppress
 
 import click
 from rich.console import Console
@@ -58,14 +60,15 @@ def _simulate(seeds: int, first: int | None, jobs: int, as_json: bool) -> int:
     start = secrets.randbelow(RANGE_SEEDS) if first is None else first
     chunks = of_all_ranges(start, seeds) if first is None else in_a_row(first, seeds)
     summary, began_s = Summary(), time.monotonic()
-    with _bar() as bar:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _bar() as bar, suppress(KeyboardInterrupt):  # then it tells of those that have ended
         task = bar.add_task(f"histories from {start}", total=seeds)
         for part in run_everywhere(chunks, jobs):
             summary.add(part)
             bar.advance(task, part.passed + len(part.failed))
             for seed, violation in part.failed[:_SHOWN]:
                 bar.console.print(f"seed {seed}: {violation}", highlight=False)
-    took_s = time.monotonic() - began_s
+    took_s, ran = time.monotonic() - began_s, summary.passed + len(summary.failed)
     told = {
         "first": start,
         "passed": summary.passed,
@@ -79,14 +82,14 @@ def _simulate(seeds: int, first: int | None, jobs: int, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(told))
     else:
-        click.echo(f"{seeds / took_s * 60:,.0f} histories a minute, {summary.steps / max(1, seeds):,.0f} steps each")
+        click.echo(f"{ran / took_s * 60:,.0f} histories a minute, {summary.steps / max(1, ran):,.0f} steps each")
         click.echo(f"{summary.repeated} handler calls repeated")
         if summary.missed:
             click.echo(f"not reached: {', '.join(summary.missed)}")
         for seed, violation in summary.failed[:_SHOWN]:
             click.echo(f"seed {seed}: {violation}\n  again: make simulate ARGS='--replay {seed}'")
         click.echo(f"{summary.passed} passed, {len(summary.failed)} failed")
-    return int(bool(summary.failed))
+    return int(bool(summary.failed) or ran < seeds)
 
 
 def _mutants(seeds: int, jobs: int, as_json: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import signal
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -86,6 +87,7 @@ def run_seeds(seeds: Sequence[int]) -> Summary:
 
 def _be_quiet() -> None:
     """Have a process of a campaign say nothing of what dies in its histories, and log nothing of what fails there."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign ends them
     logging.disable(logging.CRITICAL)
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 

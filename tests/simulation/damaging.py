@@ -55,8 +55,15 @@ class Damages:
         self.ever.add(origin)
 
     def logged(self, origin: Origin, row: bytes | None) -> None:
-        """Take a row of the changelog: what was on its way when the workers died may replace a damaged one."""
-        if origin in self.now and row != self.now[origin].row:
+        """Take a row of the changelog: what was on its way when the workers died may replace a damaged one.
+
+        One that waits by reference may become a copy; its metadata is as damaged as before.
+        """
+        if (damage := self.now.get(origin)) is None or row == damage.row:
+            return
+        if row is not None and damage.readable and _COUNT + b"x" in row:
+            self.now[origin] = damage._replace(row=row)
+        else:
             del self.now[origin]
 
     def begun(self, origin: Origin, opening: Opening) -> None:

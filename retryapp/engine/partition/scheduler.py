@@ -51,6 +51,8 @@ BLOCKED_SLEEP_S = 0.25
 MOST_FRESH = 1_000
 """Rows that are remembered as they were written, of at most `FRESH_BYTES` each."""
 FRESH_BYTES = 4 << 10
+_MAYBE_HELD = frozenset((HELD, "?"))
+"""Tiers of rows that may be held: a damaged one does not say its tier."""
 
 Deliver = Callable[[list[tuple[Claim, Record]]], None]
 
@@ -230,7 +232,7 @@ class Scheduler:
             heads: list[tuple[bytes, bytes]] = []
             if self._sequences is not None:
                 heads = self._sequences.heads(pending, held_limit, max_bytes, limit, self.claimed)
-            elif HELD in pending.counts():  # the handler had an order before
+            elif not _MAYBE_HELD.isdisjoint(pending.counts()):  # the handler had an order before
                 held = pending.page(HELD_ROWS, held_limit + len(claimed))
                 heads = up_to((each for each in held if each[0] not in claimed), held_limit, max_bytes)
             left = max_bytes - sum(len(value) for _, value in heads)

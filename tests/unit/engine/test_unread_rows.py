@@ -89,6 +89,18 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
         assert [value for value in bank.seen if value != b"%d" % offset][-1] == b"2"
 
 
+@pytest.mark.parametrize("order", [Order.NONE, Order.LATEST])
+async def test_a_held_row_that_is_damaged_is_dead_when_its_handler_has_no_order_any_more(order: Order) -> None:
+    """It was the only held one, and it does not say so: nobody looked for it."""
+    bank = Bank(b"0")
+    async with partition(bank) as orders:
+        await orders.send(b"0", b"1", key=b"a")
+        damage(orders, 1)
+    async with partition(bank, order, transport=orders.transport) as orders:
+        await orders.settle()
+        assert (dead(orders), failed(orders), bank.seen) == ([(1, "damaged")], [], [b"0"])
+
+
 async def test_a_damaged_row_that_is_due_is_claimed_once() -> None:
     """A second claim was never given back: a circuit that lets one record probe let nothing begin any more."""
     bank = Bank(b"0")
