@@ -315,24 +315,29 @@ def test_superseded_records_have_a_fate_of_their_own(spark: SparkSession) -> Non
 
 
 def test_a_record_may_be_skipped_after_a_failure(spark: SparkSession) -> None:
-    """It has a fate of its own, and is counted where it failed; one that was skipped at once is in the counts only."""
+    """It has a fate of its own, and is counted where it failed; one that was skipped at once is in the counts only.
+
+    That it had failed its delivery says as well, where retention took the record of that.
+    """
     archive = Archive()
     archive.failed(1, 1, tier="1m")
     archive.skipped(1, 2, why="old")
     archive.skipped(2, 1, why="old")
     archive.skipped(3, 0, first_offset=1)
-    (journey,) = found(spark, archive).values()
-    assert (journey["offset"], journey["fate"], journey["reason"], journey["missing"]) == (1, "skipped", "old", 0)
+    archive.skipped(4, 2, why="old")
+    journey, late = (found(spark, archive)[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 4))
+    assert (journey["fate"], journey["reason"], journey["missing"]) == ("skipped", "old", 0)
+    assert (late["fate"], late["missing"]) == ("skipped", 1)
     assert tried(journey, "attempt", "outcome", "ended_ms", "tier") == [
         (1, "retried", NOON_MS + 100, None),
         (2, "skipped", NOON_MS + 70_000, "1m"),
     ]
-    archive.counted(0, 6, ok=3, failed=1, skipped=2, received=6)
-    readings, end = archive.readings(spark), cut(6)
+    archive.counted(0, 7, ok=3, failed=2, skipped=2, received=7)
+    readings, end = archive.readings(spark), cut(7)
     journeys = journeys_of(before_cut(traces_of(readings), end))
     (row,) = ledger(journeys, progress_of(readings, end), end)
     sums = ("received", "done", "first_try_ok", "skipped", "recovered", "pending", "dead", "lost", "extra")
-    assert [row[name] for name in sums] == [6, 6, 3, 3, 0, 0, 0, 0, 0]
+    assert [row[name] for name in sums] == [7, 7, 3, 4, 0, 0, 0, 0, 0]
 
 
 def test_what_is_discarded_has_a_fate_of_its_own_and_a_letter_that_failed_is_dead(spark: SparkSession) -> None:

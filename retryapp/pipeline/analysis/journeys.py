@@ -23,7 +23,6 @@ from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, SAID
 
 STATIONS: Final = ("held", "retry", "dlq", "succeeded", "skipped", "discarded", "failed", "superseded")
 """In the order of their ranks, which begin at 1."""
-_SKIPPED_RANK: Final = STATIONS.index("skipped") + 1
 _ORDER: Final = ("late", "delivery", "rank")
 _DEAD: Final = ("dlq", "discarded", "failed")
 _OF_MARK: Final = ("epoch", "found_offset", "topic", "station")
@@ -108,8 +107,8 @@ def _columns(steps: GroupedData) -> DataFrame:
         F.sum(F.greatest(F.lit(0).cast("long"), missing)).alias("missing"),
         F.count_if(is_copy).alias("copies"),
         F.min(F.when(has_failed, F.col("step.ended_ms"))).alias("first_failed_ms"),
-        F.min("rank").alias("first_rank"),
-    ).where((F.col("first_rank") < F.lit(_SKIPPED_RANK)) | (F.col("last.station") != F.lit("skipped")))
+        F.bool_or(F.col("delivery") != 1).alias("is_told"),  # 0: held; 2: it has failed before
+    ).where(F.col("is_told") | (F.col("last.station") != F.lit("skipped")))
     said = F.array_max(F.filter("marks", _is_of_last))["station"]
     station = F.when(F.col("last.station") == F.lit(DLQ), F.coalesce(said, F.lit(DLQ))).otherwise(F.col("last.station"))
     is_pending = station.isin("retry", MOVED, _mark(MarkKind.REPLAYED))
