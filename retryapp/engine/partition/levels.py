@@ -90,10 +90,15 @@ class Levels:
             return
         origin = Origin(self._main.topic, self._context.topic_id, self._main.partition, origin_offset(identity))
         name = failure_id(self._context.handler.group, origin) if identity_of(origin) == identity else ""
-        if self.paused is not None and (self.paused.record, self.paused.why) == (name, UNKNOWN_SEQUENCE):
-            return
+        before, why = self.paused, UNKNOWN_SEQUENCE
+        if before is not None and before.why.startswith(UNKNOWN_SEQUENCE):
+            if before.record == name:
+                return
+            why = before.why
+        elif before is not None:
+            why = f"{why}; it was {before.text}"  # whoever has it go on ends that, too
         self._context.pace.pause()
-        level = Level(since_ms=self._context.clock.wall_ms(), record=name, why=UNKNOWN_SEQUENCE)
+        level = Level(since_ms=self._context.clock.wall_ms(), record=name, why=why)
         self._gate = Record(*self._main, origin.offset, -1, None, None, ()), level
 
     def close(self) -> Turn | None:

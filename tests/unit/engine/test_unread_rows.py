@@ -218,6 +218,7 @@ async def test_a_resume_that_was_sent_before_a_damaged_stop_was_found_does_not_e
         (outcome,) = [each for each in told if each.get("command") == "early"]
         assert (outcome["refused"], bank.seen) == ("changed", [b"1"])
         assert "a damaged record" in outcome["text"]
+        assert ("paused by ann" in orders.engine.commands.levels.paused.text) is paused  # type: ignore[union-attr]
         await resume(orders, "late")
         assert bank.seen == [b"1", b"2"]
 
