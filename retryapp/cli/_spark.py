@@ -128,23 +128,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C and SIGTERM set; a second Ctrl-C interrupts at once.
-
-    Enter it once there is a session: Spark handles Ctrl-C itself when it starts, and kills all jobs.
-    """
-    stopped = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if stopped.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stopped.set()
-
-    with on_signals(on_signal, signal.SIGTERM, signal.SIGINT):
-        yield stopped
-
-
-@contextmanager
 def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None]:
     """Cancel the body's jobs, and no others of the session, once an event is set; it then ends as by Ctrl-C.
 
@@ -177,6 +160,16 @@ def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None
 
 @contextmanager
 def interruptible(spark: SparkSession) -> Iterator[threading.Event]:
-    """End the body by Ctrl-C and SIGTERM, wherever it is; yield the event that they set."""
-    with stopped_by_signals() as stopped, cancelled_by(stopped, spark):
+    """Yield an event that Ctrl-C and SIGTERM set, which ends the body wherever it is; a second Ctrl-C does so at once.
+
+    It needs a session: Spark handles Ctrl-C itself when it starts, and kills all jobs.
+    """
+    stopped = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stopped.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stopped.set()
+
+    with on_signals(on_signal, signal.SIGTERM, signal.SIGINT), cancelled_by(stopped, spark):
         yield stopped

@@ -192,6 +192,7 @@ def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, An
     assert {name: sorted(map(repr, derived.read(name).collect())) for name in DERIVED_TABLES} == tables
 
 
+@pytest.mark.extended
 def test_a_result_that_is_half_written_or_lacks_its_tables(spark: SparkSession, tmp_path: Path) -> None:
     """The result before it stands; tables that are gone are made again, though nothing is new."""
     job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()

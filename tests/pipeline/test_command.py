@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 from history import Group
 from samples import dead
 
-from retryapp.cli._spark import stopped_by_signals
+from retryapp.cli._spark import interruptible
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
@@ -170,9 +171,9 @@ def test_spark_gets_in_with_what_the_other_clients_have(
     assert (code, facts["groups"][0]["rows"]) == (0, 1), facts
 
 
-def test_signals_stop_between_batches_and_the_second_at_once() -> None:
-    """Ctrl-C once is polite."""
-    with stopped_by_signals() as stopped:
+def test_the_first_signal_is_polite_and_the_second_ends_at_once() -> None:
+    """Where cancelling does not help."""
+    with interruptible(Mock()) as stopped:
         os.kill(os.getpid(), signal.SIGINT)
         assert stopped.wait(5)
         with pytest.raises(KeyboardInterrupt):

@@ -50,6 +50,7 @@ def test_a_clock_that_is_behind_orders_nothing(spark: SparkSession, group: Group
     assert places_of(tmp_path / "lake") == group.places()
 
 
+@pytest.mark.extended
 def test_small_files_are_joined_and_the_state_is_found_behind_that(
     spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def test_small_files_are_joined_and_the_state_is_found_behind_that(
     assert places_of(tmp_path / "lake") == group.places()
 
 
+@pytest.mark.extended
 def test_rows_that_are_not_on_this_machine_are_found_out(
     spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

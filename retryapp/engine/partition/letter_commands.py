@@ -284,7 +284,7 @@ class LetterCommands:
         if copy.value and not anew.null_value:  # else only the copy's headers say whether it is a null
             self._remember(identity, raw, row, anew)
         if self._sequences is not None:
-            self._sequences.came_back(identity, row.key)
+            self._sequences.came_back(identity, raw, row.key)
         return Effect(
             f"due at once, with new attempts; it was dead as {reason}{f'; edited: {parts}' if parts else ''}",
             after=row_state(anew.replays, 0, row.due_at_ms),
