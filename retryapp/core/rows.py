@@ -45,7 +45,7 @@ from typing import Final
 from retryapp.core.errors import DamagedRowError, NewerRowError
 from retryapp.core.foreign import name_bytes
 from retryapp.core.headers import OUR_HEADERS
-from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
+from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Headers, Origin
 from retryapp.core.values import value_type
 
@@ -433,12 +433,11 @@ def decode_row(raw: bytes) -> PendingRow:
 
 
 def damaged_row(raw: bytes) -> PendingRow:
-    """Return what is left of a row that cannot be decoded: its bytes as a value, and numbers that are possible."""
+    """Return what is left of a row that cannot be decoded: its bytes as a value, and its numbers, right or wrong."""
     attempt = delivery = 0
     if len(raw) >= _FIXED.size and raw[:_FLAGS_AT] in _KNOWN:
         *_, attempt, delivery, _, _, _, _, _ = _FIXED.unpack_from(raw)
-    possible = attempt <= delivery <= MAX_COUNT
-    return PendingRow(None, raw, (), attempt=attempt * possible, delivery=delivery * possible)
+    return PendingRow(None, raw, (), attempt=attempt, delivery=delivery)
 
 
 def _split(more: bytes) -> tuple[Reference, bytes]:

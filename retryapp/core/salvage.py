@@ -52,13 +52,14 @@ def salvage(
 ) -> RetryMetadata:
     """Return metadata for the dead letter of a record with damaged headers, or of a batch that could not be read.
 
-    The attempt is the header's, else that of the row (`counted`: attempt and delivery; 0 where they are not known),
-    else the last of the history, else 1; the delivery is the header's, else the row's, and no less. An unreadable
-    origin becomes the coordinates of the damaged record.
+    The attempt is the header's, else that of the row (`counted`: attempt and delivery; 0 where they are not known,
+    impossible ones are not believed), else the last of the history, else 1; the delivery is the header's, else the
+    row's, and no less. An unreadable origin becomes the coordinates of the damaged record.
     """
     read = HeaderReader(single(record.headers))
     base = _neutral(record, read, group=group, topic_id=topic_id, policy_digest=policy_digest, now_ms=clamped(now_ms))
     history: tuple[HistoryEntry, ...] = readable(read.history, ())
+    counted = counted if counted[0] <= counted[1] <= MAX_COUNT else (0, 0)
     last = counted[0] if counted[1] else history[-1].attempt if history else 1
     attempt = _number(read, RETRY_ATTEMPT, last, MAX_COUNT)
     attempt = min(attempt if base.replays else max(1, attempt), MAX_COUNT)

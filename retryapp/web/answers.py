@@ -40,7 +40,7 @@ from retryapp.lookup.records import (
 from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Person, Role
-from retryapp.web.attention import needs_action
+from retryapp.web.attention import needs_action, paused_text
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
@@ -150,9 +150,9 @@ class Answers:
         return self.view.causes(main), self.view.waiting_causes(main)
 
     async def parts(self, main: str) -> tuple[Sequence[tuple[int, Part]], list[str], str | None]:
-        """Return the parts of jobs of all workers with their partitions, who does not answer, and why it is paused."""
+        """Return the parts of jobs of all workers with their partitions, who does not answer, and what is paused."""
         group = await self._everywhere(main, self.view.partitions(main))
-        return group.parts, group.silent, next((item.paused for item in group.partitions if item.paused), None)
+        return group.parts, group.silent, paused_text(group.partitions)
 
     async def part(self, _question: Question) -> Facts:
         """Return what this worker has, for the pages of the others: it asks nobody."""

@@ -44,8 +44,8 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
         yield _STALLED, f"nothing goes on at {_named(closed)}" + (f": {why}" if why else ""), ""
     if unowned := [item for item in infos if item.state == ELSEWHERE and item.owner_url is None]:
         yield _STALLED, f"no worker is known for {_named(unowned)}", ""
-    if paused := [item for item in infos if item.paused and not item.stalled]:
-        yield _PAUSED, f"{paused[0].paused} ({_named(paused)})", ""
+    if paused := paused_text(infos):
+        yield _PAUSED, paused, ""
     for name in sorted({name for item in infos for name in open_circuits(item)}):
         away = [(item, each) for item in infos if (each := open_circuits(item).get(name)) is not None]
         words = f"circuit {name} {away[0][1].state}" if name else f"circuit {away[0][1].state}"
@@ -58,6 +58,12 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
     dues = [item.next_due_ms for item in infos if item.next_due_ms is not None]
     if dues and now_ms - min(dues) > LATE_MS:
         yield _LATE, f"the oldest waiting record is {spaced(due_text(min(dues), now_ms))}", "pending"
+
+
+def paused_text(infos: Sequence[PartitionInfo]) -> str | None:
+    """Return who has paused which partitions, and why; None: nobody."""
+    paused = [item for item in infos if item.paused and not item.stalled]
+    return f"{paused[0].paused} ({_named(paused)})" if paused else None
 
 
 def _of_jobs(parts: Sequence[tuple[int, Part]]) -> Iterator[tuple[int, str, str]]:

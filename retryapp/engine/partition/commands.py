@@ -59,6 +59,8 @@ from retryapp.ports import PendingTable
 
 MOST_AT_ONCE: Final = 100
 """Commands that are obeyed before others in the event loop come between."""
+LETTERS_AHEAD: Final = 50
+"""Commands whose letters are read together; each may be as large as a record."""
 MOST_UNSETTLED: Final = 5_000
 """Commands whose turns the lane may have; the others wait."""
 MAX_TEXT_BYTES: Final = 1_000
@@ -148,7 +150,9 @@ class Commands:
             while self.queue.put_off and self._letters.may_obey():
                 await self._obey(*self.queue.put_off.popleft())
             refused: list[tuple[Any, RefusedError]] = []
-            for record, command in some:
+            for number, (record, command) in enumerate(some):
+                if number % LETTERS_AHEAD == 0:
+                    await self._letters.read_ahead([each for _, each in some[number : number + LETTERS_AHEAD]])
                 if isinstance(command, RefusedError):
                     refused.append((record, command))
                     continue

@@ -6,13 +6,23 @@ A letter is read from its topic, where it is whole; its table says where the new
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import Command, LetterMark, MarkKind, Refusal, Verb, digest_of, is_mark, row_state
+from retryapp.core.control import (
+    OF_LETTERS,
+    Command,
+    LetterMark,
+    MarkKind,
+    Refusal,
+    Verb,
+    digest_of,
+    is_mark,
+    row_state,
+)
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
@@ -30,6 +40,8 @@ from retryapp.ports import Observation, Row, TopicPartition
 
 LETTERS_S: Final = 30.0
 """How long a command about a dead letter waits until all letters of its partition are known."""
+_SEVERAL: Final = 4
+"""Commands whose letters are worth a reading of their own."""
 _MAX_ID_CHARS: Final = 64
 _TIMED_OUT: Final = qualified_name(HandlerTimeoutError)
 
@@ -106,6 +118,8 @@ class LetterCommands:
         self._claimed = claimed
         self._taken_in = taken_in
         self._remember = remember
+        self._ahead: dict[TopicPartition, dict[int, Record]] = {}
+        """Letters that were read for several commands."""
         self._until_s: float | None = None
         """Monotonic time until which commands wait until all letters are known; None: none has waited."""
 
@@ -126,6 +140,18 @@ class LetterCommands:
             async with asyncio.timeout(max(0.0, wait_s)):
                 await self._transport.letters_known()
         then()
+
+    async def read_ahead(self, commands: Sequence[object]) -> None:
+        """Read the letters of several commands together: alone, each takes a request and a whole batch of its topic."""
+        self._ahead.clear()
+        names = [each.failure_id for each in commands if isinstance(each, Command) and each.verb in OF_LETTERS]
+        if len(names) < _SEVERAL or not self._transport.letters_here:
+            return
+        for topic, table in self._transport.dead.items():
+            offsets = {newest[0] for newest in map(table.newest, names) if newest is not None}
+            tp = TopicPartition(topic, self._transport.place.partition)
+            with suppress(Exception):  # then each is read alone, and its command told what is wrong
+                self._ahead[tp] = dict(await self._transport.reader.records(tp, sorted(offsets)))
 
     async def obey(self, command: Command, origin: Origin, settled: Callable[[bytes], Awaitable[bool]]) -> Effect:
         """Return what a command comes to; `settled` waits for turns about a record, and tells whether there were any.
@@ -203,14 +229,16 @@ class LetterCommands:
         return letter, mark
 
     async def _read(self, tp: TopicPartition, offset: int) -> Letter | None:
-        found: list[Any] = []
+        ahead = self._ahead.get(tp, {}).pop(offset, None)
+        found: list[Any] = [] if ahead is None else [ahead]
 
         def take(records: list[Any], _position: int) -> bool:
             found.extend(record for record in records if record.offset == offset)
             return True
 
         try:
-            await self._transport.reader.read(tp, offset, take)
+            if not found:
+                await self._transport.reader.read(tp, offset, take)
         except Exception as fault:  # a fault of that topic is none of the lane's
             text = f"{tp.topic}[{tp.partition}] could not be read: send it again in a minute"
             raise RefusedError(Refusal.NOT_READY, text) from fault
@@ -256,7 +284,7 @@ class LetterCommands:
         if copy.value and not anew.null_value:  # else only the copy's headers say whether it is a null
             self._remember(identity, raw, row, anew)
         if self._sequences is not None:
-            self._sequences.came_back(identity, row.key)
+            self._sequences.came_back(identity, raw, row.key)
         return Effect(
             f"due at once, with new attempts; it was dead as {reason}{f'; edited: {parts}' if parts else ''}",
             after=row_state(anew.replays, 0, row.due_at_ms),

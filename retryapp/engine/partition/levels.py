@@ -83,16 +83,22 @@ class Levels:
     def shut(self, lost: Iterator[bytes]) -> None:
         """Pause the partition if there are rows, by identity, that stop sequences and do not tell which ones.
 
-        Also if somebody has paused it: who has it go on must know of them.
+        Also if somebody or a rule has paused it: who has it go on must know of them.
         """
-        known = self.paused is not None and (self.paused.record or self.paused.why == UNKNOWN_SEQUENCE)
-        is_open = self._context.handler.order is Order.KEY and not known and not self.closing
+        is_open = self._context.handler.order is Order.KEY and not self.closing
         if not is_open or (identity := next(lost, None)) is None:
             return
-        self._context.pace.pause()
         origin = Origin(self._main.topic, self._context.topic_id, self._main.partition, origin_offset(identity))
         name = failure_id(self._context.handler.group, origin) if identity_of(origin) == identity else ""
-        level = Level(since_ms=self._context.clock.wall_ms(), record=name, why=UNKNOWN_SEQUENCE)
+        before, why = self.paused, UNKNOWN_SEQUENCE
+        if before is not None and before.why.startswith(UNKNOWN_SEQUENCE):
+            if before.record == name:
+                return
+            why = before.why
+        elif before is not None:
+            why = f"{why}; it was {before.text}"  # whoever has it go on ends that, too
+        self._context.pace.pause()
+        level = Level(since_ms=self._context.clock.wall_ms(), record=name, why=why)
         self._gate = Record(*self._main, origin.offset, -1, None, None, ()), level
 
     def close(self) -> Turn | None:

@@ -421,10 +421,12 @@ class Sequences:
         """Tell whether a record of this key may be tried again that was dead."""
         return True
 
-    def came_back(self, identity: bytes, key: bytes | None) -> None:
+    def came_back(self, identity: bytes, value: bytes, key: bytes | None) -> None:
         """Note that a dead record gets a row again: in its place, or behind the head if that runs."""
         if (name := self.name(key)) is None:
             return
+        if self._is_early(identity):
+            insort(self._early, (origin_offset(identity), name, row_header(value, _TIME)), key=lambda each: -each[0])
         line = self._lines.setdefault(name, Line())
         first = int(line.running and not line.first and bool(line.rows))
         if identity not in line.rows:  # else its sequence has stopped for it

@@ -171,13 +171,13 @@ async def test_a_job_page_shows_how_far_it_is_and_steers_it(worker: FakeWorker) 
         assert listed.index("3f9ca81b02") < listed.index("77aa00bb11"), "the newest first"
 
 
-async def test_a_job_page_says_that_its_handler_is_paused(worker: FakeWorker) -> None:
+async def test_a_job_page_says_which_partitions_are_paused(worker: FakeWorker) -> None:
     """Else it seems to stand still."""
     async with pages(worker, ADMIN) as site:
         assert "deliveries go on" not in await site.get(f"{BASE}/jobs/3f9ca81b02")
         worker.parts[MAIN][0] = replace(worker.parts[MAIN][0], paused="paused by ann: lunch")
-        assert "The handler is paused by ann: lunch." in await site.get(f"{BASE}/jobs/3f9ca81b02")
-        assert "The handler is paused" not in await site.get(f"{BASE}/jobs/77aa00bb11"), "it is paused itself"
+        assert "Deliveries are paused by ann: lunch (partition 0)." in await site.get(f"{BASE}/jobs/3f9ca81b02")
+        assert "Deliveries are paused" not in await site.get(f"{BASE}/jobs/77aa00bb11"), "it is paused itself"
 
 
 async def test_an_operator_resumes_no_job_that_only_an_admin_may_begin(worker: FakeWorker) -> None:

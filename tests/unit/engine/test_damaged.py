@@ -63,6 +63,7 @@ COUNTED = PendingRow(b"k", b"v", (), due_at_ms=1, attempt=3, delivery=5)
         pytest.param(encode_row(COUNTED)[:-1], (3, 5), id="end"),
         pytest.param(encode_row(replace(COUNTED, attempt=6))[:-1], (1, 1), id="impossible"),
         pytest.param(encode_row(replace(COUNTED, delivery=1 << 31))[:-1], (1, 1), id="too large"),
+        pytest.param(encode_row(replace(COUNTED, headers=SPOILT, delivery=1 << 31)), (1, 1), id="too large, headers"),
         pytest.param(b"\xff" + encode_row(COUNTED)[1:], (1, 1), id="version"),
         pytest.param(encode_row(COUNTED)[:40], (1, 1), id="cut off"),
     ],

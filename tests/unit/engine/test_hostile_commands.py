@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -235,6 +236,36 @@ async def test_a_cancelled_run_that_ends_while_a_topic_refuses_the_command_has_o
         await orders.to_rest()
         assert (len(orders.dead_letters), calls) == (1, [1, 2])
         assert [event["after"] for event in told(orders)] == ["cancelling"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_letters_of_many_commands_are_read_together(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    """Alone, each takes some milliseconds of the processor; where they cannot be read together, they are read so."""
+    service, together, read, pick = Service(), list[int](), MemoryReader.read, MemoryReader.records
+    alone: list[int] = []
+
+    async def reading(self: MemoryReader, tp: TopicPartition, start: int, *args: Any, **more: Any) -> int:
+        alone.extend([start] * (tp.topic == DLQ))
+        return await read(self, tp, start, *args, **more)
+
+    async def picking(self: MemoryReader, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
+        together.append(len(offsets))
+        if fails:
+            raise TimeoutError("no leader")
+        return await pick(self, tp, offsets)
+
+    async with partition(service) as orders:
+        await letters(orders, service, 120)
+        monkeypatch.setattr(MemoryReader, "read", reading)
+        monkeypatch.setattr(MemoryReader, "records", picking)
+        for number in (*range(120), 5):  # one of them twice
+            orders.transport.append(CONTROL, None, single("", str(number), "replay"))
+        await orders.settle()
+        await orders.to_rest()
+        assert [event["refused"] for event in told(orders)] == [None] * 120 + ["waiting"]
+        assert sorted(service.again, key=int) == [b"%d" % number for number in range(120)]
+        assert (sum(together), len(together)) == (121, 3)
+        assert len(alone) == (121 if fails else 0)
 
 
 async def test_faults_of_the_dead_letter_topic_are_none_of_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

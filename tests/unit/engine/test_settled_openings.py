@@ -12,6 +12,8 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.marks import split_note
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Damage, Record
+from retryapp.core.verdicts import Reject
+from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
 
 NEW = (b"new 2", b"new 3", b"new 4")
@@ -104,3 +106,21 @@ async def test_what_cannot_be_read_waits_for_the_offset(monkeypatch: pytest.Monk
         gate.let(b"hung")
         await looks(orders)
         assert [letter.reason for letter in orders.dead_letters] == ["damaged"]
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY, Order.LATEST])
+async def test_a_record_that_died_ahead_and_is_replayed_before_its_place_is_read_again_runs(order: Order) -> None:
+    """Its row waits for the place, and nobody woke it when that was read."""
+    gate, more = Gate(), {"order": order, "concurrency": 8}
+    async with MemoryPartition(gate, HUNG, **more) as orders:
+        await orders.send(b"hung", key=b"a")
+        await orders.send(b"wrong", key=b"b")
+        gate.let(b"wrong", Reject("wrong"))
+        await looks(orders)
+    async with MemoryPartition(gate, HUNG, **more, max_in_flight=1, transport=orders.transport) as orders:
+        await orders.settle()
+        assert gate.started == [b"hung", b"wrong", b"hung"], "there is no room for more"
+        assert (await orders.command("replay", 1, force=order is Order.LATEST))["refused"] is None
+        gate.let(b"hung")
+        await orders.advance(1_000)
+        assert gate.started.count(b"wrong") == 2

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from doubles import BankDownError, Gate, reopen
 
+from retryapp import RetryPolicy, pausing
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.record import Damage, Record
@@ -217,8 +218,29 @@ async def test_a_resume_that_was_sent_before_a_damaged_stop_was_found_does_not_e
         (outcome,) = [each for each in told if each.get("command") == "early"]
         assert (outcome["refused"], bank.seen) == ("changed", [b"1"])
         assert "a damaged record" in outcome["text"]
+        assert ("paused by ann" in orders.engine.commands.levels.paused.text) is paused  # type: ignore[union-attr]
         await resume(orders, "late")
         assert bank.seen == [b"1", b"2"]
+
+
+async def test_a_resume_for_the_pause_of_a_rule_does_not_end_that_for_a_damaged_stop() -> None:
+    """It was there when the damage was found, and said nothing of it."""
+    bank = Bank(b"closed", bad=b"1")
+    policy = RetryPolicy("1h*3", on=[pausing(BankDownError)])
+    async with MemoryPartition(bank, policy, order=Order.KEY, holding=HOLD) as orders:
+        await orders.send(b"1", b"2", key=b"a")
+        await orders.send(b"closed", key=b"b")
+        damage(orders, 0)
+    bank.down.clear()
+    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
+    orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    for _ in range(2):
+        async with MemoryPartition(bank, policy, order=Order.KEY, holding=HOLD, transport=orders.transport) as orders:
+            await orders.advance(1_000)
+            assert bank.seen == [b"1", b"closed"]
+            told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
+            (found,) = [each for each in told if "a damaged record" in (each.get("after") or "")]
+            assert "by rule" in found["before"]
 
 
 async def test_a_pause_of_a_control_topic_that_was_made_again_can_be_ended() -> None:
