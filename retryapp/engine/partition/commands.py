@@ -159,6 +159,7 @@ class Commands:
                 self._refuse(refused)
                 if self.queue.passes(record, command, waits=self._waits(command)):
                     await self._obey(record, command)
+            await self._letters.read_ahead(())  # those of commands that were refused without a look
             self._refuse(refused)
             if not (self.queue or self.queue.unread or self.queue.put_off) and self._jobs.may_step():
                 await self._step()

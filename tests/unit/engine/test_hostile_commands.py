@@ -268,6 +268,19 @@ async def test_the_letters_of_many_commands_are_read_together(monkeypatch: pytes
         assert len(alone) == (121 if fails else 0)
 
 
+async def test_letters_of_commands_that_came_too_late_are_not_kept() -> None:
+    """They may be as large as records, and the next commands may come in a month."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 8)
+        for number in range(8):
+            orders.transport.append(CONTROL, None, single("", str(number), "replay"))
+        orders.clock.advance(3_600_000)
+        await orders.settle()
+        assert [event["refused"] for event in told(orders)] == ["expired"] * 8
+        assert not orders.engine.commands._letters._ahead  # type: ignore[union-attr]
+
+
 async def test_faults_of_the_dead_letter_topic_are_none_of_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single command is refused, and a job rests; both go on once the topic can be read again."""
     service, read, broken = Service(), MemoryReader.read, [True]
