@@ -43,9 +43,12 @@ def resume(*, place: Place, **options: Any) -> ExitCode:
     """Deliver again. Deadlines do not count the pause.
 
     \b
+    Exit codes: 0 all partitions go on, 1 some have no worker now, or have been paused since: read why, send it again.
+
+    \b
     Examples:
       retryapp handler resume -A billing --topic orders
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"  # noqa: D301 - click reads the backspace character as "do not wrap"
     return tell_handler(HandlerVerb.RESUME, place, **options)
 
 
