@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from retryapp import RetryPolicy, testing
@@ -85,3 +87,17 @@ def test_the_public_names_are_these() -> None:
         "Step",
         "VirtualClock",
     ]
+
+
+async def test_a_plain_function_has_some_real_time() -> None:
+    """Where virtual time ran on at once, it was timed out though it was done soon."""
+    seen: list[bytes] = []
+
+    def charge(value: bytes) -> None:
+        time.sleep(0.05)
+        seen.append(value)
+
+    async with MemoryPartition(charge, RetryPolicy("1s*3", timeout="600s")) as orders:
+        await orders.send(b"1")
+        await orders.to_rest()
+        assert (seen, orders.dead_letters) == ([b"1"], [])
