@@ -121,7 +121,14 @@ class Commands:
         self.queue = ControlQueue(context, transport, self._jobs.steering.ahead)
         self._rows = RowCommands(context, transport, sequences)
         self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)
-        self.levels = Levels(context, transport.place.main, self._jobs.steering, self._event, lambda: self.queue.end)
+        self.levels = Levels(
+            context,
+            transport.place.main,
+            self._jobs.steering,
+            self._event,
+            sent_to=lambda: self.queue.end,
+            lost=lambda: lost_stops(self._table),
+        )
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -396,7 +403,7 @@ class Commands:
     def _end_stops(self) -> None:
         """Have sequences go on that have stopped, where the handler does not hold them any more."""
         if self._context.handler.holding.stops:
-            self.levels.shut(lost_stops(self._table))
+            self.levels.shut()
             return
         for key, value, row, metadata in stopped_rows(self._table):
             effect = self._rows.go_on(row, key[IDENTITY_AT:])

@@ -34,6 +34,7 @@ class Levels:
         steering: Steering,
         event: Callable[..., Outgoing],
         sent_to: Callable[[], int],
+        lost: Callable[[], Iterator[bytes]],
     ) -> None:
         """Have the handler's pace follow what was written down before.
 
@@ -43,12 +44,16 @@ class Levels:
             steering: what is written down.
             event: returns the event that tells an effect.
             sent_to: returns the offset before which all commands were sent by now, as far as known.
+            lost: yields the rows, by identity, that stop sequences and do not tell which ones; rising.
         """
         self._context = context
         self._main: Final = main
         self._steering = steering
         self._event = event
         self._sent_to = sent_to
+        self._lost = lost
+        self._told = b""
+        """The last lost row that the partition was paused for in this session."""
         self._gate: tuple[Record, Level] | None = None
         """What a rule has paused the partition for, until that is in a turn."""
         context.pace.remember(
@@ -80,14 +85,16 @@ class Levels:
         self._gate = run.shown, level
         return True
 
-    def shut(self, lost: Iterator[bytes]) -> None:
-        """Pause the partition if there are rows, by identity, that stop sequences and do not tell which ones.
+    def shut(self) -> None:
+        """Pause the partition if there is a row that stops a sequence and does not tell which one: for each of them.
 
         Also if somebody or a rule has paused it: who has it go on must know of them.
         """
-        is_open = self._context.handler.order is Order.KEY and not self.closing
-        if not is_open or (identity := next(lost, None)) is None:
+        handler = self._context.handler
+        is_open = handler.order is Order.KEY and handler.holding.stops and not self.closing
+        if not is_open or (identity := next((each for each in self._lost() if each > self._told), None)) is None:
             return
+        self._told = identity
         origin = Origin(self._main.topic, self._context.topic_id, self._main.partition, origin_offset(identity))
         name = failure_id(self._context.handler.group, origin) if identity_of(origin) == identity else ""
         before, why = self.paused, UNKNOWN_SEQUENCE
@@ -145,6 +152,9 @@ class Levels:
             pace.pause()
         words = [None if paused is None else paused.text for paused in (before, steering.paused)]
         text = "nothing begins; what runs goes on" if steering.paused else "deliveries go on"
+        if before is not None and command.verb is HandlerVerb.RESUME and before.why.startswith(UNKNOWN_SEQUENCE):
+            self.shut()
+            text = f"paused again: {UNKNOWN_SEQUENCE}; there are several" if self.closing else text
         return Effect(text, before=words[0] or "going", after=words[1] or "going")
 
     def _of_circuit(self, command: HandlerCommand, offset: int) -> Effect:

@@ -62,8 +62,8 @@ def failed(orders: MemoryPartition) -> list[Event]:
     return [seen.event for seen in orders.observer.seen if seen.event is Event.LANE_FAILED]
 
 
-async def resume(orders: MemoryPartition, name: str) -> None:
-    await orders.obey(HandlerCommand(id=name, verb=HandlerVerb.RESUME))
+async def resume(orders: MemoryPartition, name: str) -> dict[str, Any]:
+    return await orders.obey(HandlerCommand(id=name, verb=HandlerVerb.RESUME))
 
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
@@ -199,6 +199,24 @@ async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> N
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await orders.send(b"3", key=b"a")
         assert bank.seen == [b"1", b"2", b"3"]
+
+
+async def test_each_damaged_stop_is_told_before_what_waits_behind_it_runs() -> None:
+    """Damage seldom comes alone; who has the partition go on knows of the one that is named."""
+    bank = Bank()
+    async with partition(bank, holding=HOLD) as orders:
+        for number in range(3):
+            bank.bad = b"%d" % number
+            await orders.send(bank.bad, b"%d+" % number, key=bank.bad)
+            damage(orders, 2 * number)
+    bank.seen.clear()
+    async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+        for number in range(3):
+            paused = orders.engine.commands.levels.paused  # type: ignore[union-attr]
+            assert (paused.record, bank.seen) == (f"app/orders@kq8G0bTz/0/{2 * number}", [])  # type: ignore[union-attr]
+            again = (await resume(orders, f"r{number}"))["text"]
+            assert ("paused again" in again) is (number < 2)
+        assert bank.seen == [b"0+", b"1+", b"2+"]
 
 
 @pytest.mark.parametrize("paused", [False, True])
