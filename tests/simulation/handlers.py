@@ -201,6 +201,8 @@ class Handlers:
         if call.now in "XK":
             await asyncio.sleep(self._random.uniform(0.0, 1.9) if call.now == "K" else 0)
             self._reached["a handler ended its worker"] += 1
+            for main in (judge.oracle.main for judge in self._judges.values() if judge.oracle.main is not None):
+                main.deaths_ms.append(self._now_ms())
             worker.process.kill()
         if call.now in "THXK":
             await asyncio.sleep(60)

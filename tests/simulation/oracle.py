@@ -350,7 +350,7 @@ class Oracle:
         if self.steering is not None and again:
             self.steering.edited(story, ours["retry-replay-id"].decode())
         foreign = tuple((name, value) for name, value in record.headers if not name.startswith("retry-"))
-        lost = self.main is not None and topic.startswith(topics.dlq) and self.main.ended(origin, ours)
+        lost = self.main is not None and topic.startswith(topics.dlq) and self.main.ended(origin, ours, story)
         bare = self._endless and delivery > 1 and not topic.startswith(topics.dlq)
         if self.main is not None and (lost or not topic.startswith(topics.dlq)):
             bare = lost or "retry-no-payload" in ours

@@ -18,6 +18,8 @@ from simulation.story import Origin, Story, Violation
 KEPT_MS: Final = 120_000
 """How long the main topic keeps a record; half of it is for workers that are away."""
 STEP_MS: Final = 12_000
+SHORT_LIVES: Final = 2
+"""After so many workers that a handler has ended, one by one, its rows may be claimed as suspects until it is late."""
 DELETED, _, BROKEN = LOSSES
 _REFERENCE: Final = struct.Struct(">BHqIIQ")
 _DUE_AT: Final = 4
@@ -37,6 +39,8 @@ class Referring:
         self.copies = 0
         """Rows with payloads, of records that may wait by reference."""
         self.references = 0
+        self.deaths_ms: list[float] = []
+        """When a handler has ended its worker."""
 
     def strike(self, broker: Broker, tp: TopicPartition, kind: str, random: Random) -> None:
         entries, settled = broker.logs[tp].entries, broker.committed.get(tp, 0)
@@ -83,13 +87,16 @@ class Referring:
         if (story.record.value or b"") in row:
             raise Violation(f"I21 {origin[0]}/{origin[1]}: waits by reference, and its value is in the row")
 
-    def ended(self, origin: Origin, ours: Mapping[str, bytes]) -> bool:
+    def ended(self, origin: Origin, ours: Mapping[str, bytes], story: Story) -> bool:
         """Judge a dead letter; tell whether its record was lost.
 
         Raises:
-            Violation: the main topic has it.
+            Violation: the main topic has it; or had it for long enough, and workers lived long enough to copy it.
         """
         lost = ours.get("retry-reason") in (b"gone", b"damaged")
+        unsafe_ms = story.record.timestamp_ms + KEPT_MS // 2
+        if lost and sum(at_ms > unsafe_ms for at_ms in self.deaths_ms) > SHORT_LIVES:
+            self.lost.add(origin)
         if lost and origin not in self.lost:
             raise Violation(f"I21 {origin[0]}/{origin[1]}: dead as gone, and the main topic need not have lost it")
         return lost
