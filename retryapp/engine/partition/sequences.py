@@ -126,8 +126,8 @@ class Sequences:
         self._reached = start_offset
         """All records of the main topic before this offset are taken in, or were settled before."""
         self._early: list[tuple[int, bytes, bytes | None]] = []
-        """Rows from there on, which an earlier session has left, their sequences, and the times of their records:
-        others may come before them."""
+        """Rows from there on, which an earlier session or a replay has left, their sequences, and the times of their
+        records: others may come before them."""
         self._unwritten: dict[bytes, bytes] = {}
         """Rows that are not in the table yet: their sequences, by identity."""
         self._unread = Unread()
