@@ -26,8 +26,11 @@ from retryapp.guardian import entrust, guard
 _USERS, _STARTING, _STATE = "broker-users", "broker-starting", "broker.json"
 _GUARDED = "RUN_GUARDED_BY"
 """Mark of what a guardian ends: the keeper must not end with the test process that happened to start it."""
-_SETTINGS = {"log.initial.task.delay.ms": "86400000", "log.retention.check.interval.ms": "86400000"}
-"""It deletes no record for its age: a sweep at any moment would hit whichever test has old timestamps just then."""
+_SETTINGS = {
+    "log.initial.task.delay.ms": "86400000",  # it deletes no record for its age: a sweep at any moment would hit
+    "log.retention.check.interval.ms": "86400000",  # whichever test has old timestamps just then
+    "broker.session.timeout.ms": "120000",  # on a busy machine 4 s pass without a heartbeat, and it is shut out
+}
 _TIMEOUT_S = 150.0
 """Longer than the broker's own limit, with a download of its jars before it."""
 
