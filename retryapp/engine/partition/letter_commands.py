@@ -336,7 +336,9 @@ class LetterCommands:
         if (value := self._stopping(identity)) is not None:
             effect.rows = (Row(identity, None, "?"),)
             effect.text = f"{effect.text}; its sequence goes on"
-            with suppress(DamagedRowError):  # no sequence has such a row
-                if self._sequences is not None:
-                    self._sequences.removed(identity, decode_row(value).key)
+            if self._sequences is not None:
+                key = None
+                with suppress(DamagedRowError):  # no key has such a row, and a partition does not ask for one
+                    key = decode_row(value).key
+                self._sequences.removed(identity, key)
         return effect

@@ -201,6 +201,20 @@ async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> N
         assert bank.seen == [b"1", b"2", b"3"]
 
 
+@pytest.mark.parametrize("verb", ["discard", "replay"])
+async def test_a_partition_goes_on_once_its_damaged_stop_is_set_aside(verb: str) -> None:
+    """There the sequence of a row is known, whatever is damaged of it; it stood until the next opening."""
+    bank = Bank(bad=b"1")
+    async with partition(bank, Order.PARTITION, holding=HOLD) as orders:
+        await orders.send(b"1", b"2")
+        damage(orders, 0)
+    bank.bad = b""
+    async with partition(bank, Order.PARTITION, holding=HOLD, transport=orders.transport) as orders:
+        assert (await orders.command(verb, 0))["refused"] is None
+        await resume(orders, "r")
+        assert (bank.seen, orders.waiting) == ([b"1", *[b"1"] * (verb == "replay"), b"2"], {})
+
+
 async def test_each_damaged_stop_is_told_before_what_waits_behind_it_runs() -> None:
     """Damage seldom comes alone; who has the partition go on knows of the one that is named."""
     bank = Bank()
