@@ -340,7 +340,8 @@ class Oracle:
         replays = int(ours.get("retry-replays", b"0"))
         if topic.startswith(topics.dlq) and self.damages.dead(origin, story, record, ours):
             self.named["a damaged row has its letter"] += 1
-            if self.stops is not None and set(self.orders.values()) == {"key"} and record.key is None:
+            hides_key = record.key is None and not self.damages.now[origin].readable
+            if self.stops is not None and set(self.orders.values()) == {"key"} and hides_key:
                 self.damages.unsure.add(origin[0])
             self._end(origin, story, "dead", 1 << 30, now_ms)
             if self.steering is not None:
