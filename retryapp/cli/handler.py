@@ -48,7 +48,7 @@ def resume(*, place: Place, **options: Any) -> ExitCode:
     \b
     Examples:
       retryapp handler resume -A billing --topic orders
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return tell_handler(HandlerVerb.RESUME, place, **options)
 
 

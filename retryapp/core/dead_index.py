@@ -168,7 +168,8 @@ def encode_letter(letter: IndexedLetter) -> bytes:
 
 def failure_of(raw: bytes) -> bytes:
     """Return the failure id of an encoded letter, as UTF-8; empty: it is not known."""
-    return raw[_FIXED.size : _FIXED.size + _FIXED.unpack_from(raw)[-6]]
+    _, _, _, _, _, _, _, _, length, *_ = _FIXED.unpack_from(raw)
+    return raw[_FIXED.size : _FIXED.size + length]
 
 
 def counted_as(raw: bytes) -> tuple[bytes | None, int]:

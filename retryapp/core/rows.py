@@ -436,7 +436,7 @@ def damaged_row(raw: bytes) -> PendingRow:
     """Return what is left of a row that cannot be decoded: its bytes as a value, and its numbers, right or wrong."""
     attempt = delivery = 0
     if len(raw) >= _FIXED.size and raw[:_FLAGS_AT] in _KNOWN:
-        *_, attempt, delivery, _, _, _, _, _ = _FIXED.unpack_from(raw)
+        _, _, _, _, _, _, attempt, delivery, *_ = _FIXED.unpack_from(raw)
     return PendingRow(None, raw, (), attempt=attempt, delivery=delivery)
 
 

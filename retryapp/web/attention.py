@@ -61,7 +61,7 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
 
 
 def paused_text(infos: Sequence[PartitionInfo]) -> str | None:
-    """Return who has paused which partitions, and why; None: nobody."""
+    """Return which partitions are paused, by whom and why; None if none is."""
     paused = [item for item in infos if item.paused and not item.stalled]
     return f"{paused[0].paused} ({_named(paused)})" if paused else None
 

@@ -92,7 +92,7 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.LATEST])
 async def test_a_held_row_that_is_damaged_is_dead_when_its_handler_has_no_order_any_more(order: Order) -> None:
-    """It was the only held one, and it does not say so: nobody looked for it."""
+    """A damaged row has no readable tier: the count of held rows was 0, and no scan looked for it."""
     bank = Bank(b"0")
     async with partition(bank) as orders:
         await orders.send(b"0", b"1", key=b"a")

@@ -90,7 +90,7 @@ def test_the_end_of_a_partition_and_a_broker_that_is_away_are_passed(follow: Any
     ],
 )
 def test_damage_and_refusals_end_it(follow: Any, error: int, raised: type[Exception]) -> None:
-    """They are told, after what came before them."""
+    """Records before the error come first; then it is raised."""
     client = Client([Message(b"a"), Message(error=error)])
     found = follow(client)
     assert next(found).value == b"a"
