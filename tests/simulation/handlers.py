@@ -22,7 +22,7 @@ from simulation.loop import BEGAN_S
 from simulation.oracle import TIMED_OUT
 from simulation.plan import Plan
 from simulation.scripts import POLICIES, end
-from simulation.sessions import opening_of, session_of, taken_in
+from simulation.sessions import drains, opening_of, session_of, taken_in
 from simulation.story import FINE, Call, Going, Origin
 from simulation.tries import LIST
 from simulation.worker import SimWorker
@@ -142,6 +142,8 @@ class Handlers:
                 judge.oracle.stories[call.origin].going.remove(call.going)
         raises = [call.origin[1] for call in calls if call.now == "Z"]
         for call, delivery in zip(calls, deliveries, strict=True):
+            if raises and drains(worker, judge.topology.main, call.origin[0]):
+                judge.oracle.given_back(call.origin, call.attempt, delivery.due_at_ms)
             self._end(worker, judge, call, fine=call.now in FINE and not raises)
             try:
                 end(call.now, call.origin[1])

@@ -190,6 +190,10 @@ class Oracle:
         kills = story.begun[attempt] - len(story.calls[attempt]) if step(story.script, attempt) in "XK" else 0
         _must(kills <= self._max_kills, "I5", origin, "ended too many workers")
 
+    def given_back(self, origin: Origin, attempt: int, due_at_ms: int | None) -> None:
+        """A list has raised while its partition drains: its records have no outcome and run once more elsewhere."""
+        self._story(origin).seen.discard((attempt, due_at_ms))
+
     def check_key(self, origin: Origin, suffix: str) -> None:
         """A handler call begins with an idempotency key that ends so."""
         renewed = self._story(origin).renewed

@@ -27,6 +27,12 @@ def session_of(worker: SimWorker, main: str, number: int) -> tuple[object, int] 
     return None if placed is None or session is None else (placed.engine, session.number)
 
 
+def drains(worker: SimWorker, main: str, number: int) -> bool:
+    """Tell whether a partition of a worker takes nothing new: what runs is its last."""
+    placed = worker.ownership.placed.get((main, number))
+    return placed is None or placed.engine._draining
+
+
 def taken_in(worker: SimWorker, main: str, number: int) -> int:
     """Return how many records of a partition a worker has taken in and not settled."""
     placed = worker.ownership.placed.get((main, number))

@@ -99,3 +99,10 @@ def test_a_worker_that_stopped_while_its_lane_opened_has_the_table_of_then(monke
     result = History(plan).run()
     assert result.violation is None
     assert (result.reached["lane_opened"], result.reached["lane_failed"]) == (3, 1)
+
+
+def test_a_list_that_raises_in_a_drain_runs_once_more() -> None:
+    """Its records alone were to run next; they had no outcome yet, so the next owner called it with all of them."""
+    result = History(Plan.of(3150632)).run()
+    assert result.violation is None
+    assert result.reached["a list of 3"] > 0
