@@ -305,6 +305,7 @@ async def test_who_may_only_look_cannot_probe(worker: FakeWorker) -> None:
         assert (await ask(url, f"{BASE}/dead?key=customer-7", bearer(Role.LOOK)))[0] == 403
         assert (await ask(url, f"{BASE}/dead?key=customer-7", bearer(Role.OPERATE)))[0] == 200
         assert (await ask(url, f"{BASE}/dead?key=", bearer(Role.LOOK)))[0] == 200, "an empty field of the form"
+        assert (await ask(url, f"{BASE}/dead?key=&key=customer-7", bearer(Role.LOOK)))[0] == 403, "the last one counts"
 
 
 async def test_strangers_are_told_whether_a_worker_lives_and_not_more(worker: FakeWorker) -> None:
