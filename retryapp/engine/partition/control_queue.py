@@ -45,6 +45,8 @@ class ControlQueue:
         """Commands that wait, with their records; the oldest first."""
         self._next_offset, self._end = transport.control_next, transport.control_end
         """Where the next reading begins, and where the topic ends."""
+        self._failed = False
+        """The last reading has failed: the next begins when `come` is called again."""
         self._records: deque[Any] = deque()
         self.wake = asyncio.Event()
         """Set when there may be something to do."""
@@ -53,8 +55,8 @@ class ControlQueue:
 
     def come(self, end: int) -> None:
         """Note that the control topic ends there."""
-        if end != self._end:
-            self._end = end
+        if end != self._end or self._failed:
+            self._end, self._failed = end, False
             self.wake.set()
 
     def __bool__(self) -> bool:
@@ -63,12 +65,12 @@ class ControlQueue:
     @property
     def end(self) -> int:
         """Where the topic ends, as far as known."""
-        return self._end
+        return max(self._end, self._next_offset)
 
     @property
     def unread(self) -> bool:
-        """Whether the topic has more."""
-        return self._end != self._next_offset
+        """Whether the topic has more that can be read."""
+        return self._end != self._next_offset and not self._failed
 
     @property
     def more(self) -> bool:
@@ -127,12 +129,12 @@ class ControlQueue:
             if not self.caught_up.is_set():
                 raise  # rows wait for what came before
             logger.warning("Commands on %s[%d] could not be read: %r", *control, fault)
-            self._end = self._next_offset  # until `come` says more
+            self._failed = True
             return
         if end < self._next_offset:
             raise PositionGoneError(*control, self._next_offset)
         if not self._full:
-            self._next_offset = self._end = end
+            self._next_offset, self._end = end, max(self._end, end)  # `come` may have said more meanwhile
 
     def _receive(self, records: Sequence[Any], next_offset: int) -> bool:
         self._records.extend(record for record in records if record.offset not in self._ahead)
