@@ -15,6 +15,7 @@ from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.record import Damage, Record
 from retryapp.core.rows import IDENTITY_AT, OFFSET_AT
 from retryapp.core.verdicts import Reject
+from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import Event, Row, TopicPartition
 from retryapp.testing import MemoryPartition
@@ -60,6 +61,12 @@ def dead(orders: MemoryPartition) -> list[tuple[int, str]]:
 
 def failed(orders: MemoryPartition) -> list[Event]:
     return [seen.event for seen in orders.observer.seen if seen.event is Event.LANE_FAILED]
+
+
+def _outcome(orders: MemoryPartition, command: str) -> dict[str, Any]:
+    told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
+    (outcome,) = [each for each in told if each.get("command") == command]
+    return dict(outcome)
 
 
 async def resume(orders: MemoryPartition, name: str) -> dict[str, Any]:
@@ -246,8 +253,7 @@ async def test_a_resume_that_was_sent_before_a_damaged_stop_was_found_does_not_e
     orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await orders.advance(1_000)
-        told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
-        (outcome,) = [each for each in told if each.get("command") == "early"]
+        outcome = _outcome(orders, "early")
         assert (outcome["refused"], bank.seen) == ("changed", [b"1"])
         assert "a damaged record" in outcome["text"]
         assert ("paused by ann" in orders.engine.commands.levels.paused.text) is paused  # type: ignore[union-attr]
@@ -273,6 +279,50 @@ async def test_a_resume_for_the_pause_of_a_rule_does_not_end_that_for_a_damaged_
             told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
             (found,) = [each for each in told if "a damaged record" in (each.get("after") or "")]
             assert "by rule" in found["before"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_resume_that_came_since_the_topic_was_looked_at_does_not_end_a_pause_for_damage(
+    monkeypatch: pytest.MonkeyPatch, *, killed: bool
+) -> None:
+    """A worker looks every 0.2 s; its death before it has looked once more is no reason to obey it, either."""
+    bank, pause = Bank(b"0"), Pace.pause
+    async with partition(bank, holding=HOLD) as orders:
+        await orders.send(b"0", b"1", key=b"a")
+        damage(orders, 0)
+
+        def pause_later(pace: Pace) -> None:
+            monkeypatch.undo()
+            early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
+            orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+            if killed:
+                orders.transport.pause("bounds")  # type: ignore[arg-type]
+            pause(pace)
+
+        monkeypatch.setattr(Pace, "pause", pause_later)
+        await orders.advance(3_600_000)
+        if not killed:
+            assert _outcome(orders, "early")["refused"] == "changed"
+    bank.down.clear()
+    async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+        await orders.advance(3_600_000)
+        assert (dead(orders), bank.seen) == ([(0, "damaged")], [b"0"])
+        assert _outcome(orders, "early")["refused"] == "changed"
+        await resume(orders, "late")
+        assert bank.seen == [b"0", b"1"]
+
+
+async def test_where_a_pause_has_its_place_is_asked_again_after_a_fault_of_the_broker() -> None:
+    """Until then a resume is taken for one that was sent before."""
+    bank = Bank(b"0")
+    async with partition(bank, holding=HOLD) as orders:
+        await orders.send(b"0", b"1", key=b"a")
+        damage(orders, 0)
+        orders.transport.fail("bounds", ConnectionError())  # type: ignore[arg-type]
+        await orders.advance(3_600_000)
+        bank.down.clear()
+        await resume(orders, "late")
+        assert (dead(orders), failed(orders), bank.seen) == ([(0, "damaged")], [], [b"0", b"1"])
 
 
 async def test_a_pause_of_a_control_topic_that_was_made_again_can_be_ended() -> None:
