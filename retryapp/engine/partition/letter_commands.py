@@ -91,6 +91,11 @@ def check_place(context: DeliveryContext, transport: LaneProtocol, group: str, o
         raise RefusedError(Refusal.MISPLACED, text)
 
 
+def _age(metadata: RetryMetadata) -> tuple[bool, int]:
+    """Return what sorts the letters of a record: nothing replays one of damage, and it may not know its delivery."""
+    return metadata.reason == DeadReason.DAMAGED, metadata.delivery
+
+
 class LetterCommands:
     """The commands about dead letters of one session of a partition."""
 
@@ -226,7 +231,7 @@ class LetterCommands:
                     found.append((letter, mark))
         if not found:
             raise RefusedError(Refusal.NO_LETTER, "no dead letter of it is left: it is done, waits, or was deleted")
-        letter, mark = max(found, key=lambda each: each[0].metadata.delivery)
+        letter, mark = max(found, key=lambda each: _age(each[0].metadata))
         if letter.metadata.origin != origin:
             raise RefusedError(Refusal.OTHER_TOPIC, f"the letter is of {letter.metadata.origin.text}")
         if command.state is not None and command.state != str(letter.record.offset):
