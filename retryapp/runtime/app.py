@@ -52,6 +52,7 @@ from retryapp.runtime.observe import repeats
 from retryapp.runtime.observe.contact import Contact
 from retryapp.runtime.observe.metrics import MetricsObserver, Sources
 from retryapp.runtime.observe.observers import CombinedObserver, FactsFormatter, LogObserver
+from retryapp.runtime.observe.recent import Recent
 from retryapp.runtime.options import HEARTBEAT_S, HEARTBEATS, SETTINGS, RuntimeOptions
 from retryapp.runtime.preparation import prepare
 from retryapp.runtime.transport import KafkaTransport, lane_place
@@ -139,6 +140,7 @@ class Runtime(Ownership):
                 silent_s=self.contact.silent_s,
             )
         )
+        self.recent = Recent(self.metrics.counted, self.clock)
         self.observer = CombinedObserver(self.observer, self.metrics)
         self.plan: Plan | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -291,6 +293,7 @@ class Runtime(Ownership):
             asyncio.create_task(self._look_for_commands(self._reader), name="commands"),
             asyncio.create_task(self.contact.run(lambda: self.gauges()), name="contact"),
             asyncio.create_task(self._look_for_growth(), name="growth"),
+            asyncio.create_task(self.recent.run(), name="recent"),
         ]
         if (trim := find_trim()) is not None:
             self._tasks.append(asyncio.create_task(give_back_memory(self.clock, trim), name="memory"))
