@@ -25,6 +25,7 @@ from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.record import Origin, failure_id, parse_failure_id
+from retryapp.lookup.activity import Rates, rates_of
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import (
@@ -46,7 +47,7 @@ from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
 from retryapp.web.lists import Listing, dead_here, merge, waiting_here
-from retryapp.web.peers import PART, SIGNATURE, Peers, jobs_of, merged, parts_of, silent_of
+from retryapp.web.peers import PART, SIGNATURE, Peers, activities_of, jobs_of, merged, parts_of, silent_of
 from retryapp.web.query import Question
 
 READ_TIMEOUT_S: Final = 5.0
@@ -68,6 +69,13 @@ class Group(NamedTuple):
     """Causes of what is due next."""
     parts: list[tuple[int, Part]]
     """Parts of jobs with their partitions."""
+    rates: Rates | None
+
+    @property
+    def totals(self) -> Facts:
+        """What is said of all of them."""
+        rates = None if self.rates is None else asdict(self.rates)
+        return {**totals(self.partitions, whole=True), "silent": self.silent, "rates": rates}
 
 
 class Answers:
@@ -101,8 +109,7 @@ class Answers:
         for info in infos:
             here = self.view.partitions(info.main)
             group = await self._everywhere(info.main, here)
-            whole = {**totals(group.partitions, whole=True), "silent": group.silent}
-            handlers.append({**asdict(info), **totals(here), "group": whole})
+            handlers.append(self._facts_of(info, here, group))
             todo += needs_action(info.main, group.partitions, group.causes, group.parts, self.now_ms())
         return {
             "silent": sorted({url for handler in handlers for url in handler["group"]["silent"]}),
@@ -120,9 +127,8 @@ class Answers:
         info = self.get_handler_or_404(question.main)
         infos = self.view.partitions(info.main)
         group = await self._everywhere(info.main, infos)
-        whole = {**totals(group.partitions, whole=True), "silent": group.silent}
         return {
-            "handler": {**asdict(info), **totals(infos), "group": whole},
+            "handler": self._facts_of(info, infos, group),
             "partitions": [partition_facts(item) for item in infos],
             "everywhere": [partition_facts(item) for item in group.partitions],
             "causes": [asdict(cause) for cause in group.causes],
@@ -130,6 +136,11 @@ class Answers:
             "due": await self._due.of(info.main, infos, self.now_ms()),
             "live_s": LIVE_S,
         }
+
+    def _facts_of(self, info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
+        activity = self.view.activity(info.main)
+        ours = {"activity": None if activity is None else asdict(activity)}
+        return {**asdict(info), **totals(here), **ours, "group": group.totals}
 
     async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""
@@ -144,6 +155,7 @@ class Answers:
             summed(chain(ours[0], *(each.causes for each in theirs))),
             summed(chain(ours[1], *(each.waiting for each in theirs))),
             [(number, part) for number, some in sorted(parts.items()) for part in some],
+            rates_of([self.view.activity(main), *activities_of(main, answers, now_ms)]),
         )
 
     def _causes(self, main: str) -> tuple[Sequence[CauseCount], Sequence[CauseCount]]:
@@ -160,6 +172,7 @@ class Answers:
         for info in self.view.handlers():
             here = [asdict(item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
             dead, waiting = await asyncio.to_thread(self._causes, info.main)
+            activity = self.view.activity(info.main)
             handlers[info.main] = {
                 "partitions": here,
                 "causes": [asdict(cause) for cause in dead],
@@ -168,6 +181,7 @@ class Answers:
                     number: [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
                     for number, parts in self.view.job_parts(info.main).items()
                 },
+                "activity": activity and asdict(activity),
             }
         return {"handlers": handlers}
 

@@ -23,7 +23,7 @@ from yarl import URL
 
 from retryapp.core.causes import CauseCount
 from retryapp.core.jobs import Part
-from retryapp.ports import PAGES_PREFIX, PartitionInfo
+from retryapp.ports import PAGES_PREFIX, Activity, PartitionInfo
 from retryapp.web.figures import ELSEWHERE, web_url
 from retryapp.web.query import is_number
 
@@ -53,6 +53,7 @@ class HandlerPart:
     """Causes of what is due next."""
     jobs: dict[int, list[Part]] = field(default_factory=dict)
     """Parts of jobs by partition."""
+    activity: Activity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,12 @@ def parts_of(main: str, answers: Mapping[str, Answer]) -> list[HandlerPart]:
 def jobs_of(main: str, answers: Mapping[str, Answer]) -> dict[int, list[Part]]:
     """Return the parts of jobs of these workers, by partition."""
     return {number: parts for each in parts_of(main, answers) for number, parts in each.jobs.items()}
+
+
+def activities_of(main: str, answers: Mapping[str, Answer], now_ms: int) -> list[Activity | None]:
+    """Return what ended in a handler on these workers lately, of those that have answered lately."""
+    lately = {url: each for url, each in answers.items() if now_ms - each.at_ms <= 2 * FRESH_MS}
+    return [each.activity for each in parts_of(main, lately)]
 
 
 def silent_of(infos: Sequence[PartitionInfo], answers: Mapping[str, Answer], now_ms: int) -> list[str]:

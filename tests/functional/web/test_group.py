@@ -27,6 +27,7 @@ from functional.web.house import (
 )  # fmt: skip
 from samples import partition
 
+from retryapp.ports import Activity
 from retryapp.web import peers
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -101,6 +102,27 @@ async def test_numbers_are_those_of_all_workers() -> None:
         (listed, *_) = (await facts(url, "/retries/"))["handlers"]
         assert listed["group"]["pending"] == 43
         assert ">43</a>" in await page(url, "/retries/")
+
+
+@pytest.mark.parametrize("path", ["/retries/", f"{BASE}/"])
+async def test_the_last_minute_is_that_of_all_workers_that_answer(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """What a silent one did before says nothing of now; and nothing known is no 0."""
+    theirs, ours = other(), replace(owner(""), lately=None)
+    theirs.lately = Activity(span_s=30, deliveries=600, failures=0, late_within={"0.05": 8, "0.1": 8, "+Inf": 8})
+    async with serving(theirs) as peer:
+        ours.parts[MAIN] = owner(peer).parts[MAIN]
+        async with serving(ours) as url:
+            text = await page(url, path)
+            assert "1,200" in text
+            assert "&le; 50 ms" in text
+            ours.lately = Activity(span_s=60, deliveries=34, failures=7, late_within={"0.1": 92, "+Inf": 92})
+            text = await page(url, path)
+            assert "1,234" in text
+            assert "7 failed" in text
+            assert "&le; 100 ms" in text
+            monkeypatch.setattr(peers, "FRESH_MS", -1)
+            ours.lately = None
+            assert "unknown" in await page(url, path)
 
 
 async def test_a_worker_that_does_not_answer_leaves_its_last_numbers_with_their_age(
