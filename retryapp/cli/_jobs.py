@@ -11,7 +11,7 @@ import click
 from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retryapp.cli._options import Place, When, decorated
+from retryapp.cli._options import Pair, Place, When, decorated
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
@@ -58,8 +58,19 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--error", "error_type", metavar="TYPE", help="Only with this type of error."),
         click.option("--message", metavar="TEXT", help="Only with this text in the error's message."),
         click.option("--key", metavar="TEXT", help="Only of records with this key."),
-        click.option("--has-header", "header", metavar="NAME=TEXT", help="Only of records with this header."),
-        click.option("--field", metavar="/POINTER=TEXT", help="Only with this in a value that is JSON (RFC 6901)."),
+        click.option(
+            "--has-header",
+            "header",
+            type=Pair("NAME=TEXT", "tenant=acme"),
+            metavar="NAME=TEXT",
+            help="Only of records with this header.",
+        ),
+        click.option(
+            "--field",
+            type=Pair("/POINTER=TEXT", "/customer/id=17", begins="/"),
+            metavar="/POINTER=TEXT",
+            help="Only of records with this text in a field of their JSON value (RFC 6901).",
+        ),
         click.option("--since", "from_ms", type=When(back=True), metavar="WHEN", help="Failed then or later: 2h, UTC."),
         click.option("--until", "until_ms", type=When(back=True), metavar="WHEN", help="Failed before: 10m, or UTC."),
     )

@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from retryapp.core.control import MAX_WORDS
 from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import InvalidDurationError
+from retryapp.core.errors import InvalidDurationError, InvalidSettingError
+from retryapp.core.rates import parse_rate
 from retryapp.lookup.instants import parse_instant
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -114,6 +115,38 @@ class Length(click.ParamType):
             return parse_duration_ms(str(value))
         except InvalidDurationError as error:
             self.fail(str(error), param, ctx)
+
+
+class Rate(click.ParamType):
+    """A rate as ``100/s``; stays text."""
+
+    name = "rate"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_rate(value)
+        except InvalidSettingError as error:
+            self.fail(f"{value!r}: {error.expected}", param, ctx)
+        return str(value)
+
+
+class Pair(click.ParamType):
+    """A name and a text with ``=`` between; stays text."""
+
+    name = "pair"
+
+    def __init__(self, shape: str, example: str, *, begins: str = "") -> None:
+        self.shape = shape
+        self.example = example
+        self.begins = begins
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name, equals, _ = str(value).partition("=")
+        if not name or not equals or not name.startswith(self.begins):
+            self.fail(f"{value!r}: expected {self.shape}, as {self.example}", param, ctx)
+        return str(value)
 
 
 class When(click.ParamType):

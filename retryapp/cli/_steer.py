@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from retryapp.cli._jobs import filter_options
-from retryapp.cli._options import Length, Place, decorated, json_option, place_options, user_name
+from retryapp.cli._options import Length, Place, Rate, decorated, json_option, place_options, user_name
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
@@ -51,7 +51,7 @@ def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what commands about waiting records take: the same, or a filter, and a rate."""
     return decorated(
         command,
-        click.option("--rate", metavar="N/s", help="At most so many, as 100/s or 600/m."),
+        click.option("--rate", type=Rate(), metavar="N/s", help="At most so many, as 100/s or 600/m."),
         click.option("--yes", is_flag=True, help="Do not ask what a filter selects."),
         filter_options,
         steer_options,
@@ -96,7 +96,9 @@ def steer(
     if wanted is not None:
         failure_ids = _fitting(verb, failure_ids, place, wanted, yes=yes)
     elif not failure_ids:
-        raise click.UsageError("say which records: failure ids, or - to read them from stdin")
+        raise click.UsageError(
+            "say which records: failure ids, - to read them from stdin, or a filter, as --cause, --error or --all"
+        )
     records = {facts["failure_id"]: facts for facts in (_named(verb, name) for name in _names(failure_ids))}
     for name in (names := list(records)):
         handler = "/".join(name.split("/")[:2])

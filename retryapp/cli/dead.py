@@ -10,7 +10,7 @@ import click
 from pydantic import ValidationError
 
 from retryapp.cli._jobs import begin_job, filter_options, job_options, reason_option
-from retryapp.cli._options import Place, decorated, json_option, list_options, place_options, raw_option
+from retryapp.cli._options import Place, Rate, decorated, json_option, list_options, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
@@ -167,7 +167,10 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 @steer_options
 @job_options
 @click.option(
-    "--rate", metavar="N/s", help="At most so many, as 100/s or 600/m; default: as fast as the workers take them."
+    "--rate",
+    type=Rate(),
+    metavar="N/s",
+    help="At most so many, as 100/s or 600/m; default: as fast as the workers take them.",
 )
 @click.option("--force", is_flag=True, help="Also records that have ended their workers, or may be superseded.")
 @edit_options

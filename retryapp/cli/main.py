@@ -57,11 +57,11 @@ class LazyGroup(click.Group):
 @click.option("--traceback", "show_traceback", is_flag=True, help="Show where in the program an error arose.")
 @click.version_option(version("retryapp"), message="retryapp %(version)s")
 def cli(*, show_traceback: bool) -> None:
-    """Failed Kafka records come back exactly when due.
+    """Retry failed Kafka records on schedule, without blocking the partition.
 
     \b
     Exit codes: 0 fine, 1 a finding, 2 usage or configuration, 3 environment (broker, Java, disk, network),
-    4 restart needed, 130 interrupted.
+    4 restart needed, 70 a bug in retryapp, 130 interrupted.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
@@ -96,7 +96,8 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.USAGE
     except RetryAppError as error:
         _show_traceback(words)
-        emit_error(type(error).__name__, str(error), error.exit_code, as_json=as_json)
+        notes = [f" ({note})" for note in getattr(error, "__notes__", ()) if note]  # file and line of the user's code
+        emit_error(type(error).__name__, "".join([str(error), *notes]), error.exit_code, as_json=as_json)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the process edge: an unforeseen error still ends with one clear line
         _show_traceback(words)

@@ -216,15 +216,15 @@ class Runtime(Ownership):
             raise InvalidSettingError(
                 "processing_guarantee",
                 "exactly_once",
-                "leave Faust's at at_least_once: hand-offs are exactly once by retryapp's own "
-                "transactions, and Faust's lose records",
+                "remove it, or set at_least_once: retryapp's own transactions make hand-offs exactly once, and Faust's "
+                "would lose records",
             )
         if conf.broker_heartbeat_interval >= conf.broker_session_timeout:
             raise InvalidSettingError(
                 "broker_heartbeat_interval",
                 f"{conf.broker_heartbeat_interval:g} s",
                 f"it must be well below broker_session_timeout, {conf.broker_session_timeout:g} s (a third is usual): "
-                "the group would take workers for dead that live",
+                "else the group takes live workers for dead",
             )
 
     def _change_settings(self) -> None:
