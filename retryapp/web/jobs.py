@@ -100,9 +100,9 @@ async def job(answers: Answers, question: Question) -> Facts:
 async def preview(answers: Answers, question: Question) -> Facts:
     """Return what a job would do: how many letters, of which causes, some of them; and where it would end."""
     info = answers.get_handler_or_404(question.main)
-    verb, wanted = _wanted(question)
+    asked, said = (info.main, *_wanted(question)), question.address(format="", refresh="")
     wait_s = PREVIEW_S if question.as_json else LOOK_S
-    found, goes_on = await answers.counting.count((info.main, verb, wanted), wait_s=wait_s)
+    (_, verb, wanted), found, goes_on = await answers.counting.count(asked, said, wait_s=wait_s)
     return {
         "main": info.main,
         "verb": verb,

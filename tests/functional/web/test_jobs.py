@@ -7,6 +7,7 @@ import json
 import threading
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import count
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from retryapp.ports import CircuitInfo
 from retryapp.web import counting
 from retryapp.web import jobs as web_jobs
 from retryapp.web.access import Operators, Role
+from retryapp.web.answers import Answers
 from retryapp.web.jobs import StartJob
 
 HTML = {"Accept": "text/html"}
@@ -111,7 +113,9 @@ async def test_a_preview_goes_on_while_somebody_looks(worker: FakeWorker, monkey
         return found
 
     monkeypatch.setattr(worker, "preview", preview)
-    path = f"{BASE}/jobs/new?verb=discard&reason=exhausted"
+    instants = count(NOW_MS)
+    monkeypatch.setattr(Answers, "now_ms", lambda _self: next(instants))
+    path = f"{BASE}/jobs/new?verb=discard&reason=exhausted&since=2h"
     async with pages(worker, Operators(local=Role.OPERATE)) as site:
         for shown in ("1,000 of 3,000 are looked at", "2,000 of 3,000 are looked at"):
             body = await site.get(path)
