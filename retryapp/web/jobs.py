@@ -202,9 +202,10 @@ class StartJob(_JobAction):
         return known or self.answers.view.preview(*asked, lambda _found: time.monotonic() < until_s)
 
 
-def _check(scope: Scope, partitions: int, topics: set[str]) -> None:
-    known = all(0 <= number < partitions for number in (*scope.letters, *scope.upto))
-    named = all(set(upto) <= topics and min(upto.values(), default=0) >= 0 for upto in scope.upto.values())
+def _check(scope: Scope, info: HandlerInfo) -> None:
+    is_dlq = HandlerTopology(group=info.group, main=info.main).is_dlq  # also of a former policy: previews count these
+    known = all(0 <= number < info.partitions for number in (*scope.letters, *scope.upto))
+    named = all(is_dlq(topic) and end >= 0 for upto in scope.upto.values() for topic, end in upto.items())
     whole = set(scope.letters) <= set(scope.upto) and all(number > 0 for number in scope.letters.values())
     if not (scope.letters and known and named and whole):
         raise bad_sent("scope", "what the preview gave")

@@ -261,6 +261,8 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "a filter of a newer version": ("job", {"filter": '{"v": 1, "colour": "red"}'}),
     "a verb of records that wait": ("job", {"verb": "cancel"}),
     "an id with a slash": ("job", {"job": "../x"}),
+    "an id that is none": ("job/a%20b", {"verb": "pause"}),
+    "half of a character": ("handler", {"verb": "pause", "why": "\ud83d"}),
     "an unknown verb": ("job/3f9ca81b02", {"verb": "fly"}),
     "another unknown verb": ("handler", {"verb": "cancel"}),
     "much": ("job", {"scope": "x" * StartJob.most_bytes}),
