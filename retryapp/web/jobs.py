@@ -17,6 +17,7 @@ from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Verb
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import HANDLER_VERBS, HandlerVerb, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.rates import parse_rate
+from retryapp.core.topology import HandlerTopology
 from retryapp.lookup.jobs import Order, Told, by_job, job_facts, outcomes, part_facts
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.lookup.records import Facts
@@ -179,8 +180,7 @@ class StartJob(_JobAction):
         name, rate = sent.get("job", ""), sent.get("rate", "").strip() or None
         if verb not in OF_LETTERS or not re.fullmatch(JOB_ID, name):
             raise bad_sent("verb or job", "what the preview gave")
-        topics = {topic for role, topic in info.topics.items() if role.partition(" ")[0] == "dlq"}
-        _check(scope, info.partitions, topics)
+        _check(scope, info)
         try:
             _ = rate and parse_rate(rate)
         except InvalidSettingError as error:
@@ -219,6 +219,8 @@ class TellJob(_JobAction):
         self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
         verb, name = _verb(sent, "pause", "resume", "cancel"), match["job"]
+        if not re.fullmatch(JOB_ID, name):
+            raise bad_sent("job", "the id of a job")
 
         def tell() -> Told:
             view = self.answers.view

@@ -58,6 +58,17 @@ def fit(worker: FakeWorker) -> None:
     found.looked = found.whole = 2_000
 
 
+async def test_a_job_takes_letters_of_a_former_policy(worker: FakeWorker) -> None:
+    """Their topics are there, and previews count them; topics of others are none of it."""
+    fit(worker)
+    async with pages(worker, ADMIN) as site:
+        for name, status in (("gone", 303), ("gone.events", 400)):
+            worker.fits.upto[0] = {f"{GROUP}.{MAIN}.dlq": 900, f"{GROUP}.{MAIN}.dlq.{name}": 7}
+            form = Form(await site.get(f"{BASE}/jobs/new?verb=discard&all=1"), f"{BASE}/command/job")
+            sent = {**form.fields, "why": "test data"}
+            assert (await site.post(sent, HTML, f"{BASE}/command/job"))[0] == status
+
+
 async def test_what_was_previewed_is_what_begins(worker: FakeWorker) -> None:
     """The filter, the numbers by partition and the end that was set; the form is sent as the page has it."""
     fit(worker)
