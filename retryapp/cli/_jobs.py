@@ -55,9 +55,9 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return decorated(
         with_filter,
         click.option("--all", "all_", is_flag=True, help="All of them."),
-        click.option("--cause", metavar="ID", help="Only with this cause, as lists show it: c1-3f9ca81b02."),
-        click.option("--error", "error_type", metavar="TYPE", help="Only with this type of error."),
-        click.option("--message", metavar="TEXT", help="Only with this text in the error's message."),
+        click.option("--cause", metavar="ID", help="Only those with this cause, as lists show it: c1-3f9ca81b02."),
+        click.option("--error", "error_type", metavar="TYPE", help="Only those with this type of error."),
+        click.option("--message", metavar="TEXT", help="Only those with this text in the error's message."),
         click.option("--key", metavar="TEXT", help="Only of records with this key."),
         click.option(
             "--has-header",
@@ -72,13 +72,25 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="/POINTER=TEXT",
             help="Only of records with this text in a field of their JSON value (RFC 6901).",
         ),
-        click.option("--since", "from_ms", type=When(back=True), metavar="WHEN", help="Failed then or later: 2h, UTC."),
-        click.option("--until", "until_ms", type=When(back=True), metavar="WHEN", help="Failed before: 10m, or UTC."),
+        click.option(
+            "--since",
+            "from_ms",
+            type=When(back=True),
+            metavar="WHEN",
+            help="Only what failed then or later: '2h' ago, or UTC.",
+        ),
+        click.option(
+            "--until",
+            "until_ms",
+            type=When(back=True),
+            metavar="WHEN",
+            help="Only what failed before then: '10m' ago, or UTC.",
+        ),
     )
 
 
 reason_option = click.option(
-    "--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only with this."
+    "--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only those with this reason."
 )
 
 
@@ -88,9 +100,9 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command,
         filter_options,
         reason_option,
-        click.option("--preview", "only_preview", is_flag=True, help="Say what a filter selects, and do nothing."),
+        click.option("--preview", "only_preview", is_flag=True, help="Show what a filter selects, and do nothing."),
         click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--detach", is_flag=True, help="Do not wait for the end: the workers go on."),
+        click.option("--detach", is_flag=True, help="Do not wait for the end of the job: the workers continue it."),
     )
 
 

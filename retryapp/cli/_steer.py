@@ -52,8 +52,8 @@ def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what commands about waiting records take: the same, or a filter, and a rate."""
     return decorated(
         command,
-        click.option("--rate", type=Rate(), metavar="N/s", help="At most so many, as 100/s or 600/m."),
-        click.option("--yes", is_flag=True, help="Do not ask what a filter selects."),
+        click.option("--rate", type=Rate(), metavar="N/s", help="Maximum rate, as 100/s or 600/m."),
+        click.option("--yes", is_flag=True, help="Do not ask before doing it to all that a filter selects."),
         filter_options,
         steer_options,
     )
@@ -181,7 +181,7 @@ def _send(
 def _facts(command: Command, outcomes: Mapping[str, Commanded]) -> dict[str, Any]:
     found = outcomes.get(command.id)
     if found is None:
-        text = "no worker has its partition now; sent again, it does no harm"
+        text = "no worker has its partition now: the command waits 15 minutes for one. Sent again, it does no harm"
         return {"failure_id": command.failure_id, "command": command.id, "outcome": "queued", "text": text}
     outcome = "done" if found.refused is None else "refused"
     return {

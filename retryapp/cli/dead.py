@@ -174,19 +174,23 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     "--rate",
     type=Rate(),
     metavar="N/s",
-    help="At most so many, as 100/s or 600/m; default: as fast as the workers take them.",
+    help="Maximum rate, as 100/s or 600/m. [default: none]",
 )
-@click.option("--force", is_flag=True, help="Also records that have ended their workers, or may be superseded.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also records that killed their workers, or that a newer record of their key may have replaced.",
+)
 @edit_options
 def replay(**options: Any) -> ExitCode:
     """Try dead records again: the same failure id, key, headers and idempotency key, with new attempts.
 
-    One record can be edited: --value, --value-file, --header, --drop-header, and --key, which beside a failure id is
-    the new key. Its letter stays as it was. Say with --idempotency whether services see it as the same call.
+    Only the group that failed sees them. FAILURE_IDS are as lists and logs show them; - reads them from stdin, one a
+    line. With a filter in their place, all letters that fit are replayed, as a job of the workers (see `retryapp job`):
+    the command shows how many fit, and asks. A letter is replayed once, so a second command is refused and harmless.
 
-    Only the group that failed sees them. FAILURE_IDS are as in lists and logs; - reads them from stdin, a line each.
-    With a filter in their place, all letters that fit are replayed, as a job of the workers: see `retryapp job`. It
-    says what it would do, and asks. A letter is replayed once: sent again, the command is refused and does no harm.
+    One record can be edited, with --value, --value-file, --header, --drop-header or --key (after a failure id it is the
+    new key, not a filter). The letter stays as it was. --idempotency says whether services see it as the same call.
 
     \b
     Exit codes: 0 all are replayed, 1 some are refused, none fits, no worker has answered, or the job is paused.
