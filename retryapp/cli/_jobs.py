@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -16,7 +17,7 @@ from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import Verb
+from retryapp.core.control import JOB_ID, Verb
 from retryapp.core.jobs import JobVerb, LetterFilter, Part, PartState
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
@@ -217,6 +218,8 @@ def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *
 
 def steer_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
     """Pause, resume or cancel a job."""
+    if not re.fullmatch(JOB_ID, job):
+        raise click.UsageError(f"{job!r} is no id of a job")
     connection, topology = only_handler(place)
     told = tell_job(connection, topology, job, verb, by=by, why=why, wait_s=wait_ms / 1000)
     if not told:

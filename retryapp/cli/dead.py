@@ -7,7 +7,6 @@ from functools import wraps
 from typing import Any, BinaryIO, Final
 
 import click
-from pydantic import ValidationError
 
 from retryapp.cli._jobs import begin_job, filter_options, job_options, reason_option
 from retryapp.cli._options import Place, Rate, decorated, json_option, list_options, place_options, raw_option
@@ -60,7 +59,7 @@ def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 )
             if value is not None and value_file is not None:
                 raise click.UsageError("--value and --value-file exclude each other")
-            data = value_file.read() if value_file is not None else None if value is None else value.encode()
+            data = value_file.read() if value_file is not None else None if value is None else _bytes(value)
             pairs = dict(_pair(text) for text in headers)
             try:
                 edit = Edit.of(
@@ -93,7 +92,12 @@ def _pair(text: str) -> tuple[str, bytes]:
     name, is_pair, value = text.partition("=")
     if not is_pair or not name:
         raise click.UsageError(f"--header {text}: expected NAME=TEXT")
-    return name, value.encode()
+    return name, _bytes(value)
+
+
+def _bytes(text: str) -> bytes:
+    """Return a word of the command line as it was typed, also where it is no UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 @click.group(name="dead")
@@ -235,10 +239,7 @@ def _steer(
         for name in ("only_preview", "yes", "detach"):
             if options.pop(name):
                 raise click.UsageError("--preview, --yes and --detach belong to a filter, as --cause or --all")
-        try:
-            return steer(verb, failure_ids, place, **options)
-        except ValidationError as error:
-            raise click.UsageError(str(error.errors(include_url=False, include_input=False)[0]["msg"])) from error
+        return steer(verb, failure_ids, place, **options)
     options.pop("edit", None)
     if failure_ids:
         raise click.UsageError("give failure ids or a filter, not both")

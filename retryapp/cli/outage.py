@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from retryapp.cli._levels import show_levels, tell_handler
-from retryapp.cli._options import Place, json_option, place_options
+from retryapp.cli._options import Place, Words, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode
 from retryapp.core.jobs import HandlerVerb
@@ -23,7 +23,9 @@ def command() -> None:
     """
 
 
-_circuit = click.option("--circuit", default="", metavar="NAME", help="One of the handler's circuits with a name.")
+_circuit = click.option(
+    "--circuit", type=Words(), default="", metavar="NAME", help="One of the handler's circuits with a name."
+)
 
 
 @command.command(name="open")
