@@ -104,6 +104,23 @@ def user_name() -> str:
 raw_option = click.option("--raw", is_flag=True, help="Write the value's bytes to stdout, and nothing else.")
 
 
+class Words(click.ParamType):
+    """A text that commands take: at most `MAX_WORDS` characters."""
+
+    name = "text"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if len(text) > MAX_WORDS:
+            self.fail(f"{len(text)} characters; at most {MAX_WORDS} are possible", param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail("it is no UTF-8", param, ctx)
+        return text
+
+
 class Length(click.ParamType):
     """A length of time with a unit; becomes milliseconds."""
 
@@ -150,7 +167,7 @@ class Pair(click.ParamType):
 
 
 class When(click.ParamType):
-    """A length from now (``back``: before now) with a unit, or a UTC time; becomes epoch milliseconds."""
+    """A length from now (``back``: before now) with a unit, or a UTC time; becomes epoch milliseconds, from 0."""
 
     name = "when"
 
@@ -160,6 +177,6 @@ class When(click.ParamType):
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return parse_instant(str(value), SystemClock().wall_ms(), back=self.back)
+            return max(0, parse_instant(str(value), SystemClock().wall_ms(), back=self.back))
         except ValueError as error:
             self.fail(str(error), param, ctx)

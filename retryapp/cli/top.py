@@ -29,7 +29,11 @@ MORE_PORTS: Final = 8
 @click.command(name="top")
 @place_options
 @click.option(
-    "--url", "urls", metavar="URL", multiple=True, help="Pages of a worker; they name the others. Repeatable."
+    "--url",
+    "urls",
+    metavar="URL",
+    multiple=True,
+    help="Address of a worker's pages; it names the other workers. Repeatable.",
 )
 @click.option(
     "--interval", type=click.FloatRange(0.5, 3600), default=2.0, show_default=True, help="Seconds between two frames."
@@ -39,10 +43,10 @@ MORE_PORTS: Final = 8
 def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool, as_json: bool) -> ExitCode:
     """Watch a running group: what needs action, what waits and is due, dead letters, the last minute, and all lanes.
 
-    Figures come from the workers' own pages. Workers are looked for on the hosts of the group's members, at
-    RETRYAPP_WEB_PORT and the ports after it; --url says where else, and workers that it names are shown RETRYAPP_TOKEN.
-    --json prints one object and ends, as --once does.
-    With all workers down use 'retryapp pending', 'dead' and 'ledger', which read the topics.
+    The figures are those of the workers' own pages. It looks for workers on the hosts of the group's members, at
+    RETRYAPP_WEB_PORT and the ports after it; name others with --url. RETRYAPP_TOKEN is sent to workers that --url
+    names, and to no others. --json prints one object and ends, as --once does. With all workers down use 'retryapp
+    pending', 'dead' and 'ledger', which read the topics.
 
     \b
     Exit codes: 0 a worker answered, 1 none did.

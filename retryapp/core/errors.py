@@ -182,7 +182,10 @@ class TopicMissingError(EnvironmentFault):
     def __init__(self, topic: str, bootstrap: str, remedy: str | None = None) -> None:
         self.topic = topic
         self.bootstrap = bootstrap
-        self.remedy = remedy or "Create it, or correct the name; topics are never created by merely asking for them"
+        self.remedy = remedy or (
+            "Correct the name, or create it: a worker creates the topics of its handlers when it starts, and "
+            "'retryapp topics create -A MODULE' before that"
+        )
         super().__init__(f"topic {topic!r} does not exist on {bootstrap}. {self.remedy}")
 
 

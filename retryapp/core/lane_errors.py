@@ -124,13 +124,14 @@ class CommitLostError(LaneError):
 
 
 class CommitUndecidedError(LaneError):
-    """A broker had left an acknowledged transaction without an end, and has ended it now; the lane reopens."""
+    """A broker has left an acknowledged transaction without an end; the lane reopens until it has one."""
 
     def __init__(self, lane: str, topic: str, partition: int) -> None:
         self.topic = topic
         self.partition = partition
         where = f"{topic}[{partition}]"
-        super().__init__(lane, f"the broker had left a committed transaction on {where} without an end; it has one now")
+        problem = f"the broker has left a committed transaction on {where} without an end"
+        super().__init__(lane, f"{problem}: the lane opens once it has one, and reads it")
 
 
 class TooFewCopiesError(EnvironmentFault):

@@ -96,6 +96,7 @@ class MemoryReader(TopicReader):
         position = max(start, first)
         while position < end:
             records, position = await self.request("tail", partial(self.broker.read, tp, position, self.slice))
+            end = max(end, position)  # there may be more since
             if sink([_Read(r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in records], position):
                 break
         return end

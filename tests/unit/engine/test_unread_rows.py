@@ -20,6 +20,7 @@ from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import Event, Row, TopicPartition
 from retryapp.testing import MemoryPartition
+from retryapp.testing.lane import Step
 
 HOLD = Holding(on_dead="hold")
 
@@ -241,6 +242,34 @@ async def test_each_damaged_stop_is_told_before_what_waits_behind_it_runs() -> N
             again = (await resume(orders, f"r{number}"))["text"]
             assert ("paused again" in again) is (number < 2)
         assert bank.seen == [b"0+", b"1+", b"2+"]
+
+
+async def test_a_kill_between_a_resume_and_the_pause_for_the_next_damaged_stop_forgets_none() -> None:
+    """The resume is durable first: the opening finds them all again, and nothing has run that they hold."""
+    last = list[str]()
+    for commit in range(2):
+        bank = Bank()
+        async with partition(bank, holding=HOLD) as orders:
+            for number in range(2):
+                bank.bad = b"%d" % number
+                await orders.send(bank.bad, b"%d+" % number, key=bank.bad)
+                damage(orders, 2 * number)
+        bank.seen.clear()
+        async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+            kill = orders.transport.pause(Step.COMMIT, after=commit, durable=True)
+            sent = HandlerCommand(id="r", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
+            orders.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+            await orders.settle()
+            assert kill.reached
+            told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
+            last.append([each["verb"] for each in told if each["kind"] == "command"][-1])
+        async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+            for number in range(2):
+                assert orders.engine.commands.levels.paused.record.endswith(f"/{2 * number}")  # type: ignore[union-attr]
+                assert bank.seen == []
+                await resume(orders, f"again{number}")
+            assert bank.seen == [b"0+", b"1+"]
+    assert last == ["handler-resume", "handler-pause"]
 
 
 @pytest.mark.parametrize("paused", [False, True])
