@@ -105,10 +105,11 @@ class Answers:
     async def index(self, _question: Question) -> Facts:
         """Return the handlers with their totals, and what needs somebody to act."""
         infos = list(self.view.handlers())
+        heres = [self.view.partitions(info.main) for info in infos]
+        mains = [info.main for info in infos]
+        groups = await asyncio.gather(*map(self._everywhere, mains, heres))  # one deadline for all
         handlers, todo = [], list[Facts]()
-        for info in infos:
-            here = self.view.partitions(info.main)
-            group = await self._everywhere(info.main, here)
+        for info, here, group in zip(infos, heres, groups, strict=True):
             handlers.append(self._facts_of(info, here, group))
             todo += needs_action(info.main, group.partitions, group.causes, group.parts, self.now_ms())
         return {
@@ -144,7 +145,7 @@ class Answers:
 
     async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""
-        answers = await self.peers.ask(infos)
+        answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
         ours = await asyncio.to_thread(self._causes, main)
         theirs = parts_of(main, answers)
@@ -213,20 +214,23 @@ class Answers:
 
     async def pending(self, question: Question) -> Facts:
         """Return one page of waiting records of the group by due time."""
-        facts = await self._list(question, "pending", self.pending_here)
         asked = _asked(question.wanted)
-        whole = await self._total(question, "pending")
+        facts, whole = await asyncio.gather(
+            self._list(question, "pending", self.pending_here), self._total(question, "pending")
+        )
         return {**facts, **asked, **_total_or_of(whole, any(asked.values()))}
 
     async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters of the group, the newest first."""
-        facts = await self._list(question, "dead", self.dead_here)
         wanted = question.wanted
         asked: Facts = {**_asked(wanted), "reason": wanted.reason, "marked": question.marked}
         asked |= {name: question.query.get(name) for name in ("since", "until")}
         narrow = any(value for name, value in asked.items() if name != "cause")
         narrow |= wanted.cause is not None and question.partition is not None
-        whole = await self._total(question, "dead", None if narrow else wanted.cause)
+        facts, whole = await asyncio.gather(
+            self._list(question, "dead", self.dead_here),
+            self._total(question, "dead", None if narrow else wanted.cause),
+        )
         reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
         return {**facts, **asked, **_total_or_of(whole, narrow), "reasons": reasons}
 
