@@ -248,15 +248,21 @@ class Answers:
         """Merge what all workers list, and say what is left out."""
         infos = self._partitions(question)
         path = question.address(f"{PART}/{quote(question.main, safe='')}/{kind}")
-        answers, ours = await asyncio.gather(self.peers.read(self._chosen(question), path), own(question))
-        listings, silent = [ours], list[str]()
-        for url, body in answers.items():
+        chosen = self._chosen(question)
+        answers, ours = await asyncio.gather(self.peers.read(chosen, path), own(question))
+        listings, silent, lost = list[Listing](), list[str](), {item.partition for item in chosen}
+        for url, body in {"": ours, **answers}.items():
             try:
-                listings.append(Listing.model_validate_json(body or b""))
+                listing = body if isinstance(body, Listing) else Listing.model_validate_json(body or b"")
             except ValidationError:
                 silent.append(url)
+                continue
+            # while the group moves partitions two workers may have one, or none
+            its = {item.partition for item in chosen if _owner(item) == url} & set(listing.partitions)
+            lost -= its
+            lines = [line for line in listing.lines if line.partition in its]
+            listings.append(listing.model_copy(update={"lines": lines}))
         lines, cursor = merge(listings, question.limit, newest=kind == "dead")
-        lost = [item.partition for item in self._chosen(question) if _is_lost(item, silent)]
         follow = {"after" if kind == "pending" else "before": cursor or "", "seen": str(question.seen + len(lines))}
         facts: Facts = {
             "main": question.main,
@@ -268,7 +274,7 @@ class Answers:
             "scanned": sum(each.scanned for each in listings),
             "silent": silent,
             "partitions": [item.partition for item in infos],
-            "partitions_left_out": sorted({*lost, *(number for each in listings for number in each.left_out)}),
+            "partitions_left_out": sorted(lost),
         }
         hidden = sorted({name for each in listings for name in each.hidden})
         return {**facts, "hidden": hidden} if hidden else facts
@@ -430,8 +436,9 @@ def _total_or_of(whole: int | None, narrow: bool) -> Facts:
     return {"total": None if narrow else whole, "of": whole if narrow else None}
 
 
-def _is_lost(info: PartitionInfo, silent: Sequence[str]) -> bool:
-    return info.state == ELSEWHERE and web_url(info.owner_url) in (None, *silent)
+def _owner(info: PartitionInfo) -> str | None:
+    """Return the address of the worker that has a partition: empty for this one, None where it is not known."""
+    return web_url(info.owner_url) if info.state == ELSEWHERE else ""
 
 
 def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:

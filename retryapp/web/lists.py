@@ -22,7 +22,7 @@ from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
-from retryapp.web.figures import ELSEWHERE, OPEN
+from retryapp.web.figures import OPEN
 from retryapp.web.query import Place, Question, Stream, place_of, place_text
 
 SCAN_ROWS: Final = 2_000
@@ -70,8 +70,8 @@ class Listing(BaseModel):
     upto: str | None = None
     """Cursor of the last row that it has looked at; None: of all."""
     scanned: int = 0
-    left_out: list[int] = Field(default_factory=list)
-    """Its partitions that cannot be read now."""
+    partitions: list[int] = Field(default_factory=list)
+    """Those that it has listed: it has them, and they can be read now."""
     hidden: list[str] = Field(default_factory=list)
     """What it does not show to who asks."""
 
@@ -96,7 +96,7 @@ def merge(listings: Sequence[Listing], limit: int, *, newest: bool) -> tuple[lis
 
 def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, now_ms: int) -> Listing:
     """List what waits in the partitions here by due time."""
-    listing, after = Listing(lines=[], left_out=_closed(infos)), question.after
+    listing, after = Listing(lines=[], partitions=_open(infos)), question.after
     holding = what_holds(infos)
     while True:
         size = question.limit + 1
@@ -117,8 +117,7 @@ def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Qu
 
 def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, info: HandlerInfo) -> Listing:
     """List the dead letters of the partitions here, the newest first; the open ones, or all."""
-    open_here = [item.partition for item in infos if item.state == OPEN]
-    chosen = [number for number in open_here if question.partition in (None, number)]
+    chosen = [number for number in _open(infos) if question.partition in (None, number)]
     before, wanted = question.before, question.wanted
     if wanted.until_ms is not None:
         until = (wanted.until_ms, -1, "", -1)
@@ -131,7 +130,7 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
         for letters in (None, *info.dead_letters):
             page = partial(view.dead_page, info.main, partition=number, letters=letters, **sought)
             streams.append(_letters(page, (number, letters), before))
-    listing, last = Listing(lines=[], left_out=_closed(infos)), before
+    listing, last = Listing(lines=[], partitions=chosen), before
     rows, until_s = heapq.merge(*streams, key=_place, reverse=True), time.monotonic() + READ_S
     for row, found in _looked_into(view, info, rows, wanted) if wanted.deep else ((row, True) for row in rows):
         if wanted.from_ms is not None and (row["append_ms"] or 0) < wanted.from_ms:
@@ -166,8 +165,8 @@ def _looked_into(
         yield from ((row, (row["letters"], row["partition"], row["offset"]) in found) for row in some)
 
 
-def _closed(infos: Sequence[PartitionInfo]) -> list[int]:
-    return [item.partition for item in infos if item.state not in (OPEN, ELSEWHERE)]
+def _open(infos: Sequence[PartitionInfo]) -> list[int]:
+    return [item.partition for item in infos if item.state == OPEN]
 
 
 def _place(row: Facts) -> Place:

@@ -298,6 +298,23 @@ async def test_lists_are_those_of_all_workers(monkeypatch: pytest.MonkeyPatch, s
             assert f"1-{min(limit, 25)} of 25" in await page(one, f"{BASE}/dead?limit={limit}")
 
 
+@pytest.mark.parametrize("kind", ["dead", "pending"])
+async def test_lists_while_partitions_move_double_nothing_and_name_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A worker that has joined or comes back has other partitions than the asked one knows of."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
+    left, right = dead_and_waiting(range(4), 0), dead_and_waiting(range(4), 0)
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
+        right.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=one)]
+        listed = await facts(one, f"{BASE}/{kind}")
+        assert sorted(each["offset"] if kind == "dead" else each["origin_offset"] for each in listed["records"]) == [
+            *range(4)
+        ]
+        assert (listed["partitions_left_out"], listed["silent"]) == ([1], [])
+
+
 async def test_a_list_without_a_worker_says_so() -> None:
     """What does not answer, or answers nonsense, is named, and its partitions are left out."""
     left = dead_and_waiting(range(4), 0)
