@@ -178,7 +178,7 @@ class Retries:
                 its bytes kept.
             concurrency: handler runs at once per worker; retries have as many of their own.
             tiers: `single` (one retry topic for all delays) or `per-delay` (one for each delay of the schedule).
-            max_in_flight: records per partition that may be taken in and not settled.
+            max_in_flight: records per partition that may be taken in and not yet settled.
             max_crashes: how many workers may die running a record alone before it is dead-lettered as `crashed`.
             deduplicate: skip a producer's duplicates: `"header:<name>"` or a function of the record gives the event id,
                 and `Deduplicate("header:<name>", window="7d")` also how long it is remembered (a day otherwise). Adds
@@ -192,26 +192,28 @@ class Retries:
             max_sequences: with `order="key"`, how many keys of a partition may wait; None: no cap.
             max_sequence_size: how many records of a key may wait, with the one that the others wait for; None: no cap.
             overflow: what happens at a cap: `block` (default), the partition takes in no more records until fewer wait;
-                or `release`, the record that the others wait for, or would, is dead as `overflow`, and they go on.
+                or `release`, the record that the others wait for is dead as `overflow`, and they go on.
             publishes: topics that the function publishes to. A start checks that they exist, `plan` and `doctor` list
                 them and the rights that they need, and a circle of handlers is refused.
-            batch: `Batch(size=100, wait="50ms")`: the function takes a list of up to so many values of one partition,
-                and a list of as many deliveries as a second argument. `deliveries[i].fail(error)` has one of them fail.
-            rate_limit: retries that begin in a time, over all workers: `"50/s"`, `"600/m"`, `"1000/h"`. Each partition
-                has an equal share. First deliveries are not limited.
+            batch: `Batch(size=100, wait="50ms")`: the function takes a list of up to `size` values of one partition,
+                and, as a second argument, a list of their deliveries. `deliveries[i].fail(error)` fails one of them.
+            rate_limit: how many retries may begin in a second, minute or hour, over all workers: `"50/s"`, `"600/m"`,
+                `"1000/h"`. Each partition has an equal share. First deliveries are not limited.
             max_concurrent: runs of retries at once per worker, if not as many as `concurrency`.
-            circuit: `CircuitBreaker()` takes many different records that fail for an outage: no attempts are spent, a
+            circuit: `CircuitBreaker()`: when many different records fail, that is an outage: no attempts are spent, a
                 few records probe, and the rest waits. Not with `order="partition"`.
             circuits: the same for services by name: `{"ledger": CircuitBreaker()}`. A rule with `circuit="ledger"`, or
-                `raise Unavailable("ledger")`, says what has failed because of one; only such records wait for it.
+                `raise Unavailable("ledger")`, says that a failure is that service's; only such records wait for it.
             dead_letters: `topic` (default), or `drop`: there is no dead-letter topic, and what would be dead is
                 discarded, with a `discarded` event that says why.
-            payload: `copy` (default), or `reference`: what waits is only where the record is, with its size, time and
-                checksum; when due it is read from the main topic again. A start checks that the topic keeps records
-                for twice the policy's waits. Not with `order="latest"` or a schedule without end.
-            redelivery: `direct` (default): what is due again comes from the table; or `main`: it is published to the
-                main topic first, and comes once that is read so far, behind what waits there. Other groups of this
-                library pass such copies. Not with an order or `payload="reference"`, nor on a compacted topic.
+            payload: `copy` (default), or `reference`: of a record that waits only its place on the main topic is
+                stored, with its size, time and checksum; when due it is read from there again. A start checks that the
+                topic keeps records for twice the policy's waits. Not with `order="latest"`, nor with a schedule without
+                end unless `max_elapsed` ends it.
+            redelivery: `direct` (default): a record that is due again is delivered from the table; or `main`: a copy of
+                it is published to the main topic first, and it is delivered once the topic is read up to the copy,
+                after the records before it. Other groups that use retryapp ignore such copies. Not with an order or
+                `payload="reference"`, nor on a compacted topic.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
