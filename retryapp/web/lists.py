@@ -17,7 +17,9 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from retryapp.core.control import is_open
+from retryapp.core.dead_index import MAX_TYPE_BYTES
 from retryapp.core.jobs import LetterFilter
+from retryapp.core.text import cut_text
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
@@ -119,6 +121,7 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
     """List the dead letters of the partitions here, the newest first; the open ones, or all."""
     chosen = [number for number in _open(infos) if question.partition in (None, number)]
     before, wanted = question.before, question.wanted
+    error_type = None if wanted.error_type is None else cut_text(wanted.error_type, MAX_TYPE_BYTES)
     if wanted.until_ms is not None:
         until = (wanted.until_ms, -1, "", -1)
         before = until if before is None else min(before, until)
@@ -141,7 +144,8 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
             break
         listing.scanned += 1
         last = _place(row)
-        if found and wanted.reason in (None, row["reason"]) and (question.marked or is_open(row["mark"])):
+        found &= wanted.reason in (None, row["reason"]) and error_type in (None, row["error_type"])
+        if found and (question.marked or is_open(row["mark"])):
             listing.lines.append(Line(cursor=place_text(last), **row))
     return listing
 
