@@ -122,7 +122,7 @@ _Line = _model(
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
     "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int,
-    **dict.fromkeys(("cause", "key", "message", "header", "field"), _Text), "records": _many(_Line),
+    **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _Text), "records": _many(_Line),
 }  # fmt: skip
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _STRING: Final = {"type": "string"}
@@ -130,7 +130,7 @@ _LIMITS: Final = {
     "limit": {**_NUMBER, "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
     "partition": _NUMBER,
 }
-_SEARCH: Final = dict.fromkeys(("cause", "key", "message", "header", "field"), _STRING)
+_SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _STRING)
 _FILTER: Final = dict.fromkeys((*FILTERS, "since", "until", "all"), _STRING)
 
 ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {

@@ -27,6 +27,7 @@ from functional.web.house import (
 )  # fmt: skip
 from samples import partition
 
+from retryapp.core.rows import in_queue, queue_of
 from retryapp.ports import Activity
 from retryapp.web import peers
 
@@ -143,6 +144,7 @@ async def test_a_worker_that_does_not_answer_leaves_its_last_numbers_with_their_
         answers = True
         assert (await facts(url))["handler"]["group"]["pending"] == 43
         answers = False
+        await facts(url, "/retries/flights/")
         handler = await facts(url)
         group = handler["handler"]["group"]
         assert (group["pending"], group["unknown_partitions"], group["silent"]) == (43, [2], [peer])
@@ -194,7 +196,31 @@ async def test_a_worker_is_asked_once_for_many_readers() -> None:
 
     async with answering(reply) as (peer, asked), serving(owner(peer)) as url:
         await asyncio.gather(*(facts(url) for _ in range(10)))
-        assert len(asked) == 1
+        for path in ("/retries/", "/retries/flights/", "/retries/"):
+            await facts(url, path)
+        assert len(asked) == 1, "also where another handler has nothing there"
+
+
+async def test_a_page_asks_all_that_it_needs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One deadline bounds it: neither handlers nor list and total wait for one another."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)
+    monkeypatch.setattr(peers, "FRESH_MS", -1)
+    both, met = asyncio.Barrier(2), list[str]()
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        async with asyncio.timeout(5):
+            await both.wait()
+        met.append(request.path)
+        return web.json_response({"handlers": {}} if request.path == peers.PART else {"lines": []})
+
+    async with answering(reply) as (one, asked), answering(reply) as (two, others):
+        worker = owner(one)
+        async with serving(worker) as url:
+            for kind in ("dead", "pending"):
+                await facts(url, f"{BASE}/{kind}")
+            worker.parts["flights"] = [partition(0, state="elsewhere", owner_url=two)]
+            await facts(url, "/retries/")
+            assert len(met) == len(asked) + len(others) == 6
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1%2", "::ffff:169.254.169.254"])
@@ -271,6 +297,40 @@ async def test_lists_are_those_of_all_workers(monkeypatch: pytest.MonkeyPatch, s
                 assert await walk(url, f"{BASE}/{path}&format=json&limit={limit}") == expected, path
         if scan > limit:
             assert f"1-{min(limit, 25)} of 25" in await page(one, f"{BASE}/dead?limit={limit}")
+
+
+async def test_waiting_records_are_listed_by_due_time_whatever_circuit_they_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a circuit have keys of their own, which sort elsewhere."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
+    left, right = dead_and_waiting(range(0, 12, 2), 0), dead_and_waiting(range(1, 12, 2), 1)
+    for worker in (left, right):
+        worker.waiting[::2] = [
+            replace(each, key=in_queue(each.key, queue_of("ledger"))) for each in worker.waiting[::2]
+        ]
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [partition(0, pending=6), partition(1, state="elsewhere", owner_url=two)]
+        right.parts[MAIN] = [partition(0, state="elsewhere", owner_url=one), partition(1, pending=6)]
+        for limit in (1, 2, 50):
+            assert await walk(one, f"{BASE}/pending?format=json&limit={limit}") == [*range(12)]
+
+
+@pytest.mark.parametrize("kind", ["dead", "pending"])
+async def test_lists_while_partitions_move_double_nothing_and_name_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A worker that has joined or comes back has other partitions than the asked one knows of."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
+    left, right = dead_and_waiting(range(4), 0), dead_and_waiting(range(4), 0)
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
+        right.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=one)]
+        listed = await facts(one, f"{BASE}/{kind}")
+        assert sorted(each["offset"] if kind == "dead" else each["origin_offset"] for each in listed["records"]) == [
+            *range(4)
+        ]
+        assert (listed["partitions_left_out"], listed["silent"]) == ([1], [])
 
 
 async def test_a_list_without_a_worker_says_so() -> None:
