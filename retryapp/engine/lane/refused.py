@@ -41,8 +41,8 @@ class RefusedTurns:
 
     @property
     def commanded(self) -> bool:
-        """Whether one of a command is held."""
-        return any(turn.commanded for turn in self._turns)
+        """Whether one of a command is held, or waits for one that is."""
+        return any(turn.commanded for turn in (*self._turns, *self._later))
 
     def keep(self, turn: Turn) -> bool:
         """Take a turn that must wait for a held one; tell whether it must."""

@@ -238,6 +238,28 @@ async def test_a_cancelled_run_that_ends_while_a_topic_refuses_the_command_has_o
         assert [event["after"] for event in told(orders)] == ["cancelling"]
 
 
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+async def test_a_letter_is_replayed_once_while_what_comes_before_is_refused(order: Order) -> None:
+    """Of an ordered handler everything waits then, so the second command must know of the first."""
+    service = Service()
+    async with partition(service, order=order) as orders:
+        await letters(orders, service, 1)
+        refusing = Refusing(orders.transport, b"bad")
+        service.down.add(b"bad")
+        await orders.send(b"bad", key=b"k")
+        assert orders.lane.refusal is not None
+        for number in "12":
+            orders.transport.append(CONTROL, None, single("", verb="replay").replace(b'"a"', f'"c{number}"'.encode()))
+            await orders.settle()
+        refusing.prefixes = ()
+        await orders.advance(60_000)
+        await orders.to_rest()
+        first, second = told(orders)
+        assert first["refused"] is None
+        assert second["refused"] in ("running", "replayed")
+        assert service.again == [b"0"]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_the_letters_of_many_commands_are_read_together(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
     """Alone, each takes some milliseconds of the processor; where they cannot be read together, they are read so."""
