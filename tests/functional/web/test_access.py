@@ -7,8 +7,10 @@ import hashlib
 import html
 import json
 import re
+import threading
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -182,11 +184,17 @@ async def test_a_hook_that_hangs_holds_no_probe_back(worker: FakeWorker, monkeyp
     async def hang(_request: web.Request) -> None:
         await asyncio.Event().wait()
 
-    async with serving(worker, Operators(hook=hang)) as url:
-        assert (await ask(url, "/retries/", HTML))[0] == 200
-        monkeypatch.setattr(access, "HOOK_S", 3_600.0)
-        for path in ("health", "ready", "login"):
-            assert (await ask(url, f"/retries/{path}"))[0] == 200
+    over = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    for hook in (hang, lambda _request: bool(over.wait(20)) and None):
+        monkeypatch.setattr(access, "HOOK_S", 0.2)
+        async with serving(worker, Operators(hook=hook)) as url:
+            async with asyncio.timeout(10):
+                assert (await ask(url, "/retries/", HTML))[0] == 200
+            monkeypatch.setattr(access, "HOOK_S", 3_600.0)
+            for path in ("health", "ready", "login"):
+                assert (await ask(url, f"/retries/{path}"))[0] == 200
+    over.set()
 
 
 async def test_two_users_in_a_proxys_headers_are_none(worker: FakeWorker) -> None:
