@@ -25,8 +25,8 @@ from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.control import Command, Edit, Verb, named_by
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
-from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError
+from retryapp.core.durations import named_duration_ms
+from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError, shown
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HANDLER_VERBS
 from retryapp.core.lifecycle import Commanded
@@ -59,8 +59,8 @@ class NoRetriesError(ConfigurationError):
     def __init__(self, app: str) -> None:
         self.app = app
         super().__init__(
-            f"app {app!r} has no Retries: write `retries = Retries(app)` and declare handlers with "
-            f"@retries.handler(topic)"
+            f"{app} has no Retries: write `retries = Retries(app)` below `app = faust.App(...)`, and declare handlers "
+            f"with @retries.handler(topic, policy=...)"
         )
 
 
@@ -103,7 +103,7 @@ class Retries:
         end_faust_on_named_errors()
         if runtime_of(app) is not None:
             raise InvalidSettingError(
-                "Retries(app)", app, "this app has a Retries already; declare all handlers with that one"
+                "Retries(app)", app.conf.id, "this app has a Retries already; declare all handlers with that one"
             )
         if app.configured:
             raise InvalidSettingError(
@@ -121,14 +121,14 @@ class Retries:
             hook=login,
         )
         options = RuntimeOptions(
-            grace_ms=settings.grace_ms if grace is None else parse_duration_ms(grace),
-            drain_ms=parse_duration_ms(drain),
-            start_timeout_ms=parse_duration_ms(start_timeout),
+            grace_ms=settings.grace_ms if grace is None else named_duration_ms("grace", grace),
+            drain_ms=named_duration_ms("drain", drain),
+            start_timeout_ms=named_duration_ms("start_timeout", start_timeout),
             plan=PlanOptions(
                 create_main_partitions=create_main_partitions,
                 allow_low_replication=allow_low_replication,
-                downtime_ms=parse_duration_ms(downtime),
-                dlq_retention_ms=None if dlq_retention is None else parse_duration_ms(dlq_retention),
+                downtime_ms=named_duration_ms("downtime", downtime),
+                dlq_retention_ms=None if dlq_retention is None else named_duration_ms("dlq_retention", dlq_retention),
             ),
             admin_options=admin_options or {},
             pages_guarded=operators.guarded,
@@ -178,7 +178,7 @@ class Retries:
                 its bytes kept.
             concurrency: handler runs at once per worker; retries have as many of their own.
             tiers: `single` (one retry topic for all delays) or `per-delay` (one for each delay of the schedule).
-            max_in_flight: records per partition that may be taken in and not settled.
+            max_in_flight: records per partition that may be taken in and not yet settled.
             max_crashes: how many workers may die running a record alone before it is dead-lettered as `crashed`.
             deduplicate: skip a producer's duplicates: `"header:<name>"` or a function of the record gives the event id,
                 and `Deduplicate("header:<name>", window="7d")` also how long it is remembered (a day otherwise). Adds
@@ -192,26 +192,28 @@ class Retries:
             max_sequences: with `order="key"`, how many keys of a partition may wait; None: no cap.
             max_sequence_size: how many records of a key may wait, with the one that the others wait for; None: no cap.
             overflow: what happens at a cap: `block` (default), the partition takes in no more records until fewer wait;
-                or `release`, the record that the others wait for, or would, is dead as `overflow`, and they go on.
+                or `release`, the record that the others wait for is dead as `overflow`, and they go on.
             publishes: topics that the function publishes to. A start checks that they exist, `plan` and `doctor` list
                 them and the rights that they need, and a circle of handlers is refused.
-            batch: `Batch(size=100, wait="50ms")`: the function takes a list of up to so many values of one partition,
-                and a list of as many deliveries as a second argument. `deliveries[i].fail(error)` has one of them fail.
-            rate_limit: retries that begin in a time, over all workers: `"50/s"`, `"600/m"`, `"1000/h"`. Each partition
-                has an equal share. First deliveries are not limited.
+            batch: `Batch(size=100, wait="50ms")`: the function takes a list of up to `size` values of one partition,
+                and, as a second argument, a list of their deliveries. `deliveries[i].fail(error)` fails one of them.
+            rate_limit: how many retries may begin in a second, minute or hour, over all workers: `"50/s"`, `"600/m"`,
+                `"1000/h"`. Each partition has an equal share. First deliveries are not limited.
             max_concurrent: runs of retries at once per worker, if not as many as `concurrency`.
-            circuit: `CircuitBreaker()` takes many different records that fail for an outage: no attempts are spent, a
+            circuit: `CircuitBreaker()`: when many different records fail, that is an outage: no attempts are spent, a
                 few records probe, and the rest waits. Not with `order="partition"`.
             circuits: the same for services by name: `{"ledger": CircuitBreaker()}`. A rule with `circuit="ledger"`, or
-                `raise Unavailable("ledger")`, says what has failed because of one; only such records wait for it.
+                `raise Unavailable("ledger")`, says that a failure is that service's; only such records wait for it.
             dead_letters: `topic` (default), or `drop`: there is no dead-letter topic, and what would be dead is
                 discarded, with a `discarded` event that says why.
-            payload: `copy` (default), or `reference`: what waits is only where the record is, with its size, time and
-                checksum; when due it is read from the main topic again. A start checks that the topic keeps records
-                for twice the policy's waits. Not with `order="latest"` or a schedule without end.
-            redelivery: `direct` (default): what is due again comes from the table; or `main`: it is published to the
-                main topic first, and comes once that is read so far, behind what waits there. Other groups of this
-                library pass such copies. Not with an order or `payload="reference"`, nor on a compacted topic.
+            payload: `copy` (default), or `reference`: of a record that waits only its place on the main topic is
+                stored, with its size, time and checksum; when due it is read from there again. A start checks that the
+                topic keeps records for twice the policy's waits. Not with `order="latest"`, nor with a schedule without
+                end unless `max_elapsed` ends it.
+            redelivery: `direct` (default): a record that is due again is delivered from the table; or `main`: a copy of
+                it is published to the main topic first, and it is delivered once the topic is read up to the copy,
+                after the records before it. Other groups that use retryapp ignore such copies. Not with an order or
+                `payload="reference"`, nor on a compacted topic.
 
         Returns:
             A decorator that returns the function unchanged. The function may take a `Delivery` as a second argument:
@@ -225,31 +227,34 @@ class Retries:
             InvalidSettingError: an argument is out of range.
         """
         if dead_letters not in {"topic", "drop"}:
-            raise InvalidSettingError("dead_letters", dead_letters, "one of topic, drop")
+            raise InvalidSettingError("dead_letters", dead_letters, "expected one of topic, drop")
         if payload not in {"copy", "reference"}:
-            raise InvalidSettingError("payload", payload, "one of copy, reference")
+            raise InvalidSettingError("payload", payload, "expected one of copy, reference")
         if redelivery not in {"direct", "main"}:
-            raise InvalidSettingError("redelivery", redelivery, "one of direct, main")
+            raise InvalidSettingError("redelivery", redelivery, "expected one of direct, main")
+        _check_counts(concurrency=concurrency, max_in_flight=max_in_flight, max_crashes=max_crashes)
+        if max_concurrent is not None:
+            _check_counts(max_concurrent=max_concurrent)
         if max_in_flight < concurrency:
-            raise InvalidSettingError("max_in_flight", max_in_flight, f"at least concurrency={concurrency}")
-        if max_crashes < 1:
-            raise InvalidSettingError("max_crashes", max_crashes, "at least 1")
-        if max_concurrent is not None and (type(max_concurrent) is not int or max_concurrent < 1):
-            raise InvalidSettingError("max_concurrent", max_concurrent, "a whole number, at least 1")
+            raise InvalidSettingError("max_in_flight", max_in_flight, f"expected at least concurrency={concurrency}")
         rate = None if rate_limit is None else parse_rate(rate_limit)
         try:
             kept = Order(order)
         except ValueError:
-            raise InvalidSettingError("order", order, "one of " + ", ".join(Order)) from None
+            raise InvalidSettingError("order", order, "expected one of " + ", ".join(Order)) from None
         if tiers not in list(Tiers):
-            raise InvalidSettingError("tiers", tiers, "one of " + ", ".join(Tiers))
+            raise InvalidSettingError("tiers", tiers, "expected one of " + ", ".join(Tiers))
         if not all(isinstance(each, CircuitBreaker) for each in (circuits or {}).values()):
-            raise InvalidSettingError("circuits", circuits, 'a CircuitBreaker(...) for each name: {"ledger": ...}')
+            raise InvalidSettingError(
+                "circuits", circuits, 'expected a CircuitBreaker() for each name, as {"ledger": CircuitBreaker()}'
+            )
         for name, given, kind in (("batch", batch, Batch), ("circuit", circuit, CircuitBreaker)):
             if given is not None and not isinstance(given, kind):  # callers without type checks pass anything here
-                raise InvalidSettingError(name, given, f"a {kind.__name__}(...), or None")
+                raise InvalidSettingError(name, given, f"expected a {kind.__name__}(...), or None")
         if isinstance(value, str):
-            raise InvalidSettingError("value", value, "a type, not its name: bytes, dict for JSON, a pydantic model")
+            raise InvalidSettingError(
+                "value", value, "expected a type, not its name: bytes, dict for JSON, a pydantic model"
+            )
         rule = rule_of(deduplicate)
         given_caps = {"max_sequences": max_sequences, "max_sequence_size": max_sequence_size}
         caps = {name: cap for name, cap in given_caps.items() if cap is not None}
@@ -301,10 +306,14 @@ class Retries:
         """
         of = next((known for known in self.topologies if known.main == topic), None)
         if of is None:
-            raise InvalidSettingError("dead_letters", topic, "the main topic of a handler that is declared before")
+            raise InvalidSettingError(
+                "dead_letters", topic, f"declare its handler first, with @retries.handler({topic!r}, ...)"
+            )
         if (letters := of.dlq_named(named)) not in of.dlqs:
             known = ", ".join(of.dlqs) or "none"
-            raise InvalidSettingError("named", named, f"a dead-letter topic of the handler of {topic}: {known}")
+            raise InvalidSettingError(
+                "named", named, f"the handler of {topic} has no such dead-letter topic; it has {known}"
+            )
         facts = {"publishes": publishes, "drop": True, "letters_of": topic}
         return self._declare(letters, policy, facts, value_type=value, concurrency=concurrency)
 
@@ -314,12 +323,14 @@ class Retries:
         chosen = policy if isinstance(policy, RetryPolicy) else RetryPolicy.parse(policy)
         publishes, rule = names["publishes"], settings.get("deduplicate")
         if isinstance(publishes, str):
-            raise InvalidSettingError("publishes", publishes, f"a list of topics: publishes=[{publishes!r}]")
-        if settings["concurrency"] < 1:
-            raise InvalidSettingError("concurrency", settings["concurrency"], "at least 1")
+            raise InvalidSettingError("publishes", publishes, f"expected a list of topics: publishes=[{publishes!r}]")
+        if not isinstance(main, str):  # callers without type checks pass a topic of Faust's, or a list
+            raise InvalidSettingError("topic", main, "expected the name of one topic, as text")
+        _check_counts(concurrency=settings["concurrency"])
         if names["drop"] and chosen.dead_letters:
             named = ", ".join(chosen.dead_letters)
-            raise InvalidSettingError("dead_letters", named, "no names in rules: this handler has no dead-letter topic")
+            problem = "a rule names it, and with dead_letters='drop' there is no dead-letter topic: remove one of them"
+            raise InvalidSettingError("dead_letters", named, problem)
 
         def declare(function: F) -> F:
             topology = HandlerTopology(
@@ -383,12 +394,12 @@ class Retries:
             BrokerUnreachableError: no broker answered.
         """
         if at is not None and at.tzinfo is None:
-            raise InvalidSettingError("at", at, "a time with a time zone: datetime(…, tzinfo=UTC)")
+            raise InvalidSettingError("at", at, "expected a time with a time zone: datetime(…, tzinfo=UTC)")
         try:
             named = named_by(failure_id)
             group, origin = parse_failure_id(named["failure_id"])
             due_at_ms = None if at is None else round(at.timestamp() * 1000)
-            hold_ms = None if hold_for is None else parse_duration_ms(hold_for)
+            hold_ms = None if hold_for is None else named_duration_ms("hold_for", hold_for)
             facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms, "force": force}
             facts["edit"] = edit
             command = Command(id=secrets.token_hex(8), verb=Verb(verb), **named, **facts)
@@ -397,7 +408,7 @@ class Retries:
         found = [known for known in self.topologies if (known.group, known.main) == (group, origin.topic)]
         if not found:
             raise LookupError(f"{failure_id} is of no handler of this app")
-        wait_s = parse_duration_ms(wait) / 1000
+        wait_s = named_duration_ms("wait", wait) / 1000
         sent = partial(send_commands, self.connection, found[0], [command], wait_s=wait_s)
         return (await asyncio.to_thread(sent)).get(command.id)
 
@@ -423,11 +434,11 @@ class Retries:
             BrokerUnreachableError: no broker answered.
         """
         if verb not in HANDLER_VERBS:
-            raise InvalidSettingError("command_handler", verb, "one of " + ", ".join(HANDLER_VERBS))
+            raise InvalidSettingError("command_handler", verb, "expected one of " + ", ".join(HANDLER_VERBS))
         found = next((known for known in self.topologies if known.main == topic), None)
         if found is None:
             raise LookupError(f"{topic} has no handler of this app")
-        words: Words = {"by": by, "why": why, "wait_s": parse_duration_ms(wait) / 1000}
+        words: Words = {"by": by, "why": why, "wait_s": named_duration_ms("wait", wait) / 1000}
         return await asyncio.to_thread(tell_handler, self.connection, found, HANDLER_VERBS[verb], circuit, **words)
 
     @property
@@ -462,5 +473,15 @@ def retries_of(app: faust.App) -> Retries:
     """
     found = getattr(app, "_retryapp_retries", None)
     if not isinstance(found, Retries):
-        raise NoRetriesError(str(app))
+        given: object = app  # a module may have anything under this name
+        raise NoRetriesError(
+            f"app {app.conf.id!r}" if isinstance(given, faust.App) else f"{shown(given)} is no Faust app and"
+        )
     return found
+
+
+def _check_counts(**counts: object) -> None:
+    """Check numbers that callers without type checks may give as anything; raise `InvalidSettingError`."""
+    for name, count in counts.items():
+        if type(count) is not int or count < 1:
+            raise InvalidSettingError(name, count, "expected a whole number, at least 1")

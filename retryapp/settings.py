@@ -6,6 +6,8 @@ Lengths of time are written with units (``30s``) and kept as milliseconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +19,7 @@ from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidSettingError
 
 PREFIX = "RETRYAPP_"
+_OTHERS = tuple(f"{PREFIX}{name}_" for name in ("DEMO", "TEST", "BENCH"))  # read by the demo, tests and benchmarks
 
 
 def _to_ms(value: object) -> int:
@@ -114,6 +117,14 @@ class Settings(BaseSettings):
     )
 
 
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that look like settings and are none: name → the setting that is spelt most like it, or ""."""
+    known = [str(field.validation_alias) for field in Settings.model_fields.values()]
+    strange = [name for name in environment if name.startswith(PREFIX) and name not in known]
+    strange = [name for name in sorted(strange) if not name.startswith(_OTHERS)]
+    return {name: next(iter(get_close_matches(name, known, n=1, cutoff=0.8)), "") for name in strange}
+
+
 def load_settings() -> Settings:
     """Read the environment.
 
@@ -124,4 +135,5 @@ def load_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidSettingError(str(first["loc"][0]), first["input"], first["msg"]) from error
+        problem = first["msg"].removeprefix("Value error, ")  # pydantic's, before ours
+        raise InvalidSettingError(str(first["loc"][0]), first["input"], problem) from error

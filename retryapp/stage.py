@@ -24,6 +24,7 @@ from typing import Any, Final, Self, TypeVar
 import psutil
 
 from retryapp.broker import Broker
+from retryapp.broker.config import NEVER_RESTARTED
 from retryapp.core.errors import EnvironmentFault
 from retryapp.guardian import entrust, guard, is_alive, release
 from retryapp.jvm import Progress
@@ -222,9 +223,10 @@ class Run:
         return child.start()
 
     def broker(self, cache_dir: Path, *, progress: Progress | None = None, **options: Any) -> Broker:
-        """Start a broker; its data and its log are in the folder. For the options see `Broker`."""
+        """Start a broker for this run alone; its data and log are in the folder. For the options see `Broker`."""
         name = f"broker{len(self._brokers) or ''}"
-        broker = Broker(cache_dir, data=self.folder / name, log=self.folder / f"{name}.log", **options)
+        data, log = self.folder / name, self.folder / f"{name}.log"
+        broker = Broker(cache_dir, data=data, log=log, settings=NEVER_RESTARTED, **options)
         self._brokers.append(broker)
         broker.start(progress=progress)
         return broker

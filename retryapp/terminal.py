@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from retryapp.core.circuit import CircuitState
+from retryapp.lookup.activity import Rates
 from retryapp.lookup.instants import length_text
 from retryapp.lookup.payloads import printable
 
@@ -32,15 +33,6 @@ _NUMBERS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
-    """Upper bounds of quantiles, in milliseconds, from a histogram."""
-
-    count: int
-    p50: float
-    p99: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerFigures:
     """One handler, over all workers that answered."""
 
@@ -54,11 +46,7 @@ class HandlerFigures:
     """Time of the oldest number in the sums of waiting and dead records; None: all are current."""
     unknown_partitions: Sequence[int] = ()
     """Partitions that these sums leave out."""
-    dead_by_reason: Mapping[str, int] = field(default_factory=dict)
-    """Of all dead letters, or only of those since the workers started."""
-    deliveries_per_s: float | None = None
-    failures_per_s: float | None = None
-    lateness: Latency | None = None
+    rates: Rates | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +60,8 @@ class Group:
     handlers: Sequence[HandlerFigures]
     lanes: Sequence[Mapping[str, Any]]
     """Facts of each partition: main, partition, worker, state, since_ms, last_error, and those of `_NUMBERS`."""
+    todo: Sequence[str] = ()
+    """What needs action, the worst first."""
     note: str = ""
 
 
@@ -128,6 +118,7 @@ def group_table(group: Group) -> RenderableType:
     parts: list[RenderableType] = [f"[bold]{_plain(group.group)}[/]  {count} worker{'' if count == 1 else 's'}"]
     if group.note:
         parts.append(f"[yellow]{_plain(group.note)}[/]")
+    parts += [f"[red]{_plain(text)}[/]" for text in group.todo]
     for figures in group.handlers:
         parts += ["", f"[bold cyan]{_plain(figures.main)}[/]", _figures_table(figures, group.now_ms)]
     if group.lanes:
@@ -141,13 +132,13 @@ def _figures_table(figures: HandlerFigures, now_ms: int) -> Table:
     table.add_row("waiting", f"[yellow]{_number_text(figures.pending)}[/]{_due_text(figures, now_ms)}")
     if figures.due_next_minute is not None:
         table.add_row("due", f"{figures.due_next_minute:,}{'' if figures.due_is_exact else '+'} in the next minute")
-    table.add_row("dead", f"[red]{_number_text(figures.dead)}[/]{_plain(_reasons(figures))}")
+    table.add_row("dead", f"[red]{_number_text(figures.dead)}[/]")
     if limits := _limits_text(figures, now_ms):
         table.add_row("", f"[yellow]{limits}[/]")
-    if figures.deliveries_per_s is not None or figures.failures_per_s is not None:
-        failures = f"[red]{_rate_text(figures.failures_per_s)}[/]"
-        table.add_row("runs", f"{_rate_text(figures.deliveries_per_s)} delivered, {failures} failed")
-    table.add_row("late by", _latency_text(figures.lateness))
+    if (rates := figures.rates) is not None:
+        failures = f"[red]{rates.failures_per_min:,.0f} failed[/]"
+        table.add_row("a minute", f"{rates.deliveries_per_min:,.0f} delivered, {failures}")
+    table.add_row("late by", _late_text(rates))
     return table
 
 
@@ -219,17 +210,8 @@ def _due_text(figures: HandlerFigures, now_ms: int) -> str:
     return "" if due_ms is None else f" (next due in {max(0, due_ms - now_ms) / 1000:.1f} s)"
 
 
-def _reasons(figures: HandlerFigures) -> str:
-    reasons = figures.dead_by_reason
-    if not reasons:
-        return ""
-    since = "" if sum(reasons.values()) >= (figures.dead or 0) else "since the workers started: "
-    return f" ({since}{', '.join(f'{reason} {count:,}' for reason, count in sorted(reasons.items()))})"
-
-
-def _rate_text(per_s: float | None) -> str:
-    return "-" if per_s is None else f"{per_s:,.1f}/s"
-
-
-def _latency_text(latency: Latency | None) -> str:
-    return "-" if latency is None else f"p50 <= {latency.p50:,.0f} ms, p99 <= {latency.p99:,.0f} ms"
+def _late_text(rates: Rates | None) -> str:
+    if rates is None or not rates.retries:
+        return "-"
+    shares = {"p50": rates.late_p50_ms, "p99": rates.late_p99_ms}
+    return ", ".join(f"{name} " + ("> 1m" if ms is None else f"<= {ms:,.0f} ms") for name, ms in shares.items())

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retryapp.broker import Broker
+from retryapp.broker.config import NEVER_RESTARTED
 from retryapp.core.errors import EnvironmentFault
 from retryapp.guardian import entrust, guard
 
@@ -29,7 +30,7 @@ _GUARDED = "RUN_GUARDED_BY"
 _SETTINGS = {
     "log.initial.task.delay.ms": "86400000",  # it deletes no record for its age: a sweep at any moment would hit
     "log.retention.check.interval.ms": "86400000",  # whichever test has old timestamps just then
-    "broker.session.timeout.ms": "120000",  # on a busy machine 4 s pass without a heartbeat, and it is shut out
+    **NEVER_RESTARTED,
 }
 _TIMEOUT_S = 150.0
 """Longer than the broker's own limit, with a download of its jars before it."""

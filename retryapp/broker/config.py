@@ -41,6 +41,12 @@ _DEVELOPMENT = {
     "telemetry.max.bytes": "65536",
 }
 
+NEVER_RESTARTED = {"broker.session.timeout.ms": "120000"}
+"""Of a broker that does not start again after a kill: on a busy machine 4 s pass without a heartbeat, and it is fenced.
+
+One that does has to wait for the end of its former session, also where its controller is new (measured: 30 s of 30).
+"""
+
 _LOGGING = """\
 appender.file.type = RollingFile
 appender.file.name = file

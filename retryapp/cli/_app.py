@@ -77,10 +77,14 @@ def _import(spec: str, name: str) -> Any:
         sys.path.insert(0, here)  # as `faust -A` and `python -m` do
     try:
         return import_module(name)
-    except RetryAppError:
-        raise  # a policy or a handler of the module is wrong, and says so itself
+    except RetryAppError as error:  # a policy or a handler of the module is wrong, and says so itself
+        error.add_note(_worker().user_line(error))
+        raise
     except Exception as error:  # the user's code raises anything
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise AppNotFoundError(spec, f"no module {error.name!r}") from error
-        worker = import_module("retryapp.runtime.worker")  # loads Faust, as the user's module has
-        raise AppImportError(spec, name, error, worker.user_line(error)) from error
+        raise AppImportError(spec, name, error, _worker().user_line(error)) from error
+
+
+def _worker() -> Any:
+    return import_module("retryapp.runtime.worker")  # loads Faust, as the user's module has

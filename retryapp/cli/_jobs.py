@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -11,12 +12,12 @@ import click
 from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retryapp.cli._options import Place, When, decorated
+from retryapp.cli._options import Pair, Place, When, decorated
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import Verb
+from retryapp.core.control import JOB_ID, Verb
 from retryapp.core.jobs import JobVerb, LetterFilter, Part, PartState
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
@@ -54,19 +55,42 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return decorated(
         with_filter,
         click.option("--all", "all_", is_flag=True, help="All of them."),
-        click.option("--cause", metavar="ID", help="Only with this cause, as lists show it: c1-3f9ca81b02."),
-        click.option("--error", "error_type", metavar="TYPE", help="Only with this type of error."),
-        click.option("--message", metavar="TEXT", help="Only with this text in the error's message."),
+        click.option("--cause", metavar="ID", help="Only those with this cause, as lists show it: c1-3f9ca81b02."),
+        click.option("--error", "error_type", metavar="TYPE", help="Only those with this type of error."),
+        click.option("--message", metavar="TEXT", help="Only those with this text in the error's message."),
         click.option("--key", metavar="TEXT", help="Only of records with this key."),
-        click.option("--has-header", "header", metavar="NAME=TEXT", help="Only of records with this header."),
-        click.option("--field", metavar="/POINTER=TEXT", help="Only with this in a value that is JSON (RFC 6901)."),
-        click.option("--since", "from_ms", type=When(back=True), metavar="WHEN", help="Failed then or later: 2h, UTC."),
-        click.option("--until", "until_ms", type=When(back=True), metavar="WHEN", help="Failed before: 10m, or UTC."),
+        click.option(
+            "--has-header",
+            "header",
+            type=Pair("NAME=TEXT", "tenant=acme"),
+            metavar="NAME=TEXT",
+            help="Only of records with this header.",
+        ),
+        click.option(
+            "--field",
+            type=Pair("/POINTER=TEXT", "/customer/id=17", begins="/"),
+            metavar="/POINTER=TEXT",
+            help="Only of records with this text in a field of their JSON value (RFC 6901).",
+        ),
+        click.option(
+            "--since",
+            "from_ms",
+            type=When(back=True),
+            metavar="WHEN",
+            help="Only what failed then or later: '2h' ago, or UTC.",
+        ),
+        click.option(
+            "--until",
+            "until_ms",
+            type=When(back=True),
+            metavar="WHEN",
+            help="Only what failed before then: '10m' ago, or UTC.",
+        ),
     )
 
 
 reason_option = click.option(
-    "--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only with this."
+    "--reason", type=click.Choice([reason.value for reason in DeadReason]), help="Only those with this reason."
 )
 
 
@@ -76,9 +100,9 @@ def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command,
         filter_options,
         reason_option,
-        click.option("--preview", "only_preview", is_flag=True, help="Say what a filter selects, and do nothing."),
+        click.option("--preview", "only_preview", is_flag=True, help="Show what a filter selects, and do nothing."),
         click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--detach", is_flag=True, help="Do not wait for the end: the workers go on."),
+        click.option("--detach", is_flag=True, help="Do not wait for the end of the job: the workers continue it."),
     )
 
 
@@ -194,6 +218,8 @@ def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *
 
 def steer_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
     """Pause, resume or cancel a job."""
+    if not re.fullmatch(JOB_ID, job):
+        raise click.UsageError(f"{job!r} is no id of a job")
     connection, topology = only_handler(place)
     told = tell_job(connection, topology, job, verb, by=by, why=why, wait_s=wait_ms / 1000)
     if not told:

@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from retryapp.core.control import MAX_WORDS
 from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import InvalidDurationError
+from retryapp.core.errors import InvalidDurationError, InvalidSettingError
+from retryapp.core.rates import parse_rate
 from retryapp.lookup.instants import parse_instant
 from retryapp.runtime.machine.clock import SystemClock
 
@@ -103,6 +104,23 @@ def user_name() -> str:
 raw_option = click.option("--raw", is_flag=True, help="Write the value's bytes to stdout, and nothing else.")
 
 
+class Words(click.ParamType):
+    """A text that commands take: at most `MAX_WORDS` characters."""
+
+    name = "text"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if len(text) > MAX_WORDS:
+            self.fail(f"{len(text)} characters; at most {MAX_WORDS} are possible", param, ctx)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail("it is no UTF-8", param, ctx)
+        return text
+
+
 class Length(click.ParamType):
     """A length of time with a unit; becomes milliseconds."""
 
@@ -116,8 +134,40 @@ class Length(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class Rate(click.ParamType):
+    """A rate as ``100/s``; stays text."""
+
+    name = "rate"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_rate(value)
+        except InvalidSettingError as error:
+            self.fail(f"{value!r}: {error.expected}", param, ctx)
+        return str(value)
+
+
+class Pair(click.ParamType):
+    """A name and a text with ``=`` between; stays text."""
+
+    name = "pair"
+
+    def __init__(self, shape: str, example: str, *, begins: str = "") -> None:
+        self.shape = shape
+        self.example = example
+        self.begins = begins
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name, equals, _ = str(value).partition("=")
+        if not name or not equals or not name.startswith(self.begins):
+            self.fail(f"{value!r}: expected {self.shape}, as {self.example}", param, ctx)
+        return str(value)
+
+
 class When(click.ParamType):
-    """A length from now (``back``: before now) with a unit, or a UTC time; becomes epoch milliseconds."""
+    """A length from now (``back``: before now) with a unit, or a UTC time; becomes epoch milliseconds, from 0."""
 
     name = "when"
 
@@ -127,6 +177,6 @@ class When(click.ParamType):
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return parse_instant(str(value), SystemClock().wall_ms(), back=self.back)
+            return max(0, parse_instant(str(value), SystemClock().wall_ms(), back=self.back))
         except ValueError as error:
             self.fail(str(error), param, ctx)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import click
+from pydantic import ValidationError
 
 from retryapp.cli._jobs import filter_options
-from retryapp.cli._options import Length, Place, decorated, json_option, place_options, user_name
+from retryapp.cli._options import Length, Place, Rate, Words, decorated, json_option, place_options, user_name
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
@@ -51,8 +52,8 @@ def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what commands about waiting records take: the same, or a filter, and a rate."""
     return decorated(
         command,
-        click.option("--rate", metavar="N/s", help="At most so many, as 100/s or 600/m."),
-        click.option("--yes", is_flag=True, help="Do not ask what a filter selects."),
+        click.option("--rate", type=Rate(), metavar="N/s", help="Maximum rate, as 100/s or 600/m."),
+        click.option("--yes", is_flag=True, help="Do not ask before doing it to all that a filter selects."),
         filter_options,
         steer_options,
     )
@@ -62,8 +63,10 @@ def audit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what all commands take: who and why, how long to wait."""
     return decorated(
         command,
-        click.option("--by", default=user_name, help="Who asks, for the audit; default: the name of this login."),
-        click.option("--why", default="", help="Why, for the audit."),
+        click.option(
+            "--by", type=Words(), default=user_name, help="Who asks, for the audit; default: the name of this login."
+        ),
+        click.option("--why", type=Words(), default="", help="Why, for the audit."),
         click.option("--wait", "wait_ms", type=Length(), default=f"{WAIT_S:g}s", show_default=True,
                      help="How long to wait for the workers' answer."),
         json_option,
@@ -96,7 +99,9 @@ def steer(
     if wanted is not None:
         failure_ids = _fitting(verb, failure_ids, place, wanted, yes=yes)
     elif not failure_ids:
-        raise click.UsageError("say which records: failure ids, or - to read them from stdin")
+        raise click.UsageError(
+            "say which records: failure ids, - to read them from stdin, or a filter, as --cause, --error or --all"
+        )
     records = {facts["failure_id"]: facts for facts in (_named(verb, name) for name in _names(failure_ids))}
     for name in (names := list(records)):
         handler = "/".join(name.split("/")[:2])
@@ -146,7 +151,10 @@ def _named(verb: Verb, name: str) -> dict[str, Any]:
 def _names(failure_ids: Sequence[str]) -> Iterator[str]:
     for name in failure_ids:
         if name == "-":
-            yield from (line.strip() for line in sys.stdin if line.strip())
+            try:
+                yield from (line.strip() for line in sys.stdin if line.strip())
+            except UnicodeDecodeError as error:
+                raise click.UsageError(f"stdin is no text: {error}. Expected failure ids, a line each") from error
         else:
             yield name
 
@@ -155,10 +163,14 @@ def _send(
     verb: Verb, targets: Mapping[str, Target], records: _Records, first: int, job: str, *, wait_ms: int, **more: Any
 ) -> list[dict[str, Any]]:
     """Send one command for each failure id of `targets`; `first`: number of the first one in the job."""
-    commands = {
-        name: Command(id=f"{job}-{number}", verb=verb, **records[name], **more)
-        for number, name in enumerate(targets, start=first)
-    }
+    try:
+        commands = {
+            name: Command(id=f"{job}-{number}", verb=verb, **records[name], **more)
+            for number, name in enumerate(targets, start=first)
+        }
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        raise click.UsageError(": ".join([*map(str, fault["loc"]), fault["msg"]])) from error
     outcomes: dict[str, Commanded] = {}
     for target in dict.fromkeys(targets.values()):
         some = [command for name, command in commands.items() if targets[name] is target]
@@ -169,7 +181,7 @@ def _send(
 def _facts(command: Command, outcomes: Mapping[str, Commanded]) -> dict[str, Any]:
     found = outcomes.get(command.id)
     if found is None:
-        text = "no worker has its partition now; sent again, it does no harm"
+        text = "no worker has its partition now: the command waits 15 minutes for one. Sent again, it does no harm"
         return {"failure_id": command.failure_id, "command": command.id, "outcome": "queued", "text": text}
     outcome = "done" if found.refused is None else "refused"
     return {

@@ -1,4 +1,4 @@
-"""A running group as its workers show it: their pages as JSON, and their metrics.
+"""A running group as its workers show it: their pages as JSON.
 
 Each page names the other workers that it knows of, so one address is enough.
 """
@@ -6,7 +6,6 @@ Each page names the other workers that it knows of, so one address is enough.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,59 +14,19 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
+from retryapp.lookup.activity import rates_of
 from retryapp.lookup.records import known_sum
-from retryapp.ports import PAGES_PREFIX
-from retryapp.terminal import Group, HandlerFigures, Latency
+from retryapp.ports import PAGES_PREFIX, Activity
+from retryapp.terminal import Group, HandlerFigures
 
 ANSWER_S: Final = 5.0
 CONNECT_S: Final = 1.0
 """Timeout of the first request to an address where a worker may be."""
 
-DELIVERIES: Final = "retryapp_deliveries_total"
-FAILURES: Final = "retryapp_failures_total"
-DEAD: Final = "retryapp_dead_total"
-LATENESS: Final = "retryapp_lateness_seconds_bucket"
-_LABELS: Final = {DELIVERIES: None, FAILURES: None, DEAD: "reason", LATENESS: "le"}
-"""Metric → the label that its samples are told apart by; others are added up."""
 _LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight", "last_error", "partition",
                 "circuit", "circuit_cause", "circuit_since_ms", "circuits", "paused", "paused_since_ms")  # fmt: skip
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, OSError)
-
-Counters = Counter[tuple[str, str]]
-"""A handler's counters, by metric and label."""
-
-
-def read_counters(text: str) -> dict[str, Counters]:
-    """Return the counters of each handler from a worker's metrics."""
-    counters: dict[str, Counters] = defaultdict(Counter)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name in _LABELS and "handler" in sample.labels:
-                label = _LABELS[sample.name]
-                key = sample.name, "" if label is None else sample.labels[label]
-                counters[sample.labels["handler"]][key] += int(sample.value)
-    return counters
-
-
-def _gained(now: Counters, before: Counters) -> Counters:
-    """Return what was counted in between; a counter that went back (its worker was restarted) counts from 0."""
-    return Counter({key: n - before[key] if n >= before[key] else n for key, n in now.items()})
-
-
-def latency_of(counters: Counters) -> Latency | None:
-    """Return the lateness; None where nothing was measured.
-
-    >>> latency_of(Counter({(LATENESS, "0.01"): 90, (LATENESS, "0.1"): 100, (LATENESS, "+Inf"): 100}))
-    Latency(count=100, p50=10.0, p99=100.0)
-    """
-    buckets = sorted((float(bound), number) for (metric, bound), number in counters.items() if metric == LATENESS)
-    count = buckets[-1][1] if buckets else 0
-    if not count:
-        return None
-    p50, p99 = (next(bound for bound, number in buckets if number >= share * count) * 1_000 for share in (0.5, 0.99))
-    return Latency(count=count, p50=p50, p99=p99)
 
 
 @dataclass(slots=True)
@@ -78,7 +37,6 @@ class _Worker:
     index: dict[str, Any]
     due: dict[str, dict[str, Any]] = field(default_factory=dict)
     partitions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    counters: dict[str, Counters] = field(default_factory=dict)
 
 
 class Workers:
@@ -90,11 +48,9 @@ class Workers:
         self._headers = dict.fromkeys(self.urls, {"Authorization": f"Bearer {token}"} if token else {})
         """By address; those that a worker names are not trusted with a token."""
         self._only = only
-        self._before: dict[str, dict[str, Counters]] = {}
-        self._before_ms: int | None = None
 
     def ask(self, now_ms: int) -> Group:
-        """Return the group's figures, with rates since the last call; without workers if none answers."""
+        """Return the group's figures; without workers if none answers."""
         return asyncio.run(self._ask(now_ms))
 
     async def _ask(self, now_ms: int) -> Group:
@@ -102,19 +58,16 @@ class Workers:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             workers = await self._everyone(session)
         self.urls = sorted({*self.urls, *(worker.url for worker in workers)})
-        elapsed_s = None if self._before_ms is None else max(0.001, (now_ms - self._before_ms) / 1_000)
-        group = Group(
+        todo = workers[0].index["todo"] if workers else []  # each says all that it knows of the whole group
+        return Group(
             group=self.group or next((worker.index["group"] for worker in workers), None) or "?",
             now_ms=now_ms,
             workers=sorted(worker.url for worker in workers),
-            handlers=self._figures(workers, elapsed_s),
+            handlers=self._figures(workers),
             lanes=[lane for worker in workers for lane in _lanes(worker)],
             note="; ".join(f"{w.url}: {w.index['broker_silence']}" for w in workers if w.index["broker_silence"]),
+            todo=[f"{each['main']}: {each['text']}" for each in todo if self._only in (None, each["main"])],
         )
-        if workers:
-            self._before = {worker.url: worker.counters for worker in workers}
-            self._before_ms = now_ms
-        return group
 
     async def _everyone(self, session: aiohttp.ClientSession) -> list[_Worker]:
         """Ask all known addresses, then those that the answers name."""
@@ -141,14 +94,12 @@ class Workers:
                     base = f"{url}{PAGES_PREFIX}/{quote(main, safe='')}"
                     worker.due[main] = (await ask(f"{base}/"))["due"]
                     worker.partitions[main] = (await ask(f"{base}/partitions"))["partitions"]
-            metrics = f"{url}{PAGES_PREFIX}/metrics"
-            async with session.get(metrics, headers=self._headers.get(url), allow_redirects=False) as response:
-                worker.counters = read_counters(await response.text())
         except _ERRORS:
             return None
         return worker
 
-    def _figures(self, workers: Sequence[_Worker], elapsed_s: float | None) -> list[HandlerFigures]:
+    @staticmethod
+    def _figures(workers: Sequence[_Worker]) -> list[HandlerFigures]:
         figures = []
         for main in sorted({main for worker in workers for main in worker.due}):
             numbers = max(h["partitions"] for w in workers for h in w.index["handlers"] if h["main"] == main)
@@ -160,12 +111,7 @@ class Workers:
             places = {item["partition"]: item for item in claims}.values()
             whole = {item["partition"] for item in places if item["dead"] is not None}
             minutes = [worker.due[main]["minute"] for worker in workers if main in worker.due]
-            total: Counters = Counter()
-            recent: Counters = Counter()
-            for worker in workers:
-                counters = worker.counters.get(main, Counter())
-                total.update(counters)
-                recent.update(_gained(counters, self._before.get(worker.url, {}).get(main, Counter())))
+            busy = [h["activity"] for worker in workers for h in worker.index["handlers"] if h["main"] == main]
             figures.append(
                 HandlerFigures(
                     main=main,
@@ -176,10 +122,7 @@ class Workers:
                     dead=known_sum(item["dead"] for item in places),
                     as_of_ms=min((item["as_of_ms"] for item in places if item["as_of_ms"] is not None), default=None),
                     unknown_partitions=[number for number in range(numbers) if number not in whole],
-                    dead_by_reason={reason: n for (metric, reason), n in total.items() if metric == DEAD and n},
-                    deliveries_per_s=None if elapsed_s is None else recent[DELIVERIES, ""] / elapsed_s,
-                    failures_per_s=None if elapsed_s is None else recent[FAILURES, ""] / elapsed_s,
-                    lateness=latency_of(recent) or latency_of(total),
+                    rates=rates_of(Activity(**each) for each in busy if each is not None),
                 )
             )
         return figures

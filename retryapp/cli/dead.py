@@ -7,10 +7,9 @@ from functools import wraps
 from typing import Any, BinaryIO, Final
 
 import click
-from pydantic import ValidationError
 
 from retryapp.cli._jobs import begin_job, filter_options, job_options, reason_option
-from retryapp.cli._options import Place, decorated, json_option, list_options, place_options, raw_option
+from retryapp.cli._options import Place, Rate, decorated, json_option, list_options, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
@@ -60,7 +59,7 @@ def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 )
             if value is not None and value_file is not None:
                 raise click.UsageError("--value and --value-file exclude each other")
-            data = value_file.read() if value_file is not None else None if value is None else value.encode()
+            data = value_file.read() if value_file is not None else None if value is None else _bytes(value)
             pairs = dict(_pair(text) for text in headers)
             try:
                 edit = Edit.of(
@@ -93,7 +92,12 @@ def _pair(text: str) -> tuple[str, bytes]:
     name, is_pair, value = text.partition("=")
     if not is_pair or not name:
         raise click.UsageError(f"--header {text}: expected NAME=TEXT")
-    return name, value.encode()
+    return name, _bytes(value)
+
+
+def _bytes(text: str) -> bytes:
+    """Return a word of the command line as it was typed, also where it is no UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 @click.group(name="dead")
@@ -167,19 +171,26 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 @steer_options
 @job_options
 @click.option(
-    "--rate", metavar="N/s", help="At most so many, as 100/s or 600/m; default: as fast as the workers take them."
+    "--rate",
+    type=Rate(),
+    metavar="N/s",
+    help="Maximum rate, as 100/s or 600/m. [default: none]",
 )
-@click.option("--force", is_flag=True, help="Also records that have ended their workers, or may be superseded.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also records that killed their workers, or that a newer record of their key may have replaced.",
+)
 @edit_options
 def replay(**options: Any) -> ExitCode:
     """Try dead records again: the same failure id, key, headers and idempotency key, with new attempts.
 
-    One record can be edited: --value, --value-file, --header, --drop-header, and --key, which beside a failure id is
-    the new key. Its letter stays as it was. Say with --idempotency whether services see it as the same call.
+    Only the group that failed sees them. FAILURE_IDS are as lists and logs show them; - reads them from stdin, one a
+    line. With a filter in their place, all letters that fit are replayed, as a job of the workers (see `retryapp job`):
+    the command shows how many fit, and asks. A letter is replayed once, so a second command is refused and harmless.
 
-    Only the group that failed sees them. FAILURE_IDS are as in lists and logs; - reads them from stdin, a line each.
-    With a filter in their place, all letters that fit are replayed, as a job of the workers: see `retryapp job`. It
-    says what it would do, and asks. A letter is replayed once: sent again, the command is refused and does no harm.
+    One record can be edited, with --value, --value-file, --header, --drop-header or --key (after a failure id it is the
+    new key, not a filter). The letter stays as it was. --idempotency says whether services see it as the same call.
 
     \b
     Exit codes: 0 all are replayed, 1 some are refused, none fits, no worker has answered, or the job is paused.
@@ -228,10 +239,7 @@ def _steer(
         for name in ("only_preview", "yes", "detach"):
             if options.pop(name):
                 raise click.UsageError("--preview, --yes and --detach belong to a filter, as --cause or --all")
-        try:
-            return steer(verb, failure_ids, place, **options)
-        except ValidationError as error:
-            raise click.UsageError(str(error.errors(include_url=False, include_input=False)[0]["msg"])) from error
+        return steer(verb, failure_ids, place, **options)
     options.pop("edit", None)
     if failure_ids:
         raise click.UsageError("give failure ids or a filter, not both")

@@ -15,7 +15,7 @@ from retryapp.core.jobs import HandlerVerb
 
 @click.group(name="handler")
 def command() -> None:
-    """Pause a handler, and have it go on.
+    """Pause and resume a handler.
 
     While it is paused no record is delivered, neither a new one nor a retry. The group keeps its partitions, nothing is
     lost, and restarts change nothing. Mind the retention of the main topic: what it deletes was never delivered.
@@ -25,7 +25,7 @@ def command() -> None:
 @command.command()
 @audit_options
 def pause(*, place: Place, **options: Any) -> ExitCode:
-    """Deliver nothing more; what runs goes on.
+    """Stop deliveries; attempts that run already go on to their end.
 
     \b
     Exit codes: 0 all partitions are paused, 1 some have no worker now: they are when they get one.
@@ -40,7 +40,7 @@ def pause(*, place: Place, **options: Any) -> ExitCode:
 @command.command()
 @audit_options
 def resume(*, place: Place, **options: Any) -> ExitCode:
-    """Deliver again. Deadlines do not count the pause.
+    """Resume deliveries. max_elapsed does not count the pause.
 
     \b
     Exit codes: 0 all partitions go on, 1 some have no worker now, or have been paused since: read why, send it again.
@@ -56,7 +56,7 @@ def resume(*, place: Place, **options: Any) -> ExitCode:
 @json_option
 @place_options
 def show(*, place: Place, as_json: bool) -> ExitCode:
-    """Show whether it is paused, by whom, and why; reads topics.
+    """Show whether the handler is paused, by whom and why. Works with all workers down.
 
     \b
     Exit codes: 0 it is not paused, 1 it is.

@@ -15,7 +15,7 @@ from retryapp.core.jobs import JobVerb
 
 @click.group(name="job")
 def command() -> None:
-    """Look at jobs, pause, resume and cancel them.
+    """Watch, pause, resume and cancel jobs.
 
     A job is begun by `dead replay`, `dead discard` or `dead restore` with a filter. The workers do it, so it goes on
     when the terminal is closed. `list` and `show` read topics, so they work with all workers down.
@@ -26,7 +26,7 @@ def command() -> None:
 @json_option
 @place_options
 def list_(*, place: Place, as_json: bool) -> ExitCode:
-    """List jobs that go on, and the last ones that are over.
+    """List jobs that have not ended, and the last ones that have.
 
     \b
     Examples:
@@ -37,11 +37,11 @@ def list_(*, place: Place, as_json: bool) -> ExitCode:
 
 @command.command()
 @click.argument("job")
-@click.option("--watch", "follow", is_flag=True, help="Until it has ended or is paused.")
+@click.option("--watch", "follow", is_flag=True, help="Keep showing it until it has ended or is paused.")
 @json_option
 @place_options
 def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
-    """Show how far a job is.
+    """Show the progress of a job.
 
     \b
     Exit codes: 0 it is known; with --watch: it has ended and nothing was refused; 1 otherwise.
@@ -60,7 +60,7 @@ def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
 @click.argument("job")
 @audit_options
 def pause(*, job: str, place: Place, **options: Any) -> ExitCode:
-    """Pause a job. What it has replayed already goes on.
+    """Pause a job. Records that it has replayed already are still tried.
 
     \b
     Examples:
@@ -73,7 +73,7 @@ def pause(*, job: str, place: Place, **options: Any) -> ExitCode:
 @click.argument("job")
 @audit_options
 def resume(*, job: str, place: Place, **options: Any) -> ExitCode:
-    """Have a paused job go on, also one that has paused itself: it tries a few first.
+    """Resume a paused job, also one that paused itself: it tries a few letters first.
 
     \b
     Examples:
@@ -86,7 +86,7 @@ def resume(*, job: str, place: Place, **options: Any) -> ExitCode:
 @click.argument("job")
 @audit_options
 def cancel(*, job: str, place: Place, **options: Any) -> ExitCode:
-    """End a job. What it has replayed already goes on.
+    """End a job. Records that it has replayed already are still tried.
 
     \b
     Examples:

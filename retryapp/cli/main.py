@@ -17,17 +17,17 @@ SUBCOMMANDS = {
     "demo": "Watch real records fail and come back, on a real Kafka.",
     "worker": "Run a worker of an app.",
     "plan": "Show which topics an app needs, and why.",
-    "topics": "Create an app's topics.",
+    "topics": "Create an app's topics, or add partitions to them.",
     "doctor": "Check everything that a worker depends on.",
     "top": "Watch a running group.",
     "causes": "Show why records wait or are dead.",
-    "pending": "Look at waiting records; steer them.",
-    "dead": "Look at dead letters; replay or discard them.",
-    "job": "Watch and steer jobs about many dead letters.",
-    "handler": "Pause a handler, and have it go on.",
-    "outage": "Say that a service is down, or back.",
-    "ledger": "Count what has become of every record.",
-    "pipeline": "Keep and explain everything that failed, on Spark.",
+    "pending": "List waiting records; retry, reschedule, hold or cancel them.",
+    "dead": "List dead letters; replay or discard them.",
+    "job": "Watch, pause, resume and cancel jobs over many dead letters.",
+    "handler": "Pause and resume a handler.",
+    "outage": "Force a handler's circuit open while a service is down.",
+    "ledger": "Count what became of every record.",
+    "pipeline": "Archive and analyse everything that failed, on Spark.",
     "broker": "Run a real single-node Kafka for development.",
 }
 """Name and summary; each is ``command`` in the module ``retryapp.cli.<name>``, loaded when it is used."""
@@ -57,11 +57,11 @@ class LazyGroup(click.Group):
 @click.option("--traceback", "show_traceback", is_flag=True, help="Show where in the program an error arose.")
 @click.version_option(version("retryapp"), message="retryapp %(version)s")
 def cli(*, show_traceback: bool) -> None:
-    """Failed Kafka records come back exactly when due.
+    """Retry failed Kafka records on schedule, without blocking the partition.
 
     \b
     Exit codes: 0 fine, 1 a finding, 2 usage or configuration, 3 environment (broker, Java, disk, network),
-    4 restart needed, 130 interrupted.
+    4 restart needed, 70 a bug in retryapp, 130 interrupted.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
@@ -96,7 +96,8 @@ def run(arguments: Sequence[str]) -> int:
         return ExitCode.USAGE
     except RetryAppError as error:
         _show_traceback(words)
-        emit_error(type(error).__name__, str(error), error.exit_code, as_json=as_json)
+        notes = [f" ({note})" for note in getattr(error, "__notes__", ()) if note]  # file and line of the user's code
+        emit_error(type(error).__name__, "".join([str(error), *notes]), error.exit_code, as_json=as_json)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the process edge: an unforeseen error still ends with one clear line
         _show_traceback(words)

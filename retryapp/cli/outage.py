@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from retryapp.cli._levels import show_levels, tell_handler
-from retryapp.cli._options import Place, json_option, place_options
+from retryapp.cli._options import Place, Words, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode
 from retryapp.core.jobs import HandlerVerb
@@ -15,7 +15,7 @@ from retryapp.core.jobs import HandlerVerb
 
 @click.group(name="outage")
 def command() -> None:
-    """Say that a service is down, or that it is back.
+    """Force a handler's circuit open while a service is down, and close it again.
 
     While the circuit of a handler is forced open nothing begins and no attempt is spent, over restarts and rebalances.
     With --circuit that is so for records which have failed because of that service; others go on. A handler without a
@@ -23,14 +23,16 @@ def command() -> None:
     """
 
 
-_circuit = click.option("--circuit", default="", metavar="NAME", help="One of the handler's circuits with a name.")
+_circuit = click.option(
+    "--circuit", type=Words(), default="", metavar="NAME", help="One of the handler's circuits with a name."
+)
 
 
 @command.command(name="open")
 @_circuit
 @audit_options
 def open_(*, place: Place, **options: Any) -> ExitCode:
-    """Force the circuit open; what runs goes on, and its failures spend no attempt.
+    """Force the circuit open. Attempts that run already go on; if they fail, that spends no attempt.
 
     \b
     Exit codes: 0 it is open on all partitions, 1 some have no worker now, or there is no circuit.
@@ -46,7 +48,7 @@ def open_(*, place: Place, **options: Any) -> ExitCode:
 @_circuit
 @audit_options
 def close(*, place: Place, **options: Any) -> ExitCode:
-    """Have the circuit probe at once, whoever has opened it: it closes when a few records go well.
+    """Let the circuit probe at once, whoever opened it: it closes once a few records succeed.
 
     \b
     Examples:
@@ -60,7 +62,7 @@ def close(*, place: Place, **options: Any) -> ExitCode:
 @json_option
 @place_options
 def show(*, place: Place, circuit: str, as_json: bool) -> ExitCode:
-    """Show whether an operator has forced it open, who, and why; reads topics.
+    """Show whether an operator has forced the circuit open, who and why. Works with all workers down.
 
     \b
     Exit codes: 0 not forced open, 1 forced open.

@@ -62,7 +62,8 @@ def list_(
 ) -> ExitCode:
     """List waiting records, the next due first.
 
-    What is due and waits for an open circuit says so; events of the last hour tell. The pages also know of rates.
+    A record that is due and waits for an open circuit is marked, by the events of the last hour. Only the pages show
+    whether a rate holds it back.
 
     \b
     Examples:
@@ -118,8 +119,8 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 def retry_now(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
     """Make the next attempt due at once. Order, rates and an open circuit still hold it back, and no attempt is added.
 
-    FAILURE_ID is as in lists and logs; - reads them from stdin, a line each. A filter in their place takes all that
-    fit now; it says how many, and asks. Cut off, it is sent again.
+    FAILURE_IDS are as lists and logs show them; - reads them from stdin, one a line. A filter in their place selects
+    all records that fit now: the command shows how many, and asks. If it is interrupted, run it again.
 
     \b
     Exit codes: 0 all are due, 1 some are refused, or no worker has answered.
@@ -163,9 +164,10 @@ def reschedule(*, failure_ids: tuple[str, ...], place: Place, **options: Any) ->
     help="How long the hold lasts without a release; then the worker releases the records and logs a warning.",
 )
 def hold(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
-    """Begin no attempt before somebody releases them.
+    """Hold records: no attempt begins before somebody releases them.
 
-    A record that runs now is held if its run fails. With order="key" later records of its key wait behind it.
+    A record whose attempt runs now is held if that attempt fails. With order="key" later records of its key wait
+    behind it.
 
     \b
     Examples:
@@ -177,9 +179,10 @@ def hold(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitC
 @command.command()
 @waiting_options
 def release(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
-    """Let held records go on: each is due when it was due before, or now if that has passed.
+    """Release held records: each is due when it was due before the hold, or now if that time has passed.
 
-    In place of a failure id the token of a delivery that has raised Defer, or will: its record is due at once.
+    A token (delivery.token) in place of a failure id releases the record of a delivery that raised Defer, or is about
+    to: that record is due at once.
 
     \b
     Examples:
@@ -192,9 +195,9 @@ def release(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> Ex
 @command.command()
 @waiting_options
 def cancel(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
-    """Try records no more: they become dead letters with the reason `cancelled`, which can be replayed.
+    """Stop retrying records: they become dead letters with the reason `cancelled`, which can be replayed.
 
-    A record that runs now is cancelled if its run fails.
+    A record whose attempt runs now is cancelled if that attempt fails.
 
     \b
     Examples:

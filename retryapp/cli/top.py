@@ -29,20 +29,24 @@ MORE_PORTS: Final = 8
 @click.command(name="top")
 @place_options
 @click.option(
-    "--url", "urls", metavar="URL", multiple=True, help="Pages of a worker; they name the others. Repeatable."
+    "--url",
+    "urls",
+    metavar="URL",
+    multiple=True,
+    help="Address of a worker's pages; it names the other workers. Repeatable.",
 )
 @click.option(
     "--interval", type=click.FloatRange(0.5, 3600), default=2.0, show_default=True, help="Seconds between two frames."
 )
-@click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal; takes an interval.")
+@click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
 @json_option
 def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool, as_json: bool) -> ExitCode:
-    """Watch a running group: what waits and is due, rates, lateness, dead letters, and each worker's lanes.
+    """Watch a running group: what needs action, what waits and is due, dead letters, the last minute, and all lanes.
 
-    Figures come from the workers' own pages and metrics. Workers are looked for on the hosts of the group's members, at
-    RETRYAPP_WEB_PORT and the ports after it; --url says where else, and workers that it names are shown RETRYAPP_TOKEN.
-    --json prints one object and ends, as --once does.
-    With all workers down use 'retryapp pending', 'dead' and 'ledger', which read the topics.
+    The figures are those of the workers' own pages. It looks for workers on the hosts of the group's members, at
+    RETRYAPP_WEB_PORT and the ports after it; name others with --url. RETRYAPP_TOKEN is sent to workers that --url
+    names, and to no others. --json prints one object and ends, as --once does. With all workers down use 'retryapp
+    pending', 'dead' and 'ledger', which read the topics.
 
     \b
     Exit codes: 0 a worker answered, 1 none did.
@@ -56,8 +60,6 @@ def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool,
     watch = _Watch(place, urls)
     if sys.stdout.isatty() and not (once or as_json):
         _show_frames(watch, interval)
-    watch.look()  # rates need two looks
-    time.sleep(interval)
     group = watch.look()
     console = Console() if sys.stdout.isatty() else Console(width=200, highlight=False)
     if as_json:

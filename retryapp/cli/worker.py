@@ -63,7 +63,7 @@ class _Processes(click.ParamType):
 @click.option(
     "--metrics-port",
     type=click.IntRange(1, 65_535),
-    help="Port of the metrics alone; the first free one from it on. [default: RETRYAPP_METRICS_PORT, or none]",
+    help="First port to try for the metrics alone, at /metrics. [default: RETRYAPP_METRICS_PORT, or none]",
 )
 @click.option(
     "--log-format",
@@ -94,9 +94,9 @@ def command(
 ) -> int:
     """Run a worker of an app: its handlers, its own agents and its pages. Start several for scale.
 
-    The same as 'faust -A MODULE[:APP] worker -l info', with the app checked first, and brief until it is ready: with
-    '--loglevel debug' it says everything. SIGTERM and Ctrl-C stop it within
-    RETRYAPP_GRACE and a few seconds. It is not restarted: let systemd, compose or an orchestrator do that.
+    Checks the app, then does what 'faust -A MODULE[:APP] worker -l info' does. It logs only a few lines until it is
+    ready, with '--loglevel debug' everything. SIGTERM and Ctrl-C stop it within RETRYAPP_GRACE and a few seconds. It is
+    not restarted: let systemd, compose or an orchestrator do that.
 
     With --processes each process has its own folder and port, and its log lines have its process id. One signal stops
     all. When one ends, the others are stopped and its exit code is the command's.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.durations import format_duration_ms, named_duration_ms
 from retryapp.core.errors import InvalidSettingError
 
 MAX_SIZE: Final = 10_000
@@ -32,8 +32,8 @@ class Batch:
     def __post_init__(self) -> None:
         size: object = self.size
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_SIZE:
-            raise InvalidSettingError("batch size", size, f"a whole number from 1 to {MAX_SIZE}")
-        object.__setattr__(self, "wait_ms", parse_duration_ms(self.wait))
+            raise InvalidSettingError("batch size", size, f"expected a whole number from 1 to {MAX_SIZE}")
+        object.__setattr__(self, "wait_ms", named_duration_ms("batch wait", self.wait))
 
     @property
     def text(self) -> str:

@@ -32,7 +32,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.durations import format_duration_ms, named_duration_ms
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.rates import RateLimit, parse_rate
 from retryapp.core.rows import queue_of
@@ -59,13 +59,15 @@ def check_names(names: Collection[str]) -> None:
     """Raise `InvalidSettingError` unless circuits may have these names."""
     for name in names:
         if not _NAME.fullmatch(str(name)):
-            raise InvalidSettingError("circuits", name, "names of up to 32 letters, digits, '-' and '_'")
+            raise InvalidSettingError("circuits", name, "expected names of up to 32 letters, digits, '-' and '_'")
     if len(names) > MAX_CIRCUITS:
-        raise InvalidSettingError("circuits", len(names), f"at most {MAX_CIRCUITS}")
+        raise InvalidSettingError("circuits", len(names), f"expected at most {MAX_CIRCUITS} circuits")
     queues: dict[int, str] = {}
     for name in names:
         if (other := queues.setdefault(queue_of(name), name)) != name:
-            raise InvalidSettingError("circuits", name, f"another name: its rows would be among those of {other!r}")
+            raise InvalidSettingError(
+                "circuits", name, f"expected another name: it would share its queue with {other!r}"
+            )
 
 
 class CircuitState(StrEnum):
@@ -122,20 +124,20 @@ class CircuitBreaker:
     ) -> None:
         """Validate the fields; all but the rate are for each partition."""
         if not 0 < failure_ratio <= 1:
-            raise InvalidSettingError("failure_ratio", failure_ratio, "over 0, and 1 at most")
+            raise InvalidSettingError("failure_ratio", failure_ratio, "expected a number above 0, and at most 1")
         if type(minimum_calls) is not int or minimum_calls < _LEAST_FAILED:
             raise InvalidSettingError(
-                "minimum_calls", minimum_calls, "a whole number, at least 2: one record is no outage"
+                "minimum_calls", minimum_calls, "expected a whole number, at least 2: one record is no outage"
             )
         if type(probes) is not int or probes < 1:
-            raise InvalidSettingError("probes", probes, "a whole number, at least 1")
+            raise InvalidSettingError("probes", probes, "expected a whole number, at least 1")
         object.__setattr__(self, "failure_ratio", failure_ratio)
-        object.__setattr__(self, "sampling_ms", parse_duration_ms(sampling))
+        object.__setattr__(self, "sampling_ms", named_duration_ms("sampling", sampling))
         object.__setattr__(self, "minimum_calls", minimum_calls)
-        object.__setattr__(self, "break_for_ms", parse_duration_ms(break_for))
-        object.__setattr__(self, "max_open_ms", parse_duration_ms(max_open))
+        object.__setattr__(self, "break_for_ms", named_duration_ms("break_for", break_for))
+        object.__setattr__(self, "max_open_ms", named_duration_ms("max_open", max_open))
         object.__setattr__(self, "probes", probes)
-        object.__setattr__(self, "ramp_ms", parse_duration_ms(ramp))
+        object.__setattr__(self, "ramp_ms", named_duration_ms("ramp", ramp))
         object.__setattr__(self, "rate_limit", None if rate_limit is None else parse_rate(rate_limit))
 
     @property

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from retryapp.core.durations import parse_duration_ms
+from retryapp.core.durations import named_duration_ms
 from retryapp.core.errors import DamagedRowError, InvalidSettingError, NewerRowError
 from retryapp.core.hops import arriving
 from retryapp.core.record import Record
@@ -65,15 +65,19 @@ class Deduplicate:
     _header: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "window_ms", parse_duration_ms(self.window))
+        object.__setattr__(self, "window_ms", named_duration_ms("deduplicate window", self.window))
         if self.window_ms < SHORTEST_WINDOW_MS:
-            raise InvalidSettingError("deduplicate window", self.window, "at least 1s")
+            raise InvalidSettingError("deduplicate window", self.window, "expected at least 1s")
         if isinstance(self.by, str):
             if not self.by.startswith(_HEADER) or self.by == _HEADER:
-                raise InvalidSettingError("deduplicate", self.by, 'a function, or "header:" and the name of a header')
+                raise InvalidSettingError(
+                    "deduplicate", self.by, 'expected a function, or "header:" and the name of a header'
+                )
             object.__setattr__(self, "_header", self.by.removeprefix(_HEADER))
         elif not callable(self.by):
-            raise InvalidSettingError("deduplicate", self.by, 'a function, or "header:" and the name of a header')
+            raise InvalidSettingError(
+                "deduplicate", self.by, 'expected a function, or "header:" and the name of a header'
+            )
 
     def identity(self, record: Record) -> bytes | None:
         """Return the row key of the record's event, None without an id.

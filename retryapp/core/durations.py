@@ -53,6 +53,14 @@ def parse_duration_ms(value: str | timedelta) -> int:
     return milliseconds
 
 
+def named_duration_ms(name: str, value: str | timedelta) -> int:
+    """Return a setting's milliseconds; the error of `parse_duration_ms` then names the setting, too."""
+    try:
+        return parse_duration_ms(value)
+    except InvalidDurationError as error:
+        raise InvalidDurationError(value, error.problem, name) from error
+
+
 def _parse_text(text: str) -> timedelta:
     stripped = text.strip()
     if not stripped:

@@ -55,12 +55,15 @@ class ConfigurationError(RetryAppError):
 class InvalidDurationError(ConfigurationError):
     """A text or ``timedelta`` is no usable duration. Operator action: write it with units, as ``30s`` or ``1h30m``."""
 
-    def __init__(self, value: object, problem: str) -> None:
+    def __init__(self, value: object, problem: str, name: str = "") -> None:
+        """Args: value: as given. problem: what is wrong with it. name: of the setting or argument, if it is known."""
         self.value = value
         self.problem = problem
+        self.name = name
         super().__init__(
-            f"{shown(value)} is not a duration: {problem}. Write a positive length with units, largest first, out of "
-            f"d, h, m, s, ms (as '30s', '5m', '1h30m', '250ms'), from 1ms to 3650d, or pass a timedelta"
+            f"{f'setting {name}=' if name else ''}{shown(value)} is not a duration: {problem}. Write a positive length "
+            f"with units, largest first, out of d, h, m, s, ms (as '30s', '5m', '1h30m', '250ms'), from 1ms to 3650d, "
+            f"or pass a timedelta"
         )
 
 
@@ -137,7 +140,8 @@ class NoHandlersError(ConfigurationError):
     def __init__(self, app: str) -> None:
         self.app = app
         super().__init__(
-            f"{app} has no handlers. Decorate one with @retries.handler('topic', policy=...) and start that module"
+            f"{app} has no handlers. Decorate a function with @retries.handler('topic', policy=...), in that module or "
+            f"in one that it imports"
         )
 
 
@@ -178,7 +182,10 @@ class TopicMissingError(EnvironmentFault):
     def __init__(self, topic: str, bootstrap: str, remedy: str | None = None) -> None:
         self.topic = topic
         self.bootstrap = bootstrap
-        self.remedy = remedy or "Create it, or correct the name; topics are never created by merely asking for them"
+        self.remedy = remedy or (
+            "Correct the name, or create it: a worker creates the topics of its handlers when it starts, and "
+            "'retryapp topics create -A MODULE' before that"
+        )
         super().__init__(f"topic {topic!r} does not exist on {bootstrap}. {self.remedy}")
 
 

@@ -46,14 +46,18 @@ class Holding:
         words: tuple[tuple[str, Any], ...] = ("on_dead", OnDead), ("overflow", Overflow)
         for name, known in words:
             if getattr(self, name) not in list(known):
-                raise InvalidSettingError(name, getattr(self, name), "one of " + ", ".join(known))
+                raise InvalidSettingError(name, getattr(self, name), "expected one of " + ", ".join(known))
         for name in _CAPS:
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise InvalidSettingError(name, getattr(self, name), "a whole number, at least 1")
+                raise InvalidSettingError(name, getattr(self, name), "expected a whole number, at least 1")
         if self.releases and not self._caps:
-            raise InvalidSettingError("overflow", self.overflow, f"with {' or '.join(_CAPS)}: nothing overflows")
+            raise InvalidSettingError(
+                "overflow", self.overflow, f"it needs {' or '.join(_CAPS)}: without a cap nothing overflows"
+            )
         if self.stops and self.releases:
-            problem = "'block' with on_dead='hold': else a dead record's successors would have to go on, and to wait"
+            problem = (
+                "it cannot be combined with on_dead='hold': overflow lets later records go on, hold makes them wait"
+            )
             raise InvalidSettingError("overflow", self.overflow, problem)
 
     @property
@@ -73,13 +77,15 @@ class Holding:
     def check(self, order: str, *, drop: bool) -> None:
         """Refuse what makes no sense with an order, or without dead letters; raise `InvalidSettingError`."""
         if self.stops and order not in {"key", "partition"}:
-            raise InvalidSettingError("on_dead", self.on_dead, "with order='key' or 'partition', where others wait")
+            raise InvalidSettingError("on_dead", self.on_dead, "it needs order='key' or order='partition'")
         if self.stops and drop:
-            problem = "with a dead-letter topic: what is discarded cannot be replayed, and that is what others wait for"
+            problem = (
+                "it cannot be combined with dead_letters='drop': the later records wait for a replay, and there is none"
+            )
             raise InvalidSettingError("on_dead", self.on_dead, problem)
         if self._caps and order != "key":
             name, cap = self._caps[0].split("=")
-            problem = "with order='key': with other orders records wait on the main topic, or not at all"
+            problem = "it needs order='key': with any other order no later records of a key wait in the table"
             raise InvalidSettingError(name, int(cap), problem)
 
     @property

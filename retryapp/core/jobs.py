@@ -276,7 +276,7 @@ class Level(BaseModel):
     why: str = ""
     how: str = "paused"
     revision: int | None = None
-    """Offset of its command on the control topic; without one, the offset that the next command was to have."""
+    """Offset of its command on the control topic; without one, of the next command then; None: not known yet."""
     record: str = ""
     """Failure id of the record whose failure has paused its partition, by a rule; empty: somebody has."""
 

@@ -48,8 +48,8 @@ class OffsetsGoneError(EnvironmentFault):
         )
         super().__init__(
             f"{topic}[{partition}]: the group is at offset {committed}, but the topic has {first} to {end}: "
-            f"{what}. Find out why, then accept it by setting the group's offset "
-            f"(kafka-consumer-groups.sh --reset-offsets)"
+            f"{what}. Find out why. To accept it stop the workers, then set the group's offset: "
+            f"kafka-consumer-groups.sh --reset-offsets --topic {topic}:{partition} --to-earliest --execute"
         )
 
 
@@ -79,8 +79,8 @@ class OffsetsMissingError(EnvironmentFault):
         super().__init__(
             f"lane {lane}: the group has no committed offsets for {', '.join(topics)}, but the changelog has {rows} or "
             f"more records: they expired (offsets.retention.minutes) or were deleted. Starting anew would repeat or "
-            f"skip records; set them (kafka-consumer-groups.sh --reset-offsets), or delete the group's topics to begin "
-            f"anew"
+            f"skip records. Stop the workers, then set the offsets (kafka-consumer-groups.sh --reset-offsets ... "
+            f"--execute), or delete the group's topics to begin anew"
         )
 
 
@@ -97,7 +97,8 @@ class ChangelogReplacedError(EnvironmentFault):
         super().__init__(
             f"lane {lane}: topic {changelog} was deleted and made again, and what waited is not on it. Nothing is "
             f"delivered until somebody decides; stop the workers first. To go on without what waited: "
-            f"kafka-consumer-groups.sh --reset-offsets --to-current on {main}, which accepts the topic as it is. "
+            f"kafka-consumer-groups.sh --reset-offsets --topic {main} --to-current --execute, which accepts the topic "
+            f"as it is. "
             f"'retryapp ledger' names what is missing then; the retry topic has copies of it"
         )
 
@@ -124,13 +125,14 @@ class CommitLostError(LaneError):
 
 
 class CommitUndecidedError(LaneError):
-    """A broker had left an acknowledged transaction without an end, and has ended it now; the lane reopens."""
+    """A broker has left an acknowledged transaction without an end; the lane reopens until it has one."""
 
     def __init__(self, lane: str, topic: str, partition: int) -> None:
         self.topic = topic
         self.partition = partition
         where = f"{topic}[{partition}]"
-        super().__init__(lane, f"the broker had left a committed transaction on {where} without an end; it has one now")
+        problem = f"the broker has left a committed transaction on {where} without an end"
+        super().__init__(lane, f"{problem}: the lane opens once it has one, and reads it")
 
 
 class TooFewCopiesError(EnvironmentFault):

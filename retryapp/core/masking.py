@@ -81,7 +81,9 @@ def parse_mask(text: str) -> Mask:
     """
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
     if wrong := [entry for entry in entries if entry[0] == "/" and "~" in entry.replace("~0", "").replace("~1", "")]:
-        raise InvalidSettingError("RETRYAPP_MASK", wrong[0], "a JSON pointer, in which ~ is written as ~0 and / as ~1")
+        raise InvalidSettingError(
+            "RETRYAPP_MASK", wrong[0], "expected a JSON pointer, in which ~ is written as ~0 and / as ~1"
+        )
     return Mask(
         headers=frozenset(entry.lower() for entry in entries if entry[0] != "/"),
         pointers=tuple(parts_of(entry) for entry in entries if entry[0] == "/"),

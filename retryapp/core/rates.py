@@ -48,7 +48,7 @@ def parse_rate(value: object) -> RateLimit:
     found = _SHAPE.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
         raise InvalidSettingError(
-            "rate_limit", value, "write a whole number for each second, minute or hour: '50/s', '600/m', '1000/h'"
+            "rate_limit", value, "expected a whole number for each second, minute or hour: '50/s', '600/m', '1000/h'"
         )
     return RateLimit(int(found[1]), _UNITS_MS[found[2]])
 

@@ -10,8 +10,9 @@ overestimated: the records of a machine whose clock is ahead would run early, by
 A wait on a machine with a corrected clock counts from the latest possible time (``late_ms``), or records would be due
 early elsewhere.
 
-An acknowledgement that contradicts the bounds by more than ``DOUBT_MS`` means that our clock jumped or the broker's.
-Until ``AGREEING`` in a row agree with each other, or one agrees with the bounds, the correction stays and is doubted.
+An acknowledgement that contradicts the bounds by up to ``DOUBT_MS`` is of another broker, or wrong: all that the two
+allow is possible then, and the next one decides. More than that means that our clock jumped or the broker's. Until
+``AGREEING`` in a row agree with each other, or one agrees with the bounds, the correction stays and is doubted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final
 DRIFT: Final = 0.000_5
 """Largest drift of two clocks against each other, as a fraction: NTP slews by no more (RFC 5905, 500 ppm)."""
 DOUBT_MS: Final = 1_000
-"""Contradictions up to this are drift, or another broker; larger ones are a clock that jumped."""
+"""Contradictions up to this are another broker's clock; larger ones are a clock that jumped."""
 AGREEING: Final = 3
 """Number of acknowledgements in a row that must agree with each other to replace the bounds."""
 
@@ -66,9 +67,12 @@ class BrokerSkew:
             return self._take(low, high, at_s=at_s)
         loosened = max(0.0, at_s - self._at_s) * 1000 * DRIFT
         known_low, known_high = self._low_ms - loosened, self._high_ms + loosened
-        if max(low - known_high, known_low - high) <= DOUBT_MS:
+        contradiction = max(low - known_high, known_low - high)
+        if contradiction <= DOUBT_MS:
             self._rivals.clear()
-            self._meet([(low, high), (known_low, known_high)], at_s)
+            ends = sorted((low, high, known_low, known_high))
+            possible = ends[1:3] if contradiction <= 0 else (ends[0], ends[3])
+            self._take(*possible, at_s=at_s)
             return False
         doubted = not self._rivals
         self._rivals = [rival for rival in self._rivals if rival[0] <= high and low <= rival[1]]

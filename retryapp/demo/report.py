@@ -53,7 +53,7 @@ class Report:
 def make_report(run: Run, broker: str, balance: Balance, view: LiveView, *, cache_dir: Path, page: Path) -> Report:
     """Archive the run's topics, analyse them, and compare the page with the balance; an older page is removed."""
     if find_spec("pyspark") is None:
-        return Report(reason="PySpark is not installed. Install it: pip install 'retryapp[spark]' (565 MB)")
+        return Report(reason="PySpark is not installed. Install it: pip install '/path/to/retryapp[spark]' (565 MB)")
     began_s = time.monotonic()
     try:
         page.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ class Report:
 
 def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
     """Run all checks; changes nothing unless the subject says ``write``."""
-    findings = [*machine.judge_programs(), *machine.judge_folder(subject.datadir)]
+    findings = [*machine.judge_programs(), *machine.judge_settings(os.environ), *machine.judge_folder(subject.datadir)]
     try:
         for finding in _Cluster(subject, wall_ms).check():
             findings.append(finding)  # noqa: PERF402 - findings before a broker went silent are kept
@@ -246,6 +247,7 @@ def quick_findings(
     """
     found: list[Finding] = []
     try:
+        found += machine.judge_settings(os.environ)
         found.append(machine.judge_disk(machine.nearest(datadir)))
         reader = ClusterReader(connection, timeout_s=timeout_s)
         facts = reader.brokers()

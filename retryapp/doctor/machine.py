@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from confluent_kafka import libversion
 from retryapp.core.errors import JavaMissingError
 from retryapp.doctor.findings import Finding, note, ok, problem, warning
 from retryapp.jvm import MINIMUM_JAVA, find_java
+from retryapp.settings import unknown_variables
 
 LIBRARIES: Final = ("faust-streaming", "aiokafka", "confluent-kafka", "rocksdict")
 """Libraries whose internals a worker depends on; pip installs them in the ranges that we declare."""
@@ -38,6 +39,18 @@ def judge_programs() -> Iterator[Finding]:
         yield note("java", error.found or "none", expected=expected, why="workers do not need it")
     else:
         yield ok("java", f"{java.major} ({java.path})", expected)
+
+
+def judge_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Report variables that nothing reads, as one that is spelt wrong."""
+    for name, nearest_name in unknown_variables(environment).items():
+        yield warning(
+            f"variable {name}",
+            "set, and no setting of retryapp",
+            expected=nearest_name or "a variable of docs/reference.md",
+            why="it is ignored",
+            remedy=f"Rename it to {nearest_name}" if nearest_name else "Correct its name, or remove it",
+        )
 
 
 def judge_folder(base: Path) -> Iterator[Finding]:

@@ -133,7 +133,8 @@ def named_error(
     if any(words in reason for words in CERTIFICATE_REFUSED):
         return CertificateRefusedError(doing, connection.bootstrap, reason)
     if code in UNREACHABLE:
-        return BrokerUnreachableError(connection.bootstrap, f"could not {doing} within {tried_s:g} s: {reason}")
+        problem = f"could not {doing} within {round(tried_s, 1):g} s: {reason}"
+        return BrokerUnreachableError(connection.bootstrap, problem)
     if code in UNKNOWN_TOPIC and topic is not None:
         return TopicMissingError(topic, connection.bootstrap)
     return KafkaRequestError(doing, connection.bootstrap, reason)

@@ -21,7 +21,7 @@ class KafkaRequestError(EnvironmentFault):
 class AccessDeniedError(KafkaRequestError):
     """The cluster refused our login or our rights. Operator action: grant them, on the prefix ``{group}.``."""
 
-    advice = ". Correct the login, or grant the right: our topics and transactions share the prefix '{group}.'"
+    advice = ". Correct the login, or grant the right: 'retryapp plan -A MODULE --acls' prints all that workers need"
 
 
 class CertificateRefusedError(KafkaRequestError):
@@ -52,8 +52,8 @@ class ReplicationTooLowError(EnvironmentFault):
         self.brokers = brokers
         super().__init__(
             f"default.replication.factor={replication} on {brokers} brokers: losing {replication} would lose the "
-            f"records that wait; set default.replication.factor=3 on the brokers, or allow low replication "
-            f"(--allow-low-replication)"
+            f"records that wait; set default.replication.factor=3 on the brokers, or accept it: "
+            f"Retries(app, allow_low_replication=True), or --allow-low-replication of 'retryapp topics create'"
         )
 
 

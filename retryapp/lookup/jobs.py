@@ -103,7 +103,11 @@ def _tell_all(
 def outcomes(told: Told) -> list[dict[str, Any]]:
     """Return what partitions say of a command as JSON has it."""
     return [
-        {"partition": number, "outcome": "queued", "text": "no worker has this partition now"}
+        {
+            "partition": number,
+            "outcome": "queued",
+            "text": "no worker has this partition now: the command waits for one",
+        }
         if event is None
         else {"partition": number, "outcome": "refused" if event.refused else "done", "text": event.text}
         for number, event in told.items()

@@ -9,7 +9,10 @@ class SparkMissingError(EnvironmentFault):
     """PySpark is not installed. Operator action: install the ``spark`` extra."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(f"the pipeline needs PySpark ({problem}). Install it: pip install 'retryapp[spark]' (565 MB)")
+        super().__init__(
+            f"the pipeline needs PySpark ({problem}). Install it from your clone: pip install "
+            f"'/path/to/retryapp[spark]' (565 MB)"
+        )
 
 
 class SparkVersionError(EnvironmentFault):
@@ -17,8 +20,8 @@ class SparkVersionError(EnvironmentFault):
 
     def __init__(self, found: str, needed: str) -> None:
         super().__init__(
-            f"the pipeline needs Spark {needed}, and this is {found}. Install it (pip install 'retryapp[spark]'), or "
-            f"use a platform with Spark {needed}"
+            f"the pipeline needs Spark {needed}, and this is {found}. Install it (pip install "
+            f"'/path/to/retryapp[spark]'), or use a platform with Spark {needed}"
         )
 
 

@@ -30,6 +30,7 @@ from retryapp.ports.flow import (
 from retryapp.ports.tables import DeadLetterTable, DeadRow, PendingTable, SeenTable
 from retryapp.ports.view import (
     PAGES_PREFIX,
+    Activity,
     CircuitInfo,
     DeadEntry,
     HandlerInfo,
@@ -41,6 +42,7 @@ from retryapp.ports.view import (
 __all__ = [
     "PAGES_PREFIX",
     "Acks",
+    "Activity",
     "CircuitInfo",
     "Clock",
     "Committed",

@@ -53,10 +53,13 @@ class TopicReader(Protocol):
     async def written_end(self, tp: TopicPartition) -> int:
         """Return the offset after the last record of a partition, committed or not."""
 
-    async def records(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
+    async def records(
+        self, tp: TopicPartition, offsets: Sequence[int], *, most_bytes: int | None = None
+    ) -> Mapping[int, Record]:
         """Return what the partition has at some offsets, which rise: records, or damage at those that it covers.
 
-        Uncommitted records, too: who asks knows that they were committed.
+        Uncommitted records, too: who asks knows that they were committed. With `most_bytes`, reading ends once they are
+        that large; the last request may have brought some more.
         """
 
 

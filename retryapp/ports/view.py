@@ -40,6 +40,18 @@ class HandlerInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What ended in a handler on one worker lately."""
+
+    span_s: float
+    """Over how long it was counted: a minute, less just after a start."""
+    deliveries: int
+    failures: int
+    late_within: Mapping[str, int] = field(default_factory=dict)
+    """Retries by lateness: how many began within so many seconds of their due time; ``+Inf``: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitInfo:
     """A circuit of a partition."""
 

@@ -52,6 +52,7 @@ from retryapp.runtime.observe import repeats
 from retryapp.runtime.observe.contact import Contact
 from retryapp.runtime.observe.metrics import MetricsObserver, Sources
 from retryapp.runtime.observe.observers import CombinedObserver, FactsFormatter, LogObserver
+from retryapp.runtime.observe.recent import Recent
 from retryapp.runtime.options import HEARTBEAT_S, HEARTBEATS, SETTINGS, RuntimeOptions
 from retryapp.runtime.preparation import prepare
 from retryapp.runtime.transport import KafkaTransport, lane_place
@@ -139,6 +140,7 @@ class Runtime(Ownership):
                 silent_s=self.contact.silent_s,
             )
         )
+        self.recent = Recent(self.metrics.counted, self.clock)
         self.observer = CombinedObserver(self.observer, self.metrics)
         self.plan: Plan | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -214,15 +216,15 @@ class Runtime(Ownership):
             raise InvalidSettingError(
                 "processing_guarantee",
                 "exactly_once",
-                "leave Faust's at at_least_once: hand-offs are exactly once by retryapp's own "
-                "transactions, and Faust's lose records",
+                "remove it, or set at_least_once: retryapp's own transactions make hand-offs exactly once, and Faust's "
+                "would lose records",
             )
         if conf.broker_heartbeat_interval >= conf.broker_session_timeout:
             raise InvalidSettingError(
                 "broker_heartbeat_interval",
                 f"{conf.broker_heartbeat_interval:g} s",
                 f"it must be well below broker_session_timeout, {conf.broker_session_timeout:g} s (a third is usual): "
-                "the group would take workers for dead that live",
+                "else the group takes live workers for dead",
             )
 
     def _change_settings(self) -> None:
@@ -291,6 +293,7 @@ class Runtime(Ownership):
             asyncio.create_task(self._look_for_commands(self._reader), name="commands"),
             asyncio.create_task(self.contact.run(lambda: self.gauges()), name="contact"),
             asyncio.create_task(self._look_for_growth(), name="growth"),
+            asyncio.create_task(self.recent.run(), name="recent"),
         ]
         if (trim := find_trim()) is not None:
             self._tasks.append(asyncio.create_task(give_back_memory(self.clock, trim), name="memory"))

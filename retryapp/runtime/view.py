@@ -34,6 +34,7 @@ from retryapp.lookup.jobs import Order, Told, Words, begin, parts_of, tell_handl
 from retryapp.lookup.journeys import Journey, journey
 from retryapp.lookup.previews import Preview, Scope, preview
 from retryapp.ports import (
+    Activity,
     CircuitInfo,
     DeadEntry,
     HandlerInfo,
@@ -210,6 +211,10 @@ class RuntimeView:
         numbers = range(self._runtime.served[main].partitions)
         placed = [each for number in numbers if (each := self._open(main, number)) is not None]
         return summed(count for each in placed for table in _dead(each).values() for count in table.causes())
+
+    def activity(self, main: str) -> Activity | None:
+        """Return what ended here lately; None before the worker has begun."""
+        return self._runtime.recent.of(main)
 
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there."""

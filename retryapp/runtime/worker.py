@@ -186,8 +186,10 @@ def _refuse_unguarded(app: faust.App) -> None:
     """Refuse to serve pages to other machines if nobody has said who may do what."""
     runtime, bind = runtime_of(app), app.conf.web_bind
     if runtime is not None and not runtime.options.pages_guarded and not _is_loopback(bind):
-        expected = "a loopback address, or say who may reach the pages from elsewhere: RETRYAPP_WEB_OPERATORS with "
-        expected += "tokens, as ann:SHA256, or anyone:look; or Retries(app, login=...) (docs/operating.md)"
+        expected = (
+            "other machines reach this address: set who may use the pages, in RETRYAPP_WEB_OPERATORS (tokens, as "
+        )
+        expected += "ann:SHA256, or anyone:look) or Retries(app, login=...), or listen on 127.0.0.1 (docs/operating.md)"
         raise InvalidSettingError("RETRYAPP_WEB_BIND", bind, expected)
 
 

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from itertools import accumulate
+from math import inf
 from typing import Any, NamedTuple
 
 from typing_extensions import override
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.record import Headers, Record
+from retryapp.core.record import Headers, Record, held_bytes
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.ports import Acks, Committed, LaneBatch, LaneReceipt, Sink, Standing, TopicPartition, TopicReader
@@ -94,6 +96,7 @@ class MemoryReader(TopicReader):
         position = max(start, first)
         while position < end:
             records, position = await self.request("tail", partial(self.broker.read, tp, position, self.slice))
+            end = max(end, position)  # there may be more since
             if sink([_Read(r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in records], position):
                 break
         return end
@@ -103,9 +106,13 @@ class MemoryReader(TopicReader):
         return self.broker.logs[tp].end
 
     @override
-    async def records(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
+    async def records(
+        self, tp: TopicPartition, offsets: Sequence[int], *, most_bytes: int | None = None
+    ) -> Mapping[int, Record]:
         found: Mapping[int, Record] = await self.request("records", partial(self.broker.pick, tp, offsets))
-        return found
+        sizes = accumulate((held_bytes(each.key, each.value, each.headers) for each in found.values()), initial=0)
+        most = inf if most_bytes is None else most_bytes
+        return {offset: record for (offset, record), size in zip(found.items(), sizes, strict=False) if size < most}
 
 
 @dataclass(slots=True, kw_only=True)

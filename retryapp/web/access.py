@@ -207,8 +207,8 @@ def parse_operators(
         elif _NAME.fullmatch(name) and len(rest) == 1 and _HASH.fullmatch(rest[0]) and role:
             tokens[rest[0]] = Person(name, role)
         else:
-            expected = "local, anyone:ROLE, or NAME:SHA256 with the hash of a token in hexadecimal, with commas "
-            expected += "between; after the first and the last may stand :look, :operate or :admin"
+            expected = "expected entries with commas between them, each local, local:ROLE, anyone:ROLE, NAME:SHA256 or "
+            expected += "NAME:SHA256:ROLE; ROLE is look, operate or admin, SHA256 the hash of a token in hexadecimal"
             raise InvalidSettingError("RETRYAPP_WEB_OPERATORS", "(not shown)", expected)
     return Operators(
         local=local,
@@ -229,7 +229,9 @@ def _network(text: str) -> Network:
     try:
         return ipaddress.ip_network(text)
     except ValueError as error:
-        raise InvalidSettingError("RETRYAPP_WEB_PROXIES", text, "addresses or networks, as 10.0.0.0/24") from error
+        raise InvalidSettingError(
+            "RETRYAPP_WEB_PROXIES", text, "expected addresses or networks, as 10.0.0.0/24"
+        ) from error
 
 
 def _host(text: str) -> str | None:

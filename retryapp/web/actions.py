@@ -120,12 +120,14 @@ async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:
     try:
         if request.content_type == "application/json":
             found = json.loads(body)
+            json.dumps(found, ensure_ascii=False).encode()  # a half of a surrogate pair is no text
             if not isinstance(found, dict):
                 raise PageError(400, "bad-body", "the JSON is no object", f"Send an object with {', '.join(_FIELDS)}")
-            return {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in found.items()}
+            given = {name: value for name, value in found.items() if value is not None}
+            return {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
         form = {name: values[-1] for name, values in parse_qs(body.decode(), max_num_fields=50).items()}
         return {name: value for name, value in form.items() if _OF_ONE_BUTTON.get(name) in (None, form.get("verb"))}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PageError(
             400, "bad-body", f"the body cannot be read: {error}", "Send a form, or JSON in UTF-8"
         ) from error

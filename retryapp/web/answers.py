@@ -18,13 +18,14 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from retryapp.core.causes import CauseCount, summed
+from retryapp.core.causes import MAX_CAUSES, CauseCount, summed
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.record import Origin, failure_id, parse_failure_id
+from retryapp.lookup.activity import Rates, rates_of
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import (
@@ -46,7 +47,7 @@ from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
 from retryapp.web.lists import Listing, dead_here, merge, waiting_here
-from retryapp.web.peers import PART, SIGNATURE, Peers, jobs_of, merged, parts_of, silent_of
+from retryapp.web.peers import PART, SIGNATURE, Peers, activities_of, jobs_of, merged, parts_of, silent_of
 from retryapp.web.query import Question
 
 READ_TIMEOUT_S: Final = 5.0
@@ -68,6 +69,13 @@ class Group(NamedTuple):
     """Causes of what waits."""
     parts: list[tuple[int, Part]]
     """Parts of jobs with their partitions."""
+    rates: Rates | None
+
+    @property
+    def totals(self) -> Facts:
+        """What is said of all of them."""
+        rates = None if self.rates is None else asdict(self.rates)
+        return {**totals(self.partitions, whole=True), "silent": self.silent, "rates": rates}
 
 
 class Answers:
@@ -97,12 +105,12 @@ class Answers:
     async def index(self, _question: Question) -> Facts:
         """Return the handlers with their totals, and what needs somebody to act."""
         infos = list(self.view.handlers())
+        heres = [self.view.partitions(info.main) for info in infos]
+        mains = [info.main for info in infos]
+        groups = await asyncio.gather(*map(self._everywhere, mains, heres))  # one deadline for all
         handlers, todo = [], list[Facts]()
-        for info in infos:
-            here = self.view.partitions(info.main)
-            group = await self._everywhere(info.main, here)
-            whole = {**totals(group.partitions, whole=True), "silent": group.silent}
-            handlers.append({**asdict(info), **totals(here), "group": whole})
+        for info, here, group in zip(infos, heres, groups, strict=True):
+            handlers.append(self._facts_of(info, here, group))
             todo += needs_action(info.main, group.partitions, group.causes, group.parts, self.now_ms())
         return {
             "silent": sorted({url for handler in handlers for url in handler["group"]["silent"]}),
@@ -120,9 +128,8 @@ class Answers:
         info = self.get_handler_or_404(question.main)
         infos = self.view.partitions(info.main)
         group = await self._everywhere(info.main, infos)
-        whole = {**totals(group.partitions, whole=True), "silent": group.silent}
         return {
-            "handler": {**asdict(info), **totals(infos), "group": whole},
+            "handler": self._facts_of(info, infos, group),
             "partitions": [partition_facts(item) for item in infos],
             "everywhere": [partition_facts(item) for item in group.partitions],
             "causes": [asdict(cause) for cause in group.causes],
@@ -131,9 +138,14 @@ class Answers:
             "live_s": LIVE_S,
         }
 
+    def _facts_of(self, info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
+        activity = self.view.activity(info.main)
+        ours = {"activity": None if activity is None else asdict(activity)}
+        return {**asdict(info), **totals(here), **ours, "group": group.totals}
+
     async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""
-        answers = await self.peers.ask(infos)
+        answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
         ours = await asyncio.to_thread(self._causes, main)
         theirs = parts_of(main, answers)
@@ -144,6 +156,7 @@ class Answers:
             summed(chain(ours[0], *(each.causes for each in theirs))),
             summed(chain(ours[1], *(each.waiting for each in theirs))),
             [(number, part) for number, some in sorted(parts.items()) for part in some],
+            rates_of([self.view.activity(main), *activities_of(main, answers, now_ms)]),
         )
 
     def _causes(self, main: str) -> tuple[Sequence[CauseCount], Sequence[CauseCount]]:
@@ -160,6 +173,7 @@ class Answers:
         for info in self.view.handlers():
             here = [asdict(item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
             dead, waiting = await asyncio.to_thread(self._causes, info.main)
+            activity = self.view.activity(info.main)
             handlers[info.main] = {
                 "partitions": here,
                 "causes": [asdict(cause) for cause in dead],
@@ -168,6 +182,7 @@ class Answers:
                     number: [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
                     for number, parts in self.view.job_parts(info.main).items()
                 },
+                "activity": activity and asdict(activity),
             }
         return {"handlers": handlers}
 
@@ -199,20 +214,23 @@ class Answers:
 
     async def pending(self, question: Question) -> Facts:
         """Return one page of waiting records of the group by due time."""
-        facts = await self._list(question, "pending", self.pending_here)
         asked = _asked(question.wanted)
-        whole = await self._total(question, "pending")
-        return {**facts, **asked, **_total_or_of(whole, any(asked.values()))}
+        facts, whole = await asyncio.gather(
+            self._list(question, "pending", self.pending_here), self._total(question, "pending")
+        )
+        return {**facts, **asked, **_total_or_of(whole, question.wanted != LetterFilter())}
 
     async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters of the group, the newest first."""
-        facts = await self._list(question, "dead", self.dead_here)
         wanted = question.wanted
         asked: Facts = {**_asked(wanted), "reason": wanted.reason, "marked": question.marked}
         asked |= {name: question.query.get(name) for name in ("since", "until")}
-        narrow = any(value for name, value in asked.items() if name != "cause")
+        narrow = question.marked or wanted.model_copy(update={"cause": None}) != LetterFilter()
         narrow |= wanted.cause is not None and question.partition is not None
-        whole = await self._total(question, "dead", None if narrow else wanted.cause)
+        facts, whole = await asyncio.gather(
+            self._list(question, "dead", self.dead_here),
+            self._total(question, "dead", None if narrow else wanted.cause),
+        )
         reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
         return {**facts, **asked, **_total_or_of(whole, narrow), "reasons": reasons}
 
@@ -230,15 +248,21 @@ class Answers:
         """Merge what all workers list, and say what is left out."""
         infos = self._partitions(question)
         path = question.address(f"{PART}/{quote(question.main, safe='')}/{kind}")
-        answers, ours = await asyncio.gather(self.peers.read(self._chosen(question), path), own(question))
-        listings, silent = [ours], list[str]()
-        for url, body in answers.items():
+        chosen = self._chosen(question)
+        answers, ours = await asyncio.gather(self.peers.read(chosen, path), own(question))
+        listings, silent, lost = list[Listing](), list[str](), {item.partition for item in chosen}
+        for url, body in {"": ours, **answers}.items():
             try:
-                listings.append(Listing.model_validate_json(body or b""))
+                listing = body if isinstance(body, Listing) else Listing.model_validate_json(body or b"")
             except ValidationError:
                 silent.append(url)
+                continue
+            # while the group moves partitions two workers may have one, or none
+            its = {item.partition for item in chosen if _owner(item) == url} & set(listing.partitions)
+            lost -= its
+            lines = [line for line in listing.lines if line.partition in its]
+            listings.append(listing.model_copy(update={"lines": lines}))
         lines, cursor = merge(listings, question.limit, newest=kind == "dead")
-        lost = [item.partition for item in self._chosen(question) if _is_lost(item, silent)]
         follow = {"after" if kind == "pending" else "before": cursor or "", "seen": str(question.seen + len(lines))}
         facts: Facts = {
             "main": question.main,
@@ -250,7 +274,7 @@ class Answers:
             "scanned": sum(each.scanned for each in listings),
             "silent": silent,
             "partitions": [item.partition for item in infos],
-            "partitions_left_out": sorted({*lost, *(number for each in listings for number in each.left_out)}),
+            "partitions_left_out": sorted(lost),
         }
         hidden = sorted({name for each in listings for name in each.hidden})
         return {**facts, "hidden": hidden} if hidden else facts
@@ -258,11 +282,15 @@ class Answers:
     async def _total(self, question: Question, name: str, cause: str | None = None) -> int | None:
         """Return how many records a list has; None: not known."""
         group = await self._everywhere(question.main, self.view.partitions(question.main))
-        if cause is not None:
-            return next((each.records for each in group.causes if each.cause_id == cause), 0)
         chosen = [item for item in group.partitions if question.partition in (None, item.partition)]
         numbers: list[int | None] = [None if item.state == ELSEWHERE else getattr(item, name) for item in chosen]
-        return None if None in numbers else known_sum(numbers)
+        if None in numbers:
+            return None
+        if cause is None:
+            return known_sum(numbers)
+        if len(group.causes) >= MAX_CAUSES:  # a table may have counted some of it among its others
+            return None
+        return next((each.records for each in group.causes if each.cause_id == cause), 0)
 
     def _chosen(self, question: Question) -> list[PartitionInfo]:
         infos = self.view.partitions(question.main)
@@ -404,7 +432,7 @@ class Answers:
 
 
 def _asked(wanted: LetterFilter) -> Facts:
-    return {name: getattr(wanted, name) for name in ("cause", "key", "message", "header", "field")}
+    return {name: getattr(wanted, name) for name in ("error_type", "cause", "key", "message", "header", "field")}
 
 
 def _total_or_of(whole: int | None, narrow: bool) -> Facts:
@@ -412,8 +440,9 @@ def _total_or_of(whole: int | None, narrow: bool) -> Facts:
     return {"total": None if narrow else whole, "of": whole if narrow else None}
 
 
-def _is_lost(info: PartitionInfo, silent: Sequence[str]) -> bool:
-    return info.state == ELSEWHERE and web_url(info.owner_url) in (None, *silent)
+def _owner(info: PartitionInfo) -> str | None:
+    """Return the address of the worker that has a partition: empty for this one, None where it is not known."""
+    return web_url(info.owner_url) if info.state == ELSEWHERE else ""
 
 
 def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:

@@ -20,9 +20,10 @@ from retryapp.core.control import JOB_ID, MAX_WORDS, Edit, Verb
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin
+from retryapp.lookup.activity import Rates
 from retryapp.lookup.payloads import Kind
 from retryapp.lookup.previews import Scope
-from retryapp.ports import PAGES_PREFIX, HandlerInfo, PartitionInfo
+from retryapp.ports import PAGES_PREFIX, Activity, HandlerInfo, PartitionInfo
 from retryapp.web.access import Role
 from retryapp.web.lists import Line
 from retryapp.web.query import DEFAULT_LIMIT, FILTERS, MAX_LIMIT
@@ -72,8 +73,15 @@ _Totals = _model(
     partitions_here=int, partitions_open=int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int,
     as_of_ms=_Int, unknown_partitions=list[int], in_flight=int, circuits=_Counts, workers=list[str],
 )  # fmt: skip
-_Group = _model("Group", "Sums over all workers, and which do not answer.", _Totals, silent=list[str])
-_Handler = _model("Handler", "A handler with its sums.", _Totals, **{**_of(HandlerInfo), "group": _Group})
+_Activity = _model("Activity", "What ended on this worker lately.", **_of(Activity))
+_Rates = _model("Rates", "The last minute of all workers.", **_of(Rates))
+_Group = _model(
+    "Group", "Sums over all workers, and which do not answer.", _Totals, silent=list[str], rates=_Rates | None
+)
+_Handler = _model(
+    "Handler", "A handler with its sums.", _Totals,
+    **{**_of(HandlerInfo), "group": _Group, "activity": _Activity | None},
+)  # fmt: skip
 _Todo = _model("Todo", "Something that needs action.", weight=int, main=str, text=str, path=str)
 _Due = _model("Due", "How many are due; more: at least so many.", count=_Int, more=bool)
 _Part = _model(
@@ -114,7 +122,7 @@ _Line = _model(
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
     "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int,
-    **dict.fromkeys(("cause", "key", "message", "header", "field"), _Text), "records": _many(_Line),
+    **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _Text), "records": _many(_Line),
 }  # fmt: skip
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _STRING: Final = {"type": "string"}
@@ -122,7 +130,7 @@ _LIMITS: Final = {
     "limit": {**_NUMBER, "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
     "partition": _NUMBER,
 }
-_SEARCH: Final = dict.fromkeys(("cause", "key", "message", "header", "field"), _STRING)
+_SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _STRING)
 _FILTER: Final = dict.fromkeys((*FILTERS, "since", "until", "all"), _STRING)
 
 ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {

@@ -31,6 +31,8 @@ Asked = tuple[str, Verb, LetterFilter]
 
 @dataclass(slots=True)
 class _Count:
+    said: str
+    """The address that asked for it: a length from now, as `2h`, is another instant each time."""
     asked_s: float = field(default_factory=time.monotonic)
     hurried_until_s: float = field(default_factory=lambda: time.monotonic() + HURRIED_S)
     copied_s: float = 0.0
@@ -61,8 +63,8 @@ class Counting:
         """Those that go on, and those that are over and were not asked for since."""
         self._given: deque[tuple[Asked, Preview]] = deque(maxlen=_REMEMBERED)
 
-    async def count(self, asked: Asked, *, wait_s: float) -> tuple[Preview, bool]:
-        """Return what is counted after `wait_s` at most, and whether counting goes on.
+    async def count(self, asked: Asked, said: str, *, wait_s: float) -> tuple[Asked, Preview, bool]:
+        """Return what is asked, what is counted of it after `wait_s` at most, and whether counting goes on.
 
         Raises:
             PageError: 503, too many others go on.
@@ -70,10 +72,11 @@ class Counting:
         for other, (known, ended) in [*self._going.items()]:
             if ended.done() and known.forgotten:
                 del self._going[other]
+        asked = next((other for other, (known, _) in self._going.items() if known.said == said), asked)
         if asked not in self._going:
             if (others := sum(not task.done() for _, task in self._going.values())) >= MOST_AT_ONCE:
                 raise PageError(503, "busy", f"{others} others are counted", "Ask again soon", SOON)
-            begun = _Count()
+            begun = _Count(said)
             self._going[asked] = (
                 begun,
                 asyncio.create_task(asyncio.to_thread(self._view.preview, *asked, begun.go_on), name="preview"),
@@ -82,12 +85,12 @@ class Counting:
         count.asked_s = time.monotonic()
         await asyncio.wait([task], timeout=wait_s)
         if not task.done():
-            return count.seen, True
+            return asked, count.seen, True
         if self._going.get(asked) == (count, task):
             del self._going[asked]
         found = task.result()
         self._given.append((asked, found))
-        return found, False
+        return asked, found, False
 
     def known(self, asked: Asked, scope: Scope) -> Preview | None:
         """Return the preview that a page has shown with this scope, if it was whole."""

@@ -6,7 +6,9 @@ which have no values of records in them. Keys, values, headers and messages are 
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,8 +19,10 @@ from retryapp.lookup.records import Facts
 from retryapp.web.access import Role
 from retryapp.web.errors import PageError
 
-PRIVATE: Final = frozenset({"error_message", "error_trace", "headers", "key", "message", "retry_headers", "value"})
-"""Names of facts that only operators see; of a payload its size is left."""
+PRIVATE: Final = frozenset(
+    {"error_message", "error_trace", "field", "header", "headers", "key", "message", "retry_headers", "value"}
+)
+"""Names of facts that only operators see, also of a job's filter; of a payload its size is left."""
 
 
 def hidden_from(role: Role, facts: Facts, mask: Mask = UNMASKED) -> Facts:
@@ -53,16 +57,33 @@ def _hidden(name: str, value: Any, names: set[str]) -> Any:
 def _masked(name: str, value: Any, mask: Mask) -> Any:
     if isinstance(value, dict) and str(value.get("name")).lower() in mask.headers and "value" in value:
         return {**value, "value": MASKED}
-    payload = value if isinstance(value, Payload) and value.kind in (Kind.JSON, Kind.TEXT) else None
+    payload = value if isinstance(value, Payload) else None
+    if payload and payload.kind is Kind.BINARY:
+        return _without(payload) if mask.pointers and _begins_json(payload.content) else value
     text = payload.text if payload else value if name == "key" and isinstance(value, str) else None
     if text is None or not mask.pointers:
         return value
     shown = mask.json(text)
     if shown is None:  # it is no JSON, or was cut, or is too deep: if it looks like it, its fields are not found
-        shown = MASKED if text.lstrip()[:1] in ("{", "[") else text
+        shown = MASKED if _begins_json(_bytes_of(text)) else text
     if payload is None:
         return shown
     return _without(payload) if shown == MASKED else payload if shown == text else replace(payload, text=shown)
+
+
+def _begins_json(content: bytes) -> bool:
+    """Tell whether bytes begin as an object or a list, after a byte order mark and spaces; also in UTF-16, UTF-32."""
+    content = content.replace(b"\x00", b"")
+    for mark in (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        content = content.removeprefix(mark)
+    return content.lstrip()[:1] in (b"{", b"[")
+
+
+def _bytes_of(text: str) -> bytes:
+    """Return the bytes of a text, or of a key that lists show in hexadecimal (`lookup.records.key_text`)."""
+    with suppress(ValueError):
+        return bytes.fromhex(text.removeprefix("0x")) if text.startswith("0x") else text.encode()
+    return text.encode("utf-8", "replace")
 
 
 def _without(payload: Payload) -> Payload:

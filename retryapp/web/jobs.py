@@ -17,6 +17,7 @@ from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Verb
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import HANDLER_VERBS, HandlerVerb, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.rates import parse_rate
+from retryapp.core.topology import HandlerTopology
 from retryapp.lookup.jobs import Order, Told, by_job, job_facts, outcomes, part_facts
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.lookup.records import Facts
@@ -100,9 +101,9 @@ async def job(answers: Answers, question: Question) -> Facts:
 async def preview(answers: Answers, question: Question) -> Facts:
     """Return what a job would do: how many letters, of which causes, some of them; and where it would end."""
     info = answers.get_handler_or_404(question.main)
-    verb, wanted = _wanted(question)
+    asked, said = (info.main, *_wanted(question)), question.address(format="", refresh="")
     wait_s = PREVIEW_S if question.as_json else LOOK_S
-    found, goes_on = await answers.counting.count((info.main, verb, wanted), wait_s=wait_s)
+    (_, verb, wanted), found, goes_on = await answers.counting.count(asked, said, wait_s=wait_s)
     return {
         "main": info.main,
         "verb": verb,
@@ -179,8 +180,7 @@ class StartJob(_JobAction):
         name, rate = sent.get("job", ""), sent.get("rate", "").strip() or None
         if verb not in OF_LETTERS or not re.fullmatch(JOB_ID, name):
             raise bad_sent("verb or job", "what the preview gave")
-        topics = {topic for role, topic in info.topics.items() if role.partition(" ")[0] == "dlq"}
-        _check(scope, info.partitions, topics)
+        _check(scope, info)
         try:
             _ = rate and parse_rate(rate)
         except InvalidSettingError as error:
@@ -202,9 +202,10 @@ class StartJob(_JobAction):
         return known or self.answers.view.preview(*asked, lambda _found: time.monotonic() < until_s)
 
 
-def _check(scope: Scope, partitions: int, topics: set[str]) -> None:
-    known = all(0 <= number < partitions for number in (*scope.letters, *scope.upto))
-    named = all(set(upto) <= topics and min(upto.values(), default=0) >= 0 for upto in scope.upto.values())
+def _check(scope: Scope, info: HandlerInfo) -> None:
+    is_dlq = HandlerTopology(group=info.group, main=info.main).is_dlq  # also of a former policy: previews count these
+    known = all(0 <= number < info.partitions for number in (*scope.letters, *scope.upto))
+    named = all(is_dlq(topic) and end >= 0 for upto in scope.upto.values() for topic, end in upto.items())
     whole = set(scope.letters) <= set(scope.upto) and all(number > 0 for number in scope.letters.values())
     if not (scope.letters and known and named and whole):
         raise bad_sent("scope", "what the preview gave")
@@ -218,6 +219,8 @@ class TellJob(_JobAction):
         self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
     ) -> tuple[Callable[[], Told], str]:
         verb, name = _verb(sent, "pause", "resume", "cancel"), match["job"]
+        if not re.fullmatch(JOB_ID, name):
+            raise bad_sent("job", "the id of a job")
 
         def tell() -> Told:
             view = self.answers.view

@@ -17,12 +17,14 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from retryapp.core.control import is_open
+from retryapp.core.dead_index import MAX_TYPE_BYTES
 from retryapp.core.jobs import LetterFilter
+from retryapp.core.text import cut_text
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
-from retryapp.web.figures import ELSEWHERE, OPEN
+from retryapp.web.figures import OPEN
 from retryapp.web.query import Place, Question, Stream, place_of, place_text
 
 SCAN_ROWS: Final = 2_000
@@ -70,8 +72,8 @@ class Listing(BaseModel):
     upto: str | None = None
     """Cursor of the last row that it has looked at; None: of all."""
     scanned: int = 0
-    left_out: list[int] = Field(default_factory=list)
-    """Its partitions that cannot be read now."""
+    partitions: list[int] = Field(default_factory=list)
+    """Those that it has listed: it has them, and they can be read now."""
     hidden: list[str] = Field(default_factory=list)
     """What it does not show to who asks."""
 
@@ -96,7 +98,7 @@ def merge(listings: Sequence[Listing], limit: int, *, newest: bool) -> tuple[lis
 
 def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, now_ms: int) -> Listing:
     """List what waits in the partitions here by due time."""
-    listing, after = Listing(lines=[], left_out=_closed(infos)), question.after
+    listing, after = Listing(lines=[], partitions=_open(infos)), question.after
     holding = what_holds(infos)
     while True:
         size = question.limit + 1
@@ -117,9 +119,9 @@ def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Qu
 
 def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, info: HandlerInfo) -> Listing:
     """List the dead letters of the partitions here, the newest first; the open ones, or all."""
-    open_here = [item.partition for item in infos if item.state == OPEN]
-    chosen = [number for number in open_here if question.partition in (None, number)]
+    chosen = [number for number in _open(infos) if question.partition in (None, number)]
     before, wanted = question.before, question.wanted
+    error_type = None if wanted.error_type is None else cut_text(wanted.error_type, MAX_TYPE_BYTES)
     if wanted.until_ms is not None:
         until = (wanted.until_ms, -1, "", -1)
         before = until if before is None else min(before, until)
@@ -131,7 +133,7 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
         for letters in (None, *info.dead_letters):
             page = partial(view.dead_page, info.main, partition=number, letters=letters, **sought)
             streams.append(_letters(page, (number, letters), before))
-    listing, last = Listing(lines=[], left_out=_closed(infos)), before
+    listing, last = Listing(lines=[], partitions=chosen), before
     rows, until_s = heapq.merge(*streams, key=_place, reverse=True), time.monotonic() + READ_S
     for row, found in _looked_into(view, info, rows, wanted) if wanted.deep else ((row, True) for row in rows):
         if wanted.from_ms is not None and (row["append_ms"] or 0) < wanted.from_ms:
@@ -142,7 +144,8 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
             break
         listing.scanned += 1
         last = _place(row)
-        if found and wanted.reason in (None, row["reason"]) and (question.marked or is_open(row["mark"])):
+        found &= wanted.reason in (None, row["reason"]) and error_type in (None, row["error_type"])
+        if found and (question.marked or is_open(row["mark"])):
             listing.lines.append(Line(cursor=place_text(last), **row))
     return listing
 
@@ -166,8 +169,8 @@ def _looked_into(
         yield from ((row, (row["letters"], row["partition"], row["offset"]) in found) for row in some)
 
 
-def _closed(infos: Sequence[PartitionInfo]) -> list[int]:
-    return [item.partition for item in infos if item.state not in (OPEN, ELSEWHERE)]
+def _open(infos: Sequence[PartitionInfo]) -> list[int]:
+    return [item.partition for item in infos if item.state == OPEN]
 
 
 def _place(row: Facts) -> Place:

@@ -20,7 +20,7 @@ from retryapp.web.query import Question, question_of
 from retryapp.web.render import HTML, JSON, safety_headers, status_text, to_html, to_json
 
 PROBING: Final = ("field", "header", "key", "message")
-"""Parameters that ask for what only operators see: an answer without it would tell whether it is there."""
+"""Fields of `LetterFilter` about what only operators see: an answer without it would tell whether it is there."""
 
 Ask = Callable[[Answers, Question], Awaitable[Facts | tuple[bytes, str]]]
 """Returns facts, or a body and its type: something without facts of records."""
@@ -66,10 +66,10 @@ class Page:
 
     async def answer(self, request: web.Request, person: Person) -> web.StreamResponse:
         """Ask, and present the answer."""
-        if any(request.query.get(name) for name in PROBING):
-            person.require(Role.OPERATE)
         address, now_ms = request.rel_url.raw_path, self.answers.now_ms()
         question = question_of(request.query, request.match_info, address, person.role, now_ms)
+        if any(getattr(question.wanted, name) is not None for name in PROBING):
+            person.require(Role.OPERATE)
         check_search(question.wanted, self.answers.mask)
         if self.ask is None:
             raise LookupError(f"nothing to ask at {request.rel_url.path}")

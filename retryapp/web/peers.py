@@ -23,7 +23,7 @@ from yarl import URL
 
 from retryapp.core.causes import CauseCount
 from retryapp.core.jobs import Part
-from retryapp.ports import PAGES_PREFIX, PartitionInfo
+from retryapp.ports import PAGES_PREFIX, Activity, PartitionInfo
 from retryapp.web.figures import ELSEWHERE, web_url
 from retryapp.web.query import is_number
 
@@ -53,6 +53,7 @@ class HandlerPart:
     """Causes of what waits."""
     jobs: dict[int, list[Part]] = field(default_factory=dict)
     """Parts of jobs by partition."""
+    activity: Activity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +84,22 @@ class Peers:
         self._now_ms = now_ms
         self._secret = secret.encode()
         self._refused: set[str] = set()
+        self._owners: dict[str, set[str]] = {}
+        """By main topic: the workers that had its partitions when they were asked last."""
         self._answers: dict[str, Answer] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
 
-    async def ask(self, infos: Sequence[PartitionInfo]) -> Mapping[str, Answer]:
-        """Return the last answers of the workers that have these partitions, by address."""
+    async def ask(self, main: str, infos: Sequence[PartitionInfo]) -> Mapping[str, Answer]:
+        """Return the last answers of the workers that have these partitions of a handler, by address."""
         urls = {url for info in infos if info.state == ELSEWHERE and (url := web_url(info.owner_url)) is not None}
-        now_ms = self._now_ms()
+        now_ms, self._owners[main] = self._now_ms(), urls
         for url in urls:
             known = self._answers.get(url)
             if url not in self._asking and (known is None or not known.fresh or now_ms - known.at_ms >= FRESH_MS):
                 self._asking[url] = asyncio.create_task(self._ask(url), name=f"ask-{url}")
         if waiting := [self._asking[url] for url in urls if url in self._asking]:
             await asyncio.wait(waiting, timeout=DEADLINE_S)
-        for gone in self._answers.keys() - urls - self._asking.keys():
+        for gone in self._answers.keys() - set().union(*self._owners.values()) - self._asking.keys():
             del self._answers[gone]
         return {url: self._answers[url] for url in urls if url in self._answers}
 
@@ -194,6 +197,12 @@ def parts_of(main: str, answers: Mapping[str, Answer]) -> list[HandlerPart]:
 def jobs_of(main: str, answers: Mapping[str, Answer]) -> dict[int, list[Part]]:
     """Return the parts of jobs of these workers, by partition."""
     return {number: parts for each in parts_of(main, answers) for number, parts in each.jobs.items()}
+
+
+def activities_of(main: str, answers: Mapping[str, Answer], now_ms: int) -> list[Activity | None]:
+    """Return what ended in a handler on these workers lately, of those that have answered lately."""
+    lately = {url: each for url, each in answers.items() if now_ms - each.at_ms <= 2 * FRESH_MS}
+    return [each.activity for each in parts_of(main, lately)]
 
 
 def silent_of(infos: Sequence[PartitionInfo], answers: Mapping[str, Answer], now_ms: int) -> list[str]:

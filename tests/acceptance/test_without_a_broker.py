@@ -103,6 +103,6 @@ def gauges(worker: Worker, name: str) -> dict[str, float]:
 
 def top(stage: Stage, *place: str) -> Any:
     """Return what `retryapp top --json` prints."""
-    code, shown = retryapp(stage, "top", *place, "--interval", "0.5")
+    code, shown = retryapp(stage, "top", *place)
     assert code == 0
     return shown

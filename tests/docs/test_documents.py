@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from dataclasses import fields
@@ -15,12 +16,15 @@ from docs.commands import ROOT, assert_parses, blocks, load_tool, prose, subcomm
 
 from retryapp import Delivery
 from retryapp.cli.console import ExitCode
+from retryapp.cli.ledger import COLUMNS
 from retryapp.core.classify import DeadReason
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.headers import OUR_HEADERS, SHIELD
+from retryapp.core.lifecycle import KINDS
 from retryapp.core.topology import HandlerTopology
 from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings
+from retryapp.ledger.journey import Fault
 from retryapp.ports import PAGES_PREFIX
 from retryapp.settings import Settings
 
@@ -104,6 +108,28 @@ def test_all_reasons_and_exit_codes_are_described() -> None:
     assert first_cells((ROOT / "docs" / "handlers.md").read_text(), "### Reasons") == list(DeadReason)
     codes = first_cells((ROOT / "docs" / "operating.md").read_text(), "## Starting")
     assert [int(code) for code in codes] == sorted(ExitCode)
+
+
+def test_all_events_and_the_ledger_are_described() -> None:
+    """Kinds of events; columns of `retryapp ledger`, and the words for what does not add up."""
+    events = (ROOT / "docs" / "how-it-works.md").read_text()
+    assert sorted(first_cells(events, "## Events")) == sorted(KINDS)
+    operating = (ROOT / "docs" / "operating.md").read_text()
+    assert {name.removesuffix(" (expired)") for name in first_cells(operating, "## The ledger")} == set(COLUMNS)
+    assert first_cells(operating, "where its copies are:") == list(Fault)
+
+
+def test_all_log_messages_are_described() -> None:
+    """Each text of the code that is the constant of a log line, and not the name of a module."""
+    reference = (ROOT / "docs" / "reference.md").read_text().split("## Log messages")[1].split("\n## ")[0]
+    parts = {path.stem for path in (ROOT / "retryapp").iterdir()} | {"events"}  # the name of a logger
+    found = set[str]()
+    for path in (ROOT / "retryapp").rglob("*.py"):
+        texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+        names = (re.match(r"retryapp\.([a-z_]+)(?=[: ]|$)", text) for text in texts if isinstance(text, str))
+        found |= {match[0] for match in names if match is not None and match[1] not in parts}
+    assert len(found) > 30
+    assert found <= {name.strip("`") for name in re.findall(r"`retryapp\.[a-z_]+`", reference)}
 
 
 def test_the_second_argument_is_described() -> None:

@@ -85,3 +85,19 @@ def test_an_outlier_is_forgotten() -> None:
     run(skew, 7_200_050.0, 0.0, [(0.0, 1.0, 0.0, 1.0)] * (AGREEING - 1))
     assert not skew.trusted
     assert abs(skew.correction_ms - 50) <= 3
+
+
+@given(st.floats(-1e6, 1e6), st.floats(10, DOUBT_MS - 10), st.booleans())
+def test_a_lone_contradiction_moves_nothing(ahead_ms: float, by_ms: float, back: bool) -> None:
+    """Of another broker, or wrong: records would begin early by it. The next one says whether it stays so."""
+    skew, here = BrokerSkew(), [(0.0, 1.0, 0.0, 1.0)]
+    run(skew, ahead_ms, 0.0, here)
+    known_ms, other_ms = skew.correction_ms, ahead_ms + (-by_ms if back else by_ms)
+    run(skew, other_ms, 0.0, here)
+    assert (skew.trusted, skew.correction_ms) == (True, known_ms)
+    assert skew.error_ms >= by_ms - 3, "both are possible"
+    run(skew, ahead_ms, 0.0, here)
+    assert skew.correction_ms == known_ms
+    assert skew.error_ms <= 5
+    run(skew, other_ms, 0.0, here * 2)
+    assert abs(skew.correction_ms - other_ms) <= 5

@@ -80,6 +80,8 @@ class Oracle:
         endless: bool = False,
     ) -> None:
         self.stories: dict[Origin, Story] = {}
+        self._lost: dict[Origin, Story] = {}
+        """Those that somebody has given up."""
         self.repeated = 0
         """Handler calls of an attempt that had begun before."""
         self.latest_ms = 0.0
@@ -543,7 +545,8 @@ class Oracle:
 
     def give_up(self, origin: Origin) -> None:
         """Somebody has decided that a record is lost."""
-        self.stories.pop(origin, None)
+        if (story := self.stories.pop(origin, None)) is not None:
+            self._lost[origin] = story
 
     def recovered(self, partition: int, rows: Mapping[bytes, bytes]) -> None:
         """A lane has opened with these rows, whose keys are queue and due time, and identity."""
@@ -599,7 +602,7 @@ class Oracle:
             _must(bool(story.fates) or expected == "done", "I1", origin, "no end")
             results = int(not {"dead", "skipped", SUPERSEDED} & set(story.fates))
             _must(story.results == results or not self._topics.results, "I1", origin, f"{story.results} results")
-        check_newest(self.stories)
+        check_newest({**self.stories, **self._lost})
         for partition, rows in {number: self.waiting(number) for number in self._rows}.items():
             _must(not rows, "I7", (partition, -1), f"{len(rows)} rows wait for ever")
 

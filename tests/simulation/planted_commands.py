@@ -8,7 +8,7 @@ from typing import Any, Final
 from retryapp.core.circuit import Circuit, CircuitState
 from retryapp.core.control import Edit
 from retryapp.core.hops import after_failure
-from retryapp.core.jobs import Part, Steering
+from retryapp.core.jobs import Level, Part, Steering
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.rows import PendingRow
@@ -23,6 +23,7 @@ from retryapp.engine.partition.commands import Commands
 from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect
+from retryapp.engine.partition.levels import Levels
 from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
@@ -164,12 +165,23 @@ _run = Scheduler.run
 
 def _in_memory(self: Commands) -> None:
     """A partition that a rule pauses is so in memory only: the next owner does not know."""
-    steering, closing = self._jobs.steering, self.levels.closing
+    closing = self.levels.closing
     _close_gate(self)
     if closing:
-        level, steering.paused = steering.paused, None
-        self._submit(Turn(source=self._transport.place.main, next_offset=0, steering=steering.written))
-        steering.paused = level
+        self._submit(_unpaused_turn(self.levels))
+
+
+def _placed_in_memory(self: Levels, level: Level, end: int) -> Turn:
+    level.revision = end
+    return _unpaused_turn(self)
+
+
+def _unpaused_turn(levels: Levels) -> Turn:
+    steering = levels._steering
+    level, steering.paused = steering.paused, None
+    turn = Turn(source=levels._main, next_offset=0, steering=steering.written)
+    steering.paused = level
+    return turn
 
 
 _close_gate = Commands._close_gate
@@ -249,5 +261,9 @@ COMMANDS: Final = (
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_017),
     ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_004),
     ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_176),
-    ("a gate is lost at a rebalance", ((Commands, "_close_gate", _in_memory),), 3_000_003),
+    (
+        "a gate is lost at a rebalance",
+        ((Commands, "_close_gate", _in_memory), (Levels, "place", _placed_in_memory)),
+        3_000_003,
+    ),
 )

@@ -106,3 +106,15 @@ def test_a_list_that_raises_in_a_drain_runs_once_more() -> None:
     result = History(Plan.of(3150632)).run()
     assert result.violation is None
     assert result.reached["a list of 3"] > 0
+
+
+def test_what_was_given_up_has_replaced_what_waited() -> None:
+    """The judge took the one that it had replaced for the newest of its key."""
+    assert History(Plan.of(2039192)).run().violation is None
+
+
+def test_a_time_of_a_broker_that_is_a_little_wrong_begins_nothing_early() -> None:
+    """Where it contradicts what is known by less than a second, a lone acknowledgement was believed."""
+    result = History(Plan.of(3040321)).run()
+    assert result.violation is None
+    assert result.reached["fault: wrong time"] > 0

@@ -11,6 +11,7 @@ from retryapp import Batch, CircuitBreaker, Deduplicate, Retries, RetryPolicy, n
 from retryapp.core.errors import (
     ConfigurationError,
     DuplicateHandlerError,
+    InvalidDurationError,
     InvalidSettingError,
     InvalidTopicNameError,
     NameClashError,
@@ -65,6 +66,31 @@ async def test_a_topic_whose_names_kafka_would_refuse_is_refused(retries: Retrie
     """Of all topics that it would make, not of the main topic alone."""
     with pytest.raises(InvalidTopicNameError):
         retries.handler(topic, policy=POLICY)(refund)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("topic", ["orders", "returns"]),
+        ("concurrency", "4"),
+        ("concurrency", 0),
+        ("max_in_flight", 0),
+        ("max_crashes", None),
+        ("max_concurrent", True),
+    ],
+)
+async def test_an_argument_that_cannot_be_used_is_named(retries: Retries, argument: str, value: Any) -> None:
+    """Also one of a type that only callers without type checks pass."""
+    arguments = {"topic": "others", "policy": POLICY, argument: value}
+    with pytest.raises(InvalidSettingError, match=rf"setting {argument}=.*expected"):
+        retries.handler(**arguments)(refund)
+
+
+@pytest.mark.parametrize("argument", ["grace", "drain", "start_timeout", "downtime", "dlq_retention"])
+async def test_a_length_without_a_unit_is_named(argument: str) -> None:
+    """With the argument that it was given for."""
+    with pytest.raises(InvalidDurationError, match=f"setting {argument}=60 is not a duration: a bare number"):
+        Retries(new_app(), **{argument: 60})
 
 
 async def test_an_app_has_one_retries(retries: Retries) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from retryapp.core.errors import InvalidSettingError
-from retryapp.settings import Settings, load_settings
+from retryapp.settings import Settings, load_settings, unknown_variables
 
 
 def test_defaults_keep_pages_on_loopback() -> None:
@@ -28,7 +28,7 @@ def test_a_variable_replaces_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("RETRYAPP_GRACE", "25", "no unit"),
+        ("RETRYAPP_GRACE", "25", "='25': '25' is not a duration: a bare number has no unit"),
         ("RETRYAPP_WEB_PORT", "70000", "65535"),
         ("RETRYAPP_WEB_PORT", "http", "integer"),
     ],
@@ -42,6 +42,13 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, v
     assert repr(value) in str(caught.value)
     assert said in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_variables_that_are_no_settings_are_found() -> None:
+    """With the setting that was meant; what the demo, tests and other programs read is left out."""
+    environment = {"RETRYAPP_GARCE": "60s", "RETRYAPP_COLOUR": "red", "RETRYAPP_GRACE": "60s"}
+    others = {"RETRYAPP_DEMO_BROKER": "x", "RETRYAPP_TEST_BROKER": "x", "GRACE": "1s"}
+    assert unknown_variables(environment | others) == {"RETRYAPP_COLOUR": "", "RETRYAPP_GARCE": "RETRYAPP_GRACE"}
 
 
 def test_settings_are_frozen() -> None:

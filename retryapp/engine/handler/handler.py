@@ -210,34 +210,51 @@ class Handler:
         if self.batch is not None:
             if self.policy.hot is not None:
                 raise InvalidSettingError(
-                    "batch", self.batch, "no policy with hot=…: a batch that fails is halved instead"
+                    "batch",
+                    self.batch,
+                    "it cannot be combined with hot= of the policy: a list that fails is halved instead",
                 )
             if self.order is Order.PARTITION:
-                raise InvalidSettingError("batch", self.batch, "none with order='partition': one record runs at a time")
+                raise InvalidSettingError(
+                    "batch", self.batch, "it cannot be combined with order='partition': one record runs at a time"
+                )
             if self.batch.size > self.max_in_flight:
-                raise InvalidSettingError("batch", self.batch, f"a size of at most max_in_flight={self.max_in_flight}")
+                raise InvalidSettingError(
+                    "batch", self.batch, f"expected a size of at most max_in_flight={self.max_in_flight}"
+                )
         check_names(self.circuits)
         if self.circuit is not None and self.circuit.rate_limit is not None:
-            raise InvalidSettingError("circuit", self.circuit.text, "no rate_limit: that is an argument of the handler")
+            raise InvalidSettingError(
+                "circuit",
+                self.circuit.text,
+                "only circuits= have a rate_limit; for all retries set rate_limit= of the handler",
+            )
         for breaker in self.breakers.values():
             if self.order is Order.PARTITION:
-                problem = "none with order='partition': it opens by different records that fail, and there one is tried"
-                raise InvalidSettingError("circuit", breaker.text, f"{problem}; take the policy 'forever(10s)'")
+                problem = "it cannot be combined with order='partition', where one record is tried at a time: a circuit"
+                problem += " opens when different records fail. Use the policy 'forever(10s)' instead"
+                raise InvalidSettingError("circuit", breaker.text, problem)
         for rule in self.policy.on:
             if rule.circuit and rule.circuit not in self.circuits:
-                raise InvalidSettingError("circuits", [*self.circuits], f"one named {rule.circuit!r}, as a rule has it")
+                missing = f"circuits={{{rule.circuit!r}: CircuitBreaker()}}"
+                problem = (
+                    f"a rule names the circuit {rule.circuit!r}, and the handler has none of this name: add {missing}"
+                )
+                raise InvalidSettingError("circuits", [*self.circuits], problem)
         if self.policy.max_attempts is None and self.order not in (Order.KEY, Order.PARTITION):
-            problem = "a schedule without end only with order='key' or 'partition', where others wait for the record"
+            problem = "a schedule without end needs order='key' or order='partition', where other records wait"
             raise InvalidSettingError("policy", self.policy.text, problem)
         self.holding.check(self.order, drop=self.topology.drop)
         if self.by_reference and self.order is Order.LATEST:
-            problem = "'copy' with order='latest': a newer record may take away what waits while it is read again"
+            problem = (
+                "it cannot be combined with order='latest': a newer record may replace one that is being read again"
+            )
             raise InvalidSettingError("payload", "reference", problem)
         if self.by_reference and self.policy.longest_ms is None:
-            problem = "'copy' with a schedule without end, or max_elapsed=…: no topic keeps records for ever"
+            problem = "with a schedule without end it needs max_elapsed=…: no topic keeps records without limit"
             raise InvalidSettingError("payload", "reference", problem)
         if self.through_main and (self.order is not Order.NONE or self.by_reference):
-            problem = "'direct' with an order, which the main topic's does not keep, and with payload='reference'"
+            problem = "it cannot be combined with order=, which it would not keep, or with payload='reference'"
             raise InvalidSettingError("redelivery", "main", problem)
         object.__setattr__(self, "policy_digest", self.policy.digest)
         if self.value_type is not bytes:

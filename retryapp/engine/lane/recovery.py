@@ -71,8 +71,8 @@ async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPar
 
 async def end_undecided(
     site: LaneSite, reader: TopicReader, stable: int, commit: Callable[[LaneBatch], Awaitable[LaneReceipt]]
-) -> None:
-    """Have a committed transaction end that the broker has left without an end; return if there is none.
+) -> bool:
+    """Have a committed transaction end that the broker has left without an end; return False if there is none.
 
     Its coordinator takes it for complete, so no new producer ends it, and committed readers miss all after its first
     record. But the next marker of the same transactional id decides over it. The fence has ended everything else of
@@ -84,17 +84,21 @@ async def end_undecided(
         stable: the end of the changelog for committed readers, since the fence.
         commit: commits a transaction of the lane.
 
+    Returns:
+        Whether one has no end yet: its rows cannot be read.
+
     Raises:
         CommitUndecidedError: it has ended; the lane must open again, for it has read other things before.
     """
     changelog = site.changelog
     if await reader.written_end(changelog) <= stable:
-        return
+        return False
     await commit(LaneBatch(publishes=[marks.clock_probe(*changelog)]))
     for _ in range(_END_LOOKS):  # a commit is acknowledged before its markers are written
         if (await reader.bounds([changelog]))[changelog][1] > stable:
             raise CommitUndecidedError(site.name, *changelog)
         await asyncio.sleep(_END_LOOK_S)
+    return True
 
 
 def check_changelog(site: LaneSite, named: str) -> None:

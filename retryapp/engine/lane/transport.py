@@ -29,7 +29,7 @@ from functools import partial
 from retryapp.core import marks
 from retryapp.core.errors import EnvironmentFault, RetryAppError
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import CommitLostError, HandOffRefusedError, OffsetsGoneError
+from retryapp.core.lane_errors import CommitLostError, CommitUndecidedError, HandOffRefusedError, OffsetsGoneError
 from retryapp.core.marks import Suspected, Tally
 from retryapp.core.rows import HELD_ROWS
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper, dead_rows
@@ -98,6 +98,8 @@ class LaneProtocol(ABC):
     _notes: Notes | None = None
     _before: tuple[dict[str, int], Notes | None] = field(default=({}, None))
     """Both as they were before the last commit."""
+    _undecided: bool = False
+    """The changelog has rows behind its stable end, which the last opening cannot read yet."""
     _doubted: bool = False
     _dead_keepers: dict[str, DeadLetterKeeper] = field(default_factory=dict)
     """By dead-letter topic."""
@@ -191,7 +193,7 @@ class LaneProtocol(ABC):
         changelog = self.place.changelog
         bounds = await self.reader.bounds([*sources, changelog, *([] if control is None else [control])])
         self._progress = {}  # what ends a transaction says nothing of it
-        await end_undecided(self.place, self.reader, bounds[changelog][1], self.commit)
+        self._undecided = await end_undecided(self.place, self.reader, bounds[changelog][1], self.commit)
         texts = "", "", "", ""
         missing = [tp for tp in sources if tp not in found]
         foreign = not (note.changelog or note.control)  # an offset that somebody has set says nothing of commands
@@ -236,6 +238,8 @@ class LaneProtocol(ABC):
             self.pending.drop()  # last: all have records of the rolled-back transaction, only it tells the next opening
             self.pending = self.open_pending()
             await catch_up(self.pending, self.reader, changelog, name)
+        if self._undecided:  # not before: a store that has read them says more
+            raise CommitUndecidedError(name, *changelog)
         await self._learn_time()  # expiry and marks need a trusted clock
         await self._mark_rows()
         if self.place.seen is not None:

@@ -147,6 +147,7 @@ class Commands:
                 self.queue.caught_up.set()
                 await self._awaken()
             self._close_gate()
+            await self._place_pause()
             some = self.queue.take(MOST_AT_ONCE)
             if any(isinstance(each, HandlerCommand) and each.verb is HandlerVerb.PAUSE for _, each in some):
                 self._context.pace.pause()  # at once: one before it may take long, and records do not wait for it
@@ -178,7 +179,7 @@ class Commands:
 
     async def _awaken(self) -> None:
         """Wait for commands, for a rule that pauses the partition, or until a part of a job may go on."""
-        while not self.queue.more and not self.levels.closing and not self._may_go_on():
+        while not (self.queue.more or self.levels.closing or self._may_place() or self._may_go_on()):
             self.queue.wake.clear()
             known = asyncio.create_task(self._letters.known(self.queue.wake.set)) if self.queue.put_off else None
             try:
@@ -220,6 +221,19 @@ class Commands:
         """Write down that a rule has paused the partition."""
         if (turn := self.levels.close()) is not None:
             self._submit(turn)
+            self.queue.wake.set()
+
+    def _may_place(self) -> bool:
+        return self.levels.unplaced is not None and not self.queue.failed
+
+    async def _place_pause(self) -> None:
+        """Ask where the control topic ends since a rule has paused the partition: what was sent before ends no pause.
+
+        What the session knows of that is as old as its last look; and its transaction does not wait for the answer.
+        """
+        while (level := self.levels.unplaced) is not None and (end := await self.queue.look()) is not None:
+            if self.levels.paused is level:
+                self._submit(self.levels.place(level, end))
 
     # -- one command --------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from retryapp.core.control import Command, Refusal
 from retryapp.core.errors import DamagedCommandError, DamagedMetadataError
@@ -22,6 +22,7 @@ from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.partition.letter_commands import RefusedError, check_place
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 MOST_WAITING: Final = 5_000
 """Commands in memory; the others wait on their topic."""
@@ -45,6 +46,8 @@ class ControlQueue:
         """Commands that wait, with their records; the oldest first."""
         self._next_offset, self._end = transport.control_next, transport.control_end
         """Where the next reading begins, and where the topic ends."""
+        self.failed = False
+        """The topic could not be read: the next reading begins when `come` is called again."""
         self._records: deque[Any] = deque()
         self.wake = asyncio.Event()
         """Set when there may be something to do."""
@@ -53,8 +56,8 @@ class ControlQueue:
 
     def come(self, end: int) -> None:
         """Note that the control topic ends there."""
-        if end != self._end:
-            self._end = end
+        if end != self._end or self.failed:
+            self._end, self.failed = end, False
             self.wake.set()
 
     def __bool__(self) -> bool:
@@ -63,12 +66,12 @@ class ControlQueue:
     @property
     def end(self) -> int:
         """Where the topic ends, as far as known."""
-        return self._end
+        return max(self._end, self._next_offset)
 
     @property
     def unread(self) -> bool:
-        """Whether the topic has more."""
-        return self._end != self._next_offset
+        """Whether the topic has more that can be read."""
+        return self._end != self._next_offset and not self.failed
 
     @property
     def more(self) -> bool:
@@ -121,18 +124,34 @@ class ControlQueue:
         control = self._transport.place.control
         if control is None:
             return
-        try:
-            end = await self._transport.reader.read(control, self._next_offset, self._receive)
-        except Exception as fault:
-            if not self.caught_up.is_set():
-                raise  # rows wait for what came before
-            logger.warning("Commands on %s[%d] could not be read: %r", *control, fault)
-            self._end = self._next_offset  # until `come` says more
+        end = await self._asked(self._transport.reader.read(control, self._next_offset, self._receive))
+        if end is None:
             return
         if end < self._next_offset:
             raise PositionGoneError(*control, self._next_offset)
         if not self._full:
-            self._next_offset = self._end = end
+            self._next_offset, self._end = end, max(self._end, end)  # `come` may have said more meanwhile
+
+    async def look(self) -> int | None:
+        """Return where the topic ends now; None: it could not be read."""
+        control = self._transport.place.control
+        if control is None:
+            return None
+        bounds = await self._asked(self._transport.reader.bounds([control]))
+        if bounds is None:
+            return None
+        self.come(bounds[control][1])
+        return self.end
+
+    async def _asked(self, answer: Awaitable[_T]) -> _T | None:
+        try:
+            return await answer
+        except Exception as fault:
+            if not self.caught_up.is_set():
+                raise  # rows wait for what came before
+            logger.warning("%s could not be read for commands: %r", self._transport.place.control, fault)
+            self.failed = True
+            return None
 
     def _receive(self, records: Sequence[Any], next_offset: int) -> bool:
         self._records.extend(record for record in records if record.offset not in self._ahead)

@@ -27,7 +27,7 @@ from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Origin, Record
+from retryapp.core.record import Origin, Record, held_bytes
 from retryapp.core.rows import ALONE, PendingRow, decode_row, encode_row, identity_of, is_stopped
 from retryapp.core.text import cut_text
 from retryapp.core.traces import qualified_name
@@ -42,6 +42,8 @@ LETTERS_S: Final = 30.0
 """How long a command about a dead letter waits until all letters of its partition are known."""
 _SEVERAL: Final = 4
 """Commands whose letters are worth a reading of their own."""
+_AHEAD_BYTES: Final = 1 << 20
+"""Of letters that are read together: those beyond are read alone."""
 _MAX_ID_CHARS: Final = 64
 _TIMED_OUT: Final = qualified_name(HandlerTimeoutError)
 
@@ -87,6 +89,11 @@ def check_place(context: DeliveryContext, transport: LaneProtocol, group: str, o
     if (group, origin.topic, origin.partition) != (context.handler.group, *main):
         text = f"it belongs on the control topic and partition of {group}/{origin.topic}[{origin.partition}]"
         raise RefusedError(Refusal.MISPLACED, text)
+
+
+def _age(metadata: RetryMetadata) -> tuple[bool, int]:
+    """Return what sorts the letters of a record: nothing replays one of damage, and it may not know its delivery."""
+    return metadata.reason == DeadReason.DAMAGED, metadata.delivery
 
 
 class LetterCommands:
@@ -147,11 +154,14 @@ class LetterCommands:
         names = [each.failure_id for each in commands if isinstance(each, Command) and each.verb in OF_LETTERS]
         if len(names) < _SEVERAL or not self._transport.letters_here:
             return
+        left = _AHEAD_BYTES
         for topic, table in self._transport.dead.items():
             offsets = {newest[0] for newest in map(table.newest, names) if newest is not None}
             tp = TopicPartition(topic, self._transport.place.partition)
             with suppress(Exception):  # then each is read alone, and its command told what is wrong
-                self._ahead[tp] = dict(await self._transport.reader.records(tp, sorted(offsets)))
+                letters = await self._transport.reader.records(tp, sorted(offsets), most_bytes=left)
+                self._ahead[tp] = dict(letters)
+                left -= sum(held_bytes(each.key, each.value, each.headers) for each in letters.values())
 
     async def obey(self, command: Command, origin: Origin, settled: Callable[[bytes], Awaitable[bool]]) -> Effect:
         """Return what a command comes to; `settled` waits for turns about a record, and tells whether there were any.
@@ -221,7 +231,7 @@ class LetterCommands:
                     found.append((letter, mark))
         if not found:
             raise RefusedError(Refusal.NO_LETTER, "no dead letter of it is left: it is done, waits, or was deleted")
-        letter, mark = max(found, key=lambda each: each[0].metadata.delivery)
+        letter, mark = max(found, key=lambda each: _age(each[0].metadata))
         if letter.metadata.origin != origin:
             raise RefusedError(Refusal.OTHER_TOPIC, f"the letter is of {letter.metadata.origin.text}")
         if command.state is not None and command.state != str(letter.record.offset):

@@ -114,7 +114,6 @@ class Levels:
             return None
         (record, level), self._gate = self._gate, None
         before = self._steering.paused
-        level.revision = self._sent_to()
         level.since_ms = level.since_ms if before is None else before.since_ms
         self._steering.paused = level
         self._context.pace.pause()
@@ -131,6 +130,22 @@ class Levels:
             observations=(observed(Event.PAUSED, self._context.handler.main, record, **seen),),
         )
 
+    @property
+    def unplaced(self) -> Level | None:
+        """A pause whose place among the commands is not known yet."""
+        return self.paused if self.paused is not None and self.paused.revision is None else None
+
+    def place(self, level: Level, end: int) -> Turn:
+        """Return the turn that writes down that a pause came after all commands before this offset."""
+        level.revision = end
+        return Turn(source=self._main, next_offset=0, steering=self._steering.written)
+
+    def _is_later(self, level: Level, offset: int) -> bool:
+        """Tell whether the partition was paused after the command at an offset was sent."""
+        if level.revision is None:
+            return True  # nobody knew of the pause when it was read
+        return offset < level.revision <= self._sent_to()  # one beyond the end is of a topic that was made again
+
     def obey(self, command: HandlerCommand, offset: int) -> Effect:
         """Set a level, or end it, as a command says that has this offset.
 
@@ -141,9 +156,7 @@ class Levels:
             return self._of_circuit(command, offset)
         steering, pace = self._steering, self._context.pace
         before = steering.paused
-        revision = 0 if before is None or before.revision is None else before.revision
-        # one beyond the end is of a topic that was made again
-        if command.verb is HandlerVerb.RESUME and before is not None and offset < revision <= self._sent_to():
+        if command.verb is HandlerVerb.RESUME and before is not None and self._is_later(before, offset):
             text = f"it was sent before the partition was {before.text}; send it again to end that, too"
             raise RefusedError(Refusal.CHANGED, text)
         steering.obey(command, self._context.clock.wall_ms(), offset)

@@ -12,7 +12,7 @@ from typing import Final
 
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import HOLD_MS, Command, Refusal, Verb, row_state
-from retryapp.core.durations import format_duration_ms
+from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms
 from retryapp.core.hops import cancelled, due_anew, released, restore
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Record
@@ -93,7 +93,7 @@ class RowCommands:
         due_at_ms = now_ms if command.due_at_ms is None else max(now_ms, command.due_at_ms)
         gate = "; an outage is on, which holds it back" if self._context.pace.is_out(row.circuit) else ""
         gate = "; it is held until somebody releases it" if row.hold else gate
-        text = f"due in {max(0, due_at_ms - now_ms)} ms{gate}"
+        text = f"{_due_text(due_at_ms - now_ms)}{gate}"
         return self._moved(due_anew(row, metadata, due_at_ms), metadata, identity, text)
 
     def _release(
@@ -112,7 +112,7 @@ class RowCommands:
         """Return what it comes to that a row loses some of its holds."""
         now_ms = self._context.clock.wall_ms()
         free, metadata = released(row, metadata, now_ms, holds)
-        text = "it runs after the earlier records of its key" if free.held else f"due in {free.due_at_ms - now_ms} ms"
+        text = "it runs after the earlier records of its key" if free.held else _due_text(free.due_at_ms - now_ms)
         text = "somebody holds it on" if free.hold & OPERATOR else text
         return self._moved(free, metadata, identity, text)
 
@@ -197,3 +197,12 @@ class RowCommands:
 
 def _row(row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Row:
     return Row(identity, encode_row(row), metadata.tier or "?")
+
+
+def _due_text(wait_ms: int) -> str:
+    """Say for people when a record is due."""
+    if wait_ms <= 0:
+        return "due now"
+    if wait_ms > MAX_DURATION_MS:
+        return f"due in more than {format_duration_ms(MAX_DURATION_MS)}"
+    return f"due in {format_duration_ms(wait_ms if wait_ms < 1_000 else wait_ms // 1_000 * 1_000)}"

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
@@ -22,7 +23,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 from typing_extensions import override
 
 from retryapp.core.errors import UnreadableTopicError
-from retryapp.core.record import Record
+from retryapp.core.record import Record, held_bytes
 from retryapp.ports import Sink, Stuck, TopicPartition, TopicReader
 from retryapp.runtime.clients.lifecycle import ClientSettings, end
 from retryapp.runtime.clients.unreadable import bare, install, to_record
@@ -173,19 +174,23 @@ class TailReader(TopicReader):
         return int(ends[ClientTopicPartition(*tp)])
 
     @override
-    async def records(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
+    async def records(
+        self, tp: TopicPartition, offsets: Sequence[int], *, most_bytes: int | None = None
+    ) -> Mapping[int, Record]:
         bounds = self._bounds.pop(tp, range(0))  # after any error they are asked for again
         if all(offset in bounds for offset in offsets):
             with suppress(OffsetOutOfRangeError):  # the broker has deleted more since
-                return await self._picked(tp, offsets, bounds)
-        return await self._picked(tp, offsets, range(*(await self.bounds([tp]))[tp]))
+                return await self._picked(tp, offsets, bounds, most_bytes)
+        return await self._picked(tp, offsets, range(*(await self.bounds([tp]))[tp]), most_bytes)
 
-    async def _picked(self, tp: TopicPartition, offsets: Sequence[int], bounds: range) -> Mapping[int, Record]:
+    async def _picked(
+        self, tp: TopicPartition, offsets: Sequence[int], bounds: range, most_bytes: int | None
+    ) -> Mapping[int, Record]:
         wanted = deque(offset for offset in offsets if offset in bounds)
         found: dict[int, Record] = {}
         while wanted:
             async with self._picker.turn() as consumer, asyncio.timeout(STALL_S):
-                await _pick(consumer, tp, wanted, found)
+                await _pick(consumer, tp, wanted, found, inf if most_bytes is None else most_bytes)
         self._bounds[tp] = bounds
         return found
 
@@ -222,8 +227,13 @@ class TailReader(TopicReader):
         return position
 
 
-async def _pick(consumer: AIOKafkaConsumer, tp: TopicPartition, wanted: deque[int], found: dict[int, Record]) -> None:
-    """Read on from the first offset that is wanted while the next one is near; take what is there out of `wanted`."""
+async def _pick(
+    consumer: AIOKafkaConsumer, tp: TopicPartition, wanted: deque[int], found: dict[int, Record], most_bytes: float
+) -> None:
+    """Read on from the first offset that is wanted while the next one is near; take what is there out of `wanted`.
+
+    Once `most_bytes` are found, nothing is wanted any more.
+    """
     client_tp, position, near = ClientTopicPartition(*tp), wanted[0], 1
     consumer.assign([client_tp])
     consumer.seek(client_tp, position)
@@ -240,6 +250,8 @@ async def _pick(consumer: AIOKafkaConsumer, tp: TopicPartition, wanted: deque[in
         reached = int(await consumer.position(client_tp))
         while wanted and wanted[0] < reached:
             wanted.popleft()  # nothing is there any more
+        if sum(held_bytes(each.key, each.value, each.headers) for each in found.values()) >= most_bytes:
+            wanted.clear()
         position, near = reached, max(1, len(fetched))
     consumer.assign([])
 

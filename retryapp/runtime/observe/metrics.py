@@ -8,10 +8,11 @@ and topics that handlers publish to, are bounded by ``MAX_LABELS``; later ones c
 from __future__ import annotations
 
 from collections import Counter as Totals
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -28,6 +29,7 @@ from retryapp.core.rules import ErrorClass
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Durations
 from retryapp.ports import Event, Observation, Observer, PartitionInfo
+from retryapp.runtime.observe.recent import DELIVERIES, FAILURES
 
 LATENESS_BUCKETS_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -267,6 +269,15 @@ class MetricsObserver(Observer):
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+    def counted(self) -> Mapping[str, Totals[str]]:
+        """Return by handler how many deliveries have ended and failed, and how late retries began (`Recent`)."""
+        found: defaultdict[str, Totals[str]] = defaultdict(Totals)
+        for metric, name in ((self._deliveries, DELIVERIES), (self._failures, FAILURES), (self._lateness, "le")):
+            for sample in chain.from_iterable(family.samples for family in metric.collect()):
+                if sample.name.endswith(("_total", "_bucket")):
+                    found[sample.labels["handler"]][sample.labels.get(name, name)] += int(sample.value)
+        return found
 
 
 _HANDLER_SECONDS: Final = "Time of deliveries in the handler, hot retries included; of lists, time of the calls."

@@ -71,6 +71,26 @@ def test_a_traceback_is_shown_on_request(acting: Callable[[object], None], retry
     assert "Traceback (most recent call last)" in shown.err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rate", "5"], "'--rate': '5': expected a whole number for each second, minute or hour: '50/s'"),
+        (["--field", "customer=17"], "'--field': 'customer=17': expected /POINTER=TEXT, as /customer/id=17"),
+        (["--field", "/customer/id"], "expected /POINTER=TEXT"),
+        (["--has-header", "tenant"], "'--has-header': 'tenant': expected NAME=TEXT, as tenant=acme"),
+        ([], "say which records: failure ids, - to read them from stdin, or a filter"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("dead", "replay"), ("pending", "retry-now")])
+def test_a_wrong_choice_of_records_is_refused_before_anybody_is_asked(
+    retryapp: Callable[..., Any], verb: tuple[str, str], words: list[str], said: str
+) -> None:
+    """Neither the broker, which is not there, nor the person: exit 2, with the option and an example."""
+    shown = retryapp(*verb, "--broker", "127.0.0.1:1", "--group", "billing", *words)
+    assert (shown.code, len(shown.err.splitlines())) == (ExitCode.USAGE, 1)
+    assert said in shown.err
+
+
 @pytest.mark.parametrize(("answer", "code"), [(None, 0), (0, 0), (ExitCode.FINDING, 1), (True, 0)])
 def test_a_command_returns_its_exit_code(acting: Callable[[object], None], answer: object, code: int) -> None:
     """Nothing returned is fine."""

@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "wk_broken.py").write_text("1 / 0\n")
     (tmp_path / "wk_needs.py").write_text("import surely_not_there\n")
     (tmp_path / "wk_policy.py").write_text("from retryapp import RetryPolicy\nRetryPolicy('5parsecs')\n")
+    (tmp_path / "wk_number.py").write_text("app = 3\n")
     (tmp_path / "wk_empty.py").write_text(PROGRAM.format(name="empty"))
     (tmp_path / "wk_good.py").write_text(PROGRAM.format(name="good") + HANDLER)
     yield tmp_path
@@ -70,8 +71,10 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["wk_broken"], "wk_broken.py, line 1"),
         (["wk_needs"], "wk_needs.py, line 1"),
         (["wk_policy"], "5parsecs"),
+        (["wk_policy"], "wk_policy.py, line 2)"),
+        (["wk_number"], "3 is no Faust app"),
         (["wk_good:other"], "has no 'other'"),
-        (["wk_plain"], "has no Retries"),
+        (["wk_plain"], "app 'plain' has no Retries"),
         (["-A", "wk_empty"], "wk_empty has no handlers"),
         (["retryapp.main"], "retryapp.main has no handlers"),
     ],

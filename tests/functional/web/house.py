@@ -32,7 +32,7 @@ from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_ke
 from retryapp.lookup.jobs import Order, Told
 from retryapp.lookup.journeys import Journey
 from retryapp.lookup.previews import Preview, Scope
-from retryapp.ports import DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
+from retryapp.ports import Activity, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing import VirtualClock
 from retryapp.web import register
@@ -106,6 +106,8 @@ class FakeWorker(RuntimeView):
     """What the changelogs of all partitions say of jobs."""
     fits: Preview = field(default_factory=Preview)
     """What any preview counts."""
+    lately: Activity | None = None
+    """What has ended in its handlers."""
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     """What was asked about many records."""
 
@@ -239,6 +241,10 @@ class FakeWorker(RuntimeView):
     def waiting_causes(self, main: str) -> Sequence[CauseCount]:
         rows = self.waiting if main == MAIN else ()
         return summed(filter(None, (row_failed_of(entry.value) for entry in rows)))
+
+    @override
+    def activity(self, main: str) -> Activity | None:
+        return self.lately if main == MAIN else None
 
     @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
@@ -390,6 +396,7 @@ def busy_worker(peer: str = "http://127.0.0.1:6067") -> FakeWorker:
         partition(4, state="opening", last_error="lane billing.shop.orders.4: not a member of generation 12"),
         partition(5, pending=1_204_331, pending_by_tier={"5m": 1_204_331}, next_due_ms=NOW_MS + 299_000, in_flight=8),
     ]
+    worker.lately = Activity(span_s=60, deliveries=6_310, failures=42, late_within={"0.05": 40, "+Inf": 40})
     worker.behind = [
         PartitionLag(partition=0, committed=7_001, main=12),
         PartitionLag(partition=1, committed=None, main=0),

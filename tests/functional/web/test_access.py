@@ -23,7 +23,9 @@ from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_wor
 from functional.web.test_jobs import fit
 from samples import partition
 
+from retryapp.core.control import Verb
 from retryapp.core.errors import InvalidSettingError
+from retryapp.core.jobs import JobPart, LetterFilter, Part
 from retryapp.core.masking import parse_mask
 from retryapp.core.record import idempotency_key
 from retryapp.lookup.jobs import Order
@@ -237,6 +239,9 @@ async def test_who_may_only_look_sees_metadata(worker: FakeWorker, path: str, fo
     worker.letters.clear()
     worker.wait(metadata(10_001, **texts), **secret)
     worker.bury(238, dead_metadata(2_119, **texts), **secret)
+    wanted = LetterFilter(key="secret-key", message="secret-account", header="a=secret-header", field="/a=secret-value")
+    going = Part(job="3f9ca81b02", verb="replay", order=JobPart(verb=Verb.REPLAY, filter=wanted, upto={}))
+    worker.remembered = {MAIN: {0: [going]}}
     path = f"{address_of(path)}?format={form}&limit=500"
     async with serving(worker) as url:
         seen = (await ask(url, path, HTML))[1]
@@ -305,6 +310,7 @@ async def test_who_may_only_look_cannot_probe(worker: FakeWorker) -> None:
         assert (await ask(url, f"{BASE}/dead?key=customer-7", bearer(Role.LOOK)))[0] == 403
         assert (await ask(url, f"{BASE}/dead?key=customer-7", bearer(Role.OPERATE)))[0] == 200
         assert (await ask(url, f"{BASE}/dead?key=", bearer(Role.LOOK)))[0] == 200, "an empty field of the form"
+        assert (await ask(url, f"{BASE}/dead?key=&key=customer-7", bearer(Role.LOOK)))[0] == 403, "the last one counts"
 
 
 async def test_strangers_are_told_whether_a_worker_lives_and_not_more(worker: FakeWorker) -> None:
@@ -386,6 +392,9 @@ async def test_masked_headers_and_fields_are_shown_to_nobody(worker: FakeWorker,
         b'{"card": "secret-card',
         DEEP.encode(),
         b'{"card": "secret-' * 9_000,
+        b'\xef\xbb\xbf{"card": "secret-card"}',
+        '{"card": "secret-card"}'.encode("utf-16"),
+        ' [{"card": "secret-card"}]'.encode("utf-32-be"),
     )
     headers = (("Authorization", b"secret-token"), ("tenant", b"north"))
     for number, value in enumerate(values):
@@ -399,7 +408,17 @@ async def test_masked_headers_and_fields_are_shown_to_nobody(worker: FakeWorker,
             assert "north" in body
             assert (('"kind": "hidden"' if form == "json" else ">hidden, ") in body) == (number > 0)
         assert "***" in (await ask(url, f"{BASE}/pending/0/500?format={form}"))[1]
-        assert "secret-" not in (await ask(url, f"{BASE}/pending?format={form}&limit=500"))[1], "keys of lists"
+        for number, key in enumerate(
+            (b'\xef\xbb\xbf{"card": "7"}', b'{\n"card": "7"}', '{"card": "7"}'.encode("utf-16"))
+        ):
+            worker.bury(700 + number, dead_metadata(700 + number), key=key)
+        for kind in ("pending", "dead"):
+            listed = (await ask(url, f"{BASE}/{kind}?format={form}&limit=500"))[1]
+            assert "secret-" not in listed, "keys of lists"
+            for raw in (b'"card', '"card'.encode("utf-16-le")):
+                assert raw.hex() not in listed, "in hexadecimal"
+        plain = json.loads((await ask(url, f"{BASE}/dead/1/7?format=json"))[1])["record"]["value"]
+        assert plain["kind"] == "null", "what is no JSON is shown"
 
 
 @pytest.mark.parametrize(

@@ -231,3 +231,14 @@ async def test_what_is_no_command_is_refused(worker: FakeWorker, name: str) -> N
         status, body, _ = await site.post(sent)
         assert (status in (400, 413), json.loads(body)["error"]["code"]) == (True, code), body
         assert worker.commands == []
+
+
+async def test_what_is_null_is_not_there_and_what_is_too_deep_is_refused(worker: FakeWorker) -> None:
+    """As the document of the API says; and no error of ours."""
+    json_type = {"Content-Type": "application/json"}
+    async with pages(worker, LOCAL) as site:
+        assert (await site.post({**REPLAY, "edit": None, "at": None}))[0] == 200
+        for body in (b"[" * 10_000, b'{"verb":' * 2_000):
+            sent: Any = {"data": body, "headers": json_type}
+            async with site.session.post(f"{site.url}{BASE}/command", **sent) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (400, "bad-body")

@@ -27,6 +27,7 @@ from functional.web.house import (
 )  # fmt: skip
 from samples import partition
 
+from retryapp.ports import Activity
 from retryapp.web import peers
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -103,6 +104,27 @@ async def test_numbers_are_those_of_all_workers() -> None:
         assert ">43</a>" in await page(url, "/retries/")
 
 
+@pytest.mark.parametrize("path", ["/retries/", f"{BASE}/"])
+async def test_the_last_minute_is_that_of_all_workers_that_answer(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """What a silent one did before says nothing of now; and nothing known is no 0."""
+    theirs, ours = other(), replace(owner(""), lately=None)
+    theirs.lately = Activity(span_s=30, deliveries=600, failures=0, late_within={"0.05": 8, "0.1": 8, "+Inf": 8})
+    async with serving(theirs) as peer:
+        ours.parts[MAIN] = owner(peer).parts[MAIN]
+        async with serving(ours) as url:
+            text = await page(url, path)
+            assert "1,200" in text
+            assert "&le; 50 ms" in text
+            ours.lately = Activity(span_s=60, deliveries=34, failures=7, late_within={"0.1": 92, "+Inf": 92})
+            text = await page(url, path)
+            assert "1,234" in text
+            assert "7 failed" in text
+            assert "&le; 100 ms" in text
+            monkeypatch.setattr(peers, "FRESH_MS", -1)
+            ours.lately = None
+            assert "unknown" in await page(url, path)
+
+
 async def test_a_worker_that_does_not_answer_leaves_its_last_numbers_with_their_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,6 +143,7 @@ async def test_a_worker_that_does_not_answer_leaves_its_last_numbers_with_their_
         answers = True
         assert (await facts(url))["handler"]["group"]["pending"] == 43
         answers = False
+        await facts(url, "/retries/flights/")
         handler = await facts(url)
         group = handler["handler"]["group"]
         assert (group["pending"], group["unknown_partitions"], group["silent"]) == (43, [2], [peer])
@@ -172,7 +195,31 @@ async def test_a_worker_is_asked_once_for_many_readers() -> None:
 
     async with answering(reply) as (peer, asked), serving(owner(peer)) as url:
         await asyncio.gather(*(facts(url) for _ in range(10)))
-        assert len(asked) == 1
+        for path in ("/retries/", "/retries/flights/", "/retries/"):
+            await facts(url, path)
+        assert len(asked) == 1, "also where another handler has nothing there"
+
+
+async def test_a_page_asks_all_that_it_needs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One deadline bounds it: neither handlers nor list and total wait for one another."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)
+    monkeypatch.setattr(peers, "FRESH_MS", -1)
+    both, met = asyncio.Barrier(2), list[str]()
+
+    async def reply(request: web.Request) -> web.StreamResponse:
+        async with asyncio.timeout(5):
+            await both.wait()
+        met.append(request.path)
+        return web.json_response({"handlers": {}} if request.path == peers.PART else {"lines": []})
+
+    async with answering(reply) as (one, asked), answering(reply) as (two, others):
+        worker = owner(one)
+        async with serving(worker) as url:
+            for kind in ("dead", "pending"):
+                await facts(url, f"{BASE}/{kind}")
+            worker.parts["flights"] = [partition(0, state="elsewhere", owner_url=two)]
+            await facts(url, "/retries/")
+            assert len(met) == len(asked) + len(others) == 6
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1%2", "::ffff:169.254.169.254"])
@@ -249,6 +296,23 @@ async def test_lists_are_those_of_all_workers(monkeypatch: pytest.MonkeyPatch, s
                 assert await walk(url, f"{BASE}/{path}&format=json&limit={limit}") == expected, path
         if scan > limit:
             assert f"1-{min(limit, 25)} of 25" in await page(one, f"{BASE}/dead?limit={limit}")
+
+
+@pytest.mark.parametrize("kind", ["dead", "pending"])
+async def test_lists_while_partitions_move_double_nothing_and_name_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A worker that has joined or comes back has other partitions than the asked one knows of."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
+    left, right = dead_and_waiting(range(4), 0), dead_and_waiting(range(4), 0)
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
+        right.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=one)]
+        listed = await facts(one, f"{BASE}/{kind}")
+        assert sorted(each["offset"] if kind == "dead" else each["origin_offset"] for each in listed["records"]) == [
+            *range(4)
+        ]
+        assert (listed["partitions_left_out"], listed["silent"]) == ([1], [])
 
 
 async def test_a_list_without_a_worker_says_so() -> None:

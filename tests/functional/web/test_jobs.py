@@ -7,6 +7,7 @@ import json
 import threading
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import count
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from retryapp.ports import CircuitInfo
 from retryapp.web import counting
 from retryapp.web import jobs as web_jobs
 from retryapp.web.access import Operators, Role
+from retryapp.web.answers import Answers
 from retryapp.web.jobs import StartJob
 
 HTML = {"Accept": "text/html"}
@@ -54,6 +56,17 @@ def fit(worker: FakeWorker) -> None:
     found.samples[f"{GROUP}.{MAIN}.dlq", 0, 17] = f"{GROUP}/{MAIN}@kq8G0bTz/0/17"
     found.done["recovered"] = 5
     found.looked = found.whole = 2_000
+
+
+async def test_a_job_takes_letters_of_a_former_policy(worker: FakeWorker) -> None:
+    """Their topics are there, and previews count them; topics of others are none of it."""
+    fit(worker)
+    async with pages(worker, ADMIN) as site:
+        for name, status in (("gone", 303), ("gone.events", 400)):
+            worker.fits.upto[0] = {f"{GROUP}.{MAIN}.dlq": 900, f"{GROUP}.{MAIN}.dlq.{name}": 7}
+            form = Form(await site.get(f"{BASE}/jobs/new?verb=discard&all=1"), f"{BASE}/command/job")
+            sent = {**form.fields, "why": "test data"}
+            assert (await site.post(sent, HTML, f"{BASE}/command/job"))[0] == status
 
 
 async def test_what_was_previewed_is_what_begins(worker: FakeWorker) -> None:
@@ -111,7 +124,9 @@ async def test_a_preview_goes_on_while_somebody_looks(worker: FakeWorker, monkey
         return found
 
     monkeypatch.setattr(worker, "preview", preview)
-    path = f"{BASE}/jobs/new?verb=discard&reason=exhausted"
+    instants = count(NOW_MS)
+    monkeypatch.setattr(Answers, "now_ms", lambda _self: next(instants))
+    path = f"{BASE}/jobs/new?verb=discard&reason=exhausted&since=2h"
     async with pages(worker, Operators(local=Role.OPERATE)) as site:
         for shown in ("1,000 of 3,000 are looked at", "2,000 of 3,000 are looked at"):
             body = await site.get(path)
@@ -257,6 +272,8 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "a filter of a newer version": ("job", {"filter": '{"v": 1, "colour": "red"}'}),
     "a verb of records that wait": ("job", {"verb": "cancel"}),
     "an id with a slash": ("job", {"job": "../x"}),
+    "an id that is none": ("job/a%20b", {"verb": "pause"}),
+    "half of a character": ("handler", {"verb": "pause", "why": "\ud83d"}),
     "an unknown verb": ("job/3f9ca81b02", {"verb": "fly"}),
     "another unknown verb": ("handler", {"verb": "cancel"}),
     "much": ("job", {"scope": "x" * StartJob.most_bytes}),

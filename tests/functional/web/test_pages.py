@@ -15,7 +15,7 @@ from samples import partition
 
 from retryapp.core.record import idempotency_key
 from retryapp.ports import CircuitInfo
-from retryapp.web import lists
+from retryapp.web import answers, lists
 
 HTML_PAGES = [
     "/retries/",
@@ -248,6 +248,39 @@ async def test_messages_headers_and_fields_are_searched(site: Site, worker: Fake
     for asked in ("header=tenant=acme", "field=/id=7", "field=/id=7&header=tenant=acme&key=k"):
         assert [each["origin_offset"] for each in (await facts(site, f"{BASE}/pending?{asked}"))["records"]] == [6_000]
     assert (await site.get(f"{BASE}/dead?field=id"))[0] == 400
+
+
+async def test_a_list_by_type_of_error_is_of_what_a_job_by_it_takes(site: Site, worker: FakeWorker) -> None:
+    """Its buttons begin a job about the same letters, and no number of others is said of it."""
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
+    whole = sum(part.dead or 0 for part in worker.parts[MAIN])
+    for kind in ("app.Declined", f"app.{'Declined' * 20}"):
+        worker.bury(900 + len(kind), dead_metadata(7_000 + len(kind), error_type=kind))
+        listed = await facts(site, f"{BASE}/dead?error_type={kind}")
+        assert [each["offset"] for each in listed["records"]] == [900 + len(kind)]
+        assert (listed["total"], listed["of"], listed["error_type"]) == (None, whole, kind)
+        links = Outline((await site.get(f"{BASE}/dead?error_type={kind}"))[2]).links
+        assert {link for link in links if "/jobs/new" in link} == {
+            f"{BASE}/jobs/new?error_type={kind}&verb={verb}" for verb in ("replay", "discard")
+        }
+    worker.wait(metadata(6_000, error_type="app.Declined"), key=b"k", value=b"{}")
+    listed = await facts(site, f"{BASE}/pending?error_type=app.Declined")
+    assert ([each["origin_offset"] for each in listed["records"]], listed["total"]) == ([6_000], None)
+    assert (await facts(site, f"{BASE}/pending?since=1s"))["total"] is None
+
+
+async def test_the_number_of_a_cause_is_said_where_all_partitions_are_known(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is unknown; also where tables tell no further causes apart."""
+    (cause, *_) = worker.causes(MAIN)
+    asked = f"{BASE}/dead?cause={cause.cause_id}"
+    assert (await facts(site, asked))["total"] is None, "a worker does not answer"
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
+    assert (await facts(site, asked))["total"] == cause.records
+    assert (await facts(site, f"{BASE}/dead?cause=c1-0000000000"))["total"] == 0
+    monkeypatch.setattr(answers, "MAX_CAUSES", len(worker.causes(MAIN)))
+    assert (await facts(site, asked))["total"] is None
 
 
 async def test_a_page_says_of_how_many_it_has_looked_at(

@@ -12,41 +12,27 @@ from functional.web.house import NOW_MS, FakeWorker, Site, busy_worker, serving
 from samples import partition
 
 from retryapp.cli._workers import Workers
+from retryapp.lookup.activity import Rates, rates_of
+from retryapp.ports import Activity
 from retryapp.web.access import Role, parse_operators
 
-METRICS = """# TYPE retryapp_deliveries_total counter
-retryapp_deliveries_total{{handler="shop.orders"}} {deliveries}
-# TYPE retryapp_failures_total counter
-retryapp_failures_total{{class="retryable",handler="shop.orders"}} {failures}
-# TYPE retryapp_dead_total counter
-retryapp_dead_total{{handler="shop.orders",reason="rejected"}} 7.0
-# TYPE retryapp_lateness_seconds histogram
-retryapp_lateness_seconds_bucket{{handler="shop.orders",le="0.01"}} {late}
-retryapp_lateness_seconds_bucket{{handler="shop.orders",le="+Inf"}} {late}
-"""
-
-
-def count(worker: FakeWorker, deliveries: float, failures: float, late: float) -> None:
-
-    async def text() -> bytes:
-        return METRICS.format(deliveries=deliveries, failures=failures, late=late).encode()
-
-    worker.metrics_text = text
+BUSY = Activity(span_s=30, deliveries=1_000, failures=10, late_within={"0.01": 39, "0.05": 40, "+Inf": 40})
 
 
 async def test_figures_and_lanes_are_those_of_the_pages(site: Site, worker: FakeWorker) -> None:
     """Totals, due soon, lanes of this worker with state, lag and last error."""
     worker.address = site.url
-    count(worker, 1_000, 10, 40)
+    worker.lately = BUSY
     group = await Workers("billing", [site.url])._ask(NOW_MS)
     assert (group.group, group.workers) == ("billing", [site.url])
     flights, orders = group.handlers
     assert flights.main == "flights"
-    assert (orders.pending, orders.dead, orders.dead_by_reason) == (1_204_397, 135, {"rejected": 7})
-    assert orders.due_next_minute == 15
-    assert (orders.deliveries_per_s, orders.failures_per_s) == (None, None), "one look tells no rate"
-    assert orders.lateness is not None
-    assert (orders.lateness.count, orders.lateness.p99) == (40, 10.0)
+    assert (orders.pending, orders.dead, orders.due_next_minute) == (1_204_397, 135, 15)
+    assert orders.rates == Rates(
+        deliveries_per_min=2_000, failures_per_min=20, retries=40, late_p50_ms=10, late_p99_ms=50
+    )
+    assert flights.rates is None, "not known"
+    assert "shop.orders: 135 dead, most of them: ValueError: no" in group.todo
     mine = {lane["partition"]: lane for lane in group.lanes if lane["main"] == "shop.orders"}
     assert sorted(mine) == [0, 1, 4, 5], "partitions of other workers are theirs to tell"
     assert (mine[0]["main_lag"], mine[0]["state"], mine[0]["last_error"]) == (12, "open", "TimeoutError: no answer")
@@ -67,40 +53,26 @@ async def test_a_token_is_shown_to_the_workers_that_were_named(worker: FakeWorke
     async with TestServer(elsewhere) as other, serving(worker, only_ann) as url:
         worker.address = url
         worker.parts["shop.orders"][2] = partition(2, state="elsewhere", owner_url=str(other.make_url("")))
-        count(worker, 1, 0, 0)
         assert (await Workers("billing", [url])._ask(NOW_MS)).workers == []
         group = await Workers("billing", [url], token="secret")._ask(NOW_MS)  # noqa: S106
-        assert (group.workers, group.handlers[1].dead_by_reason) == ([url], {"rejected": 7})
+        assert (group.workers, group.handlers[1].dead) == ([url], 135)
         assert set(heard) == {None}
 
 
 async def test_a_circuit_is_that_of_the_pages(site: Site, worker: FakeWorker) -> None:
     """Of a handler without one there is none."""
     worker.address = site.url
-    count(worker, 0, 0, 0)
     worker.parts["shop.orders"][0] = replace(worker.parts["shop.orders"][0], circuit="open")
     group = await Workers("billing", [site.url])._ask(NOW_MS)
     circuits = {lane["partition"]: lane["circuit"] for lane in group.lanes if lane["main"] == "shop.orders"}
     assert circuits == {0: "open", 1: None, 4: None, 5: None}
 
 
-async def test_rates_are_taken_between_two_looks(site: Site, worker: FakeWorker) -> None:
-    """Counters are differences; one that went back counts from zero."""
-    worker.address = site.url
-    workers = Workers("billing", [site.url])
-    count(worker, 1_000, 100, 0)
-    await workers._ask(NOW_MS)
-    count(worker, 1_500, 20, 0)
-    orders = (await workers._ask(NOW_MS + 2_000)).handlers[1]
-    assert (orders.deliveries_per_s, orders.failures_per_s) == (250.0, 10.0)
-
-
 async def test_workers_that_pages_name_are_asked_too(site: Site, worker: FakeWorker) -> None:
     """One address is enough; figures add up."""
     worker.address = site.url
     other = busy_worker(site.url)
-    count(worker, 10, 1, 1)
-    count(other, 10, 1, 1)
+    worker.lately = other.lately = BUSY
     async with serving(other) as url:
         other.address = url
         worker.parts["shop.orders"][2] = replace(worker.parts["shop.orders"][2], owner_url=url)
@@ -112,6 +84,7 @@ async def test_workers_that_pages_name_are_asked_too(site: Site, worker: FakeWor
         assert group.workers == sorted([site.url, url])
         assert group.handlers[1].pending == 1_204_397 + 600
         assert group.handlers[1].unknown_partitions == [3], "nobody has it"
+        assert group.handlers[1].rates == rates_of([BUSY, BUSY])
 
 
 async def test_a_partition_with_two_claims_counts_once_by_the_newer_numbers(site: Site, worker: FakeWorker) -> None:
@@ -119,7 +92,6 @@ async def test_a_partition_with_two_claims_counts_once_by_the_newer_numbers(site
     worker.address = site.url
     other = busy_worker(site.url)
     for each in (worker, other):
-        count(each, 10, 1, 1)
         each.parts = {"shop.orders": [partition(0, pending=5), partition(1, pending=None, dead=None, state="opening")]}
         each.infos = [replace(each.infos[0], partitions=2)]
     old = partition(0, pending=742, dead=1, as_of_ms=NOW_MS - 42_000, state="idle")

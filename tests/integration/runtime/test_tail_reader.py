@@ -79,6 +79,7 @@ async def test_single_records_are_read_by_their_offsets(
     assert {offset: record.value for offset, record in found.items()} == {
         0: b"0", 1: b"1", 7: b"7", 399: b"399", 401: b"0", 800: b"399", 802: b"0", 1_201: b"399"
     }  # fmt: skip
+    assert 1 < len(await reader.records(topic, [*range(400), *range(802, 1_202)], most_bytes=1)) <= 400
     assert {(record.topic, record.partition, record.headers) for record in found.values()} == {(*topic, ())}
     Operator(bootstrap).delete_records(*topic, 401)
     assert (await reader.records(topic, [0, 400, 401])).keys() == {401}

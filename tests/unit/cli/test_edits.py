@@ -27,11 +27,17 @@ def test_the_options_are_an_edit(sent: list[Any], tmp_path: Path) -> None:
     """Byte for byte from a file; a key beside a failure id is the new one."""
     (tmp_path / "value").write_bytes(b"\xff\r\n")
     words = ["--value-file", str(tmp_path / "value"), "--key", "k2", "--header", "a=b=c", "--drop-header", "trace"]
-    for given in ([*words, "--idempotency", "new"], ["--value", "", "--idempotency", "keep"], []):
+    raw = ["--value", "\udcff", "--header", "a=\udcfe", "--idempotency", "keep"]  # as Python has what is no UTF-8
+    for given in ([*words, "--idempotency", "new"], ["--value", "", "--idempotency", "keep"], raw, []):
         done = CliRunner().invoke(dead.command, [*PLACE, NAME, *given], standalone_mode=False)
         assert done.exception is None, done.exception
     changes: dict[str, Any] = {"value": b"\xff\r\n", "key": b"k2", "headers": {"a": b"b=c"}}
-    assert sent == [Edit.of("new", **changes, drop=("trace",)), Edit.of("keep", value=b""), None]
+    assert sent == [
+        Edit.of("new", **changes, drop=("trace",)),
+        Edit.of("keep", value=b""),
+        Edit.of("keep", value=b"\xff", headers={"a": b"\xfe"}),
+        None,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_a_table_shows_text_as_it_is():
 def test_no_text_steers_the_terminal(capsys):
     """Whatever prints it: a result, an error, a group that is watched."""
     hostile = "a\x1b]0;owned\x07\u202e\x9b2J[red]"
-    figures = HandlerFigures(main=hostile, pending=1, next_due_ms=None, dead_by_reason={hostile: 1})
+    figures = HandlerFigures(main=hostile, pending=1, next_due_ms=None)
     lane = {
         "worker": hostile,
         "main": hostile,
@@ -31,7 +31,9 @@ def test_no_text_steers_the_terminal(capsys):
         "last_error": hostile,
         "paused": hostile,
     }
-    group = Group(group=hostile, now_ms=0, workers=[hostile], handlers=[figures], lanes=[lane], note=hostile)
+    group = Group(
+        group=hostile, now_ms=0, workers=[hostile], handlers=[figures], lanes=[lane], note=hostile, todo=[hostile]
+    )
     emit({}, hostile, as_json=False)
     emit({"why": hostile}, "", as_json=True)
     emit_error("E", hostile, 1, as_json=False)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from io import BytesIO, TextIOWrapper
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from retryapp.cli import _steer, dead, pending
+from retryapp.cli import _steer, dead, main, pending
+from retryapp.cli.console import ExitCode
 from retryapp.core.control import Command
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Commanded
@@ -67,6 +70,38 @@ def test_a_rate_is_kept_by_who_sends(asked: list[Any], monkeypatch: pytest.Monke
     assert "0 of 5 done, 0 refused, 5 queued" in done.output
     assert sent_s == [(0.0, 2), (1.0, 2), (2.0, 1)]
     assert asked == []
+
+
+LONG = "x" * 501
+WRONG: dict[str, tuple[list[str], bytes]] = {
+    "a long reason": (["pending", "cancel", NAMES[0], "--why", LONG], b""),
+    "a long name": (["handler", "pause", "--by", LONG], b""),
+    "a long reason of a job": (["dead", "replay", "--all", "--yes", "--why", LONG], b""),
+    "a long circuit": (["outage", "open", "--circuit", LONG], b""),
+    "no text": (["dead", "replay", "--all", "--yes", "--why", "\udcff"], b""),
+    "no id of a job": (["job", "cancel", "a b"], b""),
+    "no failure id": (["pending", "cancel", f"{LONG * 5}/orders@kq8G0bTz/0/1"], b""),
+    "no text in stdin": (["dead", "replay", "-"], b"\xff\xfe\x00"),
+    "no failure id in stdin": (["dead", "replay", "-"], b"junk/"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrongly_typed_is_said_so(
+    name: str, asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is a mistake in usage, not a fault of ours; nothing is sent."""
+    words, stdin = WRONG[name]
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(stdin), encoding="utf-8"))
+    assert main.run([*words, *PLACE]) == ExitCode.USAGE
+    assert "fault in retryapp" not in capsys.readouterr().err
+    assert asked == []
+
+
+def test_an_instant_before_all_others_is_now(asked: list[Any]) -> None:
+    """Reschedule never goes back."""
+    assert main.run(["pending", "reschedule", *PLACE, NAMES[0], "--at", "1960-01-01"]) == ExitCode.FINDING
+    assert asked == [("reschedule", NAMES[0], "")]
 
 
 class VirtualTime:

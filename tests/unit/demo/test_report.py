@@ -126,7 +126,7 @@ def test_without_pyspark_nothing_is_started(make: Any, tmp_path: Path, monkeypat
     """And the reason says how to get it."""
     monkeypatch.setattr(report, "find_spec", lambda name: None)
     made, announced = make("", tmp_path / "page.html")
-    assert "pip install 'retryapp[spark]'" in made.reason
+    assert "pip install '/path/to/retryapp[spark]'" in made.reason
     assert announced == ""
 
 

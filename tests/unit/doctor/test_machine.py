@@ -32,6 +32,13 @@ def test_the_programs_of_this_installation(monkeypatch: pytest.MonkeyPatch) -> N
     assert (found["java"].severity, found["java"].seen) == (Severity.NOTE, "none")
 
 
+def test_a_misspelt_variable_is_a_warning() -> None:
+    """It is ignored, so the worker starts; the finding names what was meant."""
+    (found,) = machine.judge_settings({"RETRYAPP_GARCE": "60s", "RETRYAPP_GRACE": "60s"})
+    assert (found.severity, found.name) == (Severity.WARNING, "variable RETRYAPP_GARCE")
+    assert found.remedy == "Rename it to RETRYAPP_GRACE"
+
+
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     """Its nearest parent decides."""
     folder, disk = machine.judge_folder(tmp_path / "a" / "b")

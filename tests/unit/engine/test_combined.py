@@ -107,7 +107,7 @@ async def test_an_outage_keeps_order_and_attempts() -> None:
 
 def test_a_partition_that_stops_at_a_record_has_no_circuit() -> None:
     """It would never open: no second record can fail."""
-    with pytest.raises(InvalidSettingError, match="none with order='partition'"):
+    with pytest.raises(InvalidSettingError, match="cannot be combined with order='partition'"):
         MemoryPartition(Service(), "1s", circuit=BREAKER, order=Order.PARTITION)
 
 

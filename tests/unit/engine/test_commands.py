@@ -53,6 +53,18 @@ async def test_retry_now_begins_the_next_attempt_at_once() -> None:
         assert orders.waiting == {"1h": 1}
 
 
+@pytest.mark.parametrize(
+    ("wait_ms", "text"),
+    [(-5, "due now"), (250, "due in 250ms"), (7_200_500, "due in 2h"), (4_000 * 86_400_000, "due in more than 3650d")],
+)
+async def test_an_outcome_says_when_a_record_is_due(wait_ms: int, text: str) -> None:
+    """As a person reads it, not in milliseconds; also further away than a duration may be."""
+    async with MemoryPartition(Calls(), "1h*3") as orders:
+        await orders.send(b"one")
+        outcome = await orders.command("reschedule", 0, due_at_ms=orders.clock.wall_ms() + wait_ms)
+        assert outcome["text"] == text
+
+
 async def test_reschedule_is_never_before_now() -> None:
     """To the millisecond; a time that has passed means now."""
     calls = Calls()

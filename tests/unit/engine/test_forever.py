@@ -75,6 +75,6 @@ async def test_counts_that_have_no_end_stay_at_the_largest_number(clock: Virtual
 @pytest.mark.parametrize("order", [Order.NONE, Order.LATEST])
 def test_a_schedule_without_end_is_for_handlers_in_which_others_wait(order: Order) -> None:
     """Elsewhere one record after another would be tried without end."""
-    with pytest.raises(InvalidSettingError, match="order='key' or 'partition'"):
+    with pytest.raises(InvalidSettingError, match="order='key' or order='partition'"):
         make_context(fine, "forever(10s)", order=order)
     assert make_context(fine, "forever(10s)", order=Order.PARTITION).handler.policy.max_attempts is None

@@ -248,11 +248,13 @@ async def test_the_letters_of_many_commands_are_read_together(monkeypatch: pytes
         alone.extend([start] * (tp.topic == DLQ))
         return await read(self, tp, start, *args, **more)
 
-    async def picking(self: MemoryReader, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Record]:
+    async def picking(
+        self: MemoryReader, tp: TopicPartition, offsets: Sequence[int], **more: Any
+    ) -> Mapping[int, Record]:
         together.append(len(offsets))
         if fails:
             raise TimeoutError("no leader")
-        return await pick(self, tp, offsets)
+        return await pick(self, tp, offsets, **more)
 
     async with partition(service) as orders:
         await letters(orders, service, 120)
@@ -279,6 +281,31 @@ async def test_letters_of_commands_that_came_too_late_are_not_kept() -> None:
         await orders.settle()
         assert [event["refused"] for event in told(orders)] == ["expired"] * 8
         assert not orders.engine.commands._letters._ahead  # type: ignore[union-attr]
+
+
+async def test_large_letters_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 1 MB each, those of 50 commands were in memory together, of each partition."""
+    service, pick, sizes = Service(), MemoryReader.records, list[int]()
+
+    async def picking(*arguments: Any, **more: Any) -> Mapping[int, Record]:
+        found = await pick(*arguments, **more)
+        sizes.append(sum(len(record.value or b"") for record in found.values()))
+        return found
+
+    large = [b"%d" % number + bytes(300_000) for number in range(10)]
+    async with partition(service) as orders:
+        await orders.send(*large)
+        await orders.to_rest()
+        monkeypatch.setattr(MemoryReader, "records", picking)
+        service.all_down = False
+        for number in range(10):
+            orders.transport.append(CONTROL, None, single("", str(number), "replay"))
+        await orders.settle()
+        await orders.to_rest()
+        assert [event["refused"] for event in told(orders)] == [None] * 10
+        assert sorted(service.again) == large
+        assert sizes
+        assert max(sizes) < 1_500_000
 
 
 async def test_faults_of_the_dead_letter_topic_are_none_of_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

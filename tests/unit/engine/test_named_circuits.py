@@ -386,12 +386,12 @@ async def test_what_somebody_says_of_a_claimed_record_counts_although_its_circui
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"policy": RetryPolicy("1s", on=[retryable(ValueError, circuit="bank")])}, "named 'bank'"),
+        ({"policy": RetryPolicy("1s", on=[retryable(ValueError, circuit="bank")])}, "names the circuit 'bank'"),
         ({"circuits": {"no name": BREAKER}}, "letters, digits"),
         ({"circuits": {f"c{n}": BREAKER for n in range(17)}}, "at most 16"),
         ({"circuits": {"c7": BREAKER, "c10": BREAKER}}, "another name"),
         ({"order": Order.PARTITION}, "order='partition'"),
-        ({"circuit": CircuitBreaker(rate_limit="1/s")}, "an argument of the handler"),
+        ({"circuit": CircuitBreaker(rate_limit="1/s")}, "set rate_limit= of the handler"),
     ],
 )
 def test_names_that_cannot_be_told_apart_are_refused(options: dict[str, Any], problem: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -159,3 +160,33 @@ async def test_offsets_of_a_former_control_topic_pass_nothing() -> None:
     async with partition(bank, transport=orders.transport) as orders:
         await orders.command("cancel", 0)
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
+
+
+async def test_where_the_control_topic_ends_is_known_after_a_fault_of_the_broker() -> None:
+    """A pause would take what was sent before it for something that came later."""
+    async with partition(Bank()) as orders:
+        put(orders, HandlerCommand(id="r", verb=HandlerVerb.RESUME))
+        queue = orders.engine.commands.queue  # type: ignore[union-attr]
+        queue.come(1)
+        orders.transport.fail("tail", ConnectionError())  # type: ignore[arg-type]
+        await queue.read()
+        assert (queue.end, queue.more) == (1, False)
+        await orders.settle()
+        assert told(orders) == [("r", None)]
+
+
+async def test_where_the_control_topic_ends_is_known_while_it_is_read() -> None:
+    """The end of when the reading began took its place."""
+    async with partition(Bank()) as orders:
+        put(orders, HandlerCommand(id="r1", verb=HandlerVerb.RESUME))
+        queue = orders.engine.commands.queue  # type: ignore[union-attr]
+        answer = orders.transport.pause("tail", durable=True)  # type: ignore[arg-type]
+        await orders.until(lambda: answer.reached)
+        put(orders, HandlerCommand(id="r2", verb=HandlerVerb.RESUME))
+        queue.come(2)
+        answer.set()
+        for _ in range(12):
+            await asyncio.sleep(0)
+            assert queue.end == 2
+        await orders.settle()
+        assert told(orders) == [("r1", None), ("r2", None)]

@@ -98,6 +98,27 @@ async def test_a_worker_that_dies_while_it_has_a_transaction_end_leaves_that_to_
         assert sorted(calls.seen) == [b"one", b"one", b"two", b"two"]
 
 
+async def test_a_lane_without_a_store_waits_for_the_end_of_its_last_transaction() -> None:
+    """Its markers took longer than a look at them: it opened without those rows, and its next store missed them."""
+    calls = Calls()
+    transport = await parked(calls)
+    leave_undecided(transport, same_producer=False)
+    transport.lose_store()
+    log = transport.broker.logs[CHANGELOG]
+    async with MemoryPartition(calls, "1m", transport=transport) as orders:
+        for _ in range(20):
+            await orders.advance(50)
+        assert set(faults(orders)) == {"CommitUndecidedError"}
+        (txn,) = log.open
+        txn.committed = True
+        log.open.clear()
+        for _ in range(20):
+            await orders.advance(500)
+        assert orders.waiting == {"1m": 2}
+        await orders.to_rest()
+        assert sorted(calls.seen) == [b"one", b"one", b"two", b"two"]
+
+
 @pytest.mark.parametrize("cut", [False, True])
 async def test_a_changelog_that_has_lost_its_end_is_refused_as_before(cut: bool) -> None:
     """Nothing is written to one that was cut; nor does a lane open whose transaction belongs to another producer."""

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 from doubles import BankDownError, Gate, reopen
 
-from retryapp import RetryPolicy, pausing
+from retryapp import RetryPolicy, non_retryable, pausing
+from retryapp.core.control import is_mark
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.record import Damage, Record
 from retryapp.core.rows import IDENTITY_AT, OFFSET_AT
 from retryapp.core.verdicts import Reject
+from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import Event, Row, TopicPartition
 from retryapp.testing import MemoryPartition
+from retryapp.testing.lane import Step
 
 HOLD = Holding(on_dead="hold")
 
@@ -28,6 +31,7 @@ class Bank:
     def __init__(self, *down: bytes, bad: bytes = b"") -> None:
         self.down = {*down}
         self.bad = bad
+        self.fault: Exception = BankDownError()
         self.seen: list[bytes] = []
 
     async def __call__(self, value: bytes) -> None:
@@ -35,15 +39,15 @@ class Bank:
         if value == self.bad:
             raise Reject("wrong")
         if value in self.down:
-            raise BankDownError
+            raise self.fault
 
 
 def partition(bank: Any, order: Order = Order.KEY, **more: Any) -> MemoryPartition:
     return MemoryPartition(bank, "1h*3", order=order, **more)
 
 
-def damage(orders: MemoryPartition, offset: int) -> None:
-    """Take a byte out of the row of a record."""
+def damage(orders: MemoryPartition, offset: int, *, version: bool = False) -> None:
+    """Take a byte out of the row of a record, or only change its version."""
     table = orders.transport.pending
     assert table is not None
     ((key, value),) = [
@@ -51,7 +55,8 @@ def damage(orders: MemoryPartition, offset: int) -> None:
         for key, value in table.page(None, 99)
         if int.from_bytes(key[IDENTITY_AT + OFFSET_AT :], "big") == offset
     ]
-    table.write([Row(key[IDENTITY_AT:], value[:-40] + value[-39:], "?")], None)
+    bad = b"\0" + value[1:] if version else value[:-40] + value[-39:]
+    table.write([Row(key[IDENTITY_AT:], bad, "?")], None)
 
 
 def dead(orders: MemoryPartition) -> list[tuple[int, str]]:
@@ -60,6 +65,12 @@ def dead(orders: MemoryPartition) -> list[tuple[int, str]]:
 
 def failed(orders: MemoryPartition) -> list[Event]:
     return [seen.event for seen in orders.observer.seen if seen.event is Event.LANE_FAILED]
+
+
+def _outcome(orders: MemoryPartition, command: str) -> dict[str, Any]:
+    told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
+    (outcome,) = [each for each in told if each.get("command") == command]
+    return dict(outcome)
 
 
 async def resume(orders: MemoryPartition, name: str) -> dict[str, Any]:
@@ -233,6 +244,34 @@ async def test_each_damaged_stop_is_told_before_what_waits_behind_it_runs() -> N
         assert bank.seen == [b"0+", b"1+", b"2+"]
 
 
+async def test_a_kill_between_a_resume_and_the_pause_for_the_next_damaged_stop_forgets_none() -> None:
+    """The resume is durable first: the opening finds them all again, and nothing has run that they hold."""
+    last = list[str]()
+    for commit in range(2):
+        bank = Bank()
+        async with partition(bank, holding=HOLD) as orders:
+            for number in range(2):
+                bank.bad = b"%d" % number
+                await orders.send(bank.bad, b"%d+" % number, key=bank.bad)
+                damage(orders, 2 * number)
+        bank.seen.clear()
+        async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+            kill = orders.transport.pause(Step.COMMIT, after=commit, durable=True)
+            sent = HandlerCommand(id="r", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
+            orders.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+            await orders.settle()
+            assert kill.reached
+            told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
+            last.append([each["verb"] for each in told if each["kind"] == "command"][-1])
+        async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+            for number in range(2):
+                assert orders.engine.commands.levels.paused.record.endswith(f"/{2 * number}")  # type: ignore[union-attr]
+                assert bank.seen == []
+                await resume(orders, f"again{number}")
+            assert bank.seen == [b"0+", b"1+"]
+    assert last == ["handler-resume", "handler-pause"]
+
+
 @pytest.mark.parametrize("paused", [False, True])
 async def test_a_resume_that_was_sent_before_a_damaged_stop_was_found_does_not_end_that_pause(*, paused: bool) -> None:
     """Whoever sent it did not know; also where somebody has paused the partition, and the resume is for that."""
@@ -246,8 +285,7 @@ async def test_a_resume_that_was_sent_before_a_damaged_stop_was_found_does_not_e
     orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await orders.advance(1_000)
-        told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
-        (outcome,) = [each for each in told if each.get("command") == "early"]
+        outcome = _outcome(orders, "early")
         assert (outcome["refused"], bank.seen) == ("changed", [b"1"])
         assert "a damaged record" in outcome["text"]
         assert ("paused by ann" in orders.engine.commands.levels.paused.text) is paused  # type: ignore[union-attr]
@@ -273,6 +311,67 @@ async def test_a_resume_for_the_pause_of_a_rule_does_not_end_that_for_a_damaged_
             told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
             (found,) = [each for each in told if "a damaged record" in (each.get("after") or "")]
             assert "by rule" in found["before"]
+
+
+async def test_the_letter_of_a_damaged_row_is_newer_than_one_on_another_dead_letter_topic() -> None:
+    """Nothing replays it, so there is none after it; its delivery may not be known, and was taken for the first."""
+    bank, policy = Bank(b"0"), RetryPolicy("1h*3", on=non_retryable(ValueError, dead_letters="invalid"))
+    async with MemoryPartition(bank, policy) as orders:
+        await orders.send(b"0")
+        bank.fault = ValueError()
+        await orders.advance(3_600_000)
+        bank.fault = BankDownError()
+        assert (await orders.command("replay", 0))["refused"] is None
+        damage(orders, 0, version=True)
+        await orders.advance(3_600_000)
+        assert dead(orders) == [(0, "damaged"), (0, "non-retryable")]
+        told = await orders.command("discard", 0)
+        assert (told["refused"], told["after"]) == (None, "discarded")
+        assert [is_mark(each.headers) for each in orders.records(orders.handler.topology.dlq)] == [False, True]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_resume_that_came_since_the_topic_was_looked_at_does_not_end_a_pause_for_damage(
+    monkeypatch: pytest.MonkeyPatch, *, killed: bool
+) -> None:
+    """A worker looks every 0.2 s; its death before it has looked once more is no reason to obey it, either."""
+    bank, pause = Bank(b"0"), Pace.pause
+    async with partition(bank, holding=HOLD) as orders:
+        await orders.send(b"0", b"1", key=b"a")
+        damage(orders, 0)
+
+        def pause_later(pace: Pace) -> None:
+            monkeypatch.undo()
+            early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
+            orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+            if killed:
+                orders.transport.pause("bounds")  # type: ignore[arg-type]
+            pause(pace)
+
+        monkeypatch.setattr(Pace, "pause", pause_later)
+        await orders.advance(3_600_000)
+        if not killed:
+            assert _outcome(orders, "early")["refused"] == "changed"
+    bank.down.clear()
+    async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
+        await orders.advance(3_600_000)
+        assert (dead(orders), bank.seen) == ([(0, "damaged")], [b"0"])
+        assert _outcome(orders, "early")["refused"] == "changed"
+        await resume(orders, "late")
+        assert bank.seen == [b"0", b"1"]
+
+
+async def test_where_a_pause_has_its_place_is_asked_again_after_a_fault_of_the_broker() -> None:
+    """Until then a resume is taken for one that was sent before."""
+    bank = Bank(b"0")
+    async with partition(bank, holding=HOLD) as orders:
+        await orders.send(b"0", b"1", key=b"a")
+        damage(orders, 0)
+        orders.transport.fail("bounds", ConnectionError())  # type: ignore[arg-type]
+        await orders.advance(3_600_000)
+        bank.down.clear()
+        await resume(orders, "late")
+        assert (dead(orders), failed(orders), bank.seen) == ([(0, "damaged")], [], [b"0", b"1"])
 
 
 async def test_a_pause_of_a_control_topic_that_was_made_again_can_be_ended() -> None:

@@ -108,7 +108,7 @@ def test_without_pyspark_the_command_says_what_to_install(
     assert run(["pipeline", "vacuum", "--json"]) == 3
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["type"] == "SparkMissingError"
-    assert "pip install 'retryapp[spark]'" in error["message"]
+    assert "pip install '/path/to/retryapp[spark]'" in error["message"]
 
 
 def test_a_trimmed_java_runs_behind_a_shim(fake_java: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

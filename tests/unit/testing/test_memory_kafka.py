@@ -214,6 +214,19 @@ async def test_a_store_that_is_kept_is_read_on_from_where_it_was(transport: Memo
     assert len(transport.pending.page(None, 9)) == 1
 
 
+async def test_what_comes_while_a_partition_is_read_counts(transport: MemoryLaneTransport) -> None:
+    """As with a broker; a reader that was past the end it was told took its offset for one that is gone."""
+    tp, positions = TopicPartition("letters", 0), list[int]()
+    transport.append(tp, None, b"1")
+    answer = transport.pause("tail")  # type: ignore[arg-type]
+    reading = asyncio.create_task(transport.reader.read(tp, 0, lambda _, position: positions.append(position)))
+    await asyncio.sleep(0)
+    assert answer.reached
+    transport.append(tp, None, b"2")
+    answer.set()
+    assert (await reading, positions) == (2, [2])
+
+
 async def test_a_transport_serves_one_worker_at_a_time() -> None:
     """Two at once would be two workers of a group."""
     async with MemoryPartition(down) as first:

@@ -1,0 +1,61 @@
+"""What ended in the last minute, for pages and `top`."""
+
+from __future__ import annotations
+
+from retryapp.core.rules import ErrorClass
+from retryapp.lookup.activity import Rates, rates_of
+from retryapp.ports import Activity, Event, Observation
+from retryapp.runtime.observe.metrics import MetricsObserver
+from retryapp.runtime.observe.recent import LOOK_S, SPAN_S, Recent
+from retryapp.testing import VirtualClock
+
+LOOK_MS = round(LOOK_S * 1_000)
+
+
+def test_the_last_minute_is_what_was_counted_since_a_look_a_minute_ago() -> None:
+    """Of each handler; what ended before has gone, however long the worker runs."""
+    clock, metrics = VirtualClock(0), MetricsObserver()
+    metrics.begin("orders")
+    recent = Recent(metrics.counted, clock)
+    assert recent.of("orders") is None, "not known"
+
+    def end(late_ms: int | None, error: ErrorClass | None = None) -> None:
+        event = Event.SUCCEEDED if error is None else Event.FAILED
+        facts = {} if error is None else {"error_class": str(error)}
+        metrics.observe(Observation(event=event, handler="orders", lateness_ms=late_ms, **facts))
+
+    recent.look()
+    end(7), end(None), end(None, ErrorClass.RETRYABLE)
+    for _ in range(2):
+        clock.advance(LOOK_MS)
+        recent.look()
+    first = Activity(span_s=2 * LOOK_S, deliveries=3, failures=1)
+    found = recent.of("orders")
+    assert found is not None
+    assert (found.span_s, found.deliveries, found.failures) == (first.span_s, 3, 1)
+    assert (found.late_within.get("0.005"), found.late_within["0.01"], found.late_within["+Inf"]) == (None, 1, 1)
+    assert recent.of("flights") == Activity(span_s=2 * LOOK_S, deliveries=0, failures=0)
+    end(90_000), end(30, ErrorClass.TIMEOUT)
+    for _ in range(round(SPAN_S / LOOK_S)):
+        clock.advance(LOOK_MS)
+        recent.look()
+    found = recent.of("orders")
+    assert found is not None
+    assert (found.span_s, found.deliveries, found.failures) == (SPAN_S, 2, 1)
+    assert rates_of([found, None]) == Rates(
+        deliveries_per_min=2, failures_per_min=1, retries=2, late_p50_ms=50, late_p99_ms=None
+    ), "half of them within 50 ms, and no bound for the other"
+    for _ in range(round(SPAN_S / LOOK_S)):
+        clock.advance(LOOK_MS)
+        recent.look()
+    assert recent.of("orders") == Activity(span_s=SPAN_S, deliveries=0, failures=0)
+
+
+def test_workers_add_up() -> None:
+    """Each with its own span; one that has just begun has counted nothing yet."""
+    old = Activity(span_s=60, deliveries=60, failures=6, late_within={"0.01": 98, "0.05": 98, "+Inf": 98})
+    young = Activity(span_s=15, deliveries=30, failures=0, late_within={"0.05": 2, "+Inf": 2})
+    assert rates_of([old, young, Activity(span_s=0, deliveries=0, failures=0)]) == Rates(
+        deliveries_per_min=180, failures_per_min=6, retries=100, late_p50_ms=10, late_p99_ms=50
+    )
+    assert rates_of([None]) is None
