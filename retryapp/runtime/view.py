@@ -24,7 +24,7 @@ from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import STOPPED_MS, identity_of
+from retryapp.core.rows import STOPPED_MS, due_order, identity_of
 from retryapp.core.topology import GROW, HandlerTopology
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
@@ -125,7 +125,7 @@ class RuntimeView:
         chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))))
         most = self._max_attempts(main)
         rows = [_waiting(placed, number, after, chunk, most) for number, placed in here]
-        return list(islice(heapq.merge(*rows, key=lambda entry: entry.key), limit))
+        return list(islice(heapq.merge(*rows, key=lambda entry: due_order(entry.key)), limit))
 
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
         """Return the waiting record of this first delivery, or None."""

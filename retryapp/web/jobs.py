@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
@@ -190,7 +190,11 @@ class StartJob(_JobAction):
 
         def begin() -> Told:
             if person.role < Role.ADMIN:  # what was sent may say less than it takes
-                person.require(_role_for(self._found((info.main, verb, wanted), scope)))
+                found = self._found((info.main, verb, wanted), scope)
+                person.require(_role_for(found))
+                ends = ((found.upto.get(number, {}).get(topic, 0), end) for number, topic, end in _ends(scope))
+                if any(counted < end for counted, end in ends):  # it would take what dies later, again and again
+                    raise bad_sent("scope", "what the preview gave")
             return self.answers.view.begin_job(info.main, order, scope, wait_s=words["wait_s"])
 
         return begin, f"jobs/{name}"
@@ -202,10 +206,16 @@ class StartJob(_JobAction):
         return known or self.answers.view.preview(*asked, lambda _found: time.monotonic() < until_s)
 
 
+def _ends(scope: Scope) -> Iterator[tuple[int, str, int]]:
+    for number, upto in scope.upto.items():
+        for topic, end in upto.items():
+            yield number, topic, end
+
+
 def _check(scope: Scope, info: HandlerInfo) -> None:
     is_dlq = HandlerTopology(group=info.group, main=info.main).is_dlq  # also of a former policy: previews count these
     known = all(0 <= number < info.partitions for number in (*scope.letters, *scope.upto))
-    named = all(is_dlq(topic) and end >= 0 for upto in scope.upto.values() for topic, end in upto.items())
+    named = all(is_dlq(topic) and end >= 0 for _, topic, end in _ends(scope))
     whole = set(scope.letters) <= set(scope.upto) and all(number > 0 for number in scope.letters.values())
     if not (scope.letters and known and named and whole):
         raise bad_sent("scope", "what the preview gave")

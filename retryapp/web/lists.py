@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from retryapp.core.control import is_open
 from retryapp.core.dead_index import MAX_TYPE_BYTES
 from retryapp.core.jobs import LetterFilter
+from retryapp.core.rows import due_order
 from retryapp.core.text import cut_text
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary
@@ -79,10 +80,10 @@ class Listing(BaseModel):
 
 
 def merge(listings: Sequence[Listing], limit: int, *, newest: bool) -> tuple[list[Line], str | None]:
-    """Return the first lines of all workers, and the cursor of the next page; `newest` first, or by rising cursors."""
+    """Return the first lines of all workers, and the cursor of the next page; `newest` first, or by due time."""
 
     def place(cursor: str) -> Any:
-        return place_of(cursor) if newest else cursor
+        return place_of(cursor) if newest else due_order(bytes.fromhex(cursor))
 
     bounds = [place(each.upto) for each in listings if each.upto is not None]
     bound = (max if newest else min)(bounds, default=None)

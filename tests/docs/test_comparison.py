@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
+import faust
 import pytest
 from docs.commands import ROOT
 from docs.named_tests import NamedTest, check_named, named_in
 
 import retryapp
-from retryapp import Retries, RetryPolicy
+from retryapp import Batch, CircuitBreaker, Retries, RetryPolicy, non_retryable
+from retryapp.core.errors import InvalidSettingError
 
 TEXT = (ROOT / "docs" / "comparison.md").read_text()
 COMPARED = ("Spring", "Uber", "Confluent", "Wolverine", "Karafka", "KafkaFlow", "Axon", "RabbitMQ", "Sidekiq", "Celery",
@@ -56,3 +59,60 @@ def test_a_setting_exists(way: str) -> None:
         attempts = RetryPolicy(text).max_attempts
         assert attempts is None or attempts > 1
     assert names or arguments or setting == "the default"
+
+
+NAMED_LETTERS = RetryPolicy("1s", on=[non_retryable(ValueError, dead_letters="invalid")])
+BOUNDED = "forever(1s); max_elapsed=1d"
+APART: dict[str, list[dict[str, Any]]] = {
+    "`batch=`": [{"policy": RetryPolicy("1s", hot="5ms"), "batch": Batch()}, {"batch": Batch(), "order": "partition"}],
+    "`circuit=`, `circuits=`": [
+        {"circuit": CircuitBreaker(), "order": "partition"},
+        {"circuits": {"ledger": CircuitBreaker()}, "order": "partition"},
+    ],
+    "`forever(...)`": [
+        {"policy": "forever(1s)"},
+        {"policy": "forever(1s)", "order": "latest"},
+        {"policy": "forever(1s)", "order": "key", "payload": "reference"},
+    ],
+    '`on_dead="hold"`': [
+        {"on_dead": "hold"},
+        {"on_dead": "hold", "order": "latest"},
+        {"on_dead": "hold", "order": "key", "dead_letters": "drop"},
+        {"on_dead": "hold", "order": "key", "max_sequences": 3, "overflow": "release"},
+    ],
+    "`max_sequences=`, `max_sequence_size=`": [
+        {"max_sequences": 3},
+        {"max_sequence_size": 3, "order": "partition"},
+        {"max_sequences": 3, "order": "latest"},
+    ],
+    '`payload="reference"`': [
+        {"payload": "reference", "order": "latest"},
+        {"payload": "reference", "redelivery": "main"},
+    ],
+    '`redelivery="main"`': [{"redelivery": "main", "order": order} for order in ("key", "latest", "partition")],
+    '`dead_letters="drop"`': [{"policy": NAMED_LETTERS, "dead_letters": "drop"}],
+}
+"""What a start refuses, by the first column of the page's table."""
+TOGETHER: list[dict[str, Any]] = [
+    {"policy": RetryPolicy("1s", hot="5ms"), "order": "partition", "payload": "reference"},
+    {"policy": BOUNDED, "order": "key", "payload": "reference", "on_dead": "hold", "max_sequences": 3},
+    {"batch": Batch(), "order": "key", "circuit": CircuitBreaker(), "circuits": {"ledger": CircuitBreaker()}},
+    {"batch": Batch(), "redelivery": "main", "dead_letters": "drop", "rate_limit": "5/s"},
+]
+
+
+def declare(settings: dict[str, Any]) -> None:
+    async def handle(_value: Any) -> None: ...
+
+    Retries(faust.App("app", broker="kafka://127.0.0.1:1")).handler("orders", **{"policy": "1s", **settings})(handle)
+
+
+async def test_settings_that_do_not_combine_are_listed_and_refused() -> None:
+    """Each row of the table; what it does not list combines."""
+    table = TEXT.split("| setting | not with |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| (`.+?) \| .+ \|$", table, re.MULTILINE) == list(APART)
+    for settings in (each for several in APART.values() for each in several):
+        with pytest.raises(InvalidSettingError):
+            declare(settings)
+    for settings in TOGETHER:
+        declare(settings)

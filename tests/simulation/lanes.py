@@ -33,7 +33,9 @@ class SimLane(MemoryLane):
 
     worker: SimWorker
     fenced_ms: float = 0.0
-    """When its producer was there: what it reads comes after."""
+    """When the producer was there with which it opened: what it reads comes after."""
+    renews: bool = False
+    """It takes another one within its session, for which it reads nothing."""
     line: Wire | None = None
     """The producer's own connection: what it has sent may arrive after what the consumer sends later."""
     letters_s: float = 0.0
@@ -56,7 +58,16 @@ class SimLane(MemoryLane):
     async def start_producer(self) -> None:
         self.line = Wire(self.worker.wire.network)
         await MemoryLane.start_producer(self)
-        self.fenced_ms = asyncio.get_running_loop().time() * 1000
+        if not self.renews:
+            self.fenced_ms = asyncio.get_running_loop().time() * 1000
+
+    @override
+    async def renew(self) -> None:
+        self.renews = True
+        try:
+            await MemoryLane.renew(self)
+        finally:
+            self.renews = False
 
     @override
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:

@@ -118,3 +118,8 @@ def test_a_time_of_a_broker_that_is_a_little_wrong_begins_nothing_early() -> Non
     result = History(Plan.of(3040321)).run()
     assert result.violation is None
     assert result.reached["fault: wrong time"] > 0
+
+
+def test_a_lane_that_takes_a_new_producer_knows_what_it_knew() -> None:
+    """The judge took that for an opening: a release that waited for its topic was not known, and its record began."""
+    assert History(Plan.of(12041130)).run().violation is None

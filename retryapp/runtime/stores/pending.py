@@ -139,7 +139,7 @@ class RocksPendingTable(RocksTable, PendingTable):
     @override
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         out: list[tuple[bytes, bytes]] = []
-        for key, value in self._rows(after or b""):
+        for key, value in self._rows(after or b"", follow=False):
             if after is not None and due_order(key) <= due_order(after):
                 continue
             if len(out) >= limit:
@@ -276,25 +276,36 @@ class RocksPendingTable(RocksTable, PendingTable):
         return found
 
     def _rows(
-        self, start: bytes = b"", claimed: Collection[bytes] = (), most: Mapping[int, int] = {}
+        self,
+        start: bytes = b"",
+        claimed: Collection[bytes] = (),
+        most: Mapping[int, int] = {},
+        *,
+        follow: bool = True,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows from `start` on that are not claimed, in due order, of a queue at most what `most` says."""
+        """Yield the rows from `start` on that are not claimed, in due order, of a queue at most what `most` says.
+
+        Pages are read in threads of their own, while rows are written: there the cursors must not `follow`, or they
+        pass over what has come since the scan began, and it is never due.
+        """
         rows = [
-            islice(self._queue(queue, start, claimed), most.get(queue))
-            for queue in self._cursors
+            islice(self._queue(queue, start, claimed, follow), most.get(queue))
+            for queue in [*self._cursors]
             if most.get(queue) != 0
         ]
         return rows[0] if len(rows) == 1 else merge(*rows, key=lambda row: due_order(row[0]))
 
-    def _queue(self, queue: int, start: bytes, claimed: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows of a queue in key order; the cursor follows."""
+    def _queue(
+        self, queue: int, start: bytes, claimed: Collection[bytes], follow: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows of a queue in key order; the cursor may follow."""
         begin, end, cursor = _start_of(queue), _start_of(queue + 1), self._cursors[queue]
         start = in_queue(start, queue) if start else begin
         for key in sorted(key for key in self._passed.difference(claimed) if start <= key < cursor):
             value = self._store.get(key)
             if value is not None:
                 yield key, value
-        passing = start <= cursor
+        passing = follow and start <= cursor
         for key, value in self._store.items(max(start, cursor)):
             if key >= end:
                 break

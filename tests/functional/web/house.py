@@ -28,7 +28,7 @@ from retryapp.core.lifecycle import Commanded
 from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
+from retryapp.core.rows import PendingRow, due_order, encode_row, identity_of, parse_row_key, row_key
 from retryapp.lookup.jobs import Order, Told
 from retryapp.lookup.journeys import Journey
 from retryapp.lookup.previews import Preview, Scope
@@ -144,8 +144,9 @@ class FakeWorker(RuntimeView):
     def pending_page(
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
-        rows = sorted(self.waiting if main == MAIN else [], key=lambda entry: entry.key)
-        rows = [row for row in rows if partition in (None, row.partition) and (after is None or row.key > after)]
+        rows = sorted(self.waiting if main == MAIN else [], key=lambda entry: due_order(entry.key))
+        rows = [row for row in rows if partition in (None, row.partition)]
+        rows = [row for row in rows if after is None or due_order(row.key) > due_order(after)]
         return rows[:limit]
 
     @override

@@ -27,6 +27,7 @@ from functional.web.house import (
 )  # fmt: skip
 from samples import partition
 
+from retryapp.core.rows import in_queue, queue_of
 from retryapp.ports import Activity
 from retryapp.web import peers
 
@@ -296,6 +297,23 @@ async def test_lists_are_those_of_all_workers(monkeypatch: pytest.MonkeyPatch, s
                 assert await walk(url, f"{BASE}/{path}&format=json&limit={limit}") == expected, path
         if scan > limit:
             assert f"1-{min(limit, 25)} of 25" in await page(one, f"{BASE}/dead?limit={limit}")
+
+
+async def test_waiting_records_are_listed_by_due_time_whatever_circuit_they_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a circuit have keys of their own, which sort elsewhere."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)  # a busy machine is no silent worker
+    left, right = dead_and_waiting(range(0, 12, 2), 0), dead_and_waiting(range(1, 12, 2), 1)
+    for worker in (left, right):
+        worker.waiting[::2] = [
+            replace(each, key=in_queue(each.key, queue_of("ledger"))) for each in worker.waiting[::2]
+        ]
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [partition(0, pending=6), partition(1, state="elsewhere", owner_url=two)]
+        right.parts[MAIN] = [partition(0, state="elsewhere", owner_url=one), partition(1, pending=6)]
+        for limit in (1, 2, 50):
+            assert await walk(one, f"{BASE}/pending?format=json&limit={limit}") == [*range(12)]
 
 
 @pytest.mark.parametrize("kind", ["dead", "pending"])

@@ -6,19 +6,22 @@ import asyncio
 import json
 from dataclasses import asdict, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from samples import waiting_row
 
 from retryapp.core.causes import CauseCount
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import Part, PartState
 from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.core.rows import parse_row_key
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, PartitionInfo
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.view import RuntimeView
+from retryapp.testing.tables import MemoryPendingTable
 
 
 async def test_what_a_table_has_yet_to_read_is_told_while_it_counts(
@@ -86,6 +89,26 @@ def orders(runtime: Runtime) -> Any:
     )
     runtime.placed["orders", 0] = placed
     return placed
+
+
+def test_what_waits_is_listed_by_due_time_over_partitions_and_circuits(runtime: Runtime) -> None:
+    """Each record once, over pages of any size: rows of a circuit have keys that sort elsewhere."""
+    runtime.served["orders"].partitions = runtime.served["orders"].complete = 2
+    for number in (0, 1):
+        table = MemoryPendingTable()
+        dues = range(1_000 + number, 1_012, 2)
+        table.write([waiting_row(at, due_at_ms=at, circuit="ledger" if at % 3 else "") for at in dues], 0)
+        runtime.placed["orders", number] = cast(
+            "Any",
+            SimpleNamespace(lane=SimpleNamespace(state=LaneState.OPEN), transport=SimpleNamespace(pending=table)),
+        )
+    view = RuntimeView(runtime)
+    for limit in (1, 3, 50):
+        found, after = list[int](), None
+        while page := view.pending_page("orders", after=after, limit=limit):
+            found += [parse_row_key(entry.key).due_at_ms for entry in page]
+            after = page[-1].key
+        assert found == [*range(1_000, 1_012)]
 
 
 def test_what_a_partition_tells_while_a_job_goes_on_can_be_sent(runtime: Runtime, orders: Any) -> None:
