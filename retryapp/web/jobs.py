@@ -26,10 +26,11 @@ from retryapp.web.access import MOST_LETTERS, Person, Role
 from retryapp.web.actions import WAIT_S, Action
 from retryapp.web.answers import Answers
 from retryapp.web.counting import Asked
-from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
+from retryapp.web.errors import PageError, bad_parameter, not_found
 from retryapp.web.hiding import check_search
 from retryapp.web.page import is_browser
 from retryapp.web.query import FILTERS, Question
+from retryapp.web.turns import Turns
 
 PREVIEW_S: Final = 8.0
 """How long a program's question waits for a count."""
@@ -39,27 +40,6 @@ MOST_AT_ONCE: Final = 2
 """Commands about jobs, of one worker's pages."""
 LIVE_S: Final = 2
 """Pages of jobs that go on are loaded again after this time."""
-
-
-class Turns:
-    """Lets a few through at a time, and refuses the others."""
-
-    def __init__(self) -> None:
-        self._taken = 0
-
-    async def take(self, call: Callable[[], Any]) -> Any:
-        """Call in a thread.
-
-        Raises:
-            PageError: 503, others go on.
-        """
-        if self._taken >= MOST_AT_ONCE:
-            raise PageError(503, "busy", f"{self._taken} others wait for the same", "Ask again soon", SOON)
-        self._taken += 1
-        try:
-            return await asyncio.to_thread(call)
-        finally:
-            self._taken -= 1
 
 
 async def jobs(answers: Answers, question: Question) -> Facts:
@@ -135,7 +115,7 @@ def _wanted(question: Question) -> tuple[Verb, LetterFilter]:
 class _JobAction(Action):
     """Something that an operator does to many records, with a reason."""
 
-    turns: ClassVar[Turns] = Turns()
+    turns: ClassVar[Turns] = Turns(MOST_AT_ONCE)
 
     @override
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
