@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from retryapp.core.headers import encode_metadata
-from retryapp.core.metadata import RetryMetadata
+from retryapp.core.hops import failure_of
+from retryapp.core.metadata import HELD, RetryMetadata
 from retryapp.core.record import Origin
 from retryapp.core.rows import PendingRow, encode_row, identity_of, key_of_row
 from retryapp.ports import PartitionInfo, Row
@@ -46,13 +47,17 @@ def waiting_row(
     value: bytes = b"v",
     topic_id: str = "kq8G0bTz",
     circuit: str = "",
+    failed: bool = True,
+    **changes: object,
 ) -> Row:
-    """Return the row of that record, as the engine makes it."""
-    metadata = waiting(offset, due_at_ms=due_at_ms, tier=tier)
+    """Return the row of that record, as the engine makes it, with `changes` of its metadata."""
+    never = {} if failed else {"tier": HELD, "attempt": 0, "delivery": 0}
+    metadata = waiting(offset, due_at_ms=due_at_ms, **{"tier": tier, **changes, **never})
     metadata = replace(metadata, origin=replace(metadata.origin, topic_id=topic_id))
-    row = PendingRow(b"k", value, encode_metadata(metadata), due_at_ms, 1, 1, 1)
+    failure = failure_of(metadata) if failed else b""
+    row = PendingRow(b"k", value, encode_metadata(metadata), due_at_ms, 1, metadata.attempt, 1, failure=failure)
     row = row.in_circuit(circuit) if circuit else row
-    return Row(identity_of(metadata.origin), encode_row(row), tier)
+    return Row(identity_of(metadata.origin), encode_row(row), metadata.tier or "?")
 
 
 def key_of(row: Row) -> bytes:

@@ -24,7 +24,8 @@ _SHORT: Final = 80
 MAX_CAUSES: Final = 200
 """Causes that one table of a partition counts apart; further ones count as ``OTHER_CAUSE``."""
 OTHER_CAUSE: Final = "other"
-_ID_CHARS: Final = 10
+CAUSE_BYTES: Final = 5
+_PREFIX: Final = "c1-"
 _TYPE_BYTES: Final = 240
 MAX_WORDS: Final = 16
 MAX_CHARS: Final = 160
@@ -109,13 +110,31 @@ def cause_id(error_type: str, fingerprint: str, message: str) -> str:
     It depends on its arguments alone, so workers, commands, pages and Spark agree; it is the same for the text that
     the handler raised and for what the headers keep of it.
     """
-    return _cause_id(cut_text(error_type, _TYPE_BYTES), fingerprint, template_of(message))
+    return cause_text(cause_hash(error_type, fingerprint, message))
+
+
+def cause_hash(error_type: str, fingerprint: str, message: str) -> bytes:
+    """Return the same in ``CAUSE_BYTES`` bytes."""
+    return _hash(cut_text(error_type, _TYPE_BYTES), fingerprint, template_of(message))
 
 
 @lru_cache(maxsize=1024)
-def _cause_id(error_type: str, fingerprint: str, template: str) -> str:
+def _hash(error_type: str, fingerprint: str, template: str) -> bytes:
     whole = "\n".join((error_type, fingerprint, template))
-    return f"c1-{hashlib.sha256(whole.encode('utf-8', 'backslashreplace')).hexdigest()[:_ID_CHARS]}"
+    return hashlib.sha256(whole.encode("utf-8", "backslashreplace")).digest()[:CAUSE_BYTES]
+
+
+def cause_text(raw: bytes) -> str:
+    return _PREFIX + raw.hex()
+
+
+def cause_bytes(cause: str | None) -> bytes | None:
+    """Return a cause id as tables have it; None when it is none of this version."""
+    try:
+        raw = bytes.fromhex((cause or "").removeprefix(_PREFIX))
+    except ValueError:
+        return None
+    return raw if len(raw) == CAUSE_BYTES and cause == cause_text(raw) else None
 
 
 def cause_name(error_type: str, place: str | None, message: str) -> str:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-from retryapp.core.causes import cause_id, cause_name
+from retryapp.core.causes import CAUSE_BYTES, cause_bytes, cause_id, cause_name, cause_text
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import (
     RETRY_ATTEMPT,
@@ -46,8 +46,6 @@ MAX_KEY_BYTES: Final = 32
 MAX_TYPE_BYTES: Final = 80
 _MAX_DAMAGE_BYTES: Final = 240
 HASH_BYTES: Final = 8
-CAUSE_BYTES: Final = 5
-_CAUSE_PREFIX: Final = "c1-"
 
 _FIXED: Final = struct.Struct(f">BqqqII{CAUSE_BYTES}s{HASH_BYTES}s6H")
 _KEYLESS, _CAUSELESS, _DAMAGED, _OTHER = 1, 2, 4, 8
@@ -136,20 +134,6 @@ _NOTHING: Final[dict[str, Any]] = {
     **dict.fromkeys(("attempt", "error_type", "message", "first_failed_ms", "last_failed_ms", "cause_id", "cause")),
     "replays": 0,
 }
-
-
-def cause_bytes(cause: str | None) -> bytes | None:
-    """Return a cause id as the index has it; None when it is none of this version."""
-    digits = (cause or "").removeprefix(_CAUSE_PREFIX)
-    try:
-        raw = bytes.fromhex(digits)
-    except ValueError:
-        return None
-    return raw if len(raw) == CAUSE_BYTES and cause == _CAUSE_PREFIX + raw.hex() else None
-
-
-def cause_text(raw: bytes) -> str:
-    return _CAUSE_PREFIX + raw.hex()
 
 
 def encode_letter(letter: IndexedLetter) -> bytes:

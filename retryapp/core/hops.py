@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
+from retryapp.core.causes import cause_hash
 from retryapp.core.classify import DeadReason, Failure
 from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.durations import parse_duration_ms
@@ -45,6 +46,7 @@ from retryapp.core.metadata import (
 )
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import (
+    FAILURE_OVERHEAD_BYTES,
     IDENTITY_BYTES,
     OPERATOR,
     ROW_HEADER_OVERHEAD_BYTES,
@@ -55,6 +57,7 @@ from retryapp.core.rows import (
     TOKEN,
     PendingRow,
     Reference,
+    failure_bytes,
 )
 from retryapp.core.rules import Rule
 from retryapp.core.text import cut_text
@@ -104,7 +107,7 @@ def waiting_size(copy: Outgoing) -> int:
     size += len(names) if names.isascii() else sum(len(name_bytes(name)) for name, _ in copy.headers)
     size += sum([len(header) for _, header in copy.headers if header])
     count = len(copy.headers)
-    row = IDENTITY_BYTES + ROW_OVERHEAD_BYTES + count * ROW_HEADER_OVERHEAD_BYTES
+    row = IDENTITY_BYTES + ROW_OVERHEAD_BYTES + FAILURE_OVERHEAD_BYTES + count * ROW_HEADER_OVERHEAD_BYTES
     return size + max(count * _HEADER_OVERHEAD_BYTES, row)
 
 
@@ -194,7 +197,14 @@ def to_row(copy: Outgoing, metadata: RetryMetadata, flags: int = 0, reference: R
         flags=flags,
         hold=TOKEN if metadata.tier == DEFERRED else 0,
         reference=reference,
+        failure=failure_of(metadata),
     )
+
+
+def failure_of(metadata: RetryMetadata) -> bytes:
+    """Return what the row of a record says of its last failure."""
+    cause = cause_hash(metadata.error_type, metadata.fingerprint, metadata.error_message)
+    return failure_bytes(cause, metadata.attempt, metadata.last_failed_ms)
 
 
 def to_held_row(
@@ -227,7 +237,7 @@ def to_stopped_row(key: bytes | None, letter: RetryMetadata) -> PendingRow:
     """Return the row that stops the sequence of a dead record, from its key and the metadata of its letter."""
     told = replace(letter, tier=STOPPED_TIER, error_trace=None, history=(), no_payload=True)
     numbers = STOPPED_MS, letter.last_failed_ms, letter.attempt, letter.delivery
-    return PendingRow(key, b"", encode_metadata(told), *numbers, hold=STOPPED)
+    return PendingRow(key, b"", encode_metadata(told), *numbers, hold=STOPPED, failure=failure_of(letter))
 
 
 def to_dead_letter(

@@ -27,21 +27,24 @@ ones of its sequence wait until somebody decides; the row has no payload, and th
 a row without value and foreign headers: `more` says what the main topic has in their place. Others are a newer
 version's: this one cannot judge them. `flags`, `revision` and `more` (tag u8, length u16, content; any number of these)
 are for facts that a reader may ignore, and are kept. Flag 4: there is a tag 3. Flag 8:
-the main topic has a copy for the next delivery.
+the main topic has a copy for the next delivery. Flag 16: the row ends with a tag 4, so that tables count by its cause
+without decoding it.
 Tag 1: a hold that begins when the record's run has failed; its deadline, u64. Tag 2: time i64, size u32, checksum u32
-and the time until which that is safe u64 of a `Reference`. Tag 3: the circuit that has counted the last failure.
+and the time until which that is safe u64 of a `Reference`. Tag 3: the circuit that has counted the last failure. Tag 4:
+the last failure: its cause 5 bytes, the attempts spent u32 and its time u64; a row without it was never delivered.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Final
 
+from retryapp.core.causes import CAUSE_BYTES
 from retryapp.core.errors import DamagedRowError, NewerRowError
 from retryapp.core.foreign import name_bytes
 from retryapp.core.headers import OUR_HEADERS
@@ -68,6 +71,8 @@ _IN_CIRCUIT: Final = 4
 """Flag: a named circuit has counted its last failure."""
 SENT: Final = 8
 """Flag: the main topic has the copy of its next delivery (`core.redelivery`)."""
+_FAILED: Final = 16
+"""Flag: the row ends with its last failure."""
 SEQUENCE: Final = 1
 """Hold: earlier records of its sequence come first, and it was never delivered."""
 OPERATOR: Final = 2
@@ -110,6 +115,17 @@ _HOLD_NEXT: Final = 1
 _REFERENCE_TAG: Final = 2
 _CIRCUIT_TAG: Final = 3
 _REFERENCE: Final = struct.Struct(">qIIQ")
+_FAILURE: Final = struct.Struct(f">{CAUSE_BYTES}sIQ")
+_FAILURE_HEAD: Final = _MORE.pack(4, _FAILURE.size)
+_FAILURE_AT: Final = -_FAILURE.size
+_FAILURE_HEAD_AT: Final = _FAILURE_AT - _MORE.size
+FAILURE_OVERHEAD_BYTES: Final = _MORE.size + _FAILURE.size
+"""Bytes that its last failure adds to a row."""
+COUNTED_BYTES: Final = CAUSE_BYTES + 4
+"""Of a last failure, cause and attempts: the beginning."""
+_FAILED_MS_AT: Final = _FAILURE_AT + COUNTED_BYTES
+UNCOUNTED: Final = b"\xff" * COUNTED_BYTES
+"""What `counted_in` returns of a row that does not say."""
 _REFERRED: Final = 2
 """Added to the state of a row without payload."""
 _KNOWN: Final = frozenset(
@@ -171,6 +187,8 @@ class PendingRow:
     """What holds it, in bits; 0: nothing, it waits for its time."""
     reference: Reference | None = None
     """Value and foreign headers are on the main topic; None: they are here."""
+    failure: bytes = b""
+    """Its last failure (`failure_bytes`); empty: it was never delivered."""
 
     @property
     def held(self) -> bool:
@@ -209,6 +227,27 @@ class PendingRow:
     def held_until(self, until_ms: int, now_ms: int) -> PendingRow:
         since_ms = self.since_ms if self.hold else now_ms  # from then on `max_elapsed` does not count
         return replace(self.held_next(None), hold=self.hold | OPERATOR, due_at_ms=until_ms, since_ms=since_ms)
+
+
+def failure_bytes(cause: bytes, attempt: int, failed_ms: int) -> bytes:
+    """Return what a row says of its last failure; what comes last tells apart failures that count alike."""
+    return _FAILURE.pack(cause, attempt, failed_ms)
+
+
+def counted_in(values: Iterable[bytes]) -> list[bytes]:
+    """Return cause and attempts of the last failures of rows, without decoding them; ``UNCOUNTED``: it has none."""
+    # so many bytes are there, if three are the head
+    return [
+        raw[_FAILURE_AT:_FAILED_MS_AT]
+        if raw[_FAILURE_HEAD_AT:_FAILURE_AT] == _FAILURE_HEAD and raw[_FLAGS_AT] & _FAILED
+        else UNCOUNTED
+        for raw in values
+    ]
+
+
+def failure_in(raw: bytes) -> tuple[bytes, int, int] | None:
+    """Return the cause of a row's last failure, its attempts and its time, without decoding it; None: it has none."""
+    return None if counted_in((raw,))[0] == UNCOUNTED else _FAILURE.unpack(raw[_FAILURE_AT:])
 
 
 def _facts(more: bytes) -> Iterator[tuple[int, bytes]]:
@@ -316,13 +355,15 @@ def encode_row(row: PendingRow) -> bytes:
         lengths += (len(raw), -1 if value is None else len(value))
         parts += (raw, value or b"")
     numbers = row.due_at_ms, row.since_ms, row.attempt, row.delivery, row.revision
-    state, more = int(row.hold > 0), row.more
+    state, more, flags = int(row.hold > 0), row.more, row.flags
+    if row.failure:
+        more, flags = more + _FAILURE_HEAD + row.failure, flags | _FAILED
     try:
         if (told := row.reference) is not None:
             facts = _REFERENCE.pack(told.timestamp_ms, told.size, told.checksum, told.safe_until_ms)
             state, more = state + _REFERRED, _MORE.pack(_REFERENCE_TAG, len(facts)) + facts + more
         counts = _length(row.key), _length(row.value), len(row.headers), len(more)
-        fixed = _FIXED.pack(ROW_VERSION, state, row.hold, row.flags, *numbers, *counts)
+        fixed = _FIXED.pack(ROW_VERSION, state, row.hold, flags, *numbers, *counts)
         table = struct.pack(">" + "Ii" * len(row.headers), *lengths)
     except struct.error as error:
         raise DamagedRowError("row", f"a number does not fit: {error}") from error
@@ -425,11 +466,13 @@ def decode_row(raw: bytes) -> PendingRow:
     names = [ours(name) or name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]
     headers = tuple(zip(names, parts[1::2], strict=True))
     _, _, _, flags, due_at_ms, since_ms, attempt, delivery, revision, *_ = _FIXED.unpack_from(raw)
+    reference, failure = None, b""
+    if flags & _FAILED and more[_FAILURE_HEAD_AT:_FAILURE_AT] == _FAILURE_HEAD:
+        failure, more, flags = more[_FAILURE_AT:], more[:_FAILURE_HEAD_AT], flags & ~_FAILED
     numbers = due_at_ms, since_ms, attempt, delivery, flags, revision
-    reference = None
     if is_reference(raw):
         reference, more = _split(more)
-    return PendingRow(key, value, headers, *numbers, more, raw[2], reference)
+    return PendingRow(key, value, headers, *numbers, more, raw[2], reference, failure)
 
 
 def damaged_row(raw: bytes) -> PendingRow:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from retryapp.core.causes import CauseCount
 from retryapp.core.dead_index import IndexedLetter
 from retryapp.core.deduplicate import Seen
 from retryapp.ports.flow import Row
@@ -62,6 +63,12 @@ class PendingTable(LocalTable, Protocol):
 
     def counts(self) -> Mapping[str, int]:
         """Return the number of rows by tier; `?`: those that do not say theirs."""
+
+    def causes(self) -> Sequence[CauseCount]:
+        """Return how many rows each cause has, the most first: ``MAX_CAUSES`` and one of the rest.
+
+        Rows that were never delivered, and damaged ones, have none.
+        """
 
     def write(self, rows: Sequence[Row], changelog_offset: int | None) -> None:
         """Apply a committed batch, in order, and the changelog offset up to which the table is complete, atomically."""

@@ -117,11 +117,11 @@ class Runtime(Ownership):
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
         self.gauges: Callable[[], Mapping[str, Any]] = dict
-        """Partitions by main topic; the view sets it, and the two below."""
+        """Partitions by main topic; the view sets it, and the three below."""
         self.causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
-        self.waiting: Mapping[str, Sequence[CauseCount]] = {}
-        """Causes of what waits here, as of this scrape."""
         """What the dead letters here died of, by main topic."""
+        self.waiting: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
+        """The same of what waits."""
         self.scrape: Callable[[], Awaitable[bytes]]
         """Returns the metrics as text."""
         self.lags: Mapping[str, int] = {}
@@ -133,7 +133,7 @@ class Runtime(Ownership):
                 orphans=self.orphans,
                 durations=lambda: {main: served.handler.durations for main, served in self.served.items()},
                 causes=lambda main: self.causes(main),
-                waiting=lambda main: self.waiting.get(main, ()),
+                waiting=lambda main: self.waiting(main),
                 lags=lambda: self.lags,
                 skew=self.clock.skew,
                 rebalancing_s=self.rebalancing_s,

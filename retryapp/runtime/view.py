@@ -1,7 +1,8 @@
 """What the pages may ask of a worker.
 
 Methods run on the worker's event loop: none reads more rows than its `limit` and one more per partition. `due_times`,
-`pending_page` and `dead_page` may run in a thread: each asks for its table once, and its iterators end with it.
+`causes`, `waiting_causes`, `pending_page` and `dead_page` may run in a thread: each asks for its table once, and its
+iterators end with it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.lanes import LaneWatch
 from retryapp.runtime.observe.observers import CombinedObserver
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
-from retryapp.runtime.waiting import WaitingCauses
 
 LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
 _LEAST_CHUNK: Final = 4
@@ -65,10 +65,7 @@ class RuntimeView:
         """Last known numbers of each partition that this worker has, or had until a rebalance began."""
         runtime.observer = CombinedObserver(runtime.observer, self._lanes)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
-        self._waiting = WaitingCauses(
-            lambda main, limit: self.pending_page(main, after=None, limit=limit), runtime.clock
-        )
-        runtime.causes, runtime.scrape = self.causes, self.metrics_text
+        runtime.causes, runtime.waiting, runtime.scrape = self.causes, self.waiting_causes, self.metrics_text
 
     def url(self) -> str:
         """Return the address under which this worker has its pages, without our prefix."""
@@ -224,8 +221,11 @@ class RuntimeView:
         return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
 
     def waiting_causes(self, main: str) -> Sequence[CauseCount]:
-        """Return the causes of what is due next here. Blocks."""
-        return self._waiting.of(main)
+        """Return the causes of what waits in the open partitions here, the most frequent first."""
+        numbers = range(self._runtime.served[main].partitions)
+        placed = [each for number in numbers if (each := self._open(main, number)) is not None]
+        tables = [each.transport.pending for each in placed if each.lane.state is LaneState.OPEN]
+        return summed(count for table in tables if table is not None for count in table.causes())
 
     def read_range(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Record]:
         """Read ranges of offsets of some partitions. Blocks."""
@@ -261,7 +261,6 @@ class RuntimeView:
         mains = list(self._runtime.served)
         lags = zip(mains, await asyncio.gather(*map(self._lag, mains)), strict=True)
         self._runtime.lags = {main: lag for main, lag in lags if lag is not None}
-        self._runtime.waiting = {main: await asyncio.to_thread(self.waiting_causes, main) for main in mains}
         return self._runtime.metrics.text()
 
     async def _lag(self, main: str) -> int | None:

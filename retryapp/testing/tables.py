@@ -12,11 +12,22 @@ from typing import Any
 
 from typing_extensions import override
 
+from retryapp.core.causes import CauseCount, cause_text, summed
 from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.deduplicate import Seen, live_rows
 from retryapp.core.errors import DamagedRowError
+from retryapp.core.failed import row_failed_of
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.rows import IDENTITY_AT, due_order, is_identity, key_of_row, parse_row_key, queue_in, row_header
+from retryapp.core.rows import (
+    IDENTITY_AT,
+    due_order,
+    failure_in,
+    is_identity,
+    key_of_row,
+    parse_row_key,
+    queue_in,
+    row_header,
+)
 from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Row, SeenTable
 
 
@@ -119,6 +130,15 @@ class MemoryPendingTable(_Stored, PendingTable):
     @override
     def counts(self) -> Mapping[str, int]:
         return Counter(row.tier for row in self.rows.values())
+
+    @override
+    def causes(self) -> Sequence[CauseCount]:
+        failed = [(failure_in(row.value), row.value) for row in self.rows.values() if row.value is not None]
+        return summed(
+            replace(count, cause_id=cause_text(failure[0]))
+            for failure, value in failed
+            if failure is not None and (count := row_failed_of(value)) is not None
+        )
 
     @override
     def write(self, rows: Sequence[Row], changelog_offset: int | None) -> None:

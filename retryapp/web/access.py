@@ -19,6 +19,7 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hmac import compare_digest
@@ -51,6 +52,8 @@ Known = tuple[str, str] | None
 LoginHook = Callable[[web.Request], Known | Awaitable[Known]]
 
 logger = logging.getLogger(__name__)
+_hooks: Final = ThreadPoolExecutor(8, thread_name_prefix="login")
+"""For login hooks that are plain functions: one that hangs takes no thread that writes pages."""
 
 
 class Role(IntEnum):
@@ -174,7 +177,8 @@ async def _by_hook(hook: LoginHook, request: web.Request) -> Person | None:
     """Return whom a login hook knows; None if it fails. A plain function runs in a thread: the loop is the records'."""
     try:
         async with asyncio.timeout(HOOK_S):
-            answer = hook(request) if inspect.iscoroutinefunction(hook) else await asyncio.to_thread(hook, request)
+            run = asyncio.get_running_loop().run_in_executor
+            answer = hook(request) if inspect.iscoroutinefunction(hook) else await run(_hooks, hook, request)
             known = await answer if inspect.isawaitable(answer) else answer
         return None if known is None else _person(*known)
     except Exception:  # the user's code, or what it asks; nobody has a role by it then

@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Final
 from urllib.parse import parse_qs
 
@@ -21,8 +22,9 @@ from retryapp.lookup.instants import parse_instant
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
 from retryapp.web.access import COOKIE, Person, refuse_other_sites
-from retryapp.web.errors import SOON, PageError
+from retryapp.web.errors import PageError
 from retryapp.web.page import Page, is_browser
+from retryapp.web.turns import Turns
 
 MAX_BODY_BYTES: Final = 16_384
 MOST_AT_ONCE: Final = 4
@@ -54,7 +56,7 @@ class Action(Page):
 class CommandPage(Action):
     """Sends a command, waits for the worker that obeys or refuses it, and says which."""
 
-    waiting: ClassVar[int] = 0
+    turns: ClassVar[Turns] = Turns(MOST_AT_ONCE)
     most_bytes: ClassVar[int] = MAX_COMMAND_BYTES
 
     @override
@@ -63,14 +65,7 @@ class CommandPage(Action):
         command = _command(sent, person.name, main, self.answers.now_ms())
         if command.edit is not None and command.edit.is_masked(self.answers.mask):
             raise PageError(400, "masked", "the edit has *** where something is masked", "Send what it replaces")
-        page = type(self)
-        if page.waiting >= MOST_AT_ONCE:
-            raise PageError(503, "busy", f"{page.waiting} commands wait for their answers", "Ask again soon", SOON)
-        page.waiting += 1
-        try:
-            told = await asyncio.to_thread(self.answers.view.command, main, command, wait_s=WAIT_S)
-        finally:
-            page.waiting -= 1
+        told = await self.turns.take(partial(self.answers.view.command, main, command, wait_s=WAIT_S))
         outcome = "queued" if told is None else "done" if told.refused is None else "refused"
         queued = "no worker has its partition now; the command waits 15 minutes for one"
         facts: Facts = {

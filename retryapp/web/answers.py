@@ -66,7 +66,7 @@ class Group(NamedTuple):
     """Addresses of workers that do not answer."""
     causes: list[CauseCount]
     waiting: list[CauseCount]
-    """Causes of what is due next."""
+    """Causes of what waits."""
     parts: list[tuple[int, Part]]
     """Parts of jobs with their partitions."""
     rates: Rates | None

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from retryapp.core.control import Verb
@@ -13,6 +14,7 @@ from retryapp.core.jobs import LetterFilter
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.errors import SOON, PageError
+from retryapp.web.turns import Turns
 
 MOST_AT_ONCE: Final = 2
 """Counts of one worker's pages that go on."""
@@ -59,6 +61,7 @@ class Counting:
 
     def __init__(self, view: RuntimeView) -> None:
         self._view = view
+        self._turns = Turns(MOST_AT_ONCE)
         self._going: dict[Asked, tuple[_Count, asyncio.Task[Preview]]] = {}
         """Those that go on, and those that are over and were not asked for since."""
         self._given: deque[tuple[Asked, Preview]] = deque(maxlen=_REMEMBERED)
@@ -79,7 +82,7 @@ class Counting:
             begun = _Count(said)
             self._going[asked] = (
                 begun,
-                asyncio.create_task(asyncio.to_thread(self._view.preview, *asked, begun.go_on), name="preview"),
+                asyncio.create_task(self._turns.take(partial(self._view.preview, *asked, begun.go_on)), name="preview"),
             )
         count, task = self._going[asked]
         count.asked_s = time.monotonic()

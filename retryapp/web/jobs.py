@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
@@ -26,10 +26,11 @@ from retryapp.web.access import MOST_LETTERS, Person, Role
 from retryapp.web.actions import WAIT_S, Action
 from retryapp.web.answers import Answers
 from retryapp.web.counting import Asked
-from retryapp.web.errors import SOON, PageError, bad_parameter, not_found
+from retryapp.web.errors import PageError, bad_parameter, not_found
 from retryapp.web.hiding import check_search
 from retryapp.web.page import is_browser
 from retryapp.web.query import FILTERS, Question
+from retryapp.web.turns import Turns
 
 PREVIEW_S: Final = 8.0
 """How long a program's question waits for a count."""
@@ -39,27 +40,6 @@ MOST_AT_ONCE: Final = 2
 """Commands about jobs, of one worker's pages."""
 LIVE_S: Final = 2
 """Pages of jobs that go on are loaded again after this time."""
-
-
-class Turns:
-    """Lets a few through at a time, and refuses the others."""
-
-    def __init__(self) -> None:
-        self._taken = 0
-
-    async def take(self, call: Callable[[], Any]) -> Any:
-        """Call in a thread.
-
-        Raises:
-            PageError: 503, others go on.
-        """
-        if self._taken >= MOST_AT_ONCE:
-            raise PageError(503, "busy", f"{self._taken} others wait for the same", "Ask again soon", SOON)
-        self._taken += 1
-        try:
-            return await asyncio.to_thread(call)
-        finally:
-            self._taken -= 1
 
 
 async def jobs(answers: Answers, question: Question) -> Facts:
@@ -135,7 +115,7 @@ def _wanted(question: Question) -> tuple[Verb, LetterFilter]:
 class _JobAction(Action):
     """Something that an operator does to many records, with a reason."""
 
-    turns: ClassVar[Turns] = Turns()
+    turns: ClassVar[Turns] = Turns(MOST_AT_ONCE)
 
     @override
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
@@ -190,7 +170,11 @@ class StartJob(_JobAction):
 
         def begin() -> Told:
             if person.role < Role.ADMIN:  # what was sent may say less than it takes
-                person.require(_role_for(self._found((info.main, verb, wanted), scope)))
+                found = self._found((info.main, verb, wanted), scope)
+                person.require(_role_for(found))
+                ends = ((found.upto.get(number, {}).get(topic, 0), end) for number, topic, end in _ends(scope))
+                if any(counted < end for counted, end in ends):  # it would take what dies later, again and again
+                    raise bad_sent("scope", "what the preview gave")
             return self.answers.view.begin_job(info.main, order, scope, wait_s=words["wait_s"])
 
         return begin, f"jobs/{name}"
@@ -202,10 +186,16 @@ class StartJob(_JobAction):
         return known or self.answers.view.preview(*asked, lambda _found: time.monotonic() < until_s)
 
 
+def _ends(scope: Scope) -> Iterator[tuple[int, str, int]]:
+    for number, upto in scope.upto.items():
+        for topic, end in upto.items():
+            yield number, topic, end
+
+
 def _check(scope: Scope, info: HandlerInfo) -> None:
     is_dlq = HandlerTopology(group=info.group, main=info.main).is_dlq  # also of a former policy: previews count these
     known = all(0 <= number < info.partitions for number in (*scope.letters, *scope.upto))
-    named = all(is_dlq(topic) and end >= 0 for upto in scope.upto.values() for topic, end in upto.items())
+    named = all(is_dlq(topic) and end >= 0 for _, topic, end in _ends(scope))
     whole = set(scope.letters) <= set(scope.upto) and all(number > 0 for number in scope.letters.values())
     if not (scope.letters and known and named and whole):
         raise bad_sent("scope", "what the preview gave")

@@ -15,8 +15,8 @@ from retryapp.ports import PAGES_PREFIX
 from retryapp.web.answers import READ_TIMEOUT_S, Answers, origin_asked
 from retryapp.web.errors import bad_parameter, not_found
 from retryapp.web.figures import ELSEWHERE, web_url
-from retryapp.web.jobs import Turns
 from retryapp.web.query import Question
+from retryapp.web.turns import Turns
 
 READ_S: Final = 5.0
 """How long a page reads topics for one record."""
@@ -38,7 +38,7 @@ _UNKNOWN: Final = dict.fromkeys(
     )
 )
 
-_readings: Final = Turns()
+_readings: Final = Turns(2)
 
 
 async def journey(answers: Answers, question: Question) -> Facts:

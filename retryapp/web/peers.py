@@ -50,7 +50,7 @@ class HandlerPart:
     partitions: list[PartitionInfo] = field(default_factory=list)
     causes: list[CauseCount] = field(default_factory=list)
     waiting: list[CauseCount] = field(default_factory=list)
-    """Causes of what is due next."""
+    """Causes of what waits."""
     jobs: dict[int, list[Part]] = field(default_factory=dict)
     """Parts of jobs by partition."""
     activity: Activity | None = None

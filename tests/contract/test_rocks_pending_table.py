@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from samples import key_of, removal, waiting_row
+from samples import WAITING, key_of, removal, waiting_row
 
+from retryapp.core.causes import cause_id
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.headers import RETRY_TIER
 from retryapp.core.rows import IDENTITY_AT, PendingRow, encode_row, parse_row_key, queue_of
@@ -201,6 +202,65 @@ def test_rows_behind_a_damaged_part_never_look_removed(opened: Open, tmp_path: P
     table.close()
     assert not (tmp_path / "data" / "3").exists()
     assert opened().page(None, 1) == []
+
+
+def found(table: RocksPendingTable) -> list[tuple[str, int, int, int, int]]:
+    """Return the causes by name, with records, attempts, first and last failure."""
+    return [
+        (each.name.removeprefix("ValueError: "), each.records, each.attempts, each.first_ms, each.last_ms)
+        for each in table.causes()
+    ]
+
+
+def test_causes_are_counted_as_rows_come_change_and_go(opened: Open) -> None:
+    """Over recoveries and restarts; a cause goes with its last row, and has the id, the name and one of the rows."""
+    rows = [waiting_row(n, error_message=f"shard {n}", attempt=n, delivery=4, last_failed_ms=10 + n) for n in range(4)]
+    held, damaged = waiting_row(7, failed=False), Row(waiting_row(8).identity, b"no row", "?")
+    table = opened()
+    table.recover([(row.identity, row.value) for row in (*rows, held, damaged)], 9)
+    assert found(table) == [("shard <number>", 4, 6, 10, 13)]
+    assert table.causes()[0].cause_id == cause_id("ValueError", "f", "shard 5")
+    assert table.causes()[0].sample == WAITING.failure_id
+    table.write([waiting_row(1, error_message="down", attempt=2, delivery=4, last_failed_ms=20), removal(rows[3])], 9)
+    assert found(table) == [("shard <number>", 2, 2, 10, 13), ("down", 1, 2, 20, 20)]
+    table.close()
+    table = opened()
+    table.write([waiting_row(0, error_message="down", attempt=1, last_failed_ms=30), removal(rows[2])], 10)
+    assert found(table) == [("down", 2, 3, 20, 30)]
+    table.recover([(row.identity, None) for row in (*rows, held, damaged)], 20)
+    assert found(table) == []
+    table.close()
+    assert found(opened()) == []
+
+
+def test_causes_beyond_the_bound_count_together(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come when there is no room; each row is taken out where it was counted."""
+    monkeypatch.setattr("retryapp.runtime.stores.causes.MAX_CAUSES", 3)
+    rows = [waiting_row(n, error_type=f"E{n % 5}") for n in range(15)]
+    table = opened()
+    for row in rows:
+        table.write([row], 0)
+    assert [(each.name, each.records) for each in table.causes()] == [
+        ("other", 6), *((f"E{n}: no", 3) for n in sorted(range(3), key=lambda n: cause_id(f"E{n}", "f", "no")))
+    ]  # fmt: skip
+    table.close()
+    table = opened()
+    table.recover([(row.identity, None) for row in rows[:6]], 1)
+    assert sorted((each.name, each.records) for each in table.causes()) == [
+        ("E0: no", 1), ("E1: no", 2), ("E2: no", 2), ("other", 4)
+    ]  # fmt: skip
+
+
+def test_a_row_whose_headers_are_damaged_is_counted_as_it_says(opened: Open) -> None:
+    """Its cause has no name before a row comes that has one."""
+    row = waiting_row(1)
+    table = opened()
+    table.write([row._replace(value=(row.value or b"").replace(b"retry-attempt", b"retry-attimpt"))], 0)
+    assert [(each.cause_id, each.name, each.records) for each in table.causes()] == [
+        (cause_id("ValueError", "f", "no"), "", 1)
+    ]
+    table.write([waiting_row(2)], 1)
+    assert found(table) == [("no", 2, 2, 1, 1)]
 
 
 def test_counting_a_recovery_reads_no_row_but_those_it_applies(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

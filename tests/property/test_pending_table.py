@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from samples import key_of, removal, waiting_row
 
+from retryapp.core.causes import summed
+from retryapp.core.failed import row_failed_of
 from retryapp.core.rows import IDENTITY_AT, parse_row_key, queue_in, queue_of
 from retryapp.ports import PendingTable, Row
 from retryapp.runtime.stores import pending
@@ -25,14 +27,15 @@ from retryapp.testing.tables import Disk
 DUE_MS = st.integers(0, 15)
 TIERS = st.sampled_from(["1m", "1h"])
 PURGE_ROWS = pending._PURGE_ROWS
-MAINS = ["kq8G0bTz", "made again"]
+MAINS = ["kq8G0bTz", "again"]
 """Ids of the main topic: one that was made again has other records at the same offsets."""
 DAMAGED = b"no row"
 CIRCUITS = ["ledger", "mail"]
 
 CHANGES = st.builds(
-    lambda offset, due_at_ms, tier, value, topic_id, circuit: waiting_row(
-        offset, due_at_ms=due_at_ms, tier=tier, value=value, topic_id=topic_id, circuit=circuit
+    lambda offset, due_at_ms, tier, value, topic_id, circuit, failed, message, attempt: waiting_row(
+        offset, due_at_ms=due_at_ms, tier=tier, value=value, topic_id=topic_id, circuit=circuit, failed=failed,
+        error_message=message, attempt=attempt, delivery=3,
     ),
     st.integers(0, 3),
     DUE_MS,
@@ -40,7 +43,10 @@ CHANGES = st.builds(
     st.binary(max_size=3),
     st.sampled_from(MAINS),
     st.sampled_from(["", "", *CIRCUITS]),
-)
+    st.sampled_from([True, True, False]),
+    st.sampled_from(["no", "shard 1", "shard 2", "off"]),
+    st.integers(0, 3),
+)  # fmt: skip
 REMOVALS = CHANGES.map(removal)
 BROKEN = CHANGES.map(lambda row: Row(row.identity, DAMAGED, "?"))
 ALL_CHANGES = CHANGES | REMOVALS | BROKEN
@@ -148,6 +154,12 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
             return
         rows = self.rows
         assert dict(self.table.counts()) == dict(Counter(row.tier for row in self.model.values()))
+        failed = [each for value in rows.values() if (each := row_failed_of(value)) is not None]
+        named = [
+            [(each.cause_id, each.name, each.records, each.attempts) for each in found]
+            for found in (summed(failed), self.table.causes())
+        ]
+        assert named[0] == named[1]
         keys = {identity: key_of(row) for identity, row in self.model.items()}
         assert [self.table.find(identity) for identity in IDENTITIES] == [keys.get(each) for each in IDENTITIES]
         assert all(self.table.get(key) == value for key, value in rows.items())

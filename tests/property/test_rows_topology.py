@@ -11,11 +11,16 @@ from retryapp.core.foreign import name_bytes
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin
 from retryapp.core.rows import (
+    COUNTED_BYTES,
+    UNCOUNTED,
     PendingRow,
     Reference,
+    counted_in,
     decode_row,
     due_bound,
     encode_row,
+    failure_bytes,
+    failure_in,
     identity_of,
     is_identity,
     is_of_key,
@@ -40,11 +45,12 @@ rows = st.builds(
     u64,
     u32,
     u32,
-    st.integers(0, 255),
+    st.integers(0, 255).map(lambda flags: flags & ~16),
     u32,
     st.binary(max_size=9),
     st.just(0),
     st.none() | st.builds(Reference, st.integers(-1, MAX_EPOCH_MS), u32, u32, due_times),
+    st.just(b"") | st.builds(failure_bytes, st.binary(min_size=5, max_size=5), u32, u64),
 )
 names = st.from_regex(r"\A[A-Za-z0-9._-]{1,40}\Z").filter(lambda name: name not in {".", ".."})
 
@@ -71,6 +77,8 @@ def test_a_row_reads_back(row: PendingRow) -> None:
     raw = encode_row(row)
     assert decode_row(raw) == row
     assert row_due_ms(raw) == row.due_at_ms
+    assert failure_bytes(*failure_in(raw) or (b"", 0, 0)) == (row.failure or failure_bytes(b"", 0, 0))
+    assert counted_in([raw]) == [row.failure[:COUNTED_BYTES] or UNCOUNTED]
     key = row.key or b""
     assert (is_of_key(raw, key), is_of_key(raw, key + b"x")) == (row.key is not None, False)
 
@@ -90,6 +98,7 @@ def test_a_row_that_this_version_cannot_judge_is_a_newer_ones(row: PendingRow, c
 def test_what_is_no_row_is_due_at_once_and_has_a_key(raw: bytes) -> None:
     """It is looked at then: it must not wait for ever, or for a time that no key can hold."""
     assert 0 <= row_due_ms(raw) <= MAX_EPOCH_MS
+    assert len(counted_in([raw])[0]) == COUNTED_BYTES
     assert raw[:1] == b"\x02" or row_due_ms(raw) == 0
     assert parse_row_key(row_key(row_due_ms(raw), bytes(21))).due_at_ms == row_due_ms(raw)
 

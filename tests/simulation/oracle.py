@@ -15,7 +15,10 @@ from math import inf
 from random import Random
 from typing import NamedTuple
 
+from retryapp.core.causes import cause_bytes
+from retryapp.core.failed import row_failed_of
 from retryapp.core.record import Record
+from retryapp.core.rows import failure_in
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.ports import TopicPartition
@@ -551,6 +554,10 @@ class Oracle:
         _must(found == self._rows[partition], "I7", (partition, -1), "the store is not the changelog")
         sorted_so = all(int.from_bytes(key[2:8], "big") in (_due_ms(value), 0) for key, value in rows.items())
         _must(sorted_so and len(found) == len(rows), "I7", (partition, -1), "a row has a key that is not its own")
+        for identity, value in found.items():
+            origin = partition, int.from_bytes(identity[-8:], "big")
+            as_said = origin in self.damages.ever or _failure_is_as_said(value)
+            _must(as_said, "I12", origin, "its row is counted under another failure than its headers say")
 
     def remembered(self, partition: int, rows: Mapping[bytes, bytes], *, taken_back: bool) -> None:
         """A lane that is open, and at rest, has these rows of seen events; histories are shorter than the window.
@@ -617,6 +624,11 @@ def _origin(text: str) -> Origin:
 
 def _place(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
+
+
+def _failure_is_as_said(row: bytes) -> bool:
+    said, told = row_failed_of(row), failure_in(row)
+    return told == (None if said is None else (cause_bytes(said.cause_id), said.attempts, said.last_ms))
 
 
 def _due_ms(row: bytes) -> int:

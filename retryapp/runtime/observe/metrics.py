@@ -30,7 +30,6 @@ from retryapp.core.skew import BrokerSkew
 from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Durations
 from retryapp.ports import Event, Observation, Observer, PartitionInfo
 from retryapp.runtime.observe.recent import DELIVERIES, FAILURES
-from retryapp.runtime.waiting import LOOK_ROWS
 
 LATENESS_BUCKETS_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -94,8 +93,8 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("handler", "cause"),
     ),
     "pending_by_cause": (
-        f"Waiting records by cause, of the {LOOK_ROWS} of a worker that are due next, its {TOP_CAUSES} most frequent; "
-        f"all others, and those that were not looked at, are '{OTHER}'.",
+        f"Waiting records by cause, the {TOP_CAUSES} most frequent ones of a worker; all others, and what was never "
+        f"delivered, are '{OTHER}'.",
         ("handler", "cause"),
     ),
     "main_lag_offsets": (
@@ -148,7 +147,7 @@ class Sources:
     durations: Callable[[], Mapping[str, Durations]] = dict
     causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
     waiting: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
-    """The same of what is due next."""
+    """The same of what waits."""
     lags: Callable[[], Mapping[str, int]] = dict
     skew: BrokerSkew = field(default_factory=BrokerSkew)
     rebalancing_s: Callable[[], float] = float

@@ -13,8 +13,7 @@ from typing import Final
 
 from rocksdict import WriteBatch
 
-from retryapp.core.causes import MAX_CAUSES, OTHER_CAUSE, CauseCount
-from retryapp.core.dead_index import CAUSE_BYTES, cause_text
+from retryapp.core.causes import CAUSE_BYTES, MAX_CAUSES, OTHER_CAUSE, CauseCount, cause_text
 from retryapp.runtime.stores.store import Store
 
 _PREFIX: Final = b"\x04"
@@ -33,33 +32,35 @@ class CauseTally:
                 break
             self._counts[key[1:]] = _decode(key[1:], value)
 
-    def add(self, cause: bytes | None, name: str, *, attempts: int, at_ms: int, sample: str) -> bytes:
-        """Count a record; return the bytes under which it was counted."""
-        bucket = OTHER if cause is None else cause
-        if bucket not in self._counts and bucket != OTHER and len(self._counts.keys() - {OTHER}) >= MAX_CAUSES:
-            bucket = OTHER
+    def bucket_of(self, cause: bytes | None) -> bytes:
+        """Return the bytes under which a record of a cause is counted now."""
+        if cause is None or (cause not in self._counts and len(self._counts.keys() - {OTHER}) >= MAX_CAUSES):
+            return OTHER
+        return cause
+
+    def add(
+        self, bucket: bytes, name: str, *, attempts: int, first_ms: int, last_ms: int, sample: str, records: int = 1
+    ) -> None:
+        """Count records that have failed from `first_ms` to `last_ms`, with so many attempts in all."""
         was = self._counts.get(bucket)
         if was is None:
-            known = OTHER_CAUSE if bucket == OTHER else cause_text(bucket)
-            was = CauseCount(
-                cause_id=known, name=OTHER_CAUSE if bucket == OTHER else name, records=0, attempts=0, first_ms=at_ms,
-                last_ms=at_ms, sample=sample,
-            )  # fmt: skip
-            self._counts[bucket] = was
-        was.records += 1
+            known, name = (OTHER_CAUSE, OTHER_CAUSE) if bucket == OTHER else (cause_text(bucket), name)
+            was = self._counts[bucket] = CauseCount(
+                cause_id=known, name=name, records=0, attempts=0, first_ms=first_ms, last_ms=last_ms, sample=sample
+            )
+        was.records += records
         was.attempts += attempts
-        was.first_ms = min(was.first_ms, at_ms)
-        was.last_ms = max(was.last_ms, at_ms)
-        was.sample = sample or was.sample
+        was.first_ms = min(was.first_ms, first_ms)
+        was.last_ms = max(was.last_ms, last_ms)
+        was.name, was.sample = was.name or name, sample or was.sample
         self._changed.add(bucket)
-        return bucket
 
-    def remove(self, bucket: bytes, *, attempts: int) -> None:
-        """Take a record out that was counted under `bucket`."""
+    def remove(self, bucket: bytes, *, attempts: int, records: int = 1) -> None:
+        """Take records out that were counted under `bucket`."""
         was = self._counts.get(bucket)
         if was is None:
             return
-        was.records -= 1
+        was.records -= records
         was.attempts -= attempts
         if was.records <= 0:
             del self._counts[bucket]

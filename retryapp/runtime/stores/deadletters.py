@@ -19,11 +19,10 @@ from pathlib import Path
 from rocksdict import WriteBatch
 from typing_extensions import override
 
-from retryapp.core.causes import OTHER_CAUSE, CauseCount, cause_name
+from retryapp.core.causes import OTHER_CAUSE, CauseCount, cause_bytes, cause_name
 from retryapp.core.control import is_open
 from retryapp.core.dead_index import (
     IndexedLetter,
-    cause_bytes,
     counted_as,
     decode_letter,
     encode_letter,
@@ -93,11 +92,14 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
 
     def _count(self, letter: IndexedLetter) -> IndexedLetter:
         """Count a letter; return it as it was counted."""
-        bucket = self._causes.add(
-            cause_bytes(letter.cause_id),
+        bucket = self._causes.bucket_of(cause_bytes(letter.cause_id))
+        at_ms = letter.append_ms if letter.last_failed_ms is None else letter.last_failed_ms
+        self._causes.add(
+            bucket,
             letter.cause or cause_name(letter.error_type or "", None, letter.message or ""),
             attempts=letter.attempt or 0,
-            at_ms=letter.append_ms if letter.last_failed_ms is None else letter.last_failed_ms,
+            first_ms=at_ms,
+            last_ms=at_ms,
             sample=letter.failure_id or "",
         )
         self._counted(1)

@@ -10,9 +10,12 @@ which nothing may run. RocksDB walks over every deleted key before a live one, s
 * a range delete below the first row per few thousand removed rows. (An iterator sorts all that are not flushed: one in
   each batch made a scan of ten rows take 2.3 ms instead of 0.1 ms.)
 
-An index by identity finds one record; its values hold due time and tier, so that a later row replaces the former one,
-and counts by tier follow every change, without decoding the removed row. A row later in the main topic than all that
-the table knows needs no look-up.
+An index by identity finds one record; its values are::
+
+    | due 8 bytes | counted as: cause 5 bytes, attempts u32 | tier |
+
+so that a later row replaces the former one, and counts by tier and cause follow every change, without decoding the
+removed row. A row later in the main topic than all that the table knows needs no look-up.
 """
 
 from __future__ import annotations
@@ -27,14 +30,19 @@ from pathlib import Path
 from rocksdict import WriteBatch
 from typing_extensions import override
 
+from retryapp.core.causes import CAUSE_BYTES, CauseCount
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
+from retryapp.core.failed import row_failed_of
 from retryapp.core.headers import RETRY_TIER, HeaderReader
 from retryapp.core.rows import (
+    COUNTED_BYTES,
     IDENTITY_AT,
     IDENTITY_BYTES,
     OFFSET_AT,
+    counted_in,
     due_bound,
     due_order,
+    failure_in,
     in_queue,
     is_identity,
     key_of_row,
@@ -43,10 +51,12 @@ from retryapp.core.rows import (
     row_header,
 )
 from retryapp.ports import PendingTable, Row
+from retryapp.runtime.stores.causes import CauseTally
 from retryapp.runtime.stores.store import RocksTable, StoreIdentity
 
 _INDEX = b"\x01"
 _ROWS_END = b"\x01"
+_TIER_AT = IDENTITY_AT + COUNTED_BYTES
 _TIER_NAME = RETRY_TIER.encode()
 _PURGE_ROWS = 5_000  # removed rows before the first live one after which a range delete covers them
 _SHORT_TAIL = 2_000
@@ -72,6 +82,12 @@ def _tier_text(raw: bytes) -> str:
         return HeaderReader({RETRY_TIER: raw}).name(RETRY_TIER)
     except DamagedMetadataError:
         return "?"
+
+
+def _told(value: bytes) -> tuple[str, str]:
+    """Return the name of a row's cause, and its failure id; nothing of a row that is damaged."""
+    found = row_failed_of(value)
+    return ("", "") if found is None else (found.name, found.sample)
 
 
 class RocksPendingTable(RocksTable, PendingTable):
@@ -136,6 +152,15 @@ class RocksPendingTable(RocksTable, PendingTable):
         return dict(self._store.meta.counts)
 
     @override
+    def causes(self) -> Sequence[CauseCount]:
+        return self._causes.counts()
+
+    @cached_property
+    def _causes(self) -> CauseTally:
+        """As the cursors; pages ask in threads, but not before `recovered`."""
+        return CauseTally(self._store)
+
+    @override
     def write(self, rows: Sequence[Row], changelog_offset: int | None) -> None:
         latest = {row.identity: row for row in rows}
         puts = [row for row in latest.values() if row.value is not None]
@@ -158,7 +183,7 @@ class RocksPendingTable(RocksTable, PendingTable):
         latest = {identity: value for identity, value in records if is_identity(identity)}
         self._recovering += len(latest)
         puts = {identity: value for identity, value in latest.items() if value is not None}
-        batch = self._changes(latest, puts, puts.values(), list(map(tier_of, puts.values())))
+        batch = self._changes(latest, puts, [*puts.values()], list(map(tier_of, puts.values())))
         self._store.meta.written = None  # the changelog has it: a recovery that is cut off is continued, not repeated
         logged = self._recovering <= _SHORT_TAIL
         self._commit(batch, next_offset, self._store.meta.used_ms, logged=logged)
@@ -167,40 +192,70 @@ class RocksPendingTable(RocksTable, PendingTable):
         self,
         changed: Collection[bytes],
         identities: Collection[bytes] = (),
-        values: Collection[bytes] = (),
+        values: Sequence[bytes] = (),
         tiers: Collection[str] = (),
     ) -> WriteBatch:
         """Return a batch that removes the rows of `changed` and puts those of `identities`; the counts follow."""
         meta, batch = self._store.meta, self._store.batch()
         counts = Counter(meta.counts)
         newest = b"" if meta.newest < 0 else meta.newest.to_bytes(IDENTITY_BYTES - OFFSET_AT, "big")
+        counted, gone = self._count(values), Counter[bytes]()
         for identity in [identity for identity in changed if identity[OFFSET_AT:] <= newest]:
             if (look_up := self._store.get(_INDEX + identity)) is not None:
                 former = look_up[:IDENTITY_AT] + identity
                 batch.delete(former)
                 batch.delete(_INDEX + identity)
-                counts[look_up[IDENTITY_AT:].decode()] -= 1
+                counts[look_up[_TIER_AT:].decode()] -= 1
+                gone[look_up[IDENTITY_AT:_TIER_AT]] += 1
                 self._passed.discard(former)
         if identities:
             keys = list(map(key_of_row, values, identities))
             for key, value in zip(keys, values, strict=True):
                 batch.put(key, value)
             # apart from the rows: a quarter less work for RocksDB
-            for identity, key, tier in zip(identities, keys, tiers, strict=True):
-                batch.put(_INDEX + identity, key[:IDENTITY_AT] + tier.encode())
+            for identity, key, cause, tier in zip(identities, keys, counted, tiers, strict=True):
+                batch.put(_INDEX + identity, key[:IDENTITY_AT] + cause + tier.encode())
             counts.update(tiers)
             for key in keys if queue_in(max(keys)) else (min(keys),):
                 self._cursors[queue_in(key)] = min(self._cursors.get(queue_in(key), key), key)
             newest = max(newest, max([identity[OFFSET_AT:] for identity in identities]))
             meta.newest = int.from_bytes(newest, "big")
         meta.counts = {tier: count for tier, count in counts.items() if count}
+        for each, records in gone.items():
+            attempts = int.from_bytes(each[CAUSE_BYTES:])
+            self._causes.remove(each[:CAUSE_BYTES], attempts=records * attempts, records=records)
+        self._causes.write(batch)
         return batch
+
+    def _count(self, values: Sequence[bytes]) -> Sequence[bytes]:
+        """Count new rows by cause, those that count alike together; return as what each was counted."""
+        counted, others = counted_in(values), dict[bytes, bytes]()
+        # as they came, without a look at each: they have failed one after the other
+        lasts = dict(zip(counted, values, strict=True))
+        firsts = dict(zip(reversed(counted), reversed(values), strict=True))
+        for each, records in Counter(counted).items():
+            first, last = failure_in(firsts[each]), failure_in(lasts[each])
+            if first is None or last is None:
+                continue
+            cause, attempts, first_ms = first
+            bucket, name, sample = self._causes.bucket_of(cause), "", ""
+            if bucket != cause:
+                others[each] = bucket + each[CAUSE_BYTES:]
+            elif not self._causes.name_of(bucket):
+                name, sample = _told(firsts[each])
+            self._causes.add(
+                bucket, name, attempts=records * attempts, first_ms=first_ms, last_ms=last[-1], sample=sample,
+                records=records,
+            )  # fmt: skip
+        return [others.get(each, each) for each in counted] if others else counted
 
     @override
     def recovered(self) -> None:
         self._store.meta.written = None
         logged, self._recovering = self._recovering <= _SHORT_TAIL, 0
-        self._store.write(self._store.batch(), self._now_ms, logged=logged, last=True)
+        batch = self._store.batch()
+        self._causes.write(batch)
+        self._store.write(batch, self._now_ms, logged=logged, last=True)
 
     @property
     @override

@@ -20,6 +20,7 @@ from retryapp.core.causes import CauseCount, summed
 from retryapp.core.control import Command, Verb
 from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.failed import row_failed_of
 from retryapp.core.foreign import shield
 from retryapp.core.headers import encode_metadata
 from retryapp.core.jobs import HandlerVerb, JobPart, JobVerb, LetterFilter, Part, PartState
@@ -28,7 +29,6 @@ from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.rows import PendingRow, due_order, encode_row, identity_of, parse_row_key, row_key
-from retryapp.lookup.causes import causes_of
 from retryapp.lookup.jobs import Order, Told
 from retryapp.lookup.journeys import Journey
 from retryapp.lookup.previews import Preview, Scope
@@ -240,7 +240,8 @@ class FakeWorker(RuntimeView):
 
     @override
     def waiting_causes(self, main: str) -> Sequence[CauseCount]:
-        return causes_of(entry.value for entry in self.waiting) if main == MAIN else ()
+        rows = self.waiting if main == MAIN else ()
+        return summed(filter(None, (row_failed_of(entry.value) for entry in rows)))
 
     @override
     def activity(self, main: str) -> Activity | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import count
@@ -140,6 +141,37 @@ async def test_a_preview_goes_on_while_somebody_looks(worker: FakeWorker, monkey
         sent = {**Form(body, f"{BASE}/command/job").fields, "why": "test data"}
         assert (await site.post(sent, HTML, f"{BASE}/command/job"))[0] == 303
         assert [type(each[1]) for each in worker.asked] == [Verb, Order]
+
+
+async def test_pages_are_answered_while_others_wait(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes, too: what waits for workers or reads topics has threads of its own."""
+    loop, begun, over = asyncio.get_running_loop(), asyncio.Semaphore(0), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+
+    def wait(*_args: Any, **_more: Any) -> Any:
+        loop.call_soon_threadsafe(begun.release)
+        assert over.wait(20)
+        return {}
+
+    for name in ("command", "tell_job", "preview", "journey"):
+        monkeypatch.setattr(worker, name, wait)
+    record = f"{GROUP}/{MAIN}@kq8G0bTz/0/1"
+    async with pages(worker, ADMIN) as site:
+        waiting = [
+            site.post({"verb": "cancel", "failure_id": record}),
+            site.post({"verb": "pause", "why": "x"}, path=f"{BASE}/command/job/aa"),
+            site.get(f"{BASE}/jobs/new?verb=replay&all=1"),
+            site.get(f"{BASE}/journey?id={record}"),
+        ]
+        going = [asyncio.create_task(each) for each in waiting]
+        try:
+            async with asyncio.timeout(10):
+                for _ in going:
+                    await begun.acquire()
+                assert '"ok": true' in await site.get("/retries/health")
+        finally:
+            over.set()
+            await asyncio.gather(*going)
 
 
 async def test_a_preview_ends_when_nobody_looks(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,9 +28,13 @@ from retryapp.core.record import Origin, failure_id, idempotency_key, parse_fail
 from retryapp.core.rows import (
     ROW_OVERHEAD_BYTES,
     PendingRow,
+    Reference,
     RowKey,
+    as_sent,
     decode_row,
     encode_row,
+    failure_bytes,
+    failure_in,
     identity_of,
     is_identity,
     parse_row_key,
@@ -55,6 +60,19 @@ def test_version_2_of_a_row_is_written_and_read_as_ever() -> None:
     assert encode_row(ROW) == ROW_BYTES
     assert decode_row(ROW_BYTES) == ROW
     assert len(encode_row(PendingRow(None, None, ()))) == ROW_OVERHEAD_BYTES
+
+
+def test_the_last_failure_ends_a_row() -> None:
+    """Flag and tag are pinned; other facts and a reference stay what they are; in the middle it is none."""
+    failed = replace(ROW, failure=failure_bytes(b"cause", 2, 258), reference=Reference(1, 2, 3, 4)).in_circuit("mail")
+    raw = encode_row(failed)
+    assert raw[3] == failed.flags | 16
+    assert raw[-20:] == b"\x04\x00\x11cause" + bytes.fromhex("000000020000000000000102")
+    assert failure_in(raw) == failure_in(as_sent(raw)) == (b"cause", 2, 258)
+    assert decode_row(raw) == failed
+    assert decode_row(encode_row(failed.held_next(7))).failure == failed.failure
+    longer = decode_row(ROW_BYTES[:3] + b"\x14" + ROW_BYTES[4:])
+    assert (longer.failure, longer.more, failure_in(ROW_BYTES)) == (b"", ROW.more, None)
 
 
 def test_identity_and_row_key_are_pinned() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from retryapp.core import hops
+from retryapp.core.causes import cause_hash
 from retryapp.core.classify import DeadReason, Failure, classify
 from retryapp.core.decide import Dead, Decision, RetryAt
 from retryapp.core.errors import DamagedMetadataError
@@ -15,14 +17,21 @@ from retryapp.core.hops import (
     Outgoing,
     after_failure,
     counted_from_ms,
+    due_anew,
     failures_in_a_row,
     next_counted_ms,
     record_size,
+    released,
+    replayed,
+    to_held_row,
+    to_row,
+    to_stopped_row,
     to_tier,
     waited,
 )
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
+from retryapp.core.rows import OPERATOR, encode_row, failure_in
 from retryapp.core.rules import retryable
 from retryapp.core.salvage import salvage
 from retryapp.core.topology import HandlerTopology, Tiers
@@ -105,6 +114,21 @@ def test_a_copy_waits_in_the_topic_of_its_tier() -> None:
     odd = replace(after(AGAIN), tier="later")
     assert to_tier(ORDER, topology=per_delay, metadata=odd).topic == "billing.orders.retry.1m"
     assert to_tier(ORDER, topology=TOPOLOGY, metadata=after(AGAIN)).partition == 3
+
+
+def test_a_row_says_what_its_record_has_failed_of_last() -> None:
+    """Also once it was moved, held or released, replayed, or stops its sequence; one that never ran says nothing."""
+    metadata = after(RetryAt(9_000, 5_000, "5s"), message="shard 7")
+    told = cause_hash(metadata.error_type, metadata.fingerprint, "shard 8"), 1, 2_000
+    row = to_row(to_tier(ORDER, topology=TOPOLOGY, metadata=metadata), metadata)
+    held = due_anew(row.held_until(8_000, 3_000), metadata, 9_500)
+    for each in (row, held, released(held, metadata, 4_000, OPERATOR)[0], to_stopped_row(b"key", metadata)):
+        assert failure_in(encode_row(each)) == told
+    anew = replayed(metadata, letter="0", replay_id="r", now_ms=5_000)
+    again = to_row(to_tier(ORDER, topology=TOPOLOGY, metadata=anew), anew)
+    assert failure_in(encode_row(again)) == (told[0], 0, 5_000)
+    facts: Any = {"topology": TOPOLOGY, "handler": "h", "topic_id": "kq8G0bTz", "policy_digest": "d", "now_ms": 1}
+    assert not to_held_row(ORDER, **facts).failure
 
 
 def test_a_copy_without_due_time_cannot_wait_and_one_without_reason_is_not_dead() -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 from samples import waiting_row
 
+from retryapp.core.causes import CauseCount
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import Part, PartState
 from retryapp.core.lane_errors import HandOffRefusedError
@@ -63,13 +64,16 @@ def silent_s(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
+CAUSE = CauseCount(cause_id="c1-1", name="E", records=700, attempts=1, first_ms=1, last_ms=1, sample="x")
+
+
 @pytest.fixture
 def orders(runtime: Runtime) -> Any:
     """Partition 0 of two, with an open lane: 742 records wait, 3 are dead."""
     runtime.served["orders"].partitions = runtime.served["orders"].complete = 2
     runtime.assigned = True
     asked: Any = {"due": lambda *_: ((), 5_000), "page": lambda *_: []}
-    pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42}, **asked)
+    pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42}, causes=lambda: [CAUSE], **asked)
     placed: Any = SimpleNamespace(
         engine=SimpleNamespace(
             commands=None,
@@ -113,6 +117,14 @@ def test_what_a_partition_tells_while_a_job_goes_on_can_be_sent(runtime: Runtime
     orders.engine.commands = SimpleNamespace(levels=SimpleNamespace(paused=None, forced={}), parts=parts)
     info = RuntimeView(runtime).partitions("orders")[0]
     assert json.loads(json.dumps(asdict(info)))["jobs"] == {"running": 1}
+
+
+def test_causes_of_what_waits_are_those_of_open_tables(runtime: Runtime, orders: Any) -> None:
+    """Of all partitions here; a table that is still being read counts too few."""
+    runtime.placed["orders", 1] = orders
+    assert RuntimeView(runtime).waiting_causes("orders") == [replace(CAUSE, records=1_400, attempts=2)]
+    orders.lane.state = LaneState.OPENING
+    assert RuntimeView(runtime).waiting_causes("orders") == []
 
 
 def numbers(info: PartitionInfo) -> tuple[int | None, int | None]:

@@ -1,0 +1,36 @@
+"""What pages wait for: commands, jobs, readings of topics. A few at a time, in threads of their own.
+
+Those of the event loop write pages and read tables: were they taken by what waits for seconds, no probe was answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from retryapp.web.errors import SOON, PageError
+
+
+class Turns:
+    """Lets `most` through at a time, and refuses the others."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="pages")
+
+    async def take(self, call: Callable[[], Any]) -> Any:
+        """Call in a thread.
+
+        Raises:
+            PageError: 503, others go on.
+        """
+        if self._taken >= self._most:
+            raise PageError(503, "busy", f"{self._taken} others wait for the same", "Ask again soon", SOON)
+        self._taken += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        finally:
+            self._taken -= 1
