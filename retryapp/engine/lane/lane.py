@@ -81,6 +81,7 @@ class Lane:
         self._on_applied = on_applied
         self._limits = limits or LaneLimits()
         self._queue: deque[Turn] = deque()
+        self._submitted = 0
         self._urgent = 0
         self._queued_bytes = 0
         self._most = self._limits.turns
@@ -123,6 +124,7 @@ class Lane:
         """Queue a turn, or raise `LaneClosedError`: its session is over, and its records will be read again."""
         if self.state is not LaneState.OPEN or session != self.session:
             raise LaneClosedError(self.name, f"session {session} is over")
+        turn.number = self._submitted = self._submitted + 1
         self._queue.append(turn)
         self._queued_bytes += turn.size
         if turn.urgent:
@@ -398,6 +400,8 @@ class Lane:
             at += n
             if turn.refusal is not None:
                 self._put_back(self._refused.release())
+                # those that waited may have come after some that were taken back meanwhile
+                self._queue = deque(sorted(self._queue, key=lambda each: (each.refusal is None, each.number)))
                 self._report_refused(Event.HAND_OFF_ACCEPTED, turn)
             for observation in turn.observations:
                 self._observer.observe(observation)

@@ -63,6 +63,8 @@ class Turn:
     """What is remembered of commands after it (`core.jobs.Steering`); None: as before."""
     refusal: HandOffRefusedError | None = None
     """Why a topic refused it, if one has."""
+    number: int = field(default=0, init=False, compare=False)
+    """Turns of a lane are submitted in this order."""
     _size: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property

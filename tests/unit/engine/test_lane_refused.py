@@ -93,6 +93,24 @@ async def test_due_rows_go_on_beside_refused_turns_of_both_kinds(rig: Rig) -> No
     assert rig.transport.offsets[MAIN] == 31
 
 
+async def test_what_waited_for_a_refused_turn_keeps_its_order(rig: Rig) -> None:
+    """Also behind turns that were taken back with a second one that is refused: each has the counts up to its own."""
+    refusing = Refusing(rig.transport, b"bad")
+    rig.submit("bad ahead", 3, publishes=1, beyond={2: True})
+    for number in range(3):  # each commit allows the next transaction more turns
+        rig.submit(f"row{number}", publishes=1)
+        await rig.advance(100)
+    rig.submit("bad", 1, publishes=1)
+    for offset in (2, 3, 4):
+        rig.submit(f"late{offset}", offset)
+    await rig.settle()
+    refusing.prefixes = ()
+    for _ in range(5):
+        await rig.advance(1_000)
+    ahead = ("bad ahead", "row0", "row1", "row2")
+    assert [name for name, _ in settled(rig) if name not in ahead] == ["bad", "late2", "late3", "late4"]
+
+
 async def test_many_refused_turns_are_retried_one_in_a_second_and_at_once_when_one_passes(rig: Rig) -> None:
     """A denied topic costs the others little, and the back-off of one is not that of all."""
     refusing = Refusing(rig.transport, b"bad")
