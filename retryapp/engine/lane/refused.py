@@ -31,6 +31,8 @@ class RefusedTurns:
         self._ordered = ordered
         self._turns: deque[Turn] = deque()
         self._later: list[Turn] = []
+        self._commands = 0
+        """Turns of commands that are held, or wait: a look at each would take seconds, where thousands wait."""
         self._wait_s = FIRST_WAIT_S
         self._timer: asyncio.TimerHandle | None = None
 
@@ -42,16 +44,19 @@ class RefusedTurns:
     @property
     def commanded(self) -> bool:
         """Whether one of a command is held, or waits for one that is."""
-        return any(turn.commanded for turn in (*self._turns, *self._later))
+        return self._commands > 0
 
     def keep(self, turn: Turn) -> bool:
         """Take a turn that must wait for a held one; tell whether it must."""
-        passes = self.floor is None or turn.moves_to <= self.floor
-        if self.commanded and (turn.commanded or turn.hurried or self._about(turn)):
-            passes = False  # else a crash would forget the held command, or it is done twice
-        if turn.refusal or (passes and not (self._ordered and self._turns)):
+        if turn.refusal is not None:
+            return False
+        waits = (self._ordered and bool(self._turns)) or (self.floor is not None and turn.moves_to > self.floor)
+        if not waits and self.commanded:  # else a crash would forget the held command, or it is done twice
+            waits = turn.commanded or turn.hurried or self._about(turn)
+        if not waits:
             return False
         self._later.append(turn)
+        self._commands += turn.commanded
         return True
 
     def _about(self, turn: Turn) -> bool:
@@ -69,6 +74,7 @@ class RefusedTurns:
             self._wait_s = min(2 * self._wait_s, LAST_WAIT_S)
         else:
             self._turns.append(turn)
+            self._commands += turn.commanded
             self._find_floor()
         if again or self._timer is None:
             seconds = max(FIRST_WAIT_S, min(self._wait_s, LAST_WAIT_S / len(self._turns)))
@@ -82,6 +88,7 @@ class RefusedTurns:
         self._find_floor()
         if self.floor != floor or commanded or (self._ordered and not self._turns):
             later, self._later = self._later, later
+        self._commands = sum(turn.commanded for turn in (*self._turns, *self._later))
         if self._turns:
             self._retry(self._turns[0])
         else:

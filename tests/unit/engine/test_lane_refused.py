@@ -11,6 +11,7 @@ from retryapp.core import marks
 from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.publication import Destination, Publication
+from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event, Standing
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
@@ -109,6 +110,25 @@ async def test_what_waited_for_a_refused_turn_keeps_its_order(rig: Rig) -> None:
         await rig.advance(1_000)
     ahead = ("bad ahead", "row0", "row1", "row2")
     assert [name for name, _ in settled(rig) if name not in ahead] == ["bad", "late2", "late3", "late4"]
+
+
+async def test_turns_wait_without_a_look_at_all_that_wait_already(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may: the event loop would stand still for seconds."""
+    looks: list[Turn] = []
+    commanded = Turn.commanded.fget
+    assert commanded is not None
+    monkeypatch.setattr(Turn, "commanded", property(lambda turn: looks.append(turn) or commanded(turn)))
+    refusing = Refusing(rig.transport, b"bad")
+    rig.submit("bad", 1, publishes=1)
+    for n in range(500):
+        rig.submit(f"late{n}", n + 2)
+    await rig.advance(300)
+    assert rig.transport.offsets[MAIN] == 0
+    refusing.prefixes = ()
+    await rig.advance(1_000)
+    await rig.advance(300)
+    assert settled(rig)[-1] == ("late499", True)
+    assert len(looks) < 10 * 500
 
 
 async def test_many_refused_turns_are_retried_one_in_a_second_and_at_once_when_one_passes(rig: Rig) -> None:
