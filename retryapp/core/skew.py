@@ -11,8 +11,9 @@ A wait on a machine with a corrected clock counts from the latest possible time 
 early elsewhere.
 
 An acknowledgement that contradicts the bounds by up to ``DOUBT_MS`` is of another broker, or wrong: all that the two
-allow is possible then, and the next one decides. More than that means that our clock jumped or the broker's. Until
-``AGREEING`` in a row agree with each other, or one agrees with the bounds, the correction stays and is doubted.
+allow is possible then, and the next one decides. If that is more than ``DOUBT_MS`` already, a clock is being set bit
+by bit, and the newest counts. A larger contradiction means that our clock jumped or the broker's. Until ``AGREEING`` in
+a row agree with each other, or one agrees with the bounds, the correction stays and is doubted.
 """
 
 from __future__ import annotations
@@ -71,8 +72,11 @@ class BrokerSkew:
         if contradiction <= DOUBT_MS:
             self._rivals.clear()
             ends = sorted((low, high, known_low, known_high))
-            possible = ends[1:3] if contradiction <= 0 else (ends[0], ends[3])
-            self._take(*possible, at_s=at_s)
+            if contradiction <= 0:
+                low, high = ends[1:3]
+            elif self._high_ms - self._low_ms <= DOUBT_MS:
+                low, high = ends[0], ends[3]
+            self._take(low, high, at_s=at_s)
             return False
         doubted = not self._rivals
         self._rivals = [rival for rival in self._rivals if rival[0] <= high and low <= rival[1]]

@@ -101,3 +101,13 @@ def test_a_lone_contradiction_moves_nothing(ahead_ms: float, by_ms: float, back:
     assert skew.error_ms <= 5
     run(skew, other_ms, 0.0, here * 2)
     assert abs(skew.correction_ms - other_ms) <= 5
+
+
+@given(st.integers(20, DOUBT_MS - 10), st.booleans())
+def test_a_clock_that_is_set_bit_by_bit_is_followed(by_ms: int, back: bool) -> None:
+    """Chrony slews by up to 83 ms a second, for minutes: each acknowledgement contradicts all before."""
+    skew = BrokerSkew()
+    for step in range(100):
+        ahead_ms = float(-step * by_ms if back else step * by_ms)
+        run(skew, ahead_ms, 0.0, [(0.0, 1.0, 0.0, 1.0)])
+        assert abs(skew.correction_ms - ahead_ms) <= 2 * DOUBT_MS + 10
