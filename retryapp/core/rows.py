@@ -247,7 +247,10 @@ def counted_in(values: Iterable[bytes]) -> list[bytes]:
 
 def failure_in(raw: bytes) -> tuple[bytes, int, int] | None:
     """Return the cause of a row's last failure, its attempts and its time, without decoding it; None: it has none."""
-    return None if counted_in((raw,))[0] == UNCOUNTED else _FAILURE.unpack(raw[_FAILURE_AT:])
+    if counted_in((raw,))[0] == UNCOUNTED:
+        return None
+    cause, attempts, failed_ms = _FAILURE.unpack(raw[_FAILURE_AT:])
+    return cause, attempts, failed_ms & _TIME_MASK  # whatever is damaged, a table can keep it
 
 
 def _facts(more: bytes) -> Iterator[tuple[int, bytes]]:

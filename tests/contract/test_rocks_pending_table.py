@@ -263,6 +263,16 @@ def test_a_row_whose_headers_are_damaged_is_counted_as_it_says(opened: Open) -> 
     assert found(table) == [("no", 2, 2, 1, 1)]
 
 
+def test_a_row_that_failed_at_an_impossible_time_is_kept_and_counted(opened: Open) -> None:
+    """Its last bytes are damaged: the table takes all that the changelog has, or its lane never opens."""
+    row = waiting_row(1)
+    table = opened()
+    table.recover([(row.identity, (row.value or b"")[:-8] + b"\xff" * 8)], 1)
+    assert [each.records for each in table.causes()] == [1]
+    table.write([removal(row)], 2)
+    assert table.causes() == []
+
+
 def test_counting_a_recovery_reads_no_row_but_those_it_applies(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """The work of a restart is that of the tail, however many rows wait."""
     table = opened()
