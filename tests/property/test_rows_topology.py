@@ -50,7 +50,7 @@ rows = st.builds(
     st.binary(max_size=9),
     st.just(0),
     st.none() | st.builds(Reference, st.integers(-1, MAX_EPOCH_MS), u32, u32, due_times),
-    st.just(b"") | st.builds(failure_bytes, st.binary(min_size=5, max_size=5), u32, u64),
+    st.just(b"") | st.builds(failure_bytes, st.binary(min_size=5, max_size=5), u32, due_times),
 )
 names = st.from_regex(r"\A[A-Za-z0-9._-]{1,40}\Z").filter(lambda name: name not in {".", ".."})
 
