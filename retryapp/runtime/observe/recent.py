@@ -39,13 +39,16 @@ class Recent:
         self._looks.append((self._clock.monotonic_s(), self._counted()))
 
     def of(self, handler: str) -> Activity | None:
-        """Return what ended in a handler lately; None before the first look."""
+        """Return what ended in a handler lately, as of the last look; None before the first.
+
+        No look of its own: each goes through the counters of all handlers, and a page asks for each of them.
+        """
         if not self._looks:
             return None
-        began_s, before = self._looks[0]
-        gained = self._counted().get(handler, Counter[str]()) - before.get(handler, Counter[str]())
+        (began_s, before), (ended_s, after) = self._looks[0], self._looks[-1]
+        gained = after.get(handler, Counter[str]()) - before.get(handler, Counter[str]())
         return Activity(
-            span_s=self._clock.monotonic_s() - began_s,
+            span_s=ended_s - began_s,
             deliveries=gained.pop(DELIVERIES, 0),
             failures=gained.pop(FAILURES, 0),
             late_within=dict(gained),
