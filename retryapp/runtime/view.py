@@ -112,7 +112,8 @@ class RuntimeView:
     def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
         """Return `due_at_ms` of the first rows of a partition with `start_ms <= due_at_ms < stop_ms`, rising."""
         placed = self._open(main, partition)
-        table = placed.transport.pending if placed else None
+        # not while it is read from the changelog: a table that a thread uses first may not see rows that come meanwhile
+        table = placed.transport.pending if placed and placed.lane.state is LaneState.OPEN else None
         return table.due_times(start_ms, stop_ms, limit) if table else []
 
     def pending_page(

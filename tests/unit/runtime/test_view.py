@@ -131,6 +131,15 @@ def numbers(info: PartitionInfo) -> tuple[int | None, int | None]:
     return info.pending, info.dead
 
 
+def test_due_times_are_those_of_open_tables(runtime: Runtime, orders: Any) -> None:
+    """Threads that count them come late: the lane may open again, and its table is not theirs before it has."""
+    orders.transport.pending.due_times = lambda start_ms, stop_ms, limit: [start_ms, stop_ms][:limit]
+    view, span = RuntimeView(runtime), {"start_ms": 1, "stop_ms": 9, "limit": 5}
+    assert view.due_times("orders", 0, **span) == [1, 9]
+    orders.lane.state = LaneState.OPENING
+    assert view.due_times("orders", 0, **span) == []
+
+
 def test_without_open_tables_the_last_known_numbers_are_shown_with_their_age(runtime: Runtime, orders: Any) -> None:
     """Never 0: not while the lane opens, and not after the partition was revoked."""
     view = RuntimeView(runtime)
