@@ -76,8 +76,8 @@ class Suspects:
         ordered = self._context.handler.order is not Order.NONE
         if ordered and self._cleared and run.claim is None:  # what it has waited for is durable: it runs for itself
             self._submit(run)
-        elif self._found.first <= place < self._found.end and self._left > 0:
-            self._left -= 1
+        elif self._found.first <= place < self._found.end and (self._left > 0 or self._may_be_more(run)):
+            self._left = max(0, self._left - 1)
             self._cleared = False
             self._queue.append(run)
         elif self._cleared:
@@ -86,6 +86,10 @@ class Suspects:
             self._held.append(run)
             self._passed = self._passed or place >= self._found.first
         self._wake.set()
+
+    def _may_be_more(self, run: Run) -> bool:
+        """Tell whether there may be more suspects than ran: rows between those of a group may have come since."""
+        return run.claim is not None and self._found.size > 0
 
     def settled(self) -> None:
         """Note that claims of rows have ended: their turns are applied, or they were given back."""

@@ -98,6 +98,22 @@ async def test_suspects_that_are_settled_hold_nothing_up() -> None:
         assert rows_marks(transport)[-1] == "wr0"
 
 
+async def test_a_row_that_has_come_between_suspects_takes_no_place_of_theirs() -> None:
+    """Two of three ran when their worker died; the third was read again, or is due at once by a command."""
+    gate = Gate()
+    transport = await with_rows(gate, 3)
+    due_ms = int.from_bytes(disk_rows(transport)[0][0][:8], "big")
+    transport.broker.notes[MAIN] = f"r0:old wg2:old@{due_ms}.0-{due_ms}.3"
+    del transport.batches[:]
+    async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=3) as orders:
+        await orders.advance(GATHER_MS)
+        assert list(gate.running) == names(2)
+        gate.let_all()
+        await orders.settle()
+        assert gate.done == names(3)
+        assert rows_marks(transport)[:2] == ["wg2", "ws1"], "the last one is named, too"
+
+
 async def test_a_suspect_that_comes_late_runs_alone() -> None:
     """A rate holds its claim back while held records, which are no suspects, run."""
     running: list[bytes] = []
