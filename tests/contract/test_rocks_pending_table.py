@@ -233,6 +233,14 @@ def test_causes_are_counted_as_rows_come_change_and_go(opened: Open) -> None:
     assert found(opened()) == []
 
 
+def test_a_row_that_is_only_moved_hides_no_later_failure(opened: Open) -> None:
+    """Rows of one batch need not have failed in its order."""
+    table = opened()
+    table.write([waiting_row(1, last_failed_ms=10)], 0)
+    table.write([waiting_row(2, last_failed_ms=50), waiting_row(1, due_at_ms=900, last_failed_ms=10)], 1)
+    assert found(table) == [("no", 2, 2, 10, 50)]
+
+
 def test_causes_beyond_the_bound_count_together(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that come when there is no room; each row is taken out where it was counted."""
     monkeypatch.setattr("retryapp.runtime.stores.causes.MAX_CAUSES", 3)

@@ -237,14 +237,15 @@ class RocksPendingTable(RocksTable, PendingTable):
             first, last = failure_in(firsts[each]), failure_in(lasts[each])
             if first is None or last is None:
                 continue
-            cause, attempts, first_ms = first
+            cause, attempts, _ = first
+            first_ms, last_ms = sorted((first[-1], last[-1]))  # one that is only moved has failed long before
             bucket, name, sample = self._causes.bucket_of(cause), "", ""
             if bucket != cause:
                 others[each] = bucket + each[CAUSE_BYTES:]
             elif not self._causes.name_of(bucket):
                 name, sample = _told(firsts[each])
             self._causes.add(
-                bucket, name, attempts=records * attempts, first_ms=first_ms, last_ms=last[-1], sample=sample,
+                bucket, name, attempts=records * attempts, first_ms=first_ms, last_ms=last_ms, sample=sample,
                 records=records,
             )  # fmt: skip
         return [others.get(each, each) for each in counted] if others else counted
