@@ -14,12 +14,14 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
+from pydantic import TypeAdapter
 
 from retryapp.lookup.activity import rates_of
 from retryapp.lookup.records import known_sum
 from retryapp.ports import PAGES_PREFIX, Activity
 from retryapp.terminal import Group, HandlerFigures
 
+_ACTIVITY: Final = TypeAdapter[Activity | None](Activity | None)  # of another release, more facts are passed over
 ANSWER_S: Final = 5.0
 CONNECT_S: Final = 1.0
 """Timeout of the first request to an address where a worker may be."""
@@ -58,7 +60,7 @@ class Workers:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             workers = await self._everyone(session)
         self.urls = sorted({*self.urls, *(worker.url for worker in workers)})
-        todo = workers[0].index["todo"] if workers else []  # each says all that it knows of the whole group
+        todo = workers[0].index.get("todo", []) if workers else []  # each says all that it knows of the whole group
         return Group(
             group=self.group or next((worker.index["group"] for worker in workers), None) or "?",
             now_ms=now_ms,
@@ -111,7 +113,7 @@ class Workers:
             places = {item["partition"]: item for item in claims}.values()
             whole = {item["partition"] for item in places if item["dead"] is not None}
             minutes = [worker.due[main]["minute"] for worker in workers if main in worker.due]
-            busy = [h["activity"] for worker in workers for h in worker.index["handlers"] if h["main"] == main]
+            here = [h for worker in workers for h in worker.index["handlers"] if h["main"] == main]
             figures.append(
                 HandlerFigures(
                     main=main,
@@ -122,7 +124,7 @@ class Workers:
                     dead=known_sum(item["dead"] for item in places),
                     as_of_ms=min((item["as_of_ms"] for item in places if item["as_of_ms"] is not None), default=None),
                     unknown_partitions=[number for number in range(numbers) if number not in whole],
-                    rates=rates_of(Activity(**each) for each in busy if each is not None),
+                    rates=rates_of(_ACTIVITY.validate_python(each.get("activity")) for each in here),
                 )
             )
         return figures

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -11,6 +12,7 @@ from aiohttp.test_utils import TestServer
 from functional.web.house import NOW_MS, FakeWorker, Site, busy_worker, serving
 from samples import partition
 
+from retryapp.cli import _workers
 from retryapp.cli._workers import Workers
 from retryapp.lookup.activity import Rates, rates_of
 from retryapp.ports import Activity
@@ -109,6 +111,27 @@ async def test_a_partition_with_two_claims_counts_once_by_the_newer_numbers(site
     worker.parts["shop.orders"][0] = worker.parts["shop.orders"][1]
     (orders,) = (await Workers("billing", [site.url])._ask(NOW_MS)).handlers
     assert (orders.pending, orders.dead, orders.due_next_minute) == (None, None, None)
+
+
+@pytest.mark.parametrize("activity", [None, {**asdict(BUSY), "more": 1}])
+async def test_a_worker_of_another_release_is_shown(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch, activity: Any
+) -> None:
+    """As in a rolling upgrade: it says less, or more."""
+    worker.address = site.url
+    ask = _workers._json
+
+    async def other(*args: Any) -> Any:
+        answer = await ask(*args)
+        for each in answer.get("handlers", ()):
+            del each["activity"]
+            each |= {"activity": activity} if activity else {}
+        return {name: fact for name, fact in answer.items() if name != "todo"}
+
+    monkeypatch.setattr(_workers, "_json", other)
+    group = await Workers("billing", [site.url])._ask(NOW_MS)
+    assert [each.main for each in group.handlers] == ["flights", "shop.orders"]
+    assert (group.handlers[1].rates is None) == (activity is None)
 
 
 async def test_workers_of_other_groups_are_passed_over(site: Site) -> None:
