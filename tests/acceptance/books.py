@@ -76,7 +76,9 @@ def by_record(visits: list[Visit]) -> dict[str, list[Visit]]:
     return found
 
 
-def check_books(stage: Stage, topic: str, count: int, waits_ms: tuple[int, ...], *, same_policy: bool = True) -> None:
+def check_books(
+    stage: Stage, topic: str, count: int, waits_ms: tuple[int, ...], *, same_policy: bool = True, copied: bool = False
+) -> None:
     """Check that every record has one fate, none came early, and none was handed over twice.
 
     A run that was cut off runs again with its attempt number: visits may repeat, what was recorded may not.
@@ -87,6 +89,7 @@ def check_books(stage: Stage, topic: str, count: int, waits_ms: tuple[int, ...],
         count: how many records there are.
         waits_ms: the policy's waits.
         same_policy: every worker had it; else waits are not compared.
+        copied: the broker has dropped markers; hand-offs may be there twice.
     """
     evidence = stage.evidence(topic)
     visits = stage.service.of(topic)
@@ -99,8 +102,9 @@ def check_books(stage: Stage, topic: str, count: int, waits_ms: tuple[int, ...],
     assert sorted(ids.values()) == published, "every record was delivered, under one failure id"
     assert stage.service.done(topic) == set(range(count)) - hopeless, "all that can be done is done"
     dead = [number for number in published if number in hopeless]
-    assert sorted(ids[m.failure_id] for _, m in evidence.dead()) == dead, "all that cannot is dead, once"
-    assert evidence.repeated_handoffs() == {}
+    letters = sorted(ids[m.failure_id] for _, m in evidence.dead())
+    assert (sorted(set(letters)) if copied else letters) == dead, "all that cannot is dead, once"
+    assert copied or evidence.repeated_handoffs() == {}
     recovered = {v.failure_id for v in visits if v.facts.get("fail") and v.facts["id"] not in hopeless}
     assert {event.failure_id for event in evidence.succeeded()} == recovered
     if same_policy:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from acceptance.books import check_books
 from harness import Answer, Gate, HandlerSpec, Stage, wait_for
-from harness.brokers import running_broker
+from harness.brokers import dropped_markers, running_broker
 
 from retryapp.broker import Broker
+from retryapp.ledger import Fault, take_ledger
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.extended, pytest.mark.timeout(180)]
 
@@ -33,7 +34,8 @@ def test_restart_in_mid_run(stage: Stage, own_broker: Broker) -> None:
     """The broker is killed twice under load: nothing lost, nothing handed on twice.
 
     Not stopped in good order: as the only broker it may lose commits then (docs/reliability.md, what no client can
-    prevent). Three brokers are (test_three_brokers.py).
+    prevent). Three brokers are (test_three_brokers.py). Where its log says that it dropped markers of the group all the
+    same, as a loaded one may at its start, what it left without an end may be there twice.
     """
     topic = stage.main_topic()
     stage.program(HandlerSpec(topic=topic, policy="300ms 600ms", concurrency=4))
@@ -48,8 +50,11 @@ def test_restart_in_mid_run(stage: Stage, own_broker: Broker) -> None:
     own_broker.kill()
     own_broker.start()
     load(stage, topic, 400)
-    stage.wait_settled(topic, timeout_s=90)
-    check_books(stage, topic, 600, (300, 600))
+    stage.wait_settled(topic, timeout_s=90, ledger=False)
+    copied = dropped_markers(own_broker, stage.group) > 0
+    problems = take_ledger(stage.connection, stage.topology(topic)).problems
+    assert {problem.fault for problem in problems} <= ({Fault.TWICE, Fault.AHEAD, Fault.COUNTS} if copied else set())
+    check_books(stage, topic, 600, (300, 600), copied=copied)
     assert not worker.ended(), "the same process lived through it"
     assert worker.stop() == 0
 

@@ -106,7 +106,7 @@ def test_a_pending_changelog_that_was_made_again(stage: Stage) -> None:
     stage.produce(topic, [{"id": n} for n in sorted(LATER)])
     wait_for(lambda: shut.log.count("ChangelogReplacedError") >= 2, "both lanes say it")
     assert f"{topology.pending_changelog} was deleted and made again" in shut.log
-    assert f"--to-current on {topic}," in shut.log
+    assert f"--topic {topic} --to-current --execute" in shut.log
     assert shut.get("/retries/ready")[0] == 503
     assert stage.service.done(topic) == HEALTHY
     assert shut.stop() == 0
