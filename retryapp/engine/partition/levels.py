@@ -143,7 +143,7 @@ class Levels:
     def _is_later(self, level: Level, offset: int) -> bool:
         """Tell whether the partition was paused after the command at an offset was sent."""
         if level.revision is None:
-            return True  # nobody knew of the pause when it was read
+            return True  # whoever sent the command cannot have known of this pause
         return offset < level.revision <= self._sent_to()  # one beyond the end is of a topic that was made again
 
     def obey(self, command: HandlerCommand, offset: int) -> Effect:

@@ -292,7 +292,7 @@ async def test_buttons_are_for_those_who_may(worker: FakeWorker, role: Role) -> 
 
 
 async def test_a_job_of_many_letters_needs_an_admin(worker: FakeWorker) -> None:
-    """It is counted again: what is sent may name fewer than it takes, or later ones; or nobody could count."""
+    """The page counts again: a request may name fewer letters than the job takes, or later ones."""
     topic = f"{GROUP}.{MAIN}.dlq"
     scope = json.dumps({"letters": {"0": 1}, "upto": {"0": {topic: 3_000}}})
     sent = {"verb": "replay", "job": "aa", "why": "x", "filter": '{"reason": "exhausted"}', "scope": scope}
