@@ -28,7 +28,8 @@ from retryapp.core.lifecycle import Commanded
 from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import PendingRow, due_order, encode_row, identity_of, parse_row_key, row_key
+from retryapp.core.row_keys import due_order, identity_of, parse_row_key, row_key
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.lookup.jobs import Order, Told
 from retryapp.lookup.journeys import Journey
 from retryapp.lookup.previews import Preview, Scope

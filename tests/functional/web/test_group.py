@@ -27,7 +27,7 @@ from functional.web.house import (
 )  # fmt: skip
 from samples import partition
 
-from retryapp.core.rows import in_queue, queue_of
+from retryapp.core.row_keys import in_queue, queue_of
 from retryapp.ports import Activity
 from retryapp.web import peers
 
