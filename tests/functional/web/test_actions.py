@@ -11,7 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, serving
+from functional.web.server import serving
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Edit, Verb
 from retryapp.core.headers import decode_metadata
