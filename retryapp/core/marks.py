@@ -118,6 +118,10 @@ class Mark:
         """Return the place after its last record; once an offset is there, all of them are settled."""
         return {Kind.LIFE: self.upto, Kind.GROUP: self.end, Kind.ALONE: self.first and after(self.first)}[self.kind]
 
+    def beside(self, offset: int) -> Mark:
+        """Return the mark that stands beside a later offset: itself, while some that it is about are not settled."""
+        return self if (offset,) < self.holds_to else Mark(Kind.LIFE, 0, self.life)
+
 
 def parse_mark(text: str | None) -> Mark | None:
     """Return the mark in an offset's metadata; None without one of ours."""
