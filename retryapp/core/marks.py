@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.metadata import MAX_EPOCH_MS
-from retryapp.core.rows import parse_row_key
+from retryapp.core.row_keys import parse_row_key
 from retryapp.core.settled import PREFIX as SETTLED
 from retryapp.core.values import keyword_value_type
 
