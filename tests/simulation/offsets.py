@@ -65,7 +65,18 @@ class Offsets:
             waits = is_row and other == origin
             settled = 0 in story.settled_ms or story.outcome_ms >= began_ms or (passed and not is_row)
             named = is_row and any(first <= (due_ms, other[1]) < end for due_ms in story.rows)
-            must(settled or waits or named, "I14", origin, f"attempt {attempt} beside {other}, not durable")
+            durable = settled or waits or named or self._waits_for_the_offset(other)
+            must(durable, "I14", origin, f"attempt {attempt} beside {other}, not durable")
+
+    def _waits_for_the_offset(self, origin: Origin) -> bool:
+        """Tell whether a duplicate lies before a record: its skip waits for the offset, and what an order has behind
+        it, too."""
+        partition, offset = origin
+        reached = self._moved.get(TopicPartition(self._main, partition), 0)
+        return any(
+            story.first is not None and at[0] == partition and reached <= at[1] < offset
+            for at, story in self._stories.items()
+        )
 
 
 def _place(text: str) -> tuple[int, ...]:
