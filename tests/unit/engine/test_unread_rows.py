@@ -330,6 +330,26 @@ async def test_the_letter_of_a_damaged_row_is_newer_than_one_on_another_dead_let
         assert [is_mark(each.headers) for each in orders.records(orders.handler.topology.dlq)] == [False, True]
 
 
+@pytest.mark.parametrize("damaged", [True, False])
+async def test_the_letter_of_an_offset_that_was_set_back_is_newer_than_that_of_an_earlier_run(*, damaged: bool) -> None:
+    """Whatever the numbers of the earlier one say, on another dead-letter topic: its deliveries were counted anew."""
+    bank, policy = Bank(b"0"), RetryPolicy("1h*3", on=non_retryable(ValueError, dead_letters="invalid"))
+    async with MemoryPartition(bank, policy) as orders:
+        await orders.send(b"0")
+        if damaged:
+            damage(orders, 0, version=True)
+        for _ in range(5):
+            await orders.advance(3_600_000)
+        assert dead(orders) == [(0, "damaged" if damaged else "exhausted")]
+        bank.fault = ValueError()
+        orders.transport.offsets[orders.engine.sources[0]] = 0
+        await reopen(orders)
+        await orders.to_rest()
+        told = await orders.command("replay", 0)
+        assert (told["refused"], told["text"].split(";")[0]) == (None, "due at once, with new attempts")
+        assert [is_mark(each.headers) for each in orders.records(orders.handler.topology.dlq)] == [False]
+
+
 @pytest.mark.parametrize("killed", [False, True])
 async def test_a_resume_that_came_since_the_topic_was_looked_at_does_not_end_a_pause_for_damage(
     monkeypatch: pytest.MonkeyPatch, *, killed: bool
