@@ -19,7 +19,7 @@ LATER = EARLIER + CLOCKS_MS + 1
         (
             LetterAge(EARLIER + 5, "exhausted", 0),
             LetterAge(EARLIER, "exhausted", 1),
-        ),  # replayed; brokers' clocks differ
+        ),  # replayed; clocks differ
         (LetterAge(EARLIER + 5, "exhausted", 1), LetterAge(EARLIER, "damaged", 0)),
     ],
 )
