@@ -214,25 +214,25 @@ class Answers:
 
     async def pending(self, question: Question) -> Facts:
         """Return one page of waiting records of the group by due time."""
-        asked = _asked(question.wanted)
-        facts, whole = await asyncio.gather(
-            self._list(question, "pending", self.pending_here), self._total(question, "pending")
+        wanted = question.wanted
+        facts, (total, whole) = await asyncio.gather(
+            self._list(question, "pending", self.pending_here), self._totals(question, "pending")
         )
-        return {**facts, **asked, **_total_or_of(whole, question.wanted != LetterFilter())}
+        of = None if wanted == LetterFilter() else whole  # without an index by cause a page may have seen a part
+        return {**facts, **_asked(wanted), "total": None if _narrow(question) else total, "of": of}
 
     async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters of the group, the newest first."""
         wanted = question.wanted
         asked: Facts = {**_asked(wanted), "reason": wanted.reason, "marked": question.marked}
         asked |= {name: question.query.get(name) for name in ("since", "until")}
-        narrow = question.marked or wanted.model_copy(update={"cause": None}) != LetterFilter()
-        narrow |= wanted.cause is not None and question.partition is not None
-        facts, whole = await asyncio.gather(
-            self._list(question, "dead", self.dead_here),
-            self._total(question, "dead", None if narrow else wanted.cause),
+        narrow = question.marked or _narrow(question)
+        facts, (total, whole) = await asyncio.gather(
+            self._list(question, "dead", self.dead_here), self._totals(question, "dead")
         )
         reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
-        return {**facts, **asked, **_total_or_of(whole, narrow), "reasons": reasons}
+        total, of = (None, whole) if narrow else (total, None)
+        return {**facts, **asked, "total": total, "of": of, "reasons": reasons}
 
     async def pending_here(self, question: Question) -> Listing:
         """List what waits in the partitions of this worker."""
@@ -279,18 +279,19 @@ class Answers:
         hidden = sorted({name for each in listings for name in each.hidden})
         return {**facts, "hidden": hidden} if hidden else facts
 
-    async def _total(self, question: Question, name: str, cause: str | None = None) -> int | None:
-        """Return how many records a list has; None: not known."""
-        group = await self._everywhere(question.main, self.view.partitions(question.main))
+    async def _totals(self, question: Question, name: str) -> tuple[int | None, int | None]:
+        """Return how many records of the cause asked for, and how many in all; None: not known."""
+        group, cause = await self._everywhere(question.main, self.view.partitions(question.main)), question.wanted.cause
         chosen = [item for item in group.partitions if question.partition in (None, item.partition)]
         numbers: list[int | None] = [None if item.state == ELSEWHERE else getattr(item, name) for item in chosen]
         if None in numbers:
-            return None
+            return None, None
+        whole, causes = known_sum(numbers), group.waiting if name == "pending" else group.causes
         if cause is None:
-            return known_sum(numbers)
-        if len(group.causes) >= MAX_CAUSES:  # a table may have counted some of it among its others
-            return None
-        return next((each.records for each in group.causes if each.cause_id == cause), 0)
+            return whole, whole
+        if len(causes) >= MAX_CAUSES or any(item.state != OPEN for item in chosen):
+            return None, whole  # a table may have counted some of it among its others, or tells its last numbers only
+        return next((each.records for each in causes if each.cause_id == cause), 0), whole
 
     def _chosen(self, question: Question) -> list[PartitionInfo]:
         infos = self.view.partitions(question.main)
@@ -435,9 +436,11 @@ def _asked(wanted: LetterFilter) -> Facts:
     return {name: getattr(wanted, name) for name in ("error_type", "cause", "key", "message", "header", "field")}
 
 
-def _total_or_of(whole: int | None, narrow: bool) -> Facts:
-    """Return how many records a list has, if that is known without a look at each; else of how many it is a part."""
-    return {"total": None if narrow else whole, "of": whole if narrow else None}
+def _narrow(question: Question) -> bool:
+    """Tell whether only a look at each record says how many a list has: tables count all, and those of a cause."""
+    wanted = question.wanted
+    of_partition = wanted.cause is not None and question.partition is not None
+    return of_partition or wanted.model_copy(update={"cause": None}) != LetterFilter()
 
 
 def _owner(info: PartitionInfo) -> str | None:

@@ -283,6 +283,31 @@ async def test_the_number_of_a_cause_is_said_where_all_partitions_are_known(
     assert (await facts(site, asked))["total"] is None
 
 
+async def test_the_number_of_what_waits_of_a_cause_is_said(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables count it; a page may have looked at a part of what waits, and says so, too."""
+    for number in range(60):
+        worker.wait(metadata(6_000 + number, error_message=f"no shard {number}"), key=b"k", value=b"1")
+    (cause,) = [each for each in worker.waiting_causes(MAIN) if each.name.endswith("no shard <number>")]
+    asked = f"{BASE}/pending?cause={cause.cause_id}"
+    assert (await facts(site, asked))["total"] is None, "a worker does not answer"
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
+    whole = sum(part.pending or 0 for part in worker.parts[MAIN])
+    listed = await facts(site, asked)
+    assert (len(listed["records"]), listed["total"], listed["of"]) == (50, 60, whole)
+    assert "1-50 of 60" in Outline((await site.get(asked))[2]).text
+    assert (await facts(site, f"{BASE}/pending?cause=c1-0000000000"))["total"] == 0
+    for more in ("partition=0", "error_type=x", "since=1s"):
+        assert (await facts(site, f"{asked}&{more}"))["total"] is None
+    parts = worker.parts[MAIN]
+    worker.parts[MAIN] = [replace(parts[0], state="opening"), *parts[1:]]
+    assert (await facts(site, asked))["total"] is None, "its last numbers are known, and no causes"
+    worker.parts[MAIN] = parts
+    monkeypatch.setattr(answers, "MAX_CAUSES", len(worker.waiting_causes(MAIN)))
+    assert (await facts(site, asked))["total"] is None
+
+
 async def test_a_page_says_of_how_many_it_has_looked_at(
     site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
