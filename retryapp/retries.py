@@ -14,18 +14,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import datetime
 from typing import Any, Literal, TypeVar, cast
 
 import faust
 
 from retryapp import web
 from retryapp.core.batch import Batch
+from retryapp.core.checks import check_count, check_word
 from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.control import Command, Edit, Verb, named_by
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
-from retryapp.core.durations import named_duration_ms
+from retryapp.core.durations import Duration, named_duration_ms
 from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError, shown
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HANDLER_VERBS
@@ -50,7 +50,6 @@ from retryapp.web.access import LoginHook, parse_operators
 __all__ = ["Delivery", "NoRetriesError", "Retries", "retries_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Duration = str | timedelta
 
 
 class NoRetriesError(ConfigurationError):
@@ -226,24 +225,18 @@ class Retries:
             PublishCircleError: handlers would publish to each other's main topics in a circle.
             InvalidSettingError: an argument is out of range.
         """
-        if dead_letters not in {"topic", "drop"}:
-            raise InvalidSettingError("dead_letters", dead_letters, "expected one of topic, drop")
-        if payload not in {"copy", "reference"}:
-            raise InvalidSettingError("payload", payload, "expected one of copy, reference")
-        if redelivery not in {"direct", "main"}:
-            raise InvalidSettingError("redelivery", redelivery, "expected one of direct, main")
-        _check_counts(concurrency=concurrency, max_in_flight=max_in_flight, max_crashes=max_crashes)
+        check_word("dead_letters", dead_letters, ("topic", "drop"))
+        check_word("payload", payload, ("copy", "reference"))
+        check_word("redelivery", redelivery, ("direct", "main"))
+        check_word("order", order, Order)
+        check_word("tiers", tiers, Tiers)
+        check_count("concurrency", concurrency)
+        check_count("max_in_flight", max_in_flight)
+        check_count("max_crashes", max_crashes)
         if max_concurrent is not None:
-            _check_counts(max_concurrent=max_concurrent)
+            check_count("max_concurrent", max_concurrent)
         if max_in_flight < concurrency:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"expected at least concurrency={concurrency}")
-        rate = None if rate_limit is None else parse_rate(rate_limit)
-        try:
-            kept = Order(order)
-        except ValueError:
-            raise InvalidSettingError("order", order, "expected one of " + ", ".join(Order)) from None
-        if tiers not in list(Tiers):
-            raise InvalidSettingError("tiers", tiers, "expected one of " + ", ".join(Tiers))
         if not all(isinstance(each, CircuitBreaker) for each in (circuits or {}).values()):
             raise InvalidSettingError(
                 "circuits", circuits, 'expected a CircuitBreaker() for each name, as {"ledger": CircuitBreaker()}'
@@ -255,7 +248,6 @@ class Retries:
             raise InvalidSettingError(
                 "value", value, "expected a type, not its name: bytes, dict for JSON, a pydantic model"
             )
-        rule = rule_of(deduplicate)
         given_caps = {"max_sequences": max_sequences, "max_sequence_size": max_sequence_size}
         caps = {name: cap for name, cap in given_caps.items() if cap is not None}
         return self._declare(
@@ -266,12 +258,12 @@ class Retries:
             concurrency=concurrency,
             max_in_flight=max_in_flight,
             max_crashes=max_crashes,
-            rate_limit=rate,
+            rate_limit=None if rate_limit is None else parse_rate(rate_limit),
             max_concurrent=max_concurrent,
             circuit=circuit,
             circuits=dict(circuits or {}),
-            deduplicate=rule,
-            order=kept,
+            deduplicate=rule_of(deduplicate),
+            order=Order(order),
             holding=Holding(on_dead=on_dead, overflow=overflow, **caps),
             batch=batch,
             by_reference=payload == "reference",
@@ -326,7 +318,7 @@ class Retries:
             raise InvalidSettingError("publishes", publishes, f"expected a list of topics: publishes=[{publishes!r}]")
         if not isinstance(main, str):  # callers without type checks pass a topic of Faust's, or a list
             raise InvalidSettingError("topic", main, "expected the name of one topic, as text")
-        _check_counts(concurrency=settings["concurrency"])
+        check_count("concurrency", settings["concurrency"])
         if names["drop"] and chosen.dead_letters:
             named = ", ".join(chosen.dead_letters)
             problem = "a rule names it, and with dead_letters='drop' there is no dead-letter topic: remove one of them"
@@ -400,17 +392,16 @@ class Retries:
             group, origin = parse_failure_id(named["failure_id"])
             due_at_ms = None if at is None else round(at.timestamp() * 1000)
             hold_ms = None if hold_for is None else named_duration_ms("hold_for", hold_for)
-            facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms, "force": force}
-            facts["edit"] = edit
-            command = Command(id=secrets.token_hex(8), verb=Verb(verb), **named, **facts)
+            facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms}
+            command = Command(id=secrets.token_hex(8), verb=Verb(verb), force=force, edit=edit, **named, **facts)
         except (DamagedMetadataError, ValueError) as error:
             raise InvalidSettingError("command", f"{verb} {failure_id}", str(error)) from error
         found = [known for known in self.topologies if (known.group, known.main) == (group, origin.topic)]
         if not found:
             raise LookupError(f"{failure_id} is of no handler of this app")
         wait_s = named_duration_ms("wait", wait) / 1000
-        sent = partial(send_commands, self.connection, found[0], [command], wait_s=wait_s)
-        return (await asyncio.to_thread(sent)).get(command.id)
+        outcomes = await asyncio.to_thread(send_commands, self.connection, found[0], [command], wait_s=wait_s)
+        return outcomes.get(command.id)
 
     async def command_handler(
         self, verb: str, topic: str, *, circuit: str = "", by: str = "", why: str = "", wait: Duration = "30s"
@@ -433,8 +424,7 @@ class Retries:
             LookupError: the topic has no handler of this app.
             BrokerUnreachableError: no broker answered.
         """
-        if verb not in HANDLER_VERBS:
-            raise InvalidSettingError("command_handler", verb, "expected one of " + ", ".join(HANDLER_VERBS))
+        check_word("command_handler", verb, HANDLER_VERBS)
         found = next((known for known in self.topologies if known.main == topic), None)
         if found is None:
             raise LookupError(f"{topic} has no handler of this app")
@@ -478,10 +468,3 @@ def retries_of(app: faust.App) -> Retries:
             f"app {app.conf.id!r}" if isinstance(given, faust.App) else f"{shown(given)} is no Faust app and"
         )
     return found
-
-
-def _check_counts(**counts: object) -> None:
-    """Check numbers that callers without type checks may give as anything; raise `InvalidSettingError`."""
-    for name, count in counts.items():
-        if type(count) is not int or count < 1:
-            raise InvalidSettingError(name, count, "expected a whole number, at least 1")

@@ -8,7 +8,8 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.hops import failure_of
 from retryapp.core.metadata import HELD, RetryMetadata
 from retryapp.core.record import Origin
-from retryapp.core.rows import PendingRow, encode_row, identity_of, key_of_row
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, encode_row, key_of_row
 from retryapp.ports import PartitionInfo, Row
 
 WAITING = RetryMetadata(

@@ -23,7 +23,8 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin
-from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.settings import load_settings

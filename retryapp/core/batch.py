@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Final
 
-from retryapp.core.durations import format_duration_ms, named_duration_ms
+from retryapp.core.durations import Duration, format_duration_ms, named_duration_ms
 from retryapp.core.errors import InvalidSettingError
 
 MAX_SIZE: Final = 10_000
@@ -26,7 +25,7 @@ class Batch:
     """
 
     size: int = 100
-    wait: str | timedelta = "50ms"
+    wait: Duration = "50ms"
     wait_ms: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -28,14 +28,14 @@ import re
 from collections import deque
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from retryapp.core.durations import format_duration_ms, named_duration_ms
+from retryapp.core.checks import check_count
+from retryapp.core.durations import Duration, format_duration_ms, named_duration_ms
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.rates import RateLimit, parse_rate
-from retryapp.core.rows import queue_of
+from retryapp.core.row_keys import queue_of
 
 MAX_CIRCUITS: Final = 16
 """Of one handler, with names: each is a metric's label, and what is forced open is written with every transaction."""
@@ -114,12 +114,12 @@ class CircuitBreaker:
         self,
         *,
         failure_ratio: float = 0.5,
-        sampling: str | timedelta = "10s",
+        sampling: Duration = "10s",
         minimum_calls: int = 20,
-        break_for: str | timedelta = "5s",
-        max_open: str | timedelta = "1h",
+        break_for: Duration = "5s",
+        max_open: Duration = "1h",
         probes: int = 3,
-        ramp: str | timedelta = "30s",
+        ramp: Duration = "30s",
         rate_limit: str | None = None,
     ) -> None:
         """Validate the fields; all but the rate are for each partition."""
@@ -129,8 +129,7 @@ class CircuitBreaker:
             raise InvalidSettingError(
                 "minimum_calls", minimum_calls, "expected a whole number, at least 2: one record is no outage"
             )
-        if type(probes) is not int or probes < 1:
-            raise InvalidSettingError("probes", probes, "expected a whole number, at least 1")
+        check_count("probes", probes)
         object.__setattr__(self, "failure_ratio", failure_ratio)
         object.__setattr__(self, "sampling_ms", named_duration_ms("sampling", sampling))
         object.__setattr__(self, "minimum_calls", minimum_calls)

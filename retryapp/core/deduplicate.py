@@ -14,10 +14,9 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Final, NamedTuple
 
-from retryapp.core.durations import named_duration_ms
+from retryapp.core.durations import Duration, named_duration_ms
 from retryapp.core.errors import DamagedRowError, InvalidSettingError, NewerRowError
 from retryapp.core.hops import arriving
 from retryapp.core.record import Record
@@ -60,7 +59,7 @@ class Deduplicate:
     """
 
     by: str | EventId
-    window: str | timedelta = DEFAULT_WINDOW
+    window: Duration = DEFAULT_WINDOW
     window_ms: int = field(init=False)
     _header: str | None = field(default=None, init=False, repr=False, compare=False)
 

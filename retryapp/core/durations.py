@@ -17,6 +17,8 @@ import durationpy
 
 from retryapp.core.errors import InvalidDurationError
 
+Duration = str | timedelta
+"""As text, or as a length that has a unit of its own."""
 MAX_DURATION_MS: Final = 3_650 * 86_400_000
 """Longest duration: 3650 days. Keeps every due time far inside the range of dates and of 64 bits."""
 
@@ -27,7 +29,7 @@ _BARE_NUMBER: Final = re.compile(r"[+-]?[0-9.]+")
 _ONE_MS: Final = timedelta(milliseconds=1)
 
 
-def parse_duration_ms(value: str | timedelta) -> int:
+def parse_duration_ms(value: Duration) -> int:
     """Return a duration's milliseconds, from 1 to ``MAX_DURATION_MS``.
 
     Raises:
@@ -53,7 +55,7 @@ def parse_duration_ms(value: str | timedelta) -> int:
     return milliseconds
 
 
-def named_duration_ms(name: str, value: str | timedelta) -> int:
+def named_duration_ms(name: str, value: Duration) -> int:
     """Return a setting's milliseconds; the error of `parse_duration_ms` then names the setting, too."""
     try:
         return parse_duration_ms(value)

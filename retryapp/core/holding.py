@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
+from retryapp.core.checks import check_count, check_word
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.values import keyword_value_type
 
@@ -45,11 +46,9 @@ class Holding:
         """Check the values: callers without type checks pass anything here."""
         words: tuple[tuple[str, Any], ...] = ("on_dead", OnDead), ("overflow", Overflow)
         for name, known in words:
-            if getattr(self, name) not in list(known):
-                raise InvalidSettingError(name, getattr(self, name), "expected one of " + ", ".join(known))
+            check_word(name, getattr(self, name), known)
         for name in _CAPS:
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise InvalidSettingError(name, getattr(self, name), "expected a whole number, at least 1")
+            check_count(name, getattr(self, name))
         if self.releases and not self._caps:
             raise InvalidSettingError(
                 "overflow", self.overflow, f"it needs {' or '.join(_CAPS)}: without a cap nothing overflows"

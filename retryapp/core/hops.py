@@ -45,15 +45,14 @@ from retryapp.core.metadata import (
     clamped,
 )
 from retryapp.core.record import Headers, Origin, Record
+from retryapp.core.row_keys import IDENTITY_BYTES, STOPPED_MS
 from retryapp.core.rows import (
     FAILURE_OVERHEAD_BYTES,
-    IDENTITY_BYTES,
     OPERATOR,
     ROW_HEADER_OVERHEAD_BYTES,
     ROW_OVERHEAD_BYTES,
     SEQUENCE,
     STOPPED,
-    STOPPED_MS,
     TOKEN,
     PendingRow,
     Reference,

@@ -14,11 +14,11 @@ any other                                no rule: the next one decides
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, timedelta
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-from retryapp.core.durations import format_duration_ms, parse_duration_ms
+from retryapp.core.durations import Duration, format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
 from retryapp.core.rules import ErrorClass, Rule
 from retryapp.core.traces import qualified_name
@@ -50,7 +50,7 @@ _MAY_SAY_WHEN: Final = frozenset({429, 503})
 _MAX_DIGITS: Final = 12
 
 
-def http_errors(cap: str | timedelta = DEFAULT_CAP, *, circuit: str = "") -> tuple[Rule, ...]:
+def http_errors(cap: Duration = DEFAULT_CAP, *, circuit: str = "") -> tuple[Rule, ...]:
     """Return rules for errors of httpx, aiohttp and requests, to be put into ``RetryPolicy(on=[...])``.
 
     Args:

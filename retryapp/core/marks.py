@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.metadata import MAX_EPOCH_MS
-from retryapp.core.rows import parse_row_key
+from retryapp.core.row_keys import parse_row_key
 from retryapp.core.settled import PREFIX as SETTLED
 from retryapp.core.values import keyword_value_type
 
@@ -117,6 +117,10 @@ class Mark:
     def holds_to(self) -> Place:
         """Return the place after its last record; once an offset is there, all of them are settled."""
         return {Kind.LIFE: self.upto, Kind.GROUP: self.end, Kind.ALONE: self.first and after(self.first)}[self.kind]
+
+    def beside(self, offset: int) -> Mark:
+        """Return the mark that stands beside a later offset: itself, while some that it is about are not settled."""
+        return self if (offset,) < self.holds_to else Mark(Kind.LIFE, 0, self.life)
 
 
 def parse_mark(text: str | None) -> Mark | None:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
-from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_duration_ms
+from retryapp.core.durations import MAX_DURATION_MS, Duration, format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
 from retryapp.core.rules import ErrorClass, Rule
 from retryapp.core.schedule import MAX_RETRIES, Schedule, parse_schedule
@@ -57,10 +56,10 @@ class RetryPolicy:
         schedule: str | Schedule,
         *,
         max_attempts: int | None = None,
-        max_elapsed: str | timedelta | None = None,
+        max_elapsed: Duration | None = None,
         on: Rules = (),
         otherwise: str | ErrorClass = ErrorClass.RETRYABLE,
-        timeout: str | timedelta = DEFAULT_TIMEOUT,
+        timeout: Duration = DEFAULT_TIMEOUT,
         hot: str | Schedule | None = None,
     ) -> None:
         """Validate the fields.
@@ -159,7 +158,7 @@ class RetryPolicy:
         return hashlib.sha256(self.text.encode("utf-8", "backslashreplace")).hexdigest()[:DIGEST_CHARS]
 
 
-def _length(field: str, value: str | timedelta) -> int:
+def _length(field: str, value: Duration) -> int:
     try:
         return parse_duration_ms(value)
     except InvalidDurationError as error:

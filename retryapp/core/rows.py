@@ -1,16 +1,4 @@
-"""Bytes of the pending table: a row's identity, the key that sorts it, and the row.
-
-Identity, 21 bytes, the key on the changelog: a later row of a record replaces the former one, whenever it is due::
-
-    | kind u8 = 1 | main topic u64 | partition u32 | origin offset u64 |
-
-The main topic is a hash of its name and id: one that is deleted and made again has other records at the same offsets.
-Keys of other kinds, or of other lengths, are not rows.
-
-Row key, 29 bytes, the key in the local store: the due time, u64, then the identity. All numbers are unsigned and
-big-endian, so the store's order is the order of delivery. The second byte of the due time, which is 0 in all times, is
-the queue: that of a named circuit (a hash of its name) in a row that waits for its time since that service failed, else
-0. So the rows of one circuit are together, and a scan for others skips them.
+"""Rows of the pending table, which are also the values of its changelog; `core.row_keys` has their keys.
 
 Row, version 2, big-endian::
 
@@ -38,9 +26,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -48,19 +35,11 @@ from retryapp.core.causes import CAUSE_BYTES
 from retryapp.core.errors import DamagedRowError, NewerRowError
 from retryapp.core.foreign import name_bytes
 from retryapp.core.headers import OUR_HEADERS
-from retryapp.core.metadata import MAX_EPOCH_MS
-from retryapp.core.record import Headers, Origin
+from retryapp.core.record import Headers
+from retryapp.core.row_keys import HELD_ROWS, TIME_MASK, in_queue, queue_of
 from retryapp.core.values import value_type
 
 ROW_VERSION: Final = 2
-COPY: Final = 1
-"""Kind of a row that holds a copy of its record."""
-IDENTITY_BYTES: Final = 21
-ROW_KEY_BYTES: Final = 29
-IDENTITY_AT: Final = 8
-"""Start of the identity in a row key."""
-OFFSET_AT: Final = 13
-"""Start of the offset of the first delivery in an identity."""
 ROW_OVERHEAD_BYTES: Final = 48
 """Bytes of a row without key, value and headers."""
 ALONE: Final = 1
@@ -84,27 +63,15 @@ STOPPED: Final = 8
 ROW_HEADER_OVERHEAD_BYTES: Final = 8
 """Bytes that each header adds to its name and value."""
 
-HELD_ROWS: Final = MAX_EPOCH_MS.to_bytes(8, "big")
-"""Below the keys of held rows, and above all others."""
-STOPPED_MS: Final = MAX_EPOCH_MS - 1
-"""Time of rows of stopped sequences: they are never due, and are no held rows, which may run."""
-
 _NO_ROW_BYTES: Final = 1 << 62
 _COMMON_HEADERS: Final = 64
 """Only rows with at most this many headers are cached (`_spans`): bounds the cache."""
 _VERSIONS_END: Final = 0x20
 """No version reaches this: bytes that begin with a printable character are never a row."""
-_IDENTITY: Final = struct.Struct(">BQIQ")
-_KEY: Final = struct.Struct(">QBQIQ")
 _FIXED: Final = struct.Struct(">BBBBQQIIIiiII")
-_DUE: Final = struct.Struct(">Q")
+_TIME: Final = struct.Struct(">Q")
 _HOLD_AT, _FLAGS_AT, _DUE_AT = 2, 3, 4
 _MORE_LEN: Final = 4
-_LAST_DUE: Final = _DUE.pack(MAX_EPOCH_MS)
-MOST_QUEUES: Final = 256
-_QUEUE_AT: Final = 1
-"""Byte of a due time, and so of a row key, that has the queue."""
-_TIME_MASK: Final = (1 << 48) - 1
 _LENGTHS: Final = struct.Struct(">iiII")
 _LENGTHS_AT: Final = _FIXED.size - _LENGTHS.size
 _HELD_ROW: Final = bytes((ROW_VERSION, 1, SEQUENCE))
@@ -136,18 +103,6 @@ _KNOWN: Final = frozenset(
 """How rows begin that this version can judge: version, state and hold."""
 _OUR_NAMES: Final = {name: name.encode() for name in OUR_HEADERS}
 _OUR_TEXTS: Final = {raw: name for name, raw in _OUR_NAMES.items()}
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class RowKey:
-    """A decoded row key; sorts as its bytes do."""
-
-    due_at_ms: int
-    kind: int
-    main: int
-    """Hash of the main topic and its id."""
-    partition: int
-    origin_offset: int
 
 
 @value_type
@@ -220,7 +175,7 @@ class PendingRow:
         """Return the row with a hold that begins when its run has failed, or without one."""
         facts = [fact for fact in _facts(self.more) if fact[0] != _HOLD_NEXT]
         if until_ms is not None:
-            facts.append((_HOLD_NEXT, _DUE.pack(until_ms)))
+            facts.append((_HOLD_NEXT, _TIME.pack(until_ms)))
         more = b"".join(_MORE.pack(tag, len(content)) + content for tag, content in facts)
         return replace(self, more=more, revision=self.revision + 1)
 
@@ -250,7 +205,7 @@ def failure_in(raw: bytes) -> tuple[bytes, int, int] | None:
     if counted_in((raw,))[0] == UNCOUNTED:
         return None
     cause, attempts, failed_ms = _FAILURE.unpack(raw[_FAILURE_AT:])
-    return cause, attempts, failed_ms & _TIME_MASK  # whatever is damaged, a table can keep it
+    return cause, attempts, failed_ms & TIME_MASK  # whatever is damaged, a table can keep it
 
 
 def _facts(more: bytes) -> Iterator[tuple[int, bytes]]:
@@ -265,75 +220,12 @@ def _circuit_in(more: bytes) -> str:
     return next((content.decode("ascii", "replace") for tag, content in _facts(more) if tag == _CIRCUIT_TAG), "")
 
 
-@lru_cache(maxsize=256)  # a handler has a few
-def queue_of(circuit: str) -> int:
-    """Return the queue of the rows of a circuit, from 1 to 255; 0 of those without one."""
-    return 1 + blake2b(circuit.encode(), digest_size=1).digest()[0] % 255 if circuit else 0
-
-
-def queue_in(row_key: bytes) -> int:
-    """Return the queue of a row."""
-    return row_key[_QUEUE_AT]
-
-
-def due_order(row_key: bytes) -> bytes:
-    """Return what sorts rows of all queues by due time."""
-    return row_key[_QUEUE_AT + 1 :]
-
-
-def in_queue(key: bytes, queue: int) -> bytes:
-    """Return a row key, or its first bytes, as it is in another queue."""
-    return key[:_QUEUE_AT] + bytes((queue,)) + key[_QUEUE_AT + 1 :]
-
-
-@lru_cache(maxsize=256)  # a partition has records of one main topic, unless that was made again
-def _main_hash(topic: str, topic_id: str) -> int:
-    return int.from_bytes(blake2b(f"{topic}@{topic_id}".encode(), digest_size=8).digest(), "big")
-
-
-def identity_of(origin: Origin) -> bytes:
-    return _IDENTITY.pack(COPY, _main_hash(origin.topic, origin.topic_id), origin.partition, origin.offset)
-
-
-def is_identity(key: bytes | None) -> bool:
-    return key is not None and len(key) == IDENTITY_BYTES and key[0] == COPY
-
-
-def origin_offset(identity: bytes) -> int:
-    return int.from_bytes(identity[OFFSET_AT:], "big")
-
-
-def row_key(due_at_ms: int, identity: bytes) -> bytes:
-    """Return the key of a row in the local store; raise `DamagedRowError` if the due time is out of range."""
-    try:
-        return _DUE.pack(due_at_ms) + identity
-    except struct.error as error:
-        raise DamagedRowError("row key", f"due={due_at_ms}: {error}") from error
-
-
-BEFORE_STOPPED: Final = _KEY.pack(STOPPED_MS, 0, 0, 0, 0)
-"""Key before those of the rows of stopped sequences."""
-
-
-def due_bound(due_at_ms: int) -> bytes:
-    """Return the exclusive upper bound, for scans and deletes, of the row keys due before ``due_at_ms``."""
-    return _DUE.pack(due_at_ms)
-
-
-def parse_row_key(raw: bytes) -> RowKey:
-    """Decode a row key; raise `DamagedRowError` if its length is not ``ROW_KEY_BYTES``."""
-    if len(raw) != ROW_KEY_BYTES:
-        raise DamagedRowError("row key", f"{len(raw)} bytes instead of {ROW_KEY_BYTES}")
-    due_at_ms, *identity = _KEY.unpack(raw)
-    return RowKey(due_at_ms & _TIME_MASK, *identity)
-
-
 def key_of_row(raw: bytes, identity: bytes) -> bytes:
     """Return the key of a row in the local store, without decoding it; see `row_due_ms`."""
     if len(raw) < _FIXED.size or raw[0] != ROW_VERSION:
-        return bytes(_DUE.size) + identity
-    due = raw[_DUE_AT : _DUE_AT + _DUE.size]
-    key = (due if due < _LAST_DUE else _LAST_DUE) + identity
+        return bytes(_TIME.size) + identity
+    due = raw[_DUE_AT : _DUE_AT + _TIME.size]
+    key = (due if due < HELD_ROWS else HELD_ROWS) + identity
     if raw[_FLAGS_AT] & _IN_CIRCUIT and not raw[_HOLD_AT]:
         more_len = int.from_bytes(raw[_FIXED.size - _MORE_LEN : _FIXED.size], "big")
         return in_queue(key, queue_of(_circuit_in(raw[len(raw) - more_len :])))
@@ -342,7 +234,7 @@ def key_of_row(raw: bytes, identity: bytes) -> bytes:
 
 def row_due_ms(raw: bytes) -> int:
     """Return when a row is due, without decoding it; 0, at once, where the bytes are no row: it is looked at then."""
-    return int.from_bytes(key_of_row(raw, b""), "big") & _TIME_MASK
+    return int.from_bytes(key_of_row(raw, b""), "big") & TIME_MASK
 
 
 def _length(data: bytes | None) -> int:

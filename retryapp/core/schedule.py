@@ -17,13 +17,12 @@ import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from datetime import timedelta
 from decimal import Decimal
 from functools import lru_cache
 from itertools import groupby
 from typing import ClassVar, Final
 
-from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms, parse_duration_ms
+from retryapp.core.durations import MAX_DURATION_MS, Duration, format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError, shown
 
 MAX_RETRIES: Final = 1_000
@@ -204,27 +203,27 @@ def _plain(number: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def sequence(*delays: str | timedelta) -> Sequence:
+def sequence(*delays: Duration) -> Sequence:
     """Make a schedule of explicit delays, one for each retry, as ``"5m"`` or a ``timedelta``."""
     return Sequence(tuple(parse_duration_ms(delay) for delay in delays))
 
 
-def fixed(delay: str | timedelta, retries: int) -> Sequence:
+def fixed(delay: Duration, retries: int) -> Sequence:
     """Make a schedule of equal delays; `retries` is from 1 to ``MAX_RETRIES``."""
     _check_retries(retries)
     return Sequence((parse_duration_ms(delay),) * retries)
 
 
-def forever(delay: str | timedelta) -> Forever:
+def forever(delay: Duration) -> Forever:
     """Make a schedule of one delay without end, for handlers that keep order."""
     return Forever((parse_duration_ms(delay),))
 
 
 def exp(
-    initial: str | timedelta,
+    initial: Duration,
     *,
     multiplier: float = 2.0,
-    cap: str | timedelta | None = None,
+    cap: Duration | None = None,
     jitter: float = 0.0,
     retries: int,
 ) -> Exponential:

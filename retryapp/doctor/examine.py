@@ -10,7 +10,7 @@ from typing import Final
 
 from retryapp.core import marks
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError
-from retryapp.core.rows import is_identity
+from retryapp.core.row_keys import is_identity
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import clock, machine
 from retryapp.doctor.brokers import INTERNAL, judge_brokers

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.record import Headers, Record
 from retryapp.core.redelivery import is_copy
-from retryapp.core.rows import is_identity
+from retryapp.core.row_keys import is_identity
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import UNREACHABLE, KafkaConnection, named_error
 from retryapp.kafka.errors import UnreadableHeaderError

@@ -14,7 +14,8 @@ from retryapp.core import marks
 from retryapp.core.errors import DamagedEventError, TopicMissingError
 from retryapp.core.lifecycle import Progress
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import is_identity, is_stopped
+from retryapp.core.row_keys import is_identity
+from retryapp.core.rows import is_stopped
 from retryapp.core.settled import decode_settled
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, TopicState, read_main, read_topic

@@ -34,7 +34,8 @@ from retryapp.core.headers import (
 from retryapp.core.lifecycle import Discarded, Held, Progress, Skipped, Succeeded, Superseded, decode_event
 from retryapp.core.metadata import MAX_COUNT
 from retryapp.core.record import Headers, Origin, Record, parse_failure_id
-from retryapp.core.rows import PendingRow, decode_row, identity_of, origin_offset
+from retryapp.core.row_keys import identity_of, origin_offset
+from retryapp.core.rows import PendingRow, decode_row
 from retryapp.core.salvage import readable
 
 _PACKED: Final = struct.Struct("<IBBIIqq")

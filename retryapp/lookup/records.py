@@ -26,6 +26,7 @@ from retryapp.core.lifecycle import Discarded, Handled, Skipped, decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id, short_topic_id
 from retryapp.core.reference import as_copy, is_same
+from retryapp.core.row_keys import parse_row_key
 from retryapp.core.rows import (
     OPERATOR,
     SEQUENCE,
@@ -37,7 +38,6 @@ from retryapp.core.rows import (
     is_reference,
     is_stopped,
     key_of_row,
-    parse_row_key,
 )
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic, with_dead_letters

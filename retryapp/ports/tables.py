@@ -27,7 +27,7 @@ class LocalTable(Protocol):
 
 
 class PendingTable(LocalTable, Protocol):
-    """The records of one handler and partition that wait, sorted by due time: keys and rows of `core.rows`."""
+    """The records of one handler and partition that wait, sorted by due time: `core.row_keys` and `core.rows`."""
 
     @property
     def last_written(self) -> int | None:
@@ -44,9 +44,9 @@ class PendingTable(LocalTable, Protocol):
     ) -> tuple[list[tuple[bytes, bytes]], int | None]:
         """Return rows `(key, value)` that are due and not `claimed`, in due order, and the next row's `due_at_ms`.
 
-        At most `limit` rows with values of at most `max_bytes` in all, but at least one row; of a queue (`core.rows`)
-        no more than `most` says. The next row is the first that is neither returned nor claimed, nor in a queue of
-        which there may be no more; None without one.
+        At most `limit` rows with values of at most `max_bytes` in all, but at least one row; of a queue
+        (`core.row_keys`) no more than `most` says. The next row is the first that is neither returned nor claimed, nor
+        in a queue of which there may be no more; None without one.
         """
 
     def get(self, key: bytes) -> bytes | None:

@@ -124,7 +124,7 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingEntry:
-    """A waiting record: `core.rows` key and value."""
+    """A waiting record: a key of `core.row_keys`, a row of `core.rows`."""
 
     partition: int
     key: bytes

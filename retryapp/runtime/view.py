@@ -25,7 +25,7 @@ from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import STOPPED_MS, due_order, identity_of
+from retryapp.core.row_keys import STOPPED_MS, due_order, identity_of
 from retryapp.core.topology import GROW, HandlerTopology
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed

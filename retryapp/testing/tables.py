@@ -18,16 +18,8 @@ from retryapp.core.deduplicate import Seen, live_rows
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.failed import row_failed_of
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.rows import (
-    IDENTITY_AT,
-    due_order,
-    failure_in,
-    is_identity,
-    key_of_row,
-    parse_row_key,
-    queue_in,
-    row_header,
-)
+from retryapp.core.row_keys import IDENTITY_AT, due_order, is_identity, parse_row_key, queue_in
+from retryapp.core.rows import failure_in, key_of_row, row_header
 from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Row, SeenTable
 
 

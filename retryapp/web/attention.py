@@ -9,7 +9,7 @@ from urllib.parse import quote
 from retryapp.core.causes import CauseCount
 from retryapp.core.jobs import Part, PartState
 from retryapp.core.metadata import STOPPED_TIER
-from retryapp.core.rows import BEFORE_STOPPED
+from retryapp.core.row_keys import BEFORE_STOPPED
 from retryapp.lookup.jobs import by_job, summed
 from retryapp.lookup.records import Facts, known_sum
 from retryapp.ports import PAGES_PREFIX, PartitionInfo

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from retryapp.core.control import is_open
 from retryapp.core.dead_index import MAX_TYPE_BYTES
 from retryapp.core.jobs import LetterFilter
-from retryapp.core.rows import due_order
+from retryapp.core.row_keys import due_order
 from retryapp.core.text import cut_text
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from pydantic import ValidationError
 
 from retryapp.core.jobs import LetterFilter
-from retryapp.core.rows import ROW_KEY_BYTES
+from retryapp.core.row_keys import ROW_KEY_BYTES
 from retryapp.lookup.instants import parse_instant
 from retryapp.web.access import Role
 from retryapp.web.errors import bad_parameter, not_found

@@ -20,7 +20,8 @@ from samples import waiting
 from retryapp.core.headers import encode_metadata
 from retryapp.core.marks import PROGRESS, progress_value
 from retryapp.core.record import Headers, Origin
-from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.kafka import KafkaAdmin
 from retryapp.kafka.plan import ensure_topics
 

@@ -12,7 +12,8 @@ from confluent_kafka import Producer
 from harness import Answer, Gate, HandlerSpec, Stage, Visit, wait_for
 from harness.terminal import retryapp
 
-from retryapp.core.rows import is_held, is_identity
+from retryapp.core.row_keys import is_identity
+from retryapp.core.rows import is_held
 from retryapp.ledger import take_ledger
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(120)]

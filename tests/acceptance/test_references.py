@@ -8,7 +8,7 @@ import pytest
 from harness import Answer, Gate, HandlerSpec, Stage, Visit, wait_for
 from harness.operator import Operator
 
-from retryapp.core.rows import is_identity
+from retryapp.core.row_keys import is_identity
 from retryapp.ledger import take_ledger
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(120)]

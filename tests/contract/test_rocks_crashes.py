@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from retryapp.core.record import Origin
-from retryapp.core.rows import PendingRow, encode_row, identity_of, parse_row_key, row_key
+from retryapp.core.row_keys import identity_of, parse_row_key, row_key
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.ports import Row
 from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.store import Store, StoreIdentity

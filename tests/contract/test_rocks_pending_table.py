@@ -15,7 +15,8 @@ from samples import WAITING, key_of, removal, waiting_row
 from retryapp.core.causes import cause_id
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.headers import RETRY_TIER
-from retryapp.core.rows import IDENTITY_AT, PendingRow, encode_row, parse_row_key, queue_of
+from retryapp.core.row_keys import IDENTITY_AT, parse_row_key, queue_of
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.ports import Row
 from retryapp.runtime.stores import store
 from retryapp.runtime.stores.pending import RocksPendingTable, tier_of

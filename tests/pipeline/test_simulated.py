@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from lives import CLUSTER
 from lives import Archive as Rows
+from simulation.drawing import draw_plan
 from simulation.history import History
 from simulation.judge import Judge
-from simulation.plan import COMMANDED, HELD, SERVED, STOPS, Plan
+from simulation.plan import COMMANDED, HELD, SERVED, STOPS
 from simulation.story import Story
 from simulation.worker import TOPIC_ID
 
@@ -57,7 +58,7 @@ def test_each_record_has_the_fate_that_the_oracle_saw(spark: SparkSession) -> No
     """Every check holds, save of what retention took; and all that workers counted is there."""
     rows, cuts, kept = Rows(), list[tuple[Any, ...]](), list[str]()
     stories: dict[tuple[str, str, int, int], Story] = {}
-    for plan in map(Plan.of, SEEDS):
+    for plan in map(draw_plan, SEEDS):
         history, group = History(plan), str(plan.seed)
         assert history.run().violation is None
         kept += [] if any(log.start for log in history.broker.logs.values()) else [group]

@@ -21,7 +21,8 @@ from samples import dead, waiting
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run as retryapp
 from retryapp.core.headers import encode_metadata
-from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.kafka import read_topic
 from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import ErasureUnfinishedError, HeldError

@@ -16,7 +16,7 @@ from samples import key_of, removal, waiting_row
 
 from retryapp.core.causes import summed
 from retryapp.core.failed import row_failed_of
-from retryapp.core.rows import IDENTITY_AT, parse_row_key, queue_in, queue_of
+from retryapp.core.row_keys import IDENTITY_AT, parse_row_key, queue_in, queue_of
 from retryapp.ports import PendingTable, Row
 from retryapp.runtime.stores import pending
 from retryapp.runtime.stores.pending import RocksPendingTable

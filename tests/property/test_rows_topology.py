@@ -10,6 +10,7 @@ from retryapp.core.errors import DamagedRowError, InvalidTopicNameError, NewerRo
 from retryapp.core.foreign import name_bytes
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin
+from retryapp.core.row_keys import due_bound, identity_of, is_identity, parse_row_key, row_key
 from retryapp.core.rows import (
     COUNTED_BYTES,
     UNCOUNTED,
@@ -17,17 +18,12 @@ from retryapp.core.rows import (
     Reference,
     counted_in,
     decode_row,
-    due_bound,
     encode_row,
     failure_bytes,
     failure_in,
-    identity_of,
-    is_identity,
     is_of_key,
-    parse_row_key,
     row_due_ms,
     row_header,
-    row_key,
 )
 from retryapp.core.topology import HandlerTopology, Tiers, check_name, topic_specs
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.record import Headers
-from retryapp.core.rows import IDENTITY_BYTES, PendingRow, encode_row
+from retryapp.core.row_keys import IDENTITY_BYTES
+from retryapp.core.rows import PendingRow, encode_row
 
 payloads = st.none() | st.builds(lambda size: b"x" * size, st.integers(0, 40_000))
 names = st.text(st.characters(codec="utf-8"), max_size=80)

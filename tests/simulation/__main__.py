@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from simulation.campaign import Summary, hunt_everywhere, in_a_row, minimise, of_all_ranges, run_everywhere
+from simulation.drawing import draw_plan
 from simulation.history import History
 from simulation.mutants import MUTANTS
-from simulation.plan import RANGE_SEEDS, Plan
+from simulation.plan import RANGE_SEEDS
 
 _SHOWN = 10
 """Failures that are told one by one."""
@@ -43,7 +44,7 @@ def main(seeds: int, first: int | None, jobs: int, mutants: bool, replay: int | 
 
 
 def _replay(seed: int) -> int:
-    plan = Plan.of(seed)
+    plan = draw_plan(seed)
     result = History(plan).run()
     click.echo(plan)
     if result.violation is None:

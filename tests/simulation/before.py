@@ -11,7 +11,8 @@ from retryapp.core.decide import RetryAt
 from retryapp.core.hops import Outgoing, after_failure, to_row, to_tier
 from retryapp.core.marks import Note, Tally
 from retryapp.core.record import Origin
-from retryapp.core.rows import encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import encode_row
 from retryapp.ports import TopicPartition
 from simulation.broker import Broker
 from simulation.judge import Judge

@@ -11,7 +11,7 @@ from base64 import urlsafe_b64decode
 from collections import defaultdict
 from collections.abc import Mapping
 
-from simulation.story import FIRST, Origin, Story, Violation
+from simulation.story import FIRST, Origin, Story, Violation, must
 
 _NOTE = re.compile(r"(?:^| )b1:(\d+):([^:]+):")
 
@@ -37,14 +37,14 @@ class Notes:
         """
         told = read_note(note, offset)
         for at in self._open[number]:
-            _must(at in told or at < offset, number, at, f"no longer named beside {offset}, and not passed")
+            must(at in told or at < offset, "I6", (number, at), f"no longer named beside {offset}, and not passed")
         for at, fine in told.items():
             story = self._stories.get((number, at))
             if story is None:
                 raise Violation(f"I6 {number}/{at}: named beside {offset}, and nobody sent it")
             succeeded = any(call.fine for call in story.calls[1]) and not story.copies[1]
             failed = bool(story.copies[1] or story.fates or story.held or story.replays)
-            _must(succeeded if fine else failed, number, at, f"named beside {offset} without a fate ({fine})")
+            must(succeeded if fine else failed, "I6", (number, at), f"named beside {offset} without a fate ({fine})")
             if fine or not story.held:
                 story.settled_ms.setdefault(0 if fine else FIRST, now_ms)
             self.named += at not in self._open[number]
@@ -72,8 +72,3 @@ def read_note(note: str, offset: int) -> dict[int, bool]:
             told[offset] = number % 2 == 0
             offset, number, scale = offset + 1, 0, 0
     return told
-
-
-def _must(holds: bool, number: int, offset: int, what: str) -> None:
-    if not holds:
-        raise Violation(f"I6 {number}/{offset}: {what}")

@@ -11,23 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from simulation.faults import DAMAGED, DELETED, KINDS, LONG_WAY, LOSSES, OURS, REFUSED, STOPPED, UNENDED, WRONG_TIME
 from simulation.history import History, simulate
 from simulation.mutants import MUTANTS, hunt
-from simulation.plan import (
-    DAMAGED,
-    DELETED,
-    KINDS,
-    LONG_WAY,
-    LOSSES,
-    OURS,
-    RANGE_SEEDS,
-    RANGES,
-    REFUSED,
-    STOPPED,
-    UNENDED,
-    WRONG_TIME,
-    Plan,
-)
+from simulation.plan import RANGE_SEEDS, RANGES, Plan
 
 CHUNK = 50
 """Histories that one process runs in a row."""

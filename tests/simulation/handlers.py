@@ -76,7 +76,7 @@ class Handlers:
             await self._handle_list(worker, judge, values, deliveries)
 
         kept = not self._plan.changes or other == 0
-        order = judge.oracle.orders[worker.process.name] = self._plan.order if kept else "none"
+        order = judge.oracle.sequences.orders[worker.process.name] = self._plan.order if kept else "none"
         policy = judge.oracle.waits.followed[worker.process.name] = other if self._plan.changes else 0
         return Handler(
             function=handle_list if self._plan.batch else handle,
@@ -177,7 +177,7 @@ class Handlers:
         self._guard(lambda: judge.check_bound(taken_in(worker, main, origin[0])))
         if opening is not None:
             note = self._broker.notes.get(TopicPartition(main, origin[0]), "")
-            self._guard(lambda: oracle.suspects(origin, attempt, delivery.due_at_ms, note, opening))
+            self._guard(lambda: oracle.offsets.suspects(origin, attempt, delivery.due_at_ms, note, opening))
         if now == "G":
             now = "F" if number == 1 else "S"
         if now == "W" and oracle.steering is not None:

@@ -24,13 +24,16 @@ from retryapp.testing.broker import Entry
 from simulation.before import leave_replayed
 from simulation.broker import Broker
 from simulation.disk import SimDisk
+from simulation.drawing import draw_plan
+from simulation.faults import Fault
 from simulation.handlers import Handlers
 from simulation.judge import Judge
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
-from simulation.plan import FEED_S, HELD, SERVICES, Fault, Plan
+from simulation.plan import FEED_S, HELD, Plan
 from simulation.referring import age_ms
+from simulation.scripts import SERVICES
 from simulation.sessions import opened_store
 from simulation.steering import Steering
 from simulation.stopping import Stops
@@ -97,7 +100,7 @@ class History:
     def _moved(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         for tp, moved in offsets.items():
             judge = self._judge_of(tp.topic)
-            self._guard(partial(judge.oracle.moved, {tp: moved.offset}))
+            self._guard(partial(judge.oracle.offsets.moved, {tp: moved.offset}))
             self._guard(partial(judge.notes.committed, tp.partition, *moved, self._now_ms()))
 
     def _observe(self, worker: SimWorker, seen: Observation) -> None:
@@ -109,7 +112,7 @@ class History:
         if seen.event is Event.LANE_OPENED and seen.partition is not None:
             number = seen.partition
             if (store := opened_store(worker, seen.handler, number)) is not None:
-                self._guard(lambda: judge.oracle.recovered(number, dict(store.page(None, 1 << 30))))
+                self._guard(lambda: judge.oracle.stores.recovered(number, dict(store.page(None, 1 << 30))))
 
     # -- machines -----------------------------------------------------------------------------------------------
 
@@ -367,10 +370,10 @@ class History:
             )
             first.oracle.steering.circuits = [name for name, *_ in self.plan.services] and SERVICES
             if self.plan.caps is not None and not self.plan.changes:
-                first.oracle.most = self.plan.caps[1]
-            first.oracle.releases = self.plan.caps is not None and self.plan.caps[2] == "release"
+                first.oracle.sequences.most = self.plan.caps[1]
+            first.oracle.sequences.releases = self.plan.caps is not None and self.plan.caps[2] == "release"
             if self.plan.stops:
-                first.oracle.stops = Stops(first.oracle.fate, first.oracle.steering.decides)
+                first.oracle.sequences.stops = Stops(first.oracle.fate, first.oracle.steering.decides)
         for at_s, number, which in self.plan.strays:
             loop.call_at(began_s + at_s, self._stray, number, which, context=context)
         for at_s in self.plan.commands:
@@ -412,7 +415,7 @@ class History:
 
     def _have_go_on(self) -> None:
         """Do what somebody does who finds a partition paused by a rule, or a circuit forced open."""
-        steering, stops = self.first.oracle.steering, self.first.oracle.stops
+        steering, stops = self.first.oracle.steering, self.first.oracle.sequences.stops
         if steering is not None and stops is not None and not steering.waiting:  # a job may wait for what is stopped
             for origin in stops.now:
                 steering.decide(origin)
@@ -441,4 +444,4 @@ class History:
 
 
 def simulate(seed: int) -> Result:
-    return History(Plan.of(seed)).run()
+    return History(draw_plan(seed)).run()

@@ -15,13 +15,14 @@ from retryapp.ports import Event, TopicPartition
 from simulation.beyond import Notes
 from simulation.broker import Broker
 from simulation.counts import check_counts
+from simulation.faults import DRAINS
 from simulation.loop import BEGAN_S
 from simulation.oracle import Oracle, Topics
 from simulation.pacing import Pacing
-from simulation.plan import DRAINS, LATER_MS, SERVICES, Plan
+from simulation.plan import Plan
 from simulation.quiet import check_outage, check_quiet
 from simulation.referring import Referring
-from simulation.scripts import ENDLESS_MS, HOT_RETRIES, OWN_MS, WAITS_MS, policies
+from simulation.scripts import ENDLESS_MS, HOT_RETRIES, LATER_MS, OWN_MS, SERVICES, WAITS_MS, policies
 from simulation.services import Services, circuits_of, spends
 from simulation.sessions import seen_stores
 from simulation.story import Origin, Violation, step
@@ -163,7 +164,7 @@ class Judge:
     def waits(self) -> bool:
         if self.oracle.steering is not None and self.oracle.steering.unanswered:
             return True
-        return bool(self.oracle.open_ends()) or any(map(self.oracle.waiting, range(self.plan.partitions)))
+        return bool(self.oracle.open_ends()) or any(map(self.oracle.stores.waiting, range(self.plan.partitions)))
 
     def is_behind(self, broker: Broker) -> bool:
         """Tell whether the group has not come to the end of its topics."""
@@ -181,7 +182,7 @@ class Judge:
             offset = broker.committed.get(tp)
             if offset is not None and offset < broker.logs[tp].end and not self.notes.named_now(number):
                 broker.delete_before(tp, offset + 1)
-                self.oracle.starts.gone.add((number, offset))
+                self.oracle.sequences.starts.gone.add((number, offset))
                 self.lost[tp] = offset + 1
 
     def decide(self, broker: Broker) -> None:
@@ -199,7 +200,7 @@ class Judge:
         for number, store in seen_stores(workers, self.topology.main, broker.generation):
             taken_back = broker.taken_back[self.topology.seen_changelog] > 0
             rows = {identity: encode_seen(row) for identity, row in store.rows.items()}
-            self.oracle.remembered(number, rows, taken_back=taken_back)
+            self.oracle.stores.remembered(number, rows, taken_back=taken_back)
         for event, topics in ((Event.SCHEDULED, self.retry_topics), (Event.DEAD, self.topology.dlqs)):
             there = sum(self.oracle.visible[topic] for topic in topics)
             seen, gone = self.observed[event], sum(broker.taken_back[topic] for topic in topics)

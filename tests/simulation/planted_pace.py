@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from retryapp.core.circuit import Circuit
 from retryapp.core.rates import LeakyBucket
-from retryapp.core.rows import PendingRow, queue_in
+from retryapp.core.row_keys import queue_in
+from retryapp.core.rows import PendingRow
 from retryapp.engine.delivery.pace import Pace
 from retryapp.testing import MemoryPendingTable
 from simulation.plan import SERVED

@@ -12,7 +12,7 @@ from retryapp.core.record import Damage, Record
 from retryapp.ports import TopicPartition
 from retryapp.testing.broker import Entry
 from simulation.broker import Broker
-from simulation.plan import LOSSES
+from simulation.faults import LOSSES
 from simulation.story import Origin, Story, Violation
 
 KEPT_MS: Final = 120_000

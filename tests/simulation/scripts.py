@@ -1,4 +1,4 @@
-"""What handlers raise at a step of a script, and the policies by which that is judged."""
+"""What handlers do, attempt by attempt, what they raise at a step, and the policies by which that is judged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,29 @@ from typing import Any, Final
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import non_retryable, pausing, retryable, skippable
 from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip, Unavailable
-from simulation.plan import BEYOND_MS, DEFERRED_MS, LATER_MS, SERVICES
 
+SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
+"""Attempt by attempt; the last letter goes on: success, success after a while (D), failure, time-out, reject, later,
+and by rules busy (Y), invalid (V), skip (P), pause (Q). W waits for its release, and is done after it. X ends the
+worker at once, K after a while. N asks to be called again now, B after more than the longest wait. H does not heed its
+cancellation for some time."""
+LONG: Final = ("TS", "TFS", "T", "DS", "DFS")
+"""Of a record that runs while those behind it end."""
+DEFERRED: Final = ("W", "W", "FW", "WS", "WWF", "WFS")
+ASKING: Final = ("NS", "FNS", "FNNS", "NNS", "FFNS", "BS", "FBS", "BNR", "FLNS")
+HUNG: Final = ("H", "HS", "HFS", "FHS", "HHS")
+VERDICTS: Final = ("P", "FP", "V", "FV", "YS", "YYFS", "YYYS", "YFYS", "FFYS", "FYP", "YYV", "YP")
+GATED: Final = ("Q", "FQ", "FFQ")
+"""Q pauses its partition, twice, and is fine after that."""
+TRIED: Final = ("G", "GS", "FG", "GFG", "F", "GTS")
+"""G fails at the first try of an attempt, and is fine at the next one."""
+LISTED: Final = ("S", "S", "Z", "ZS", "FS", "FZS", "TS", "R")
+"""Z raises for all records of its call, F and R are about themselves alone."""
+LATER_MS: Final = 700
+BEYOND_MS: Final = 9_000
+DEFERRED_MS: Final = 2_500
+SERVICES: Final = ("", "ledger", "mail")
+"""What a record needs, by its offset."""
 LATER: Final = {"L": f"{LATER_MS}ms", "N": "0", "B": f"{BEYOND_MS}ms"}
 INVALID: Final = "invalid"
 """Name of the dead-letter topic of a rule."""

@@ -14,8 +14,9 @@ from typing import Final
 from retryapp.core.circuit import Circuit, CircuitState
 from simulation.consumer import DELAYED_S
 from simulation.oracle import Oracle
-from simulation.plan import SERVICES, Plan
+from simulation.plan import Plan
 from simulation.quiet import HEALED_MS
+from simulation.scripts import SERVICES
 from simulation.story import Origin, Violation
 from simulation.worker import SimWorker
 

@@ -136,3 +136,13 @@ class Story:
 def step(script: str, attempt: int) -> str:
     """Return what a script says for an attempt; its last letter goes on."""
     return script[min(attempt, len(script)) - 1]
+
+
+def must(holds: bool, invariant: str, origin: Origin, what: str) -> None:
+    """Judge a record, or a partition at offset -1.
+
+    Raises:
+        Violation: it does not hold.
+    """
+    if not holds:
+        raise Violation(f"{invariant} {origin[0]}/{origin[1]}: {what}")

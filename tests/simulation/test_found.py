@@ -9,8 +9,9 @@ import pytest
 
 from retryapp.ports import TopicPartition
 from simulation import History, Plan
+from simulation.drawing import draw_plan
+from simulation.faults import Fault
 from simulation.lanes import SimLane
-from simulation.plan import Fault
 
 
 def test_a_dead_letter_that_the_broker_took_back_comes_again() -> None:
@@ -103,23 +104,23 @@ def test_a_worker_that_stopped_while_its_lane_opened_has_the_table_of_then(monke
 
 def test_a_list_that_raises_in_a_drain_runs_once_more() -> None:
     """Its records alone were to run next; they had no outcome yet, so the next owner called it with all of them."""
-    result = History(Plan.of(3150632)).run()
+    result = History(draw_plan(3150632)).run()
     assert result.violation is None
     assert result.reached["a list of 3"] > 0
 
 
 def test_what_was_given_up_has_replaced_what_waited() -> None:
     """The judge took the one that it had replaced for the newest of its key."""
-    assert History(Plan.of(2039192)).run().violation is None
+    assert History(draw_plan(2039192)).run().violation is None
 
 
 def test_a_time_of_a_broker_that_is_a_little_wrong_begins_nothing_early() -> None:
     """Where it contradicts what is known by less than a second, a lone acknowledgement was believed."""
-    result = History(Plan.of(3040321)).run()
+    result = History(draw_plan(3040321)).run()
     assert result.violation is None
     assert result.reached["fault: wrong time"] > 0
 
 
 def test_a_lane_that_takes_a_new_producer_knows_what_it_knew() -> None:
     """The judge took that for an opening: a release that waited for its topic was not known, and its record began."""
-    assert History(Plan.of(12041130)).run().violation is None
+    assert History(draw_plan(12041130)).run().violation is None

@@ -11,6 +11,7 @@ import pytest
 
 from simulation import History, Plan, simulate
 from simulation.campaign import Summary, minimise, run_seeds
+from simulation.drawing import draw_plan
 from simulation.plan import COMMANDED, HELD, LEVELS, SERVED, STOPS, THROUGH
 
 pytestmark = pytest.mark.timeout(600)  # on a busy machine; the engine would take one that ends a history for a failure
@@ -108,7 +109,7 @@ def test_each_fault_and_each_way_to_fail_was_reached(summary: Summary) -> None:
 
 def test_a_seed_takes_the_same_course_again() -> None:
     """Also in another process: a failure can be looked at."""
-    seed = next(seed for seed in range(100) if len(Plan.of(seed).faults) > 2)
+    seed = next(seed for seed in range(100) if len(draw_plan(seed).faults) > 2)
     code = f"from simulation import simulate; print(simulate({seed}).digest)"
     digests = {
         subprocess.run(
@@ -125,7 +126,7 @@ def test_a_seed_takes_the_same_course_again() -> None:
 
 def test_a_plan_without_a_record_repeats_the_others_as_before() -> None:
     """Or a failing history could not be made smaller."""
-    plan = replace(Plan.of(1), repeats=((0.1, 0), (0.2, 2), (0.3, 1)))
+    plan = replace(draw_plan(1), repeats=((0.1, 0), (0.2, 2), (0.3, 1)))
     smaller = plan.without(1)
     assert smaller.records == (plan.records[0], *plan.records[2:])
     assert smaller.repeats == ((0.1, 0), (0.2, 1))
@@ -139,7 +140,8 @@ def test_another_seed_takes_another_course() -> None:
 
 def test_a_failing_plan_is_made_as_small_as_it_gets() -> None:
     """What does not matter is left out."""
-    plan = replace(Plan.of(3), partitions=1, records=tuple((at_s, 0, script) for at_s, _, script in Plan.of(3).records))
+    plan = draw_plan(3)
+    plan = replace(plan, partitions=1, records=tuple((at_s, 0, script) for at_s, _, script in plan.records))
     wanted = plan.records[-1]
 
     def judge(each: Plan) -> str | None:
@@ -151,7 +153,7 @@ def test_a_failing_plan_is_made_as_small_as_it_gets() -> None:
 
 def test_a_plan_shows_what_happens() -> None:
     """Somebody has to understand it."""
-    plan = Plan.of(27)
+    plan = draw_plan(27)
     told = str(plan)
     assert told.startswith("seed 27: ")
     assert all(str(fault) in told for fault in plan.faults)
@@ -160,7 +162,7 @@ def test_a_plan_shows_what_happens() -> None:
 
 def test_what_nobody_delivers_is_told() -> None:
     """The judge does not only look at what happens."""
-    history = History(replace(Plan.of(1), workers=1, faults=()))
+    history = History(replace(draw_plan(1), workers=1, faults=()))
     history._start = lambda slot: None  # type: ignore[method-assign]
     violation = history.run().violation
     assert violation is not None

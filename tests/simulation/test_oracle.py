@@ -72,11 +72,11 @@ class Told:
         self.oracle.appeared(TopicPartition("results", 0), [record], 1e9)
 
     def move(self, topic: str, offset: int) -> None:
-        self.oracle.moved({TopicPartition(topic, 0): offset})
+        self.oracle.offsets.moved({TopicPartition(topic, 0): offset})
 
     def recovered(self, *due_ms: int) -> None:
         """A lane opens with this row, under keys of these due times."""
-        self.oracle.recovered(0, {each.to_bytes(8, "big") + IDENTITY: ROW for each in due_ms})
+        self.oracle.stores.recovered(0, {each.to_bytes(8, "big") + IDENTITY: ROW for each in due_ms})
 
     def at_rest(self) -> None:
         self.oracle.at_rest()
@@ -194,7 +194,7 @@ def test_a_table_of_seen_events_is_compared(rows: dict[bytes, bytes], *, taken_b
     oracle = repeated()
     oracle.appeared(TopicPartition("seen", 0), [Record("seen", 0, 0, 0, b"e", b"row", ())], 1.0)
     with nullcontext() if holds else pytest.raises(Violation, match=r"^I7 "):
-        oracle.remembered(0, rows, taken_back=taken_back)
+        oracle.stores.remembered(0, rows, taken_back=taken_back)
 
 
 def repeated() -> Oracle:
@@ -223,7 +223,7 @@ def test_a_duplicate_that_is_skipped_is_right() -> None:
     oracle.appeared(TopicPartition("results", 0), [Record("results", 0, 0, 0, b"0", b"1", ())], 1e9)
     oracle.appeared(TopicPartition("seen", 0), [Record("seen", 0, 0, 0, bytes(16), b"row", ())], 1e9)
     skip(oracle, 1, 0)
-    oracle.moved({TopicPartition("orders", 0): 2})
+    oracle.offsets.moved({TopicPartition("orders", 0): 2})
     oracle.at_rest()
     assert (oracle.open_ends(), oracle.skips) == ([], 1)
 
@@ -246,7 +246,7 @@ def test_skips_that_are_wrong_are_found() -> None:
     oracle = repeated()
     handle(oracle, 0)
     with pytest.raises(Violation, match="I6 0/1: passed without a fate"):
-        oracle.moved({TopicPartition("orders", 0): 2})
+        oracle.offsets.moved({TopicPartition("orders", 0): 2})
 
 
 GROUP = "g2:w@0-2<9 wg2:w@1000.0-1000.2"
@@ -275,7 +275,7 @@ def suspected() -> Oracle:
 )
 def test_what_a_mark_names_may_run(offset: int, attempt: int, due_ms: int | None, note: str) -> None:
     """Rows do not wait for first deliveries; another life's mark says nothing of this one."""
-    suspected().suspects((0, offset), attempt, due_ms, note, Opening("w", 5.0))
+    suspected().offsets.suspects((0, offset), attempt, due_ms, note, Opening("w", 5.0))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_what_runs_beside_suspects_is_found(
 ) -> None:
     """And a group that starts before the outcomes of the one before are durable."""
     with pytest.raises(Violation, match=f"^I14 .*{what}"):
-        suspected().suspects((0, offset), attempt, due_ms, note, Opening("w", 5.0))
+        suspected().offsets.suspects((0, offset), attempt, due_ms, note, Opening("w", 5.0))
 
 
 def test_a_group_may_start_once_the_one_before_is_durable() -> None:
@@ -300,24 +300,24 @@ def test_a_group_may_start_once_the_one_before_is_durable() -> None:
     oracle = suspected()
     for offset in (0, 1):
         oracle.ended((0, offset), 1, Call("w", 10.0, 11.0, fine=True))
-    oracle.moved({TopicPartition("orders", 0): 2})
-    oracle.suspects((0, 2), 1, None, "s1:w@2", Opening("w", 5.0))
+    oracle.offsets.moved({TopicPartition("orders", 0): 2})
+    oracle.offsets.suspects((0, 2), 1, None, "s1:w@2", Opening("w", 5.0))
 
 
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_row_runs_beside_a_suspect_until_its_outcome_is_there(*, deferred: bool) -> None:
     """Also one that spends no attempt; one of before counts for nothing."""
     told, opening = Told(), Opening("w", 5.0)
-    told.oracle.steering = SimpleNamespace(deferred=lambda *_: deferred, begins=lambda *_: None)
+    told.oracle.steering = SimpleNamespace(deferred=lambda *_: deferred, begins=lambda *_: None, resumed_ms={})
     told.oracle.add(Record("orders", 0, 1, 7, KEY, b"v", HEADERS), "FS")
     told.call(1, at_ms=10, fine=False, due_ms=None)
     told.show("retry", 1, at_ms=30, due_ms=110)
     told.begin(2, at_ms=120, due_ms=110, opening=opening)
     follow = do("suspects", (0, 1), 2, 120, "ws1:w@120.1", opening)
     with pytest.raises(Violation, match=r"beside \(0, 0\), not durable"):
-        follow(told.oracle)
+        follow(told.oracle.offsets)
     told.show("retry", 2, at_ms=140, due_ms=1_000)
-    follow(told.oracle)
+    follow(told.oracle.offsets)
 
 
 @pytest.mark.parametrize(("fenced_ms", "holds"), [(99.0, True), (101.0, False)])
@@ -325,7 +325,7 @@ def test_an_owner_that_was_replaced_knows_nothing_of_what_follows(fenced_ms: flo
     """What it has taken in may begin, until it hears of it."""
     told = Told("FS")
     told.oracle.add(Record("orders", 0, 1, 7, KEY, b"v", HEADERS), "S")
-    told.oracle.orders["w"] = "latest"
+    told.oracle.sequences.orders["w"] = "latest"
     told.oracle.stories[0, 1].settled_ms[1] = 100.0
     with nullcontext() if holds else pytest.raises(Violation, match=r"^I16 0/0: begins after \(0, 1\)"):
         told.begin(1, at_ms=200, opening=Opening("w", fenced_ms))

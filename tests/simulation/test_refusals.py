@@ -11,9 +11,10 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError
 from simulation import simulate
 from simulation.broker import Broker
+from simulation.faults import Fault
 from simulation.history import History
 from simulation.loop import BEGAN_S
-from simulation.plan import Fault, Plan
+from simulation.plan import Plan
 
 SEEDS = 100
 TURN_MS = 4_000

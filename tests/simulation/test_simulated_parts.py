@@ -12,7 +12,7 @@ import pytest
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Origin
-from retryapp.core.rows import IDENTITY_AT, identity_of
+from retryapp.core.row_keys import IDENTITY_AT, identity_of
 from retryapp.ports import Committed, Row, Standing, TopicPartition
 from retryapp.testing import MemoryPendingTable
 from retryapp.testing.broker import FencedError, OutOfRangeError

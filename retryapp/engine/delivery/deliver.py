@@ -39,7 +39,8 @@ from retryapp.core.lifecycle import Skipped, Succeeded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.publication import Publication
 from retryapp.core.record import Headers
-from retryapp.core.rows import ALONE, encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import ALONE, encode_row
 from retryapp.core.rules import ErrorClass
 from retryapp.core.text import cut_text
 from retryapp.engine.delivery.damage import (

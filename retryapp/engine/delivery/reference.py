@@ -13,7 +13,8 @@ from retryapp.core.hops import arriving
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin, Record
 from retryapp.core.reference import is_same, refer, travelling
-from retryapp.core.rows import Reference, identity_of, origin_offset
+from retryapp.core.row_keys import identity_of, origin_offset
+from retryapp.core.rows import Reference
 from retryapp.engine.delivery.damage import unreadable
 from retryapp.engine.delivery.run import DeliveryContext, Run
 

@@ -11,7 +11,8 @@ from retryapp.core.errors import RecordError
 from retryapp.core.jobs import Level
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
-from retryapp.core.rows import Reference, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import Reference
 from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Delivery, Handler

@@ -27,7 +27,7 @@ from itertools import islice
 
 from retryapp.core.lane_errors import HandOffRefusedError, LaneClosedError
 from retryapp.core.publication import Publication
-from retryapp.core.rows import parse_row_key
+from retryapp.core.row_keys import parse_row_key
 from retryapp.engine.lane.limits import LaneLimits as LaneLimits
 from retryapp.engine.lane.limits import within
 from retryapp.engine.lane.refused import RefusedTurns

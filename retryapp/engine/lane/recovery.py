@@ -22,7 +22,7 @@ from retryapp.core.lane_errors import (
     OffsetsMissingError,
     StoreAheadError,
 )
-from retryapp.core.rows import is_identity
+from retryapp.core.row_keys import is_identity
 from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import LaneBatch, LaneReceipt, PendingTable, SeenTable, TopicPartition, TopicReader
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from retryapp.core.lane_errors import HandOffRefusedError
-from retryapp.core.rows import IDENTITY_AT
+from retryapp.core.row_keys import IDENTITY_AT
 from retryapp.engine.lane.turn import Turn
 
 FIRST_WAIT_S = 1.0

@@ -31,7 +31,7 @@ from retryapp.core.errors import EnvironmentFault, RetryAppError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import CommitLostError, CommitUndecidedError, HandOffRefusedError, OffsetsGoneError
 from retryapp.core.marks import Suspected, Tally
-from retryapp.core.rows import HELD_ROWS
+from retryapp.core.row_keys import HELD_ROWS
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper, dead_rows
 from retryapp.engine.lane.notes import Notes
 from retryapp.engine.lane.recovery import (

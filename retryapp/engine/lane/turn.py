@@ -13,7 +13,7 @@ from typing import Any
 from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.lifecycle import LifecycleEvent
-from retryapp.core.marks import Tally
+from retryapp.core.marks import Tally, parse_mark
 from retryapp.core.record import Origin, Record, held_bytes
 from retryapp.core.topology import HandlerTopology
 from retryapp.ports import Event, LaneBatch, Observation, Row, TopicPartition
@@ -111,11 +111,11 @@ class Turn:
         if self.source is not None:
             reached = batch.offsets.get(self.source, positions.get(self.source, 0))
             batch.offsets[self.source] = max(reached, self.moves_to)  # offsets never move back
-            if self.moves_to > reached:
-                batch.notes.pop(self.source, None)  # it was about the former one
             batch.settled.update(self.beyond or {})
             if self.note is not None:
                 batch.notes[self.source] = self.note
+            elif self.moves_to > reached and (mark := parse_mark(batch.notes.get(self.source))) is not None:
+                batch.notes[self.source] = mark.beside(self.moves_to).text
         batch.size += self.size
         batch.tally = self.tally or batch.tally
         batch.control = batch.control if self.control is None else self.control

@@ -41,7 +41,8 @@ from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, parse_failure_id
-from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, TOKEN, PendingRow, decode_row, identity_of
+from retryapp.core.row_keys import IDENTITY_AT, identity_of
+from retryapp.core.rows import CANCELLED, OPERATOR, TOKEN, PendingRow, decode_row
 from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol

@@ -22,7 +22,8 @@ from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Superseded
 from retryapp.core.record import Origin, failure_id
-from retryapp.core.rows import decode_row, origin_offset
+from retryapp.core.row_keys import origin_offset
+from retryapp.core.rows import decode_row
 from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.engine.partition.line import Line

@@ -29,7 +29,8 @@ from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record, held_bytes
-from retryapp.core.rows import ALONE, PendingRow, decode_row, encode_row, identity_of, is_stopped
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import ALONE, PendingRow, decode_row, encode_row, is_stopped
 from retryapp.core.text import cut_text
 from retryapp.core.traces import qualified_name
 from retryapp.engine.delivery.deliver import HandlerTimeoutError

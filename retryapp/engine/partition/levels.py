@@ -15,7 +15,7 @@ from retryapp.core.control import Refusal
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, Level, Steering
 from retryapp.core.record import Origin, Record, failure_id
-from retryapp.core.rows import identity_of, origin_offset
+from retryapp.core.row_keys import identity_of, origin_offset
 from retryapp.engine.delivery.damage import UNKNOWN_SEQUENCE
 from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.handler.handler import Order

@@ -21,17 +21,8 @@ from typing import Final
 from retryapp.core.errors import RecordError
 from retryapp.core.headers import RETRY_TIER
 from retryapp.core.record import Record
-from retryapp.core.rows import (
-    IDENTITY_AT,
-    PendingRow,
-    Reference,
-    decode_row,
-    encode_row,
-    is_reference,
-    origin_offset,
-    parse_row_key,
-    row_header,
-)
+from retryapp.core.row_keys import IDENTITY_AT, origin_offset, parse_row_key
+from retryapp.core.rows import PendingRow, Reference, decode_row, encode_row, is_reference, row_header
 from retryapp.engine.delivery.reference import whole
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.lane.turn import Turn

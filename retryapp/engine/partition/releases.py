@@ -16,7 +16,8 @@ from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import MOST_EARLY, Steering
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin
-from retryapp.core.rows import TOKEN, PendingRow, decode_row, identity_of, origin_offset
+from retryapp.core.row_keys import identity_of, origin_offset
+from retryapp.core.rows import TOKEN, PendingRow, decode_row
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn

@@ -16,7 +16,8 @@ from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms
 from retryapp.core.hops import cancelled, due_anew, released, restore
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Record
-from retryapp.core.rows import CANCELLED, IDENTITY_AT, OPERATOR, STOPPED, TOKEN, PendingRow, decode_row, encode_row
+from retryapp.core.row_keys import IDENTITY_AT
+from retryapp.core.rows import CANCELLED, OPERATOR, STOPPED, TOKEN, PendingRow, decode_row, encode_row
 from retryapp.engine.delivery.damage import end_instead, ended
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol

@@ -15,23 +15,8 @@ from contextlib import suppress
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
 from retryapp.core.metadata import HELD, RetryMetadata
 from retryapp.core.record import Record
-from retryapp.core.rows import (
-    ALONE,
-    CANCELLED,
-    HELD_ROWS,
-    IDENTITY_AT,
-    MOST_QUEUES,
-    SENT,
-    TOKEN,
-    PendingRow,
-    damaged_row,
-    decode_row,
-    is_held,
-    parse_row_key,
-    queue_in,
-    queue_of,
-    row_due_ms,
-)
+from retryapp.core.row_keys import HELD_ROWS, IDENTITY_AT, MOST_QUEUES, parse_row_key, queue_in, queue_of
+from retryapp.core.rows import ALONE, CANCELLED, SENT, TOKEN, PendingRow, damaged_row, decode_row, is_held, row_due_ms
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.partition.sequences import Sequences, up_to
 from retryapp.ports import PendingTable

@@ -29,20 +29,8 @@ from retryapp.core.hops import to_held_row
 from retryapp.core.lifecycle import Held
 from retryapp.core.metadata import HELD, clamped
 from retryapp.core.record import Origin, Record, failure_id
-from retryapp.core.rows import (
-    IDENTITY_AT,
-    OFFSET_AT,
-    SEQUENCE,
-    PendingRow,
-    decode_row,
-    encode_row,
-    hold_of,
-    identity_of,
-    is_held,
-    is_stopped,
-    origin_offset,
-    row_header,
-)
+from retryapp.core.row_keys import IDENTITY_AT, OFFSET_AT, identity_of, origin_offset
+from retryapp.core.rows import SEQUENCE, PendingRow, decode_row, encode_row, hold_of, is_held, is_stopped, row_header
 from retryapp.engine.delivery.damage import end_instead
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.handler.handler import Order

@@ -18,7 +18,8 @@ from retryapp.core.errors import DamagedMetadataError, DamagedRowError, RecordEr
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import to_stopped_row
 from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
-from retryapp.core.rows import BEFORE_STOPPED, HELD_ROWS, IDENTITY_AT, PendingRow, decode_row, encode_row, is_stopped
+from retryapp.core.row_keys import BEFORE_STOPPED, HELD_ROWS, IDENTITY_AT
+from retryapp.core.rows import PendingRow, decode_row, encode_row, is_stopped
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.turn import Turn, observed
 from retryapp.ports import Event, PendingTable, Row

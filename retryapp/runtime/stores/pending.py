@@ -1,8 +1,8 @@
 """The pending table: the waiting records of one handler and partition in RocksDB, sorted by due time.
 
-The store's order is the order of delivery (`core.rows`), so due rows are the head of the table, and of each queue that
-it has rows of: those of named circuits. A look goes through all queues together, by due time, and does not touch one of
-which nothing may run. RocksDB walks over every deleted key before a live one, so two things keep it cheap:
+The store's order is the order of delivery (`core.row_keys`), so due rows are the head of the table, and of each queue
+that it has rows of: those of named circuits. A look goes through all queues together, by due time, and does not touch
+one of which nothing may run. RocksDB walks over every deleted key before a live one, so two things keep it cheap:
 
 * a cursor in memory for each queue: the only rows below it are the claimed ones that an earlier look passed. A look
   starts there, however many rows were removed since the slowest claim, and takes those that are claimed no more by
@@ -34,22 +34,18 @@ from retryapp.core.causes import CAUSE_BYTES, CauseCount
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.failed import row_failed_of
 from retryapp.core.headers import RETRY_TIER, HeaderReader
-from retryapp.core.rows import (
-    COUNTED_BYTES,
+from retryapp.core.row_keys import (
     IDENTITY_AT,
     IDENTITY_BYTES,
     OFFSET_AT,
-    counted_in,
     due_bound,
     due_order,
-    failure_in,
     in_queue,
     is_identity,
-    key_of_row,
     parse_row_key,
     queue_in,
-    row_header,
 )
+from retryapp.core.rows import COUNTED_BYTES, counted_in, failure_in, key_of_row, row_header
 from retryapp.ports import PendingTable, Row
 from retryapp.runtime.stores.causes import CauseTally
 from retryapp.runtime.stores.store import RocksTable, StoreIdentity

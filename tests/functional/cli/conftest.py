@@ -19,7 +19,8 @@ from retryapp.cli.main import run
 from retryapp.core.headers import encode_metadata
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin
-from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics
 

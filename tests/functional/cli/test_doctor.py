@@ -14,7 +14,8 @@ from harness.operator import Operator
 
 from retryapp.core import marks
 from retryapp.core.record import Origin
-from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import Finding, Severity, Subject, examine, quick_findings
 from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics, read_topic

@@ -16,7 +16,8 @@ from retryapp.core import marks
 from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Progress, Succeeded
 from retryapp.core.record import Origin
-from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.settled import encode_settled
 from retryapp.kafka import KafkaAdmin, OpenTransactionError, Positions
 from retryapp.ledger import Ledger, take_ledger

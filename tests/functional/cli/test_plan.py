@@ -9,7 +9,8 @@ from harness import wait_for
 from harness.operator import Operator
 
 from retryapp.core.record import Origin
-from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, encode_row
 
 
 def deleted(operator: Operator, topic: str, before: int) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from functional.web.house import FakeWorker, Site, busy_worker, serving
+from functional.web.server import Site, serving
+from functional.web.worker import FakeWorker, busy_worker
 
 
 @pytest.fixture

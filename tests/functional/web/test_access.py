@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import html
 import json
 import re
 import threading
@@ -21,15 +20,14 @@ import faust
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
-from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker, dead_metadata, metadata, serving
+from functional.web.server import ask, serving
 from functional.web.test_jobs import fit
+from functional.web.worker import BASE, DEEP, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker, dead_metadata, metadata
 from samples import partition
 
 from retryapp.core.control import Verb
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import JobPart, LetterFilter, Part
-from retryapp.core.masking import parse_mask
-from retryapp.core.record import idempotency_key
 from retryapp.lookup.jobs import Order
 from retryapp.lookup.previews import Preview
 from retryapp.testing import VirtualClock
@@ -56,16 +54,6 @@ def address_of(path: str) -> str:
     some = some.replace("pending/{partition}/{offset}", "pending/0/10001")
     some = some.replace("/journey", f"/journey?id={NAME}")
     return f"/retries{some.replace('dead/{partition}/{offset}', 'dead/0/238')}"
-
-
-async def ask(
-    url: str, path: str, headers: Mapping[str, str] = {}, method: str = "GET", **sent: Any
-) -> tuple[int, str]:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(method, url + path, headers=headers, allow_redirects=False, **sent) as response,
-    ):
-        return response.status, await response.text()
 
 
 def by_session(request: web.Request) -> tuple[str, str] | None:
@@ -390,61 +378,6 @@ async def test_the_users_cors_is_for_the_users_pages(worker: FakeWorker) -> None
         assert (await client.post(f"{BASE}/command", headers=foreign, json={})).status == 403
 
 
-DEEP = '{"a": ' * 10_000 + '"secret-deep"' + "}" * 10_000
-
-
-@pytest.mark.parametrize("form", ["html", "json"])
-async def test_masked_headers_and_fields_are_shown_to_nobody(worker: FakeWorker, form: str) -> None:
-    """Neither of records that wait nor of dead letters; what cannot be looked into is hidden as a whole."""
-    values = (
-        b'{"card": "secret-card", "open": 1}',
-        b'{"card": "secret-card',
-        DEEP.encode(),
-        b'{"card": "secret-' * 9_000,
-        b'\xef\xbb\xbf{"card": "secret-card"}',
-        '{"card": "secret-card"}'.encode("utf-16"),
-        ' [{"card": "secret-card"}]'.encode("utf-32-be"),
-    )
-    headers = (("Authorization", b"secret-token"), ("tenant", b"north"))
-    for number, value in enumerate(values):
-        worker.wait(metadata(500 + number), key=b'{"card": "secret-key"}', value=value, headers=headers)
-        worker.bury(500 + number, dead_metadata(600 + number), key=None, value=value, headers=headers)
-    async with serving(worker, mask=parse_mask("authorization, /card")) as url:
-        for number, kind in product(range(len(values)), ("pending", "dead")):
-            status, body = await ask(url, f"{BASE}/{kind}/0/{500 + number}?format={form}")
-            assert status == 200
-            assert "secret-" not in body
-            assert "north" in body
-            assert (('"kind": "hidden"' if form == "json" else ">hidden, ") in body) == (number > 0)
-        assert "***" in (await ask(url, f"{BASE}/pending/0/500?format={form}"))[1]
-        for number, key in enumerate(
-            (b'\xef\xbb\xbf{"card": "7"}', b'{\n"card": "7"}', '{"card": "7"}'.encode("utf-16"))
-        ):
-            worker.bury(700 + number, dead_metadata(700 + number), key=key)
-        for kind in ("pending", "dead"):
-            listed = (await ask(url, f"{BASE}/{kind}?format={form}&limit=500"))[1]
-            assert "secret-" not in listed, "keys of lists"
-            for raw in (b'"card', '"card'.encode("utf-16-le")):
-                assert raw.hex() not in listed, "in hexadecimal"
-        plain = json.loads((await ask(url, f"{BASE}/dead/1/7?format=json"))[1])["record"]["value"]
-        assert plain["kind"] == "null", "what is no JSON is shown"
-
-
-@pytest.mark.parametrize(
-    ("asked", "status"),
-    [
-        ("header=AUTHORIZATION=secret", 403), ("header=tenant=north", 200), ("field=/card=1", 403),
-        ("field=/card/number=1", 403), ("field=/open=1", 200), ("field=/items/*/sku=1", 403), ("field=/items/0=1", 403),
-        ("field=/items/0/id=1", 200),
-    ],
-)  # fmt: skip
-async def test_nobody_searches_by_what_is_masked(worker: FakeWorker, asked: str, status: int) -> None:
-    """Its answer would tell what that is; also a job's."""
-    async with serving(worker, mask=parse_mask("authorization, /card, /items/*/sku")) as url:
-        for page in ("pending?", "dead?", "jobs/new?verb=replay&"):
-            assert (await ask(url, f"{BASE}/{page}{asked}&format=json"))[0] == status
-
-
 HOSTILE = "\x1b]0;owned\x07\u202e\x9b2J</script><script>alert(1)</script>"
 
 
@@ -464,43 +397,3 @@ async def test_no_text_of_a_record_steers_a_browser_or_a_terminal(worker: FakeWo
             _, body = await ask(url, f"{address}?format={form}", HTML)
             assert not set("\x1b\x07\x9b\u202e") & set(body)
             assert body.startswith("{") or "<script>alert" not in body
-
-
-async def test_a_masked_value_is_not_offered_for_an_edit(worker: FakeWorker) -> None:
-    """Or it would be replayed with the mask in place of what is masked."""
-    value = b'\n{"card": "secret-card", "open": "<1>"}'
-    worker.bury(500, dead_metadata(600), value=value)
-    for mask, offered in (("", True), ("/card", False)):
-        async with serving(worker, mask=parse_mask(mask)) as url:
-            _, body = await ask(url, f"{BASE}/dead/0/500?format=html")
-            assert ("Replay with this value" in body, "parts of its value are masked" in body.lower()) == (
-                offered,
-                not offered,
-            )
-            text = html.escape(value.decode(), quote=False).replace('"', "&#34;")
-            assert (f'spellcheck="false">\n{text}</textarea>' in body) == offered, "the first line break is not its own"
-
-
-@pytest.mark.parametrize(
-    ("edit", "status"),
-    [
-        ({"value": '{"card": "***", "open": 1}'}, 400), ({"value": "***"}, 400), ({"key": '{"card": "***"}'}, 400),
-        ({"headers": {"Authorization": "***"}}, 400), ({"value": '{"card": "4711", "open": "***"}'}, 200),
-        ({"headers": {"tenant": "***"}}, 200), ({"value": '{"card": "*** '}, 200),
-    ],
-)  # fmt: skip
-async def test_a_mask_is_not_taken_as_an_edit(worker: FakeWorker, edit: Any, status: int) -> None:
-    """Whoever sends back what they were shown would overwrite what is masked."""
-    sent = {"verb": "replay", "failure_id": f"{GROUP}/{MAIN}@kq8G0bTz/0/600", "edit": {"idempotency": "keep", **edit}}
-    async with serving(worker, mask=parse_mask("authorization, /card")) as url, aiohttp.ClientSession(url) as client:
-        answer = await client.post(f"{BASE}/command", json=sent)
-        assert (answer.status, "where something is masked" in await answer.text()) == (status, status == 400)
-        assert len(worker.commands) == (status == 200)
-
-
-async def test_the_page_of_an_edited_record_has_its_own_idempotency_key(worker: FakeWorker) -> None:
-    """That which its handler sends now."""
-    worker.bury(500, replace(dead_metadata(600), edited=2))
-    async with serving(worker) as url:
-        _, body = await ask(url, f"{BASE}/dead/0/500?format=html")
-        assert f"{idempotency_key(dead_metadata(600).failure_id)}-e2</code>" in body

@@ -11,12 +11,14 @@ from typing import Any
 
 import aiohttp
 import pytest
-from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, serving
+from functional.web.server import serving
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Edit, Verb
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import to_stopped_row
-from retryapp.core.rows import BEFORE_STOPPED, IDENTITY_AT, decode_row, encode_row, parse_row_key, row_key
+from retryapp.core.row_keys import BEFORE_STOPPED, IDENTITY_AT, parse_row_key, row_key
+from retryapp.core.rows import decode_row, encode_row
 from retryapp.web.access import COOKIE, Operators, Role, parse_operators
 from retryapp.web.views import ROUTES
 

@@ -8,9 +8,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-from functional.web.house import ADMIN, BASE, GROUP, MAIN, NOW_MS, FakeWorker, Served, dead_metadata, serving
-from functional.web.test_access import ACCESS, address_of, ask, bearer
+from functional.web.server import ADMIN, Served, ask, serving
+from functional.web.test_access import ACCESS, address_of, bearer
 from functional.web.test_jobs import fit
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from samples import partition

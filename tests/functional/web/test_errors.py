@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from functional.web.house import BASE, NOW_MS, FakeWorker, Site, busy_worker, serving
+from functional.web.server import Site, serving
+from functional.web.worker import BASE, NOW_MS, FakeWorker, busy_worker
 
 from retryapp.core.errors import StoreBrokenError
 

@@ -14,20 +14,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from functional.web.house import (
-    BASE,
-    MAIN,
-    NOW_MS,
-    FakeWorker,
-    busy_worker,
-    dead_metadata,
-    handler,
-    metadata,
-    serving,
-)  # fmt: skip
+from functional.web.server import serving
+from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, busy_worker, dead_metadata, handler, metadata
 from samples import partition
 
-from retryapp.core.rows import in_queue, queue_of
+from retryapp.core.row_keys import in_queue, queue_of
 from retryapp.ports import Activity
 from retryapp.web import peers
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from functional.web.house import NOW_MS, FakeWorker, Site
+from functional.web.server import Outline, Site
+from functional.web.worker import BASE, NOW_MS, FakeWorker
+from samples import partition
 
-PAGE = "/retries/shop.orders/"
+from retryapp.ports import CircuitInfo
 
 
 async def test_lists_and_topics_that_it_publishes_to(site: Site, worker: FakeWorker) -> None:
-    _, _, plain = await site.get(PAGE)
+    _, _, plain = await site.get(f"{BASE}/")
     assert "<dt>Lists</dt>" not in plain
     assert "<dt>published</dt>" not in plain
     changes = {"batch": "up to 50 records", "publishes": ("receipts", "audit")}
     worker.infos = [replace(info, **changes) for info in worker.infos]
-    _, _, page = await site.get(PAGE)
+    _, _, page = await site.get(f"{BASE}/")
     assert "<dt>Lists</dt><dd>up to 50 records</dd>" in page
     for topic in ("receipts", "audit"):
         assert f"<dt>published</dt><dd><code>{topic}</code></dd>" in page
@@ -24,8 +26,44 @@ async def test_lists_and_topics_that_it_publishes_to(site: Site, worker: FakeWor
 async def test_partitions_page_says_where_a_circuit_is_not_closed(site: Site, worker: FakeWorker) -> None:
     """Beside its lane, which is open all the same."""
     worker.parts["shop.orders"][0] = replace(worker.parts["shop.orders"][0], circuit="closed", circuit_since_ms=NOW_MS)
-    assert "circuit" not in (await site.get(f"{PAGE}partitions"))[2]
+    assert "circuit" not in (await site.get(f"{BASE}/partitions"))[2]
     worker.parts["shop.orders"][0] = replace(worker.parts["shop.orders"][0], circuit="open", circuit_cause="8 of 9")
-    _, _, page = await site.get(f"{PAGE}partitions")
+    _, _, page = await site.get(f"{BASE}/partitions")
     assert "circuit open since" in page
     assert "8 of 9" in page
+
+
+async def test_handler_page_counts_what_becomes_due(site: Site) -> None:
+    """60 records are due every 4 s from 1.2 s on, one is overdue, one is due in exactly an hour: exact numbers."""
+    due = (await site.facts(f"{BASE}/"))["due"]
+    assert due == {
+        "overdue": {"count": 1, "more": False},
+        "minute": {"count": 15, "more": False},
+        "hour": {"count": 60, "more": False},
+        "day": {"count": 61, "more": False},
+    }
+
+
+async def test_a_paused_handler_says_so(site: Site, worker: FakeWorker) -> None:
+    """First of all, with who did it and why."""
+    worker.parts["flights"] = [partition(0, paused="paused by ann: <migration>"), partition(1)]
+    text = Outline((await site.get("/retries/flights/"))[2]).text
+    assert "Paused by ann: <migration>. Nothing is delivered on partition 0." in text
+    assert "Paused" not in Outline((await site.get(f"{BASE}/"))[2]).text
+
+
+async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, worker: FakeWorker) -> None:
+    """Where it is and since when; one that is closed is no news."""
+    cause = {"circuit_since_ms": NOW_MS - 60_000, "circuit_cause": "9 of 20 records failed: <E>"}
+    worker.parts["shop.orders"][:2] = [partition(0, circuit="open", **cause), partition(1, circuit="closed")]
+    page, index = (await site.get(f"{BASE}/"))[2], (await site.get("/retries/"))[2]
+    assert "circuit open since" in page
+    assert "9 of 20 records failed: &lt;E&gt;" in page
+    assert "circuit closed" not in page
+    assert "circuit open on 1" in index
+    ledger = {"ledger": CircuitInfo(state="half-open", since_ms=NOW_MS - 60_000, cause="4 of 4: <E>")}
+    worker.parts["shop.orders"][:2] = [partition(0, circuits=ledger), partition(1)]
+    page, index = (await site.get(f"{BASE}/"))[2], (await site.get("/retries/"))[2]
+    assert "circuit ledger half-open since" in page
+    assert "4 of 4: &lt;E&gt;" in page
+    assert "circuit ledger half-open on 1" in index

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from functional.web.house import BASE, GROUP, MAIN, NOW_MS, FakeWorker, Served, busy_worker, handler
+from functional.web.server import Served
 from functional.web.test_jobs import fit
 from functional.web.test_pages import HTML_PAGES
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker, handler
 from harness.browser import LOOKS, open_browser
 from samples import partition
 

@@ -12,8 +12,9 @@ from itertools import count
 from typing import Any
 
 import pytest
-from functional.web.house import ADMIN, BASE, GROUP, MAIN, NOW_MS, FakeWorker, Site, job_parts, serving
+from functional.web.server import ADMIN, Site, serving
 from functional.web.test_actions import pages
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, job_parts
 from samples import partition
 from typing_extensions import override
 

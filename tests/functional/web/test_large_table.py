@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from retryapp.core.record import Origin
-from retryapp.core.rows import PendingRow, encode_row, identity_of, row_key
+from retryapp.core.row_keys import identity_of, row_key
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans

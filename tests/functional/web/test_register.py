@@ -7,7 +7,7 @@ from typing import Any
 import faust
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from functional.web.house import FakeWorker
+from functional.web.worker import FakeWorker
 
 from retryapp import Retries
 from retryapp.testing import VirtualClock

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from functional.web.house import NOW_MS, FakeWorker, Site, busy_worker, serving
+from functional.web.server import Site, serving
+from functional.web.worker import NOW_MS, FakeWorker, busy_worker
 from samples import partition
 
 from retryapp.cli import _workers

@@ -11,11 +11,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from functional.web.house import BASE, GROUP, MAIN, FakeWorker, busy_worker, serving
+from functional.web.server import serving
 from functional.web.test_actions import Pages
 from functional.web.test_in_browser import EMPTY_PAGES, empty_worker
 from functional.web.test_jobs import fit
 from functional.web.test_pages import HTML_PAGES
+from functional.web.worker import BASE, GROUP, MAIN, FakeWorker, busy_worker
 
 from retryapp.jvm import find_java
 from retryapp.web.access import Operators, Role

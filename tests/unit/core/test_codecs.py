@@ -25,20 +25,16 @@ from retryapp.core.lifecycle import (
     decode_event,
 )
 from retryapp.core.record import Origin, failure_id, idempotency_key, parse_failure_id, parse_origin, short_topic_id
+from retryapp.core.row_keys import RowKey, identity_of, is_identity, parse_row_key, row_key
 from retryapp.core.rows import (
     ROW_OVERHEAD_BYTES,
     PendingRow,
     Reference,
-    RowKey,
     as_sent,
     decode_row,
     encode_row,
     failure_bytes,
     failure_in,
-    identity_of,
-    is_identity,
-    parse_row_key,
-    row_key,
 )
 from retryapp.core.text import cut_tail, cut_text, escape_text, unescape_text
 from retryapp.core.traces import qualified_name

@@ -25,7 +25,7 @@ from retryapp.core.marks import (
 from retryapp.core.marks import suspicion as judged
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Origin
-from retryapp.core.rows import identity_of, row_key
+from retryapp.core.row_keys import identity_of, row_key
 
 LARGEST = 2**63 - 1
 """Kafka's offsets and times are signed 64-bit numbers."""

@@ -14,7 +14,8 @@ from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
-from retryapp.core.rows import row_due_ms, row_key
+from retryapp.core.row_keys import row_key
+from retryapp.core.rows import row_due_ms
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.pool import CANCEL_WAIT_S, DeliveryPool
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunAbortedError

@@ -25,7 +25,8 @@ from retryapp.core.classify import DeadReason
 from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DUE_MS, RETRY_VERSION, encode_metadata
 from retryapp.core.hops import Outgoing, record_size
 from retryapp.core.record import Damage, Headers, Origin, Record
-from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.verdicts import Reject
 from retryapp.engine.delivery import damage
 from retryapp.engine.delivery.damage import last_resort

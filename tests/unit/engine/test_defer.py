@@ -11,7 +11,7 @@ import pytest
 from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
 from retryapp.core.control import Command, Verb, named_by, token_of
 from retryapp.core.headers import decode_metadata
-from retryapp.core.rows import IDENTITY_AT
+from retryapp.core.row_keys import IDENTITY_AT
 from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.ports import Event, Row, TopicPartition
 from retryapp.testing import MemoryPartition

@@ -1,28 +1,22 @@
-"""Commands, letters and topics as nobody should send them: refused or survived, and nothing behind them waits."""
+"""Commands and control topics as nobody should send them: refused or survived, and nothing behind them waits."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from doubles import Refusing
-from test_commands import CONTROL, DLQ, FIRST, Calls
-from test_jobs import Service, begin, letters, part_of, partition, tell, told
+from test_commands import CONTROL, FIRST, Calls
+from test_jobs import Service, begin, letters, part_of, partition, told
 
-from retryapp.core.control import Command, MarkKind, Verb
-from retryapp.core.hops import Outgoing
-from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobPart, JobVerb, LetterFilter
-from retryapp.core.record import Headers, Record
+from retryapp.core.control import Command, Verb
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.engine.handler.handler import Order
-from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
 from retryapp.engine.partition.commands import MOST_UNSETTLED, Commands
-from retryapp.engine.partition.jobs import MOST_AHEAD_BYTES, Jobs
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition
-from retryapp.testing.lane import MemoryReader, Step
-from retryapp.testing.tables import MemoryDeadLetterTable
+from retryapp.testing.lane import Step
 
 
 def failures(orders: MemoryPartition) -> list[str]:
@@ -81,64 +75,6 @@ async def test_no_command_stops_a_lane(value: bytes, refused: str | None) -> Non
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(100)
         assert failures(orders) == []
-
-
-def changed(letter: Record, name: str, value: bytes | None) -> Headers:
-    """Return a letter's headers with another value of one, or one more."""
-    others = tuple(each for each in letter.headers if each[0] != name)
-    return (*others, (name, value))
-
-
-def marks_in(table: Any) -> set[str | None]:
-    """Return the marks of the letters in a table in memory."""
-    found = (table.find(letter.failure_id) for letter in table.rows.values())
-    return {letter.mark for letter in found}
-
-
-async def test_no_letter_stops_a_job() -> None:
-    """Whatever its headers say: each is replayed or refused, and the job ends."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 3)
-        letter = orders.records(DLQ)[0]
-        more = ("retry-replays", "retry-replay-id", "retry-letter", "retry-delivery", "retry-due-ms", "retry-tier")
-        values = b"", b"0", b"-1", b"9" * 30, b"4294967295", b"253402300799999", b"\xff", None, b"x" * 5_000
-        for name in {*(name for name, _ in letter.headers), *more, "retry-null-value", "retry-no-payload"}:
-            for value in values:
-                headers = changed(letter, name, value)
-                orders.transport.append(TopicPartition(DLQ, 0), letter.key, letter.value, headers)
-    async with partition(service, transport=orders.transport) as orders:
-        await orders.settle()
-        looked = len(orders.records(DLQ))
-        await begin(orders)
-        await orders.to_rest()
-        part = part_of(orders)
-        assert (part.state, part.looked, part.done + part.refused.total()) == ("ended", looked, looked)
-        assert failures(orders) == []
-
-
-async def test_letters_of_others_are_refused() -> None:
-    """Of another group, main topic, partition or life of the topic; a row of the same offset is unharmed."""
-    service = Service()
-    async with MemoryPartition(service, "1s") as orders:
-        await letters(orders, service, 1)
-        letter = orders.records(DLQ)[0]
-        places = b"orders@kq8G0bTz/1/1", b"bills@kq8G0bTz/0/1", b"orders@former/0/1"
-        found = [changed(letter, "retry-origin", place) for place in places]
-        for headers in (*found, changed(letter, "retry-group", b"other")):
-            orders.transport.append(TopicPartition(DLQ, 0), letter.key, letter.value, headers)
-        service.all_down = True
-        await orders.send(b"1")
-    service.all_down = False
-    async with partition(service, transport=orders.transport) as orders:
-        row = orders.transport.pending and dict(orders.transport.pending.rows)
-        assert (await orders.command("replay", "app/orders@former/0/1"))["refused"] == "other-topic"
-        assert row == (orders.transport.pending and orders.transport.pending.rows)
-        await begin(orders)
-        await orders.to_rest()
-        assert part_of(orders).refused == {"misplaced": 3, "other-topic": 1}
-        assert service.again == [b"0"]
-        assert [value for value, replays, _ in service.calls if not replays] == [b"0", b"0", b"1", b"1"]
 
 
 async def test_all_commands_that_were_there_are_obeyed_before_a_row_is_claimed() -> None:
@@ -260,156 +196,6 @@ async def test_a_letter_is_replayed_once_while_what_comes_before_is_refused(orde
         assert service.again == [b"0"]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-async def test_the_letters_of_many_commands_are_read_together(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
-    """Alone, each takes some milliseconds of the processor; where they cannot be read together, they are read so."""
-    service, together, read, pick = Service(), list[int](), MemoryReader.read, MemoryReader.records
-    alone: list[int] = []
-
-    async def reading(self: MemoryReader, tp: TopicPartition, start: int, *args: Any, **more: Any) -> int:
-        alone.extend([start] * (tp.topic == DLQ))
-        return await read(self, tp, start, *args, **more)
-
-    async def picking(
-        self: MemoryReader, tp: TopicPartition, offsets: Sequence[int], **more: Any
-    ) -> Mapping[int, Record]:
-        together.append(len(offsets))
-        if fails:
-            raise TimeoutError("no leader")
-        return await pick(self, tp, offsets, **more)
-
-    async with partition(service) as orders:
-        await letters(orders, service, 120)
-        monkeypatch.setattr(MemoryReader, "read", reading)
-        monkeypatch.setattr(MemoryReader, "records", picking)
-        for number in (*range(120), 5):  # one of them twice
-            orders.transport.append(CONTROL, None, single("", str(number), "replay"))
-        await orders.settle()
-        await orders.to_rest()
-        assert [event["refused"] for event in told(orders)] == [None] * 120 + ["waiting"]
-        assert sorted(service.again, key=int) == [b"%d" % number for number in range(120)]
-        assert (sum(together), len(together)) == (121, 3)
-        assert len(alone) == (121 if fails else 0)
-
-
-async def test_letters_of_commands_that_came_too_late_are_not_kept() -> None:
-    """They may be as large as records, and the next commands may come in a month."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 8)
-        for number in range(8):
-            orders.transport.append(CONTROL, None, single("", str(number), "replay"))
-        orders.clock.advance(3_600_000)
-        await orders.settle()
-        assert [event["refused"] for event in told(orders)] == ["expired"] * 8
-        assert not orders.engine.commands._letters._ahead  # type: ignore[union-attr]
-
-
-async def test_large_letters_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 1 MB each, those of 50 commands were in memory together, of each partition."""
-    service, pick, sizes = Service(), MemoryReader.records, list[int]()
-
-    async def picking(*arguments: Any, **more: Any) -> Mapping[int, Record]:
-        found = await pick(*arguments, **more)
-        sizes.append(sum(len(record.value or b"") for record in found.values()))
-        return found
-
-    large = [b"%d" % number + bytes(300_000) for number in range(10)]
-    async with partition(service) as orders:
-        await orders.send(*large)
-        await orders.to_rest()
-        monkeypatch.setattr(MemoryReader, "records", picking)
-        service.all_down = False
-        for number in range(10):
-            orders.transport.append(CONTROL, None, single("", str(number), "replay"))
-        await orders.settle()
-        await orders.to_rest()
-        assert [event["refused"] for event in told(orders)] == [None] * 10
-        assert sorted(service.again) == large
-        assert sizes
-        assert max(sizes) < 1_500_000
-
-
-async def test_faults_of_the_dead_letter_topic_are_none_of_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single command is refused, and a job rests; both go on once the topic can be read again."""
-    service, read, broken = Service(), MemoryReader.read, [True]
-
-    async def reading(self: MemoryReader, tp: TopicPartition, *args: Any, **more: Any) -> int:
-        if tp.topic == DLQ and broken:
-            raise TimeoutError("no leader")
-        return await read(self, tp, *args, **more)
-
-    async with partition(service) as orders:
-        await letters(orders, service, 50)
-        monkeypatch.setattr(MemoryReader, "read", reading)
-        await begin(orders)
-        assert (await orders.command("replay", 3))["refused"] == "not-ready"
-        await orders.advance(5_000)
-        broken.clear()
-        await orders.advance(5_000)
-        await orders.to_rest()
-        assert sorted(map(int, service.again)) == list(range(50))
-        assert (part_of(orders).looked, part_of(orders).refused, failures(orders)) == (50, {}, [])
-
-
-async def test_a_job_skips_no_letter_while_their_table_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails between the reading of letters and what is done to them, and is filled again."""
-    service, look, keepers = Service(), Jobs._look, []
-
-    async def failing(self: Jobs, *args: Any) -> Any:
-        found = await look(self, *args)
-        if keepers:
-            keeper = keepers.pop()
-            keeper._drop(RuntimeError("disk"))
-            keeper.task.cancel()
-            keeper.task = keeper._start(5.0)
-        return found
-
-    monkeypatch.setattr(Jobs, "_look", failing)
-    async with partition(service) as orders:
-        await letters(orders, service, 300)
-        keepers += orders.transport._dead_keepers.values()
-        await begin(orders)
-        assert part_of(orders).done == 0
-        await orders.advance(6_000)
-        await orders.to_rest()
-        assert sorted(map(int, service.again)) == list(range(300))
-        assert part_of(orders).refused == {}
-
-
-async def test_a_turn_of_large_letters_is_no_larger_than_others() -> None:
-    """Else its transaction would not end in time, in session after session."""
-    service = Service()
-    async with partition(service) as orders:
-        await orders.send(*(b"%d" % n + b"x" * 400_000 for n in range(30)))
-        await orders.to_rest()
-        service.all_down, before = False, len(orders.transport.batches)
-        await begin(orders)
-        await orders.to_rest()
-        assert len(service.again) == 30
-        assert max(batch.size for batch in orders.transport.batches[before:]) < 3 * MOST_AHEAD_BYTES
-
-
-async def test_each_session_of_a_job_has_its_canary() -> None:
-    """The first one died when its canary had failed, and before that was written down."""
-    service = Service()
-    async with partition(service, "1h*1") as orders:
-        await orders.send(*(b"%d" % n for n in range(400)))
-        await orders.to_rest()
-        dying = orders.transport.pause(Step.COMMIT, after=3)
-        part = JobPart(
-            verb=Verb.REPLAY, filter=LetterFilter(), canary=10, upto={DLQ: orders.records(DLQ)[-1].offset + 1}
-        )
-        await tell(orders, JobVerb.START, part=part)
-        await orders.advance(100)
-        assert dying.reached
-        assert (part_of(orders).state, len(service.again)) == ("running", 10)
-    async with partition(service, "1h*1", transport=orders.transport) as orders:
-        await orders.advance(1_000)
-        await orders.advance(1_000)
-        assert (part_of(orders).state, len(service.again)) == ("paused", 20)
-
-
 @pytest.mark.parametrize("fine", [True, False])
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("after", range(4))
@@ -469,53 +255,3 @@ async def test_no_command_is_obeyed_again_after_a_reset_of_all_offsets() -> None
         await orders.to_rest()
         assert len(service.calls) == calls + 10
         assert len(service.again) == again
-
-
-async def test_what_was_recovered_stays_so_without_history_and_disk() -> None:
-    """The retry topic and events are expired, the stores gone: the same job sends nothing."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 10)
-        await begin(orders)
-        await orders.to_rest()
-    for name in ("app.orders.retry", "app.orders.events"):
-        orders.transport.broker.logs[TopicPartition(name, 0)].entries.clear()
-    orders.transport.lose_store()
-    async with partition(service, transport=orders.transport) as orders:
-        await orders.settle()
-        before = len(service.calls)
-        await begin(orders, "j2")
-        await orders.to_rest()
-        assert (len(service.calls), part_of(orders, "j2").refused) == (before, {"replayed": 10})
-        (table,) = orders.transport.dead.values()
-        assert marks_in(table) == {MarkKind.RECOVERED}
-
-
-async def test_a_mark_that_comes_while_letters_are_read_stays() -> None:
-    """The reading finds an older mark of its letter behind it."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 1)
-        await orders.command("replay", 0)
-        await orders.to_rest()
-        found, reading = orders.records(DLQ), asyncio.Event()
-
-        class Slow(MemoryReader):
-            async def read(self, tp: TopicPartition, start: int, sink: Any, *, background: bool = False) -> int:
-                await reading.wait()
-                sink(found[:2], 3)
-                return 3
-
-        table = MemoryDeadLetterTable()
-        slow = Slow(orders.transport.broker, orders.transport.request)
-        keeper = DeadLetterKeeper(
-            "lane", lambda: table, dlq=TopicPartition(DLQ, 0), reader=slow, clock=orders.transport.clock
-        )
-        await orders.settle()
-        last = found[-1]
-        keeper.write([(last.offset, Outgoing(DLQ, 0, last.key, last.value, last.headers))])
-        reading.set()
-        await orders.settle()
-        assert keeper.known.is_set()
-        keeper.task.cancel()
-        assert marks_in(table) == {MarkKind.RECOVERED}

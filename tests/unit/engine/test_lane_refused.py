@@ -12,7 +12,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.publication import Destination, Publication
 from retryapp.core.record import Origin
-from retryapp.core.rows import IDENTITY_AT, identity_of
+from retryapp.core.row_keys import IDENTITY_AT, identity_of
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event, Row, Standing
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step

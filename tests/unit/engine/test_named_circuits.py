@@ -16,7 +16,8 @@ from retryapp.core.errors import InvalidSettingError
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lifecycle import CircuitChanged, decode_event
-from retryapp.core.rows import IDENTITY_AT, OPERATOR, decode_row, encode_row, queue_in, queue_of
+from retryapp.core.row_keys import IDENTITY_AT, queue_in, queue_of
+from retryapp.core.rows import OPERATOR, decode_row, encode_row
 from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.ports import Event, Row, TopicPartition
 from retryapp.testing import MemoryPartition

@@ -7,6 +7,7 @@ from doubles import MAIN, SITE
 
 from retryapp.core.marks import Suspected
 from retryapp.engine.lane.notes import Notes
+from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Committed, LaneBatch
 
 
@@ -27,3 +28,20 @@ def test_a_mark_stays_until_all_that_it_is_about_is_settled(mark: str) -> None:
     for offset in (6, 8):
         assert notes.beside(LaneBatch(offsets={MAIN: offset}))[MAIN].note == mark
     assert notes.beside(LaneBatch(offsets={MAIN: 9}))[MAIN].note == "r0:this"
+
+
+@pytest.mark.parametrize(
+    ("mark", "beside"),
+    [(mark, mark) for mark in ("r0:this", "g2:this@6-9<20", "s1:this@6")] + [("s1:this@5", "r0:this")],
+    ids=["none", "a group", "alone", "alone, and settled"],
+)
+def test_a_mark_stays_where_a_later_turn_of_its_transaction_moves_the_offset(mark: str, beside: str) -> None:
+    """Where an order holds, records behind others move it while suspects wait: their group would run unmarked.
+
+    Or the mark before would go on: a crash would count against a record whose outcome is durable.
+    """
+    notes, batch = Notes(SITE, "this"), LaneBatch()
+    notes.read(Committed(4, "g9:this@3-12"), 4, 30)
+    for turn in (Turn(source=MAIN, next_offset=0, note=mark), Turn(source=MAIN, next_offset=6)):
+        turn.join(batch, {MAIN: 4})
+    assert notes.beside(batch)[MAIN] == Committed(6, beside)

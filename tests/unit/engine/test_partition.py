@@ -7,7 +7,8 @@ import json
 from doubles import EVENTS, BankDownError, down
 
 from retryapp.core.record import Origin
-from retryapp.core.rows import identity_of, is_identity, row_due_ms
+from retryapp.core.row_keys import identity_of, is_identity
+from retryapp.core.rows import row_due_ms
 from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, VirtualClock

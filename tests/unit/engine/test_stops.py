@@ -12,7 +12,8 @@ from doubles import committed, held, reopen
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.holding import Holding
-from retryapp.core.rows import IDENTITY_AT, STOPPED, decode_row
+from retryapp.core.row_keys import IDENTITY_AT
+from retryapp.core.rows import STOPPED, decode_row
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import Row

@@ -14,7 +14,7 @@ from retryapp.core.control import is_mark
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.record import Damage, Record
-from retryapp.core.rows import IDENTITY_AT, OFFSET_AT
+from retryapp.core.row_keys import IDENTITY_AT, OFFSET_AT
 from retryapp.core.verdicts import Reject
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Order

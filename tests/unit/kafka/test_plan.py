@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from retryapp.core.errors import TopicMismatchError, TopicMissingError
-from retryapp.core.rows import IDENTITY_BYTES, is_identity
+from retryapp.core.row_keys import IDENTITY_BYTES, is_identity
 from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import (
     Action,

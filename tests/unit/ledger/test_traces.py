@@ -11,7 +11,8 @@ from retryapp.core.errors import DamagedEventError, UnreadableRecordsError
 from retryapp.core.headers import RETRY_ATTEMPT, RETRY_DELIVERY, RETRY_ORIGIN, encode_metadata
 from retryapp.core.lifecycle import Discarded, Handled, PolicyUsed, Progress, Skipped, Succeeded, Superseded
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import PendingRow, encode_row, identity_of
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.ledger.traces import Station, Told, Trace, pack, told_by, told_by_event, told_by_row, unpack
 
 RETRY, DLQ, EVENTS, CHANGELOG = 1, 2, 3, 4

@@ -15,7 +15,7 @@ from retryapp.core.causes import CauseCount
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import Part, PartState
 from retryapp.core.lane_errors import HandOffRefusedError
-from retryapp.core.rows import parse_row_key
+from retryapp.core.row_keys import parse_row_key
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, PartitionInfo

@@ -10,7 +10,8 @@ from samples import waiting_row
 from retryapp import RetryLater
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
-from retryapp.core.rows import IDENTITY_AT, decode_row
+from retryapp.core.row_keys import IDENTITY_AT
+from retryapp.core.rows import decode_row
 from retryapp.engine.delivery.run import Claim
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.lane.site import LaneSite

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import aiohttp
-import faust
-from aiohttp.test_utils import TestServer
 from samples import WAITING, partition
 from typing_extensions import override
 
@@ -25,18 +19,15 @@ from retryapp.core.foreign import shield
 from retryapp.core.headers import encode_metadata
 from retryapp.core.jobs import HandlerVerb, JobPart, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.lifecycle import Commanded
-from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
-from retryapp.core.rows import PendingRow, due_order, encode_row, identity_of, parse_row_key, row_key
+from retryapp.core.row_keys import due_order, identity_of, parse_row_key, row_key
+from retryapp.core.rows import PendingRow, encode_row
 from retryapp.lookup.jobs import Order, Told
 from retryapp.lookup.journeys import Journey
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.ports import Activity, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
-from retryapp.testing import VirtualClock
-from retryapp.web import register
-from retryapp.web.access import Operators, Role
 
 NOW_MS = 1_760_000_000_000
 GROUP = "billing"
@@ -46,6 +37,8 @@ BASE = f"/retries/{MAIN}"
 UNTOLD = 78
 """Offset of a record of which the topics say nothing."""
 EVIL = "<script>alert(1)</script>"
+DEEP = '{"a": ' * 10_000 + '"secret-deep"' + "}" * 10_000
+"""JSON that is too deep to be looked into."""
 
 
 def metadata(offset: int, partition: int = 0, **changes: object) -> RetryMetadata:
@@ -436,54 +429,3 @@ def busy_worker(peer: str = "http://127.0.0.1:6067") -> FakeWorker:
     worker.records[topic, 1, 12] = Record(topic, 1, 12, NOW_MS, None, b"{}", damaged)
     worker.records[MAIN, 1, 8] = Record(MAIN, 1, 8, NOW_MS, b"k", b"large " * 40_000, ())
     return worker
-
-
-@dataclass
-class Site:
-    """A worker's pages over real HTTP."""
-
-    url: str
-    worker: FakeWorker
-    session: aiohttp.ClientSession
-
-    async def get(self, path: str, *, accept: str = "*/*", follow: bool = False) -> tuple[int, Mapping[str, str], str]:
-        """Return status, headers and body."""
-        async with self.session.get(self.url + path, headers={"Accept": accept}, allow_redirects=follow) as response:
-            return response.status, response.headers, await response.text()
-
-
-ADMIN = Operators(local=Role.ADMIN)
-
-
-@asynccontextmanager
-async def serving(worker: FakeWorker, operators: Operators = ADMIN, mask: Mask = UNMASKED) -> AsyncIterator[str]:
-    """Serve a worker's pages from a real Faust app; yields its address."""
-    app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
-    register(app, worker, clock=VirtualClock(NOW_MS), operators=operators, mask=mask)
-    async with TestServer(await app.web.wsgi()) as server:
-        yield str(server.make_url("")).rstrip("/")
-
-
-class Served:
-    """A worker's pages, served in a thread of their own: the browser blocks this one."""
-
-    def __init__(self, worker: FakeWorker) -> None:
-        self.worker, self.url = worker, ""
-        self._up, self._loop = threading.Event(), asyncio.new_event_loop()
-        self._over = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
-
-    async def _serve(self) -> None:
-        async with serving(self.worker) as self.url:
-            self._up.set()
-            await self._over.wait()
-
-    def __enter__(self) -> Served:
-        self._thread.start()
-        assert self._up.wait(20)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(20)
-        self._loop.close()

@@ -1,0 +1,108 @@
+"""The pages of a worker over real HTTP, and what a page holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from typing import Any
+
+import aiohttp
+import faust
+from aiohttp.test_utils import TestServer
+from functional.web.worker import GROUP, NOW_MS, FakeWorker
+
+from retryapp.core.masking import UNMASKED, Mask
+from retryapp.testing import VirtualClock
+from retryapp.web import register
+from retryapp.web.access import Operators, Role
+
+
+@dataclass
+class Site:
+    """A worker's pages over real HTTP."""
+
+    url: str
+    worker: FakeWorker
+    session: aiohttp.ClientSession
+
+    async def get(self, path: str, *, accept: str = "*/*", follow: bool = False) -> tuple[int, Mapping[str, str], str]:
+        """Return status, headers and body."""
+        async with self.session.get(self.url + path, headers={"Accept": accept}, allow_redirects=follow) as response:
+            return response.status, response.headers, await response.text()
+
+    async def facts(self, path: str, expected: int = 200) -> Any:
+        """Return what a page says as JSON."""
+        status, headers, body = await self.get(path + ("&" if "?" in path else "?") + "format=json")
+        assert status == expected, body
+        assert headers["Content-Type"] == "application/json; charset=utf-8"
+        return json.loads(body)
+
+
+ADMIN = Operators(local=Role.ADMIN)
+
+
+@asynccontextmanager
+async def serving(worker: FakeWorker, operators: Operators = ADMIN, mask: Mask = UNMASKED) -> AsyncIterator[str]:
+    """Serve a worker's pages from a real Faust app; yields its address."""
+    app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
+    register(app, worker, clock=VirtualClock(NOW_MS), operators=operators, mask=mask)
+    async with TestServer(await app.web.wsgi()) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+class Served:
+    """A worker's pages, served in a thread of their own: the browser blocks this one."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self.worker, self.url = worker, ""
+        self._up, self._loop = threading.Event(), asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+
+    async def _serve(self) -> None:
+        async with serving(self.worker) as self.url:
+            self._up.set()
+            await self._over.wait()
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        assert self._up.wait(20)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(20)
+        self._loop.close()
+
+
+async def ask(
+    url: str, path: str, headers: Mapping[str, str] = {}, method: str = "GET", **sent: Any
+) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url + path, headers=headers, allow_redirects=False, **sent) as response,
+    ):
+        return response.status, await response.text()
+
+
+class Outline(HTMLParser):
+    """Collects tags, links and text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in {"href", "src", "action"}]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data

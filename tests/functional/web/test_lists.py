@@ -1,0 +1,223 @@
+"""The lists of waiting records and dead letters: their order, what is in them, and how they are searched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from functional.web.server import Outline, Site
+from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata
+
+from retryapp.web import answers, lists
+
+
+async def walk(site: Site, path: str | None) -> list[dict[str, Any]]:
+    """Return the records of a list, from page to page."""
+    records: list[dict[str, Any]] = []
+    while path:
+        page = json.loads((await site.get(path))[2])
+        records += page["records"]
+        assert len(page["records"]) <= page["limit"]
+        path = page["next"]
+    return records
+
+
+async def test_paging_gives_every_record_once_in_order(site: Site) -> None:
+    """Waiting ones by due time; dead letters, newest first, merged over partitions, also with a filter by reason."""
+    waiting = await walk(site, f"{BASE}/pending?limit=7&format=json")
+    assert len(waiting) == len({record["failure_id"] for record in waiting}) == 62
+    dues = [record["due_at_ms"] for record in waiting]
+    assert dues == sorted(dues)
+    assert (await site.facts(f"{BASE}/pending?limit=62"))["next"] is None, "a full last page has no next one"
+    records = await walk(site, f"{BASE}/dead?limit=9&format=json")
+    places = [(record["partition"], record["offset"]) for record in records]
+    times = [record["last_failed_ms"] for record in records if record["last_failed_ms"]]
+    assert len(places) == len(set(places)) == 124
+    assert times == sorted(times, reverse=True)
+    assert places[0] == (1, 12), "by the time when it was appended"
+    rejected = await walk(site, f"{BASE}/dead?limit=30&reason=rejected&format=json")
+    assert [record["reason"] for record in rejected] == ["rejected"] * 40
+
+
+async def test_a_search_by_reason_is_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rare reason ends the page after so many rows, with a link to go on."""
+    monkeypatch.setattr("retryapp.web.lists.SCAN_ROWS", 50)
+    page = await site.facts(f"{BASE}/dead?reason=expired")
+    assert page["records"] == []
+    assert page["scanned"] == 50
+    assert page["next"] is not None
+    assert "there are more on the next page" in (await site.get(f"{BASE}/dead?reason=expired"))[2]
+
+
+@pytest.mark.parametrize("path", [f"{BASE}/pending?limit=500", f"{BASE}/dead?limit=500"])
+@pytest.mark.parametrize("form", ["html", "json"])
+async def test_lists_hold_no_payload(site: Site, path: str, form: str) -> None:
+    """Neither value nor foreign header of any record stands in a list."""
+    body = (await site.get(f"{path}&format={form}"))[2]
+    for part in ("4711", "traceparent", "north", "Zo", "user's own"):
+        assert part not in body
+
+
+async def test_dead_letters_are_listed_with_key_attempts_and_cause(site: Site, worker: FakeWorker) -> None:
+    """The cause leads to all letters of it; the handler's page has the causes, the most frequent first."""
+    worker.bury(900, dead_metadata(7_777, error_message="no shard 12", last_failed_ms=NOW_MS), key=b"customer-42")
+    listed = (await site.facts(f"{BASE}/dead?key=customer-42"))["records"]
+    assert [(each["offset"], each["key"], each["message"]) for each in listed] == [(900, "customer-42", "no shard 12")]
+    page = Outline((await site.get(f"{BASE}/dead"))[2])
+    assert "customer-42" in page.text
+    assert "no shard 12" in page.text
+    assert f"{BASE}/dead?cause={listed[0]['cause_id']}" in page.links
+    of_cause = (await site.facts(f"{BASE}/dead?cause={listed[0]['cause_id']}"))["records"]
+    assert [each["offset"] for each in of_cause] == [900]
+    causes = (await site.facts(f"{BASE}/"))["causes"]
+    assert [cause["records"] for cause in causes] == sorted((cause["records"] for cause in causes), reverse=True)
+    assert "no shard <number>" in Outline((await site.get(f"{BASE}/"))[2]).text
+
+
+async def test_the_causes_of_what_waits_are_shown(site: Site, worker: FakeWorker) -> None:
+    """Each leads to its records."""
+    for number in range(3):
+        worker.wait(metadata(6_000 + number, error_message=f"no shard {number}"), key=b"k", value=b"1")
+    (cause,) = [
+        each for each in (await site.facts(f"{BASE}/"))["waiting_causes"] if each["name"].endswith("no shard <number>")
+    ]
+    assert (cause["records"], cause["attempts"]) == (3, 6)
+    page = Outline((await site.get(f"{BASE}/"))[2])
+    assert f"{BASE}/pending?cause={cause['cause_id']}" in page.links
+    listed = Outline((await site.get(f"{BASE}/pending"))[2])
+    assert {link.partition("cause=")[0] for link in listed.links if "cause=" in link} == {f"{BASE}/pending?"}
+    assert len((await site.facts(f"{BASE}/pending?cause={cause['cause_id']}"))["records"]) == 3
+
+
+async def test_messages_headers_and_fields_are_searched(site: Site, worker: FakeWorker) -> None:
+    """Past what the index keeps of a message; a page says how far it has looked, and the next one goes on."""
+    long = f"{'x' * 150} shard 12"
+    for number in range(250):
+        worker.bury(1_000 + number, dead_metadata(8_000 + number, last_failed_ms=NOW_MS + number), value=b"no JSON")
+    worker.bury(900, dead_metadata(7_777, error_message=long), value=b'{"id": 5}', headers=(("tenant", b"acme"),))
+    for asked in ("message=SHARD 12", "header=tenant=acme", "field=/id=5"):
+        path, found, looked = f"{BASE}/dead?{asked}&limit=1", list[int](), 0
+        while path:
+            page = await site.facts(path)
+            assert page["total"] is None
+            found += [each["offset"] for each in page["records"]]
+            path, looked = page["next"], looked + page["scanned"]
+        assert found == [900]
+        assert looked > 250
+    assert (await site.facts(f"{BASE}/dead?field=/id=6"))["records"] == []
+    worker.wait(metadata(6_000), key=b"k", value=b'{"id": 7}', headers=(("tenant", b"acme"),))
+    for asked in ("header=tenant=acme", "field=/id=7", "field=/id=7&header=tenant=acme&key=k"):
+        assert [each["origin_offset"] for each in (await site.facts(f"{BASE}/pending?{asked}"))["records"]] == [6_000]
+    assert (await site.get(f"{BASE}/dead?field=id"))[0] == 400
+
+
+async def test_a_list_by_type_of_error_is_of_what_a_job_by_it_takes(site: Site, worker: FakeWorker) -> None:
+    """Its buttons begin a job about the same letters, and no number of others is said of it."""
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
+    whole = sum(part.dead or 0 for part in worker.parts[MAIN])
+    for kind in ("app.Declined", f"app.{'Declined' * 20}"):
+        worker.bury(900 + len(kind), dead_metadata(7_000 + len(kind), error_type=kind))
+        listed = await site.facts(f"{BASE}/dead?error_type={kind}")
+        assert [each["offset"] for each in listed["records"]] == [900 + len(kind)]
+        assert (listed["total"], listed["of"], listed["error_type"]) == (None, whole, kind)
+        links = Outline((await site.get(f"{BASE}/dead?error_type={kind}"))[2]).links
+        assert {link for link in links if "/jobs/new" in link} == {
+            f"{BASE}/jobs/new?error_type={kind}&verb={verb}" for verb in ("replay", "discard")
+        }
+    worker.wait(metadata(6_000, error_type="app.Declined"), key=b"k", value=b"{}")
+    listed = await site.facts(f"{BASE}/pending?error_type=app.Declined")
+    assert ([each["origin_offset"] for each in listed["records"]], listed["total"]) == ([6_000], None)
+    assert (await site.facts(f"{BASE}/pending?since=1s"))["total"] is None
+
+
+async def test_the_number_of_a_cause_is_said_where_all_partitions_are_known(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is unknown; also where tables tell no further causes apart."""
+    (cause, *_) = worker.causes(MAIN)
+    asked = f"{BASE}/dead?cause={cause.cause_id}"
+    assert (await site.facts(asked))["total"] is None, "a worker does not answer"
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
+    assert (await site.facts(asked))["total"] == cause.records
+    assert (await site.facts(f"{BASE}/dead?cause=c1-0000000000"))["total"] == 0
+    monkeypatch.setattr(answers, "MAX_CAUSES", len(worker.causes(MAIN)))
+    assert (await site.facts(asked))["total"] is None
+
+
+async def test_the_number_of_what_waits_of_a_cause_is_said(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables count it; a page may have looked at a part of what waits, and says so, too."""
+    for number in range(60):
+        worker.wait(metadata(6_000 + number, error_message=f"no shard {number}"), key=b"k", value=b"1")
+    (cause,) = [each for each in worker.waiting_causes(MAIN) if each.name.endswith("no shard <number>")]
+    asked = f"{BASE}/pending?cause={cause.cause_id}"
+    assert (await site.facts(asked))["total"] is None, "a worker does not answer"
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
+    whole = sum(part.pending or 0 for part in worker.parts[MAIN])
+    listed = await site.facts(asked)
+    assert (len(listed["records"]), listed["total"], listed["of"]) == (50, 60, whole)
+    assert "1-50 of 60" in Outline((await site.get(asked))[2]).text
+    assert (await site.facts(f"{BASE}/pending?cause=c1-0000000000"))["total"] == 0
+    for more in ("partition=0", "error_type=x", "since=1s"):
+        assert (await site.facts(f"{asked}&{more}"))["total"] is None
+    parts = worker.parts[MAIN]
+    worker.parts[MAIN] = [replace(parts[0], state="opening"), *parts[1:]]
+    assert (await site.facts(asked))["total"] is None, "its last numbers are known, and no causes"
+    worker.parts[MAIN] = parts
+    monkeypatch.setattr(answers, "MAX_CAUSES", len(worker.waiting_causes(MAIN)))
+    assert (await site.facts(asked))["total"] is None
+
+
+async def test_a_page_says_of_how_many_it_has_looked_at(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letters are read a few at a time, and none after some time."""
+    monkeypatch.setattr(lists, "READ_ROWS", 2)
+    monkeypatch.setattr(lists, "READ_S", -1.0)
+    text = Outline((await site.get(f"{BASE}/dead?message=nowhere"))[2]).text
+    assert "Searched 2 for this page; older ones were not looked at" in text
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
+    text = Outline((await site.get(f"{BASE}/dead?message=nowhere"))[2]).text
+    assert f"Searched 2 of {sum(part.dead or 0 for part in worker.parts[MAIN])} for this page" in text
+
+
+async def test_dead_letters_of_rules_are_among_the_others(site: Site, worker: FakeWorker) -> None:
+    """In the list by time, page by page, each with a page of its own though another has its offset; found by id."""
+    info = worker.infos[0]
+    names = {"dead_letters": ("in-valid",), "topics": {**info.topics, "dlq in-valid": f"{info.topics['dlq']}.in-valid"}}
+    worker.infos[0] = replace(info, **names)  # type: ignore[arg-type]  # its own fields
+    before = (await site.facts(f"{BASE}/dead?limit=500"))["records"]
+    for offset, failed_ms in ((238, NOW_MS), (7, NOW_MS - 10**9)):
+        md = dead_metadata(9_000 + offset, last_failed_ms=failed_ms)
+        worker.bury(offset, md, value=b'"bad"', letters="in-valid")
+    path, rows = f"{BASE}/dead?limit=1", []
+    while path:
+        page = await site.facts(path)
+        rows += page["records"]
+        path = page["next"]
+    assert len(rows) == len(before) + 2
+    rows = [row for row in rows if row["last_failed_ms"] is not None]  # those without a time come first
+    assert [(row["offset"], row["letters"]) for row in (rows[0], rows[-1])] == [(238, "in-valid"), (7, "in-valid")]
+    assert f'href="{BASE}/dead/0/238?letters=in-valid"' in (await site.get(f"{BASE}/dead"))[2]
+    letter = await site.facts(f"{BASE}/dead/0/238?letters=in-valid")
+    assert (letter["topic"], letter["record"]["value"]["text"]) == ("billing.shop.orders.dlq.in-valid", '"bad"')
+    assert (await site.facts(f"{BASE}/dead/0/238"))["topic"] == "billing.shop.orders.dlq"
+    assert (await site.get(f"{BASE}/dead/0/238?letters=other"))[0] == 404
+    status, headers, _ = await site.get(f"{BASE}/find?id={quote(rows[0]['failure_id'])}")
+    assert (status, headers["Location"]) == (303, f"{BASE}/dead/0/238?letters=in-valid")
+
+
+@pytest.mark.parametrize("holds", ["circuit", "rate"])
+async def test_a_due_record_says_what_holds_it_back(site: Site, worker: FakeWorker, holds: str) -> None:
+    """In the list and on its page; one that is not due waits for its time."""
+    worker.parts["shop.orders"] = [replace(item, holds_due=holds) for item in worker.parts["shop.orders"]]
+    records = (await site.facts(f"{BASE}/pending?partition=1"))["records"]
+    assert [record["held_back_by"] for record in records] == [holds, None]
+    assert f"held back by the {holds}" in (await site.get(f"{BASE}/pending?partition=1"))[2]
+    assert (await site.facts(f"{BASE}/pending/1/42"))["record"]["held_back_by"] == holds
+    assert "holds it back" in (await site.get(f"{BASE}/pending/1/42"))[2]
+    assert "holds it back" not in (await site.get(f"{BASE}/pending/1/43"))[2]

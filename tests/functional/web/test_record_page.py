@@ -1,0 +1,127 @@
+"""The page of one record, waiting or dead, and its journey."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from urllib.parse import quote
+
+from functional.web.server import Outline, Site, ask, serving
+from functional.web.worker import BASE, NOW_MS, FakeWorker, dead_metadata
+
+from retryapp.core.record import idempotency_key
+
+
+async def test_one_waiting_record_shows_key_value_and_headers(site: Site) -> None:
+    """JSON is laid out with its numbers as they were sent."""
+    record = (await site.facts(f"{BASE}/pending/0/10001"))["record"]
+    assert (record["key"]["kind"], record["key"]["text"]) == ("text", "customer-1")
+    assert record["value"]["kind"] == "json"
+    assert '"amount":19.90' in record["value"]["text"]
+    assert {"name": "tenant", "value": "north"} in record["headers"]
+    assert {"name": "retry-attempt", "value": "2"} in record["retry_headers"]
+    assert [entry["attempt"] for entry in record["metadata"]["history"]] == [1, 2]
+    assert '"amount": 19.90,' in Outline((await site.get(f"{BASE}/pending/0/10001"))[2]).text
+
+
+async def test_one_dead_letter_shows_its_story_and_its_value_from_the_topic(site: Site) -> None:
+    """Reason, attempts, first and last failure, trace, origin and the value that is read on demand; null is null."""
+    assert (await site.facts(f"{BASE}/dead/1/7"))["record"]["value"]["kind"] == "null"
+    letter = await site.facts(f"{BASE}/dead/0/238")
+    record = letter["record"]
+    assert letter["topic"] == "billing.shop.orders.dlq"
+    assert (record["reason"], record["attempt"]) == ("non-retryable", 7)
+    assert record["origin"] == {"topic": "shop.orders", "topic_id": "kq8G0bTz", "partition": 0, "offset": 2119}
+    assert record["value"]["text"].startswith('{"id":4711')
+    assert record["read_from"] == "billing.shop.orders.dlq[0]@238"
+    text = Outline((await site.get(f"{BASE}/dead/0/238"))[2]).text
+    assert 'File "billing.py", line 21, in charge' in text
+
+
+async def test_too_large_dead_letter_shows_the_value_of_the_main_topic(site: Site) -> None:
+    """Its value was dropped from the copy; what is shown is cut and says so."""
+    record = (await site.facts(f"{BASE}/dead/1/5"))["record"]
+    assert record["read_from"] == "shop.orders[1]@8"
+    assert (record["value"]["size_bytes"], record["value"]["shown_bytes"]) == (240_000, 65_536)
+    assert record["value"]["truncated"] is True
+    assert "Only the first 65,536 of 240,000 bytes are shown." in (await site.get(f"{BASE}/dead/1/5"))[2]
+
+
+async def test_dead_letter_without_its_record_still_shows_why_it_died(site: Site, worker: FakeWorker) -> None:
+    """A record that retention took, or a broker that is down, costs the value only."""
+    worker.records.clear()
+    record = (await site.facts(f"{BASE}/dead/0/238"))["record"]
+    assert "no longer on the topic" in record["unread"]
+    assert record["reason"] == "non-retryable"
+    worker.broker_down = True
+    status, _, body = await site.get(f"{BASE}/dead/0/238")
+    assert status == 200
+    assert "no Kafka broker answers" in body
+
+
+async def test_a_journey_has_all_that_was_and_what_is_planned(site: Site) -> None:
+    """Found by its failure id, wherever the record is now; times of today's policy follow the last failure."""
+    name = "billing/shop.orders@kq8G0bTz/0/77"
+    status, headers, _ = await site.get(f"{BASE}/find?id={name}")
+    assert (status, headers["Location"]) == (303, f"{BASE}/journey?id={quote(name, safe='')}&format=json") or (
+        status,
+        headers["Location"],
+    ) == (303, f"{BASE}/journey?id={quote(name, safe='')}")
+    elsewhere = "billing/shop.orders@kq8G0bTz/2/77"
+    _, headers, _ = await site.get(f"{BASE}/find?here=1&id={elsewhere}")
+    assert headers["Location"] == f"{BASE}/journey?id={quote(elsewhere, safe='')}", "a form is not sent to others"
+    assert (await site.facts(f"{BASE}/journey?id={elsewhere}"))["find"].startswith("http://127.0.0.1:6067/retries/")
+    page = await site.facts(f"{BASE}/journey?id={name}")
+    assert page["idempotency_key"] == f"{idempotency_key(name)}-e1", "it was edited for its replay"
+    assert [step["kind"] for step in page["steps"]] == ["failed", "dead", "replay", "replayed", "failed"]
+    dues = [(each["attempt"], each["due_at_ms"] - NOW_MS) for each in page["planned"]]
+    assert dues == [(2, 220_000), (3, 520_000), (4, 2_320_000), (5, 4_120_000), (6, 5_920_000), (7, 9_520_000)]
+    text = Outline((await site.get(f"{BASE}/journey?id={name}"))[2]).text
+    for shown in ("2.3 s", "by ann", "ledger is back", "replay 1", "1 of 7", "exhausted", name, "on pod-7/worker-2"):
+        assert shown in text, shown
+
+
+async def test_a_dead_letter_leads_to_those_beside_it(site: Site) -> None:
+    """On its partition; the newest has no newer one."""
+    links = Outline((await site.get(f"{BASE}/dead/0/236"))[2]).links
+    assert {f"{BASE}/dead/0/238", f"{BASE}/dead/0/234"} <= set(links)
+    newest = await site.facts(f"{BASE}/dead/0/238")
+    assert (newest["newer"], newest["older"]) == (None, 236)
+
+
+async def test_damaged_metadata_is_shown_as_damaged(site: Site) -> None:
+    """A dead letter whose headers cannot be read has a line in the list and a page."""
+    listed = (await site.facts(f"{BASE}/dead?partition=1"))["records"]
+    damaged = next(record for record in listed if record["offset"] == 12)
+    assert damaged["failure_id"] is None
+    assert "retry-attempt" in damaged["damaged"] or "retry-" in damaged["damaged"]
+    assert "cannot be trusted" in (await site.get(f"{BASE}/dead/1/12"))[2]
+
+
+async def test_damaged_row_of_the_table_is_shown_as_damaged(site: Site, worker: FakeWorker) -> None:
+    """A row that cannot be decoded does not take the page with it."""
+    worker.waiting[0] = replace(worker.waiting[0], value=b"\xff\x00")
+    offset = 10_000
+    assert "damaged row" in (await site.facts(f"{BASE}/pending/0/{offset}"))["record"]["damaged"]
+    assert "damaged row" in (await site.get(f"{BASE}/pending"))[2]
+    assert (await site.get(f"{BASE}/pending/0/{offset}"))[0] == 200
+
+
+async def test_failure_id_leads_to_its_record(site: Site) -> None:
+    """Waiting and dead records are found by the id that logs and headers have."""
+    for failure_id, target in (
+        ("billing/shop.orders@kq8G0bTz/0/10001", f"{BASE}/pending/0/10001"),
+        ("billing/shop.orders@kq8G0bTz/0/2119", f"{BASE}/dead/0/238"),
+    ):
+        status, headers, _ = await site.get(f"{BASE}/find?id={failure_id}")
+        assert (status, headers["Location"]) == (303, target)
+        assert (await site.get(target))[0] == 200
+    _, headers, _ = await site.get(f"{BASE}/find?id=billing/shop.orders@kq8G0bTz/0/2119&format=json")
+    assert headers["Location"] == f"{BASE}/dead/0/238?format=json"
+
+
+async def test_the_page_of_an_edited_record_has_its_own_idempotency_key(worker: FakeWorker) -> None:
+    """That which its handler sends now."""
+    worker.bury(500, replace(dead_metadata(600), edited=2))
+    async with serving(worker) as url:
+        _, body = await ask(url, f"{BASE}/dead/0/500?format=html")
+        assert f"{idempotency_key(dead_metadata(600).failure_id)}-e2</code>" in body

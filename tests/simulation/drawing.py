@@ -1,0 +1,363 @@
+"""Draws the plan of a history: one number decides everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+from simulation.faults import (
+    DAMAGED,
+    DELETED,
+    DRAINS,
+    FORGOTTEN,
+    KINDS,
+    LONG_WAY,
+    LOSSES,
+    MEANWHILE,
+    OURS,
+    REFUSED,
+    STOPPED,
+    UNENDED,
+    WRONG_TIME,
+    Fault,
+)
+from simulation.plan import COMMANDED, FEED_S, HELD, LEVELS, SERVED, STOPS, THROUGH, Plan
+from simulation.scripts import ASKING, DEFERRED, GATED, HUNG, LISTED, LONG, SCRIPTS, SERVICES, TRIED, VERDICTS
+
+FAULTS_S: Final = 14.0
+WIDER: Final = 0xAE9F
+"""Draws what else happens; the seeds of planted faults keep their course."""
+KEPT: Final = 0x0DE3
+"""Draws whether an order is kept, and which."""
+BACK: Final = 0x6B3D
+"""Draws in which of the histories with an order partitions come back to the worker that had them."""
+JUDGED: Final = 0x7053
+"""Draws in which histories rules decide; none of the seeds of planted faults is among them."""
+HOT: Final = 0x407
+"""Draws who tries again in place, for the same reason."""
+BATCH: Final = 0xBA7C
+"""Draws whose handler takes lists."""
+PACED: Final = 0x9ACE
+"""Draws a rate and an outage; drawn apart, too."""
+NEWEST: Final = 0x1A7E
+"""Draws where newer records of a key replace older ones; drawn apart, too."""
+ENDLESS: Final = 0xE7E3
+"""Draws whose policy has a delay without end; drawn apart, too."""
+REFERRED: Final = 0x4F39
+"""Draws where records wait by reference; drawn apart, too."""
+CAPPED: Final = 0xCA95
+"""Draws caps of what waits; drawn apart, too."""
+BROKEN: Final = 0xB618
+"""Draws transactions without an end and damaged rows; none of the seeds of planted faults is among them."""
+CROWD: Final = 16
+"""So many records of a crowd are in flight."""
+IDLE_S: Final = 700.0
+"""Longer than the broker remembers a transactional id."""
+
+
+def draw_plan(seed: int) -> Plan:
+    """Draw a plan; the seed decides everything."""
+    plan = _first(seed)
+    plan = _crowded(plan, crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
+    plan = _widened(plan, Random(seed ^ WIDER))
+    plan = _judged(plan, Random(seed ^ JUDGED))
+    plan = _called(plan)
+    plan = _paced(plan, Random(seed ^ PACED))
+    plan = _in_order(plan, kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 or seed >= STOPS else plan
+    plan = _newest(plan, newest) if (newest := Random(seed ^ NEWEST)).random() < 0.08 else plan
+    back = Random(seed ^ BACK)
+    plan = _come_back(plan, back) if plan.order != "none" and back.random() < 0.2 else plan
+    plan = _without_end(plan) if Random(seed ^ ENDLESS).random() < 0.25 and seed < STOPS else plan
+    plan = _referred(plan, Random(seed ^ REFERRED))
+    plan = _commanded(plan, Random(seed ^ COMMANDED))
+    through = seed >= THROUGH and (seed < 2 * THROUGH or seed % 4 == 0)
+    plan = _through(plan, Random(seed ^ THROUGH)) if through else plan
+    return _broken(plan, Random(seed ^ BROKEN))
+
+
+def _first(seed: int) -> Plan:
+    """Return a plan with records and faults, before anything else is drawn."""
+    random = Random(seed)
+    random.random()  # unused: the seeds of planted faults keep their course
+    partitions, workers = random.randint(1, 2), random.choice((1, 2, 2, 3))
+    skewed = random.random() < 0.15
+    offsets = tuple(random.uniform(-7_200_000, 7_200_000) if skewed else 0.0 for _ in range(3))
+    count = random.randint(3, 12)
+    records = tuple(
+        (random.uniform(0.0, FEED_S), random.randrange(partitions), random.choice(SCRIPTS)) for _ in range(count)
+    )
+    if random.random() < 0.05:  # one that ends its worker each time that it runs
+        at, script = random.randrange(count), random.choice(("X", "FX"))
+        records = (*records[:at], (*records[at][:2], script), *records[at + 1 :])
+    faults = tuple(
+        Fault(random.uniform(0.2, FAULTS_S), random.choice(KINDS), random.randrange(3), random.random())
+        for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))
+    )
+    rare = Random(seed ^ 0x57E9)
+    if rare.random() < 0.08:
+        faults = (*faults, Fault(rare.uniform(0.2, FAULTS_S - 4), STOPPED, 0, rare.random()))
+    again = Random(seed ^ 0xD0B1)
+    long = Random(seed ^ 0x10C6)
+    if long.random() < 0.2:
+        at_s, number = long.uniform(0.2, FEED_S - 1), long.randrange(partitions)
+        behind = tuple(
+            (at_s + long.uniform(0.01, 0.5), number, long.choice(SCRIPTS)) for _ in range(long.randint(2, 5))
+        )
+        records = (*records, (at_s, number, long.choice(LONG)), *behind)
+        for _ in range(long.choice((0, 1, 1, 2))):
+            fault = Fault(at_s + long.uniform(0.1, 2.2), long.choice(MEANWHILE), long.randrange(3), long.random())
+            faults = (*faults, fault)
+    sent = sorted(records)
+    repeats = tuple(
+        (sent[which][0] + again.choice((0.005, 0.3, 2.0, 8.0)) * again.random(), which)
+        for which in again.choices(range(count), k=again.choice((0, 0, 0, 0, 0, 0, 1, 4)))
+    )
+    return Plan(
+        seed=seed,
+        partitions=partitions,
+        workers=workers,
+        offsets_ms=offsets,
+        records=tuple(sent),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        repeats=tuple(sorted(repeats)),
+    )
+
+
+def _crowded(plan: Plan, random: Random) -> Plan:
+    """Return the plan with a crowd instead: one among many ends its worker, as a first delivery or as a due row.
+
+    The others go well at once, or wait with it; more records come in each of the lives that follow.
+    """
+    rows, number, count = random.random() < 0.5, random.randrange(plan.partitions), random.randint(6, 2 * CROWD)
+    at, poison = random.randrange(count), ("F" if rows else "") + random.choice("XKK")
+    healthy = ("FS", "FS", "FDS", "S") if rows else ("S", "D", "D", "FS")
+    crowd = [(random.uniform(0.0, 0.4), number, poison if n == at else random.choice(healthy)) for n in range(count)]
+    traffic = [(random.uniform(1.0, 60.0), random.randrange(plan.partitions), "S") for _ in range(20)]
+    faults = plan.faults if random.random() < 0.3 else ()
+    return replace(plan, records=tuple(sorted(crowd + traffic)), faults=faults, repeats=(), in_flight=CROWD)
+
+
+def _widened(plan: Plan, random: Random) -> Plan:
+    """Return the plan with one more kind of story, or none; and maybe another handler, or another policy."""
+    plan = replace(plan, changes=random.random() < 0.1)
+    if random.random() < 0.1:
+        plan = replace(plan, others=_more(plan, random, SCRIPTS, random.randint(1, 5)))
+    kind = random.choice(("", "", "", "", "", "asking", "hung", "ours", "time", "calm", "rare"))
+    if kind == "asking":
+        return _with(plan, _more(plan, random, ASKING, 3))
+    if kind == "hung":
+        kinds = (OURS, OURS, "lossy", "broker down", "start", "terminate", REFUSED)
+        return _with(plan, _more(plan, random, HUNG, 3), _faults(random, kinds))
+    if kind == "ours":
+        return _with(plan, (), _faults(random, (OURS,)))
+    if kind == "time" and random.random() < 0.5:
+        return _with(plan, (), _faults(random, (WRONG_TIME,)))
+    if kind == "time":  # clocks that are off, a long way from the broker, and another owner while records wait
+        off_ms = tuple(random.uniform(-7_200_000, 7_200_000) for _ in range(3))
+        long = Fault(0.02, LONG_WAY, 0, random.random())
+        end = Fault(random.uniform(4.0, 9.0), "terminate", 0, 1.0)
+        plan = replace(plan, partitions=2, workers=max(2, plan.workers), offsets_ms=off_ms, faults=())
+        return _with(plan, _more(plan, random, ("BS", "FBS", "BBS"), 4), (long, end))
+    if kind == "rare" and random.random() < 0.5:
+        gone = Fault(random.uniform(1.0, FEED_S), DELETED, 0, random.random())
+        return _with(replace(plan, faults=(gone,), repeats=()), _more(plan, random, ("T", "TS", "DS"), 2))
+    if kind == "rare":
+        return replace(plan, replayed=random.choice(("FS", "FFS", "F", "R")))
+    if kind == "calm":
+        plan = replace(plan, faults=())
+        match random.randrange(3):
+            case 0:  # the lane has used its transactional id long ago
+                return _with(plan, ((FEED_S + IDLE_S, random.randrange(plan.partitions), "FS"),))
+            case 1:  # rows that time out, beside traffic
+                slow = tuple((random.uniform(0.0, 0.5), random.randrange(plan.partitions), "FTS") for _ in range(3))
+                return _with(plan, slow + _more(plan, random, ("S",), 10))
+            case _:
+                return _with(plan, (), _faults(random, sorted(DRAINS)))
+    return plan
+
+
+def _judged(plan: Plan, random: Random) -> Plan:
+    """Return the plan with records about which rules decide, or as it was."""
+    if random.random() >= 0.15:
+        return plan
+    return replace(_with(plan, _more(plan, random, VERDICTS, random.randint(3, 6))), ruled=True)
+
+
+def _called(plan: Plan) -> Plan:
+    """Return the plan with deliveries that call the handler more than once, or as it was."""
+    if (hot := Random(plan.seed ^ HOT)).random() < 0.1:
+        return _with(replace(plan, hot=True), _more(plan, hot, TRIED, 4))
+    if (batch := Random(plan.seed ^ BATCH)).random() >= 0.1:
+        return plan
+    at_s, number = batch.uniform(0.0, FEED_S - 0.1), batch.randrange(plan.partitions)
+    near = tuple((at_s + batch.uniform(0.0, 0.1), number, batch.choice(LISTED)) for _ in range(6))
+    return _with(replace(plan, batch=True), near)
+
+
+def _paced(plan: Plan, random: Random) -> Plan:
+    """Return the plan with a rate, or an outage, or neither, as most have."""
+    kind = random.random()
+    if kind < 0.04 and not plan.quiet:
+        return replace(plan, rate=random.choice(("2/s", "5/s", "300/m")))
+    if kind > 0.1 or plan.replayed or plan.others or plan.in_flight == CROWD:
+        return plan
+    at_s = random.uniform(0.3, 3.0)
+    calm = random.random() < 0.4
+    scripts = ("S",) if calm else ("S", "S", "S", "FS", "F", "D", "TS", "LS")
+    traffic = tuple(
+        (at_s + random.uniform(-0.3, 6.0), random.randrange(plan.partitions), random.choice(scripts))
+        for _ in range(random.randint(10, 25))
+    )
+    if calm and random.random() < 0.7:
+        traffic = (*traffic, (at_s - 0.2, random.randrange(plan.partitions), "TS"))
+    plan = replace(plan, records=(), repeats=(), faults=()) if calm else plan
+    out = at_s, at_s + random.uniform(0.5, 6.0)
+    return _with(replace(plan, outage=out, probes=random.choice((1, 2, 3))), traffic)
+
+
+def _in_order(plan: Plan, random: Random) -> Plan:
+    """Return the plan with an order to keep; in some a topic refuses hand-offs, and the worker dies soon after."""
+    by_key = plan.batch or plan.outage is not None
+    plan = replace(plan, order=random.choice(("key", "key", "key" if by_key else "partition")))
+    if plan.changes or random.random() > 0.2:
+        return plan
+    at_s = random.uniform(0.3, 3.0)
+    sent = sorted((random.uniform(0.0, 3.0), 0, random.choice(("S", "S", "FS", "R", "DS", "TS"))) for _ in range(16))
+    size = random.uniform(0.5, 1.0)
+    faults = (Fault(at_s, REFUSED, random.randrange(3), size), Fault(at_s + 2 * size, "kill", 0, random.random()))
+    few = replace(plan, partitions=1, workers=1, repeats=(), others=(), replayed="", in_flight=8, order="key")
+    return replace(few, records=tuple(sent), faults=faults)
+
+
+def _newest(plan: Plan, random: Random) -> Plan:
+    """Return the plan with keys of which the newest record counts, and some more of them."""
+    if plan.order != "none" or plan.replayed:
+        return plan
+    plan = replace(plan, order="latest")
+    return plan if plan.in_flight == CROWD else _with(plan, _more(plan, random, ("S", "FS", "FFS", "FDS", "F"), 8))
+
+
+def _come_back(plan: Plan, random: Random) -> Plan:
+    """Return the plan with rebalances while runs of an ordered handler go on; nobody is cut off meanwhile."""
+    kept = tuple(fault for fault in plan.faults if fault.kind in ("kill", "kill at step", "disk full", REFUSED))
+    faults = tuple(Fault(random.uniform(3.0, 12.0), FORGOTTEN, 0, 0.0) for _ in range(random.randint(1, 3)))
+    scripts = ("FFFH", "FFFH", "HHHH", "HFS", "S", "FS")
+    return _with(replace(plan, faults=kept), _more(plan, random, scripts, 6), faults)
+
+
+def _without_end(plan: Plan) -> Plan:
+    """Return the plan with a delay without end, where others wait for a record: so each comes to an end."""
+    if plan.order not in {"key", "partition"} or plan.changes or plan.replayed:
+        return plan
+
+    def ending(sent: tuple[tuple[float, int, str], ...]) -> tuple[tuple[float, int, str], ...]:
+        more = {**dict.fromkeys("TH", "S"), **dict.fromkeys("FLYNBGZ", "FFFFS")}
+        return tuple((at_s, number, script + more.get(script[-1], "")) for at_s, number, script in sent)
+
+    return replace(plan, endless=True, records=ending(plan.records), others=ending(plan.others))
+
+
+def _referred(plan: Plan, random: Random) -> Plan:
+    """Return the plan with records that wait by reference, and most of these with losses; or as it was."""
+    odd = {fault.kind for fault in plan.faults} & {STOPPED, DELETED}
+    if random.random() >= 0.12 or odd or plan.replayed or plan.endless or plan.order == "latest":
+        return plan
+    losses = tuple(
+        Fault(random.uniform(0.5, 9.0), random.choice(LOSSES), random.randrange(plan.partitions), random.random())
+        for _ in range(random.choice((0, 1, 2, 4)))
+    )
+    plan = replace(plan, referred=True, losses=losses)
+    return plan if plan.in_flight == CROWD else _with(plan, _more(plan, random, ("FS", "FFS", "FFDS", "F", "BS"), 5))
+
+
+def _commanded(plan: Plan, random: Random) -> Plan:
+    """Return the plan with commands, or as it was."""
+    odd = {fault.kind for fault in plan.faults} & {STOPPED, DELETED}
+    if plan.seed < COMMANDED or odd or plan.replayed or plan.order == "latest" or plan.endless:
+        return plan
+    plan = replace(plan, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+    if plan.seed >= SERVED:
+        return _served(plan, random)
+    if plan.seed >= STOPS and plan.order != "none":
+        capped = plan.order == "key" and plan.seed % 3 == 0
+        cap = Random(plan.seed ^ CAPPED)
+        caps = cap.choice((1, 2, 99)), cap.choice((1, 2, 3)), cap.choice(("block", "release", "release"))
+        plan = replace(plan, caps=caps if capped else None, stops=not capped or caps[2] == "block")
+        return plan if plan.in_flight == CROWD else _with(plan, _more(plan, random, ("R", "F", "FR", "S", "S"), 5))
+    if plan.seed >= LEVELS:
+        return _levelled(plan, random)
+    if plan.seed < HELD or plan.outage is not None or random.random() < 0.3:
+        return plan
+    return _with(plan, _more(plan, random, DEFERRED, random.randint(1, 4)))
+
+
+def _levelled(plan: Plan, random: Random) -> Plan:
+    """Return the plan with a circuit, if it may have one, and records that pause their partition."""
+    if plan.outage is None and plan.order != "partition" and not plan.others and plan.in_flight != CROWD:
+        at_s = random.uniform(0.3, 3.0)
+        plan = replace(plan, outage=(at_s, at_s + random.uniform(0.0, 2.0)))
+    if random.random() < 0.3:
+        return plan
+    return replace(_with(plan, _more(plan, random, GATED, random.randint(1, 4))), ruled=True)
+
+
+def _served(plan: Plan, random: Random) -> Plan:
+    """Return the plan with services that are down for a while, one after the other or together, if it may be."""
+    if plan.order == "partition" or plan.others or plan.in_flight == CROWD:
+        return _levelled(plan, random)
+    services = tuple(
+        (name, at_s := random.uniform(0.3, 3.0), at_s + random.uniform(0.5, 5.0))
+        for name in random.choice((SERVICES[1:], SERVICES[1:2]))
+    )
+    plan = replace(plan, services=services, probes=random.choice((1, 2, 3)))
+    if calm := random.random() < 0.5:
+        plan = replace(plan, records=(), repeats=(), faults=(), commands=(), losses=(), outage=None, rate="")
+        plan = replace(plan, order="none", endless=False, batch=False, hot=False, calm=True, offsets_ms=(0.0,) * 3)
+    scripts = ("S",) if calm else ("S", "S", "S", "FS", "F", "TS", "LS")
+    return _with(plan, _more(plan, random, scripts, 20) + _more(plan, random, ("FS", "FFS"), 5 * calm))
+
+
+def _through(plan: Plan, random: Random) -> Plan:
+    """Return the plan without what cannot be through the main topic, and with strays."""
+    plan = replace(plan, through=True, order="none", caps=None, stops=False, referred=False, losses=())
+    if random.random() < 0.5:
+        plan = replace(plan, commands=(), services=(), calm=False)
+    if not plan.calm and plan.in_flight != CROWD:
+        plan = _with(plan, _more(plan, random, ("FS", "FFS", "FFDS", "F", "FTS"), 5))
+    strays = tuple(
+        (random.uniform(0.5, FEED_S + 5), random.randrange(plan.partitions), random.randrange(100))
+        for _ in range(random.choice((0, 2, 6)))
+    )
+    return replace(plan, strays=strays)
+
+
+def _broken(plan: Plan, random: Random) -> Plan:
+    """Return the plan with a transaction without an end, or with damaged rows; or, as most are, as it was."""
+    kind = random.random()
+    if kind > 0.06 or plan.calm or {fault.kind for fault in plan.faults} & {STOPPED, DELETED}:
+        return plan
+    broken = UNENDED if kind < 0.03 else DAMAGED
+    return _with(plan, (), (Fault(random.uniform(0.5, FEED_S + 4), broken, 0, random.random()),))
+
+
+def _with(plan: Plan, records: tuple[tuple[float, int, str], ...], faults: tuple[Fault, ...] = ()) -> Plan:
+    """Return the plan with more records, and more faults."""
+    sent = sorted(plan.records + records)
+    repeats = tuple((at_s, sent.index(plan.records[which])) for at_s, which in plan.repeats)
+    struck = sorted(plan.faults + faults, key=lambda fault: fault.at_s)
+    return replace(plan, records=tuple(sent), faults=tuple(struck), repeats=repeats)
+
+
+def _more(plan: Plan, random: Random, scripts: tuple[str, ...], count: int) -> tuple[tuple[float, int, str], ...]:
+    return tuple(
+        (random.uniform(0.0, FEED_S), random.randrange(plan.partitions), random.choice(scripts)) for _ in range(count)
+    )
+
+
+def _faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
+    return tuple(
+        Fault(random.uniform(1.0, FAULTS_S), random.choice(kinds), random.randrange(3), random.random())
+        for _ in range(random.randint(1, 3))
+    )

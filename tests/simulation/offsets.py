@@ -1,0 +1,72 @@
+"""What must hold of committed offsets (I6), and of handler calls beside the suspects that their notes name (I14)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from math import inf
+
+from retryapp.ports import TopicPartition
+from simulation.story import Opening, Origin, Story, must
+
+_SUSPECTS, _SUSPECT_ROWS = (
+    re.compile(begin + r"(s|g)\d+:(?P<life>[^@]+)@(?P<first>[\d.]+)(-(?P<end>[\d.]+))?") for begin in ("^", "(?:^| )w")
+)
+
+
+class Offsets:
+    """The committed offsets of a group, and what is judged by those of the main topic."""
+
+    def __init__(self, main: str, stories: Mapping[Origin, Story], reached: Counter[str]) -> None:
+        self._main = main
+        self._stories = stories
+        self._reached = reached
+        self._moved: dict[TopicPartition, int] = {}
+
+    def moved(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Committed offsets are about to move: everything that they pass has a durable fate."""
+        for tp, offset in offsets.items():
+            before = self._moved.get(tp, 0)
+            must(offset >= before, "I6", (tp.partition, offset), f"{tp.topic} moves back from {before}")
+            self._moved[tp] = offset
+            for at in range(before, offset):
+                if (tp.partition, at) in self._stories:
+                    self._check_passed((tp.partition, at))
+
+    def _check_passed(self, origin: Origin) -> None:
+        story = self._stories[origin]
+        fine = any(call.fine for call in story.calls[1])
+        if story.replays:  # it was dead
+            return
+        must(fine or bool(story.copies[1]) or bool(story.fates) or story.held, "I6", origin, "passed without a fate")
+        waits = not story.copies[1] or not story.dues[1].isdisjoint(story.rows)
+        must(waits, "I6", origin, "its copy is on the retry topic, and no row waits")
+
+    def suspects(self, origin: Origin, attempt: int, due_at_ms: int | None, note: str, opening: Opening) -> None:
+        """A handler call begins beside this note of the main topic's offset: what it names runs, and nothing else does.
+
+        Whatever ran before in that session is durable: the mark does not name it any more.
+        """
+        is_row = due_at_ms is not None or self._stories[origin].held
+        mark = (_SUSPECT_ROWS if is_row else _SUSPECTS).search(note)
+        if mark is None or mark["life"] != opening.worker:
+            return
+        self._reached["suspects ran together" if mark["end"] else "a suspect ran alone"] += 1
+        first = _place(mark["first"])
+        end = _place(mark["end"]) if mark["end"] else (*first[:-1], first[-1] + 1)
+        place = (due_at_ms or 0, origin[1]) if is_row else (origin[1],)
+        must(first <= place < end, "I14", origin, f"attempt {attempt} runs beside {mark[0]}")
+        for other, story in self._stories.items():
+            began_ms = story.began_ms.get((opening, is_row), inf)
+            if other[0] != origin[0] or began_ms == inf or (not is_row and first <= (other[1],) < end):
+                continue
+            passed = other[1] < self._moved.get(TopicPartition(self._main, other[0]), 0)
+            waits = is_row and other == origin
+            settled = 0 in story.settled_ms or story.outcome_ms >= began_ms or (passed and not is_row)
+            named = is_row and any(first <= (due_ms, other[1]) < end for due_ms in story.rows)
+            must(settled or waits or named, "I14", origin, f"attempt {attempt} beside {other}, not durable")
+
+
+def _place(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))

@@ -1,0 +1,109 @@
+"""What must hold of sequences: their records begin in order (I16), and no more of them wait than may (I22)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from math import inf
+
+from retryapp.core.record import Record
+from simulation.damaging import Damages
+from simulation.newest import SUPERSEDED, Starts
+from simulation.stopping import Stops
+from simulation.story import Opening, Origin, Story, must
+from simulation.waits import Waits
+
+
+class Sequences:
+    """The orders that the workers of a handler keep, and what has begun in them."""
+
+    def __init__(self, stories: Mapping[Origin, Story], waits: Waits, damages: Damages, reached: Counter[str]) -> None:
+        self.orders: dict[str, str] = {}
+        """What order each worker keeps."""
+        self.starts = Starts()
+        self.stops: Stops | None = None
+        """Set where sequences stop behind dead records."""
+        self.releases = False
+        """A record is dead that too many wait for."""
+        self.most = 1 << 30
+        """Records of a sequence that may wait."""
+        self._started: dict[tuple[Opening, int, bytes], int] = {}
+        """Offset of the record that began last, by opening, partition and sequence."""
+        self._stories = stories
+        self._waits = waits
+        self._damages = damages
+        self._reached = reached
+
+    @property
+    def stop_by_key(self) -> bool:
+        """Whether the sequence of a key stops behind a dead record, whoever has it."""
+        return self.stops is not None and set(self.orders.values()) == {"key"}
+
+    def begun(
+        self,
+        origin: Origin,
+        story: Story,
+        opening: Opening,
+        *,
+        resumed_ms: Mapping[int, float],
+        lost: Set[Origin],
+    ) -> None:
+        """In one session the records of a sequence begin in order, each after the end of those before it.
+
+        Args:
+            origin: the record that begins.
+            story: its story.
+            opening: the session.
+            resumed_ms: when somebody had all go on, by partition.
+            lost: records that the main topic has no more.
+        """
+        order = self.orders.get(opening.worker, "none")
+        if (sequence := _sequence(order, story.record)) is None or story.replays:
+            return
+        place, always = (opening, origin[0], sequence), len(set(self.orders.values())) == 1
+        last, self._started[place] = self._started.get(place, -1), origin[1]
+        must(origin[1] >= last, "I16", origin, f"begins after {last} of its sequence")
+        self._reached["waited for its turn"] += story.held
+        for other, each in self._stories.items():
+            if other == origin or other[0] != origin[0] or _sequence(order, each.record) != sequence:
+                continue
+            beside = any(going.worker == opening.worker for going in each.going)
+            must(not beside, "I16", origin, f"begins beside {other} of its sequence")
+            resumed = other in self._damages.now and resumed_ms.get(other[0], -inf) > opening.fenced_ms
+            if self.stops is not None and other[1] < origin[1] and not resumed:
+                self.stops.check(origin, other, each, always=always and other not in self._damages.ever)
+            if each.first is not None or each.replays or each.cancelling or other in self._damages.ever:
+                continue
+            if other[1] < origin[1]:
+                ended = order == "latest" or self._has_ended(each) or other in lost
+                must(ended, "I16", origin, f"begins before the end of {other} of its sequence")
+            elif always:
+                # an owner of before begins what it has taken in, until it hears that it was replaced
+                known = min(each.settled_ms.values(), default=inf) < opening.fenced_ms
+                settled = known and each.fates != [SUPERSEDED]  # else others of them are behind it
+                must(not settled, "I16", origin, f"begins after {other} of its sequence is settled")
+
+    def _has_ended(self, story: Story) -> bool:
+        """Tell whether a final outcome is there, or may be on its way."""
+        if story.fates or story.cancelling or "X" in story.script or "K" in story.script:
+            return True
+        return bool(story.calls[self._waits.last(story.script)]) or (self.releases and any(story.calls.values()))
+
+    def check_latest(self, origin: Origin, *, is_row: bool, now_ms: float, opening: Opening) -> None:
+        """Where newer records of a key replace older ones, no row begins after a newer one."""
+        key = self._stories[origin].record.key
+        if set(self.orders.values()) == {"latest"} and key is not None:
+            self.starts.check(origin, key, is_row=is_row, now_ms=now_ms, opening=opening)
+
+    def check_size(self, origin: Origin, waiting: Sequence[Origin]) -> None:
+        """So many records of a sequence wait at most; one that was dead waits besides."""
+        key = self._stories[origin].record.key
+        if key is None or self.most == 1 << 30:
+            return
+        stories = [self._stories[place] for place in waiting if place in self._stories.keys() - self._damages.ever]
+        same = [story for story in stories if story.record.key == key and not story.replays]
+        must(len(same) <= self.most, "I22", origin, f"{len(same)} of its sequence wait")
+
+
+def _sequence(order: str, record: Record) -> bytes | None:
+    return {"none": None, "key": record.key, "latest": record.key}.get(order, b"")
