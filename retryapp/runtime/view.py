@@ -12,7 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, Unpack, cast
 
 from aiokafka import TopicPartition as ClientTopicPartition
@@ -66,7 +66,9 @@ class RuntimeView:
         """Last known numbers of each partition that this worker has, or had until a rebalance began."""
         runtime.observer = CombinedObserver(runtime.observer, self._lanes)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
-        runtime.causes, runtime.waiting, runtime.scrape = self.causes, self.waiting_causes, self.metrics_text
+        runtime.causes = lambda main: summed(chain.from_iterable(self.causes(main).values()))
+        runtime.waiting = lambda main: summed(chain.from_iterable(self.waiting_causes(main).values()))
+        runtime.scrape = self.metrics_text
 
     def url(self) -> str:
         """Return the address under which this worker has its pages, without our prefix."""
@@ -208,11 +210,14 @@ class RuntimeView:
     def _steered(self, main: str) -> tuple[KafkaConnection, HandlerTopology]:
         return self._runtime.connection, self._runtime.served[main].handler.topology
 
-    def causes(self, main: str) -> Sequence[CauseCount]:
-        """Return the causes of open dead letters, of the partitions here, the most frequent first."""
+    def causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
+        """Return the causes of open dead letters by partition, of those here, the most frequent first."""
         numbers = range(self._runtime.served[main].partitions)
-        placed = [each for number in numbers if (each := self._open(main, number)) is not None]
-        return summed(count for each in placed for table in _dead(each).values() for count in table.causes())
+        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
+        return {
+            number: summed(count for table in _dead(each).values() for count in table.causes())
+            for number, each in placed.items()
+        }
 
     def activity(self, main: str) -> Activity | None:
         """Return what ended here lately; None before the worker has begun."""
@@ -222,12 +227,13 @@ class RuntimeView:
         """Read one record from Kafka; None when it is no longer there."""
         return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
 
-    def waiting_causes(self, main: str) -> Sequence[CauseCount]:
-        """Return the causes of what waits in the open partitions here, the most frequent first."""
+    def waiting_causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
+        """Return the causes of what waits by partition, of the open ones here, the most frequent first."""
         numbers = range(self._runtime.served[main].partitions)
-        placed = [each for number in numbers if (each := self._open(main, number)) is not None]
-        tables = [each.transport.pending for each in placed if each.lane.state is LaneState.OPEN]
-        return summed(count for table in tables if table is not None for count in table.causes())
+        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
+        open_here = {number: each for number, each in placed.items() if each.lane.state is LaneState.OPEN}
+        tables = {number: each.transport.pending for number, each in open_here.items()}
+        return {number: table.causes() for number, table in tables.items() if table is not None}
 
     def read_range(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Record]:
         """Read ranges of offsets of some partitions. Blocks."""

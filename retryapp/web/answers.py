@@ -8,17 +8,16 @@ other workers are never guessed at: their numbers are None, and a question for o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from retryapp.core.causes import MAX_CAUSES, CauseCount, summed
+from retryapp.core.causes import MAX_CAUSES, CauseCount
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
@@ -47,7 +46,7 @@ from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
 from retryapp.web.lists import Listing, dead_here, merge, waiting_here
-from retryapp.web.peers import PART, SIGNATURE, Peers, activities_of, jobs_of, merged, parts_of, silent_of
+from retryapp.web.peers import PART, SIGNATURE, Peers, activities_of, causes_of, jobs_of, merged, silent_of, spread
 from retryapp.web.query import Question
 
 READ_TIMEOUT_S: Final = 5.0
@@ -148,18 +147,17 @@ class Answers:
         answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
         ours = await asyncio.to_thread(self._causes, main)
-        theirs = parts_of(main, answers)
         parts = {**jobs_of(main, answers), **self.view.job_parts(main)}
         return Group(
             merged(main, infos, answers, now_ms),
             silent_of(infos, answers, now_ms),
-            summed(chain(ours[0], *(each.causes for each in theirs))),
-            summed(chain(ours[1], *(each.waiting for each in theirs))),
+            causes_of(main, infos, answers, ours[0], "causes"),
+            causes_of(main, infos, answers, ours[1], "waiting"),
             [(number, part) for number, some in sorted(parts.items()) for part in some],
             rates_of([self.view.activity(main), *activities_of(main, answers, now_ms)]),
         )
 
-    def _causes(self, main: str) -> tuple[Sequence[CauseCount], Sequence[CauseCount]]:
+    def _causes(self, main: str) -> tuple[Mapping[int, Sequence[CauseCount]], Mapping[int, Sequence[CauseCount]]]:
         return self.view.causes(main), self.view.waiting_causes(main)
 
     async def parts(self, main: str) -> tuple[Sequence[tuple[int, Part]], list[str], str | None]:
@@ -176,8 +174,8 @@ class Answers:
             activity = self.view.activity(info.main)
             handlers[info.main] = {
                 "partitions": here,
-                "causes": [asdict(cause) for cause in dead],
-                "waiting": [asdict(cause) for cause in waiting],
+                "causes": spread(dead),
+                "waiting": spread(waiting),
                 "jobs": {
                     number: [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
                     for number, parts in self.view.job_parts(info.main).items()
