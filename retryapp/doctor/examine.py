@@ -188,7 +188,8 @@ class _Cluster:
             if topology.pending_changelog in self.states:
                 known = remembered(self.subject.connection, topology)
                 paused = {number: each.paused for number, each in known.items() if each.paused is not None}
-                retention_ms = int(self.states[topology.main].config.get("retention.ms", "-1"))
+                main = self.states.get(topology.main)  # None: somebody has deleted it, which the plan has reported
+                retention_ms = -1 if main is None else int(main.config.get("retention.ms", "-1"))
                 times = {"retention_ms": retention_ms, "now_ms": self.wall_ms()}
                 levels = [(paused, "handler resume")] * bool(paused)
                 for name in sorted({name for each in known.values() for name in each.forced_open}):

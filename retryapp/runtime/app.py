@@ -76,6 +76,13 @@ def end_process(why: str) -> None:
     os._exit(LaneError.exit_code)
 
 
+def end_if_broken(task: asyncio.Task[None]) -> None:
+    """End this process if a task that partitions depend on has an error: commands would be ignored, silently."""
+    if not task.cancelled() and (fault := task.exception()) is not None:
+        logger.error("Task %s ended with an error", task.get_name(), exc_info=fault)
+        end_process(f"Task {task.get_name()} ended with an error that it could not handle ({fault!r})")
+
+
 class RetrySensor(Sensor):
     """Starts before and stops after every other service, and times rebalances.
 
@@ -166,7 +173,7 @@ class Runtime(Ownership):
             raise DuplicateHandlerError(handler.main, handler.group, known.handler.name, handler.name)
         self.served[handler.main] = Served(handler, *make_pools(handler))
         tiers = (format_duration_ms(delay_ms) for delay_ms in handler.policy.delays_ms)
-        self.metrics.begin(handler.main, tiers)
+        self.metrics.begin(handler.main, tiers, handler.circuits)
         handler.orphans.on_hung = lambda: self._tasks.append(asyncio.create_task(self._end_hung(handler)))
         self.intake.topics = self.intake.topics | frozenset(handler.topology.consumed)
         TOPICS.update(handler.topology.consumed)
@@ -291,8 +298,12 @@ class Runtime(Ownership):
         self._tasks = [
             asyncio.create_task(self._catch_up_regularly(), name="catch-up"),
             asyncio.create_task(self._look_for_commands(self._reader), name="commands"),
-            asyncio.create_task(self.contact.run(lambda: self.gauges()), name="contact"),
             asyncio.create_task(self._look_for_growth(), name="growth"),
+        ]
+        for task in self._tasks:
+            task.add_done_callback(end_if_broken)
+        self._tasks += [
+            asyncio.create_task(self.contact.run(lambda: self.gauges()), name="contact"),
             asyncio.create_task(self.recent.run(), name="recent"),
         ]
         if (trim := find_trim()) is not None:

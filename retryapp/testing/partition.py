@@ -29,8 +29,9 @@ from retryapp.core.control import Command, Verb, is_mark, named_by
 from retryapp.core.deduplicate import rule_of
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import AnyCommand
-from retryapp.core.metadata import RetryMetadata
+from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.rates import parse_rate
 from retryapp.core.record import Headers, Origin, Record, failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.batches import make_pools
@@ -83,7 +84,7 @@ class MemoryPartition:
         pools: for first deliveries and retries, shared by partitions of one handler; default: its own.
         destinations: topics that the handler publishes to; default: every name, with one partition.
         kept_ms: how long the main topic keeps records, for a handler with `payload="reference"`; default: no limit.
-        options: more fields of `Handler`, as `value_type`, `concurrency` and `deduplicate`.
+        options: more fields of `Handler`, as `value_type`, `concurrency`, `order` and `deduplicate`.
     """
 
     @classmethod
@@ -127,6 +128,9 @@ class MemoryPartition:
     ) -> None:
         chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
         rule = options["deduplicate"] = rule_of(options.get("deduplicate"))
+        options["order"] = Order(options.get("order", Order.NONE))
+        if isinstance(rate := options.get("rate_limit"), str):
+            options["rate_limit"] = parse_rate(rate)
         topology: HandlerTopology = options.pop("topology", None) or HandlerTopology(
             group,
             main,
@@ -218,9 +222,17 @@ class MemoryPartition:
     # -- what a test does -----------------------------------------------------------------------------------------
 
     async def send(self, *values: bytes | None, key: bytes | None = None, headers: Headers = ()) -> None:
-        """Put records on the main topic and process what is due."""
+        """Put records on the main topic and process what is due.
+
+        Raises:
+            TypeError: something is not bytes: a handler under test would see what no topic can hold.
+        """
+        _check_bytes(*((f"value {at + 1}", value) for at, value in enumerate(values)), ("key", key))
+        if isinstance(headers, Mapping):
+            raise TypeError("headers: expected pairs of a name and bytes, as [('event-id', b'7')], got a mapping")
+        _check_bytes(*((f"header {name}", value) for name, value in headers))
         for value in values:
-            self.transport.append(self._site.main, key, value, headers)
+            self.transport.append(self._site.main, key, value, tuple(headers))
         await self.settle()
 
     async def command(self, verb: str, record: int | str, **more: Any) -> dict[str, Any]:
@@ -260,20 +272,41 @@ class MemoryPartition:
         """Let time pass until nothing waits and no handler runs; return the milliseconds that it took.
 
         Raises:
-            AssertionError: that takes more than `longest_ms`.
+            AssertionError: that takes more than `longest_ms`, as where a pause, a hold or a stopped sequence waits for
+                a command.
         """
-        began_ms = self.clock.wall_ms()
-        while True:
-            passed_ms = self.clock.wall_ms() - began_ms
-            if not self.engine.in_flight and not self.waiting:
-                return passed_ms
-            if passed_ms > longest_ms:
-                raise AssertionError(f"still {self.engine.in_flight} in flight, {dict(self.waiting)} waiting")
-            next_due_ms = None
-            if self.transport.pending is not None and not self.engine.in_flight:
-                _, next_due_ms = self.transport.pending.due(0, 0)
-            wait_ms = _LOOK_MS if next_due_ms is None else next_due_ms - self.clock.wall_ms()
-            await self.advance(max(1, wait_ms))
+        began_ms = changed_ms = self.clock.wall_ms()
+        before: tuple[int, int] | None = None
+        while self.engine.in_flight or self.waiting:
+            now_ms = self.clock.wall_ms()
+            if now_ms - began_ms > longest_ms:
+                raise AssertionError(f"{self._left()} after {longest_ms} ms")
+            if (state := (len(self.observer.seen), self.engine.in_flight)) != before:
+                before, changed_ms = state, now_ms
+            step_ms = self._step_ms(now_ms, quiet_ms=now_ms - changed_ms)
+            await self.advance(min(step_ms, began_ms + longest_ms + 1 - now_ms))
+        return self.clock.wall_ms() - began_ms
+
+    def _step_ms(self, now_ms: int, *, quiet_ms: int) -> int:
+        """Return how far the next look is: the longer nothing has happened, the further."""
+        if self.engine.running:
+            return _LOOK_MS  # a plain function takes real time meanwhile; its time-out ends it
+        pending, due_at_ms = self.transport.pending, None
+        if pending is not None and not self.engine.in_flight:
+            _, due_at_ms = pending.due(0, 0)
+        if due_at_ms is not None and due_at_ms > now_ms:
+            return due_at_ms - now_ms
+        least_ms = _LOOK_MS if due_at_ms is None else 1  # what is due is held back: by a rate, a circuit or a pause
+        return max(least_ms, quiet_ms // 10)
+
+    def _left(self) -> str:
+        """Return what has not come to rest, and what it may wait for."""
+        pace, waiting = self.engine.context.pace, dict(self.waiting)
+        parts = [f"still {self.engine.in_flight} in flight, {waiting} waiting"]
+        parts += ["the partition is paused"] * pace.paused
+        parts += [f"circuit {name} is {gate.circuit.state}" for name, gate in pace.gates.items() if gate.forced]
+        parts += ["a sequence has stopped behind a dead record"] * (STOPPED_TIER in waiting)
+        return "; ".join(parts)
 
     async def settle(self) -> None:
         """Run tasks until all wait, a little longer while handlers do (plain functions in threads: use `until`)."""
@@ -360,3 +393,9 @@ class MemoryPartition:
                 self.lane.fail(exc)
         elif not found:
             self.engine.reach(tp, position)  # past the marks of transactions
+
+
+def _check_bytes(*given: tuple[str, object]) -> None:
+    for name, value in given:
+        if value is not None and not isinstance(value, bytes):
+            raise TypeError(f"{name}: expected bytes or None, as on a topic, got {value!r}")

@@ -173,7 +173,7 @@ class MetricsObserver(Observer):
         self._dead = counter("dead", "Records sent to the dead-letter topic, by reason.", "reason")
         text = "Records that ended without a dead letter, dropped or dead letters themselves, by reason."
         self._discarded = counter("discarded", text, "reason")
-        text = f"The same by reason and cause, the first {MAX_LABELS} causes since the start; error is a cause's type."
+        text = f"Dead letters by reason and cause, the first {MAX_LABELS} causes since the start; error is its type."
         self._causes = counter("dead_causes", text, "reason", "cause", "error")
         self._published = counter(
             "published", "Records that handlers published with record.publish, by destination.", "topic"
@@ -203,8 +203,8 @@ class MetricsObserver(Observer):
         if sources is not None:
             registry.register(Gauges(sources, self._tiers))
 
-    def begin(self, handler: str, tiers: Iterable[str] = ()) -> None:
-        """Show the series of a handler, with the tiers of its policy, at 0."""
+    def begin(self, handler: str, tiers: Iterable[str] = (), circuits: Iterable[str] = ()) -> None:
+        """Show the series of a handler, with the tiers of its policy and its named circuits, at 0."""
         for metric in (self._deliveries, *self._counters.values(), self._lateness, self._age):
             self._child(metric, handler)
         for error_class in ErrorClass:
@@ -212,8 +212,9 @@ class MetricsObserver(Observer):
         for reason in DeadReason:
             self._child(self._dead, handler, reason.value)
             self._child(self._discarded, handler, reason.value)
-        for state in CircuitState:
-            self._child(self._circuit, handler, "", state.value)
+        for circuit in ("", *circuits):
+            for state in CircuitState:
+                self._child(self._circuit, handler, circuit, state.value)
         self._tiers[handler] = list(tiers)
         for tier in self._tiers[handler]:
             self._child(self._scheduled, handler, tier)
@@ -224,7 +225,7 @@ class MetricsObserver(Observer):
         if event in self._counters:
             self._child(self._counters[event], handler).inc(count)
         match event:
-            case Event.SUCCEEDED:
+            case Event.SUCCEEDED | Event.DEFERRED:
                 self._count_delivery(observation)
             case Event.FAILED:
                 self._count_delivery(observation)

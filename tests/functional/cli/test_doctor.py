@@ -113,6 +113,16 @@ def test_a_missing_main_topic_is_found(retryapp, module):
     assert "no events topic" in found["rights on transactions"]["why"]
 
 
+def test_a_main_topic_that_was_deleted_is_found(retryapp, module, topology, bootstrap):
+    """Its handler's topics are still there; what comes after is checked all the same."""
+    Operator(bootstrap).delete_topic(topology.main)
+    done = retryapp("doctor", "-A", module, "--json")
+    assert done.code == 1, done.out
+    found = by_name(done)
+    assert found[f"topic {topology.main}"]["seen"] == "does not exist"
+    assert "clock" in found
+
+
 NOWHERE = """
 import faust
 from retryapp import Retries, RetryPolicy

@@ -39,6 +39,7 @@ def test_events_are_counted_by_their_labels() -> None:
         (Event.FAILED, {"error_class": "retryable", "age_ms": 90_000_000}),
         (Event.SUCCEEDED, {"age_ms": 500}),
         (Event.SCHEDULED, {"tier": "5m"}),
+        (Event.DEFERRED, {"attempt": 1}),
         (Event.SKIPPED, {"count": 40}),
         (Event.SKIPPED, {"attempt": 2}),
         (Event.SKIPPED, {"attempt": 1}),
@@ -56,7 +57,7 @@ def test_events_are_counted_by_their_labels() -> None:
         metrics.observe(Observation(event=event, handler="orders", **facts))  # type: ignore[arg-type]
     got = samples(metrics)
     assert {
-        ("retryapp_deliveries_total", ("orders",)): 5,
+        ("retryapp_deliveries_total", ("orders",)): 6,
         ("retryapp_succeeded_total", ("orders",)): 2,
         ("retryapp_failures_total", ("orders", "retryable")): 1,
         ("retryapp_scheduled_total", ("orders", "5m")): 1,
@@ -177,7 +178,7 @@ async def test_runs_that_were_given_up_are_a_gauge_until_they_end(runtime: Runti
 def test_the_series_of_a_handler_begin_at_zero() -> None:
     """Prometheus sees no increase in a counter that is first there with a 1."""
     metrics = MetricsObserver()
-    metrics.begin("orders", ["5m", "1h"])
+    metrics.begin("orders", ["5m", "1h"], ["ledger"])
     found = samples(metrics)
     assert {found["retryapp_dead_total", ("orders", reason.value)] for reason in DeadReason} == {0}
     for name, labels in (
@@ -188,6 +189,8 @@ def test_the_series_of_a_handler_begin_at_zero() -> None:
         ("scheduled_total", ("5m",)),
         ("scheduled_total", ("1h",)),
         ("skipped_total", ()),
+        ("circuit_transitions_total", ("", "open")),
+        ("circuit_transitions_total", ("ledger", "open")),
         ("lane_failures_total", ()),
         ("lateness_seconds_count", ()),
         ("retry_age_seconds_count", ()),

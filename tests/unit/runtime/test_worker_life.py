@@ -24,6 +24,7 @@ from retryapp.runtime.faust.consumer import RetryConsumer
 MAIN = "orders"
 TPS = {TopicPartition(MAIN, 0)}
 
+
 # -- the start --------------------------------------------------------------------------------------------------------
 
 Start = Callable[..., Any]
@@ -116,6 +117,28 @@ class _Partition:
 
     def end(self) -> None:
         self.said.append("end")
+
+
+async def test_an_error_that_ends_a_task_of_the_worker_ends_its_process(
+    runtime: Runtime, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would go on and obey no command, silently; a cancelled task is no error."""
+    ends: list[str] = []
+    assigned = runtime._on_assigned
+
+    async def broken(_reader: object) -> None:
+        raise ValueError("a fault of ours")
+
+    async def wait(*facts: Any) -> None:
+        await assigned(*facts)
+        await until(lambda: ends)
+
+    monkeypatch.setattr(module, "end_process", ends.append)
+    monkeypatch.setattr(module, "_COMMANDS_S", 0.0)
+    monkeypatch.setattr(runtime, "look_for_commands", broken)
+    monkeypatch.setattr(runtime, "_on_assigned", wait)
+    await start(runtime)
+    assert ends == ["Task commands ended with an error that it could not handle (ValueError('a fault of ours'))"]
 
 
 async def test_a_revoke_waits_for_handlers_then_commits_and_only_then_goes_on(

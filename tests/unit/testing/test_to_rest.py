@@ -1,0 +1,97 @@
+"""`MemoryPartition.to_rest`: what is held back comes to rest, and what only a command ends is named, in no time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from retryapp import CircuitBreaker, RetryPolicy, pausing, retryable
+from retryapp.core.holding import Holding
+from retryapp.engine.handler.handler import Order
+from retryapp.testing import MemoryPartition, Script
+
+pytestmark = pytest.mark.timeout(20)
+OUTAGE = CircuitBreaker(minimum_calls=3)
+
+
+async def failing(_value: bytes) -> None:
+    raise ConnectionError
+
+
+@pytest.mark.parametrize("service", ["", "ledger"])
+async def test_an_outage_that_does_not_end_spends_the_attempts_in_the_end(service: str) -> None:
+    """Its failures are free for an hour, by the handler's own circuit and by a named one."""
+    more: dict[str, Any] = {"circuits": {service: OUTAGE}} if service else {"circuit": OUTAGE}
+    policy = RetryPolicy("5m 10m", on=[retryable(ConnectionError, circuit=service)] if service else [])
+    async with MemoryPartition(failing, policy, **more) as orders:
+        await orders.send(*[b"order"] * 5)
+        assert await orders.to_rest() > 3_600_000
+        assert len(orders.dead_letters) == 5
+
+
+async def test_retries_come_at_their_rate() -> None:
+    """The time between two is the rate's, give or take a tenth."""
+    times: list[int] = []
+
+    async def twice(_value: bytes, delivery: Any) -> None:
+        if delivery.attempt == 1:
+            raise ConnectionError
+        times.append(delivery.started_ms)
+
+    async with MemoryPartition(twice, "5m", rate_limit="1/m") as orders:
+        await orders.send(*[b"order"] * 4)
+        await orders.to_rest()
+    waits = [later - earlier for earlier, later in pairwise(times)]
+    assert len(waits) == 3
+    assert all(60_000 <= wait <= 66_000 for wait in waits)
+
+
+async def test_a_pause_is_named() -> None:
+    async with MemoryPartition(failing, RetryPolicy("5m", on=[pausing(ConnectionError)])) as orders:
+        await orders.send(b"order")
+        with pytest.raises(AssertionError, match="waiting; the partition is paused"):
+            await orders.to_rest()
+
+
+@pytest.mark.parametrize("order", ["key", "partition"])
+async def test_a_stopped_sequence_is_named(order: str) -> None:
+    """The clock stays within the time that was allowed."""
+    async with MemoryPartition(failing, "5m", order=order, holding=Holding(on_dead="hold")) as orders:
+        began_ms = orders.clock.wall_ms()
+        await orders.send(b"order 1", b"order 2", key=b"key")
+        with pytest.raises(AssertionError, match="a sequence has stopped behind a dead record"):
+            await orders.to_rest(longest_ms=86_400_000)
+        assert orders.clock.wall_ms() == began_ms + 86_400_001
+
+
+async def test_an_order_may_be_given_as_text() -> None:
+    """As in `@retries.handler`: it was taken for that of keys, whatever it said."""
+    script = Script("fail")
+    async with MemoryPartition(script, "5m", order="latest") as orders:
+        assert orders.handler.order is Order.LATEST
+        await orders.send(b"old", key=b"key")
+        await orders.send(b"new", key=b"key")
+        await orders.to_rest()
+    assert [(call.value, call.attempt) for call in script.calls] == [(b"old", 1), (b"new", 1), (b"new", 2)]
+    with pytest.raises(ValueError, match="'sorted' is not a valid Order"):
+        MemoryPartition(script, "5m", order="sorted")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"values": [{"id": 1}]}, r"value 1: expected bytes or None, as on a topic, got {'id': 1}"),
+        ({"values": [b"1", "2"]}, "value 2: expected bytes"),
+        ({"key": "customer"}, "key: expected bytes"),
+        ({"headers": {"event-id": b"7"}}, r"headers: expected pairs .* got a mapping"),
+        ({"headers": [("event-id", "7")]}, "header event-id: expected bytes"),
+    ],
+)
+async def test_what_no_topic_can_hold_is_refused(given: dict[str, Any], problem: str) -> None:
+    """A handler would be given text where it gets bytes from Kafka, or its lane would open again and again."""
+    async with MemoryPartition(Script()) as orders:
+        with pytest.raises(TypeError, match=problem):
+            await orders.send(*given.pop("values", [b"order"]), **given)
+        assert orders.records("orders") == []
