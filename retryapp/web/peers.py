@@ -14,7 +14,7 @@ import ipaddress
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -54,10 +54,12 @@ class SpreadCause(CauseCount):
 
     def within(self, partitions: Collection[int]) -> CauseCount:
         """Return what these partitions have of it: while the group moves partitions two workers may have one."""
-        if not self.by:
-            return self
-        records, attempts = (sum(self.by[number][at] for number in self.by.keys() & {*partitions}) for at in (0, 1))
-        return replace(self, records=records, attempts=attempts)
+        records, attempts = self.records, self.attempts
+        if self.by:
+            its = [self.by[number] for number in self.by.keys() & {*partitions}]
+            records, attempts = sum(each[0] for each in its), sum(each[1] for each in its)
+        facts = {each.name: getattr(self, each.name) for each in fields(CauseCount)}
+        return CauseCount(**{**facts, "records": records, "attempts": attempts})
 
 
 @dataclass(frozen=True, slots=True)
