@@ -277,6 +277,7 @@ class BatchPool(DeliveryPool):
                 if await self._is_over(batch):
                     return False
             batch.settle_one(run, outcome_of(run, error))
+            error = None  # newer Pythons link its frames to this one: they would keep each other
         return True
 
     async def _is_over(self, batch: BatchRun) -> bool:

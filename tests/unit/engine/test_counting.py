@@ -82,7 +82,7 @@ async def test_what_its_handler_has_wait_has_not_failed() -> None:
     assert (only.received, only.first_try_ok, only.failed, only.held) == (3, 1, 1, 1)
 
 
-@pytest.mark.parametrize(("then", "notes"), [(4, {MAIN: "s1:life"}), (6, {})])
+@pytest.mark.parametrize(("then", "notes"), [(4, {MAIN: "s1:life"}), (6, {MAIN: "r0:life"})])
 async def test_a_mark_ends_with_its_offset(rig: Rig, then: int, notes: dict[TopicPartition, str]) -> None:
     """A record that runs alone is known by it, and an event may go in the same transaction; the next one is another."""
     rig.lane.submit(1, Turn(source=MAIN, next_offset=5, note="s1:life"))
