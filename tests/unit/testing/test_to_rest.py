@@ -100,7 +100,7 @@ async def test_what_a_paused_partition_has_not_read_is_not_at_rest() -> None:
     async with MemoryPartition(Script(), "5m") as orders:
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
         await orders.send(b"order 1", b"order 2")
-        with pytest.raises(AssertionError, match="still 2 unread, .*the partition is paused"):
+        with pytest.raises(AssertionError, match=r"still 2 unread, .*the partition is paused"):
             await orders.to_rest()
 
 
