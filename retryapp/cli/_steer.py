@@ -90,11 +90,13 @@ def steer(
 ) -> ExitCode:
     """Send one command for each record, of those that wait for each that fits, and print the outcomes.
 
+    If that ends early, because the broker is gone or somebody interrupts it, the outcomes so far are printed first.
+
     Returns:
         FINE: all are obeyed; FINDING: some are refused, or no worker has answered.
     """
     per_s = None if rate is None else 1_000 / parse_rate(rate).share_ms(1)
-    job, done = secrets.token_hex(6), list[dict[str, Any]]()
+    job = secrets.token_hex(6)
     known: dict[str, Target] = {}
     if wanted is not None:
         failure_ids = _fitting(verb, failure_ids, place, wanted, yes=yes)
@@ -114,18 +116,28 @@ def steer(
             raise click.UsageError(f"{name!r} is no failure id: expected group/topic@id/partition/offset") from error
     targets = {name: known["/".join(name.split("/")[:2])] for name in names}
     size = BATCH if per_s is None else max(1, min(BATCH, int(per_s)))
-    began_s = time.monotonic()
-    for at in range(0, len(names), size):
-        if per_s is not None and (wait_s := began_s + at / per_s - time.monotonic()) > 0:
-            time.sleep(wait_s)  # a rate is kept by the sender: what is sent is due at once
-        some = {name: targets[name] for name in names[at : at + size]}
-        done += _send(verb, some, records, at, job, by=by, why=why, wait_ms=wait_ms, **more)
-    refused = sum(each["outcome"] == "refused" for each in done)
-    queued = sum(each["outcome"] == "queued" for each in done)
-    rows = [[each["failure_id"], each["outcome"], each["text"]] for each in done]
-    summary = f"{len(done) - refused - queued} of {len(done)} done, {refused} refused, {queued} queued"
-    emit({"verb": verb, "outcomes": done}, f"{table(['failure id', 'outcome', ''], rows)}\n{summary}", as_json=as_json)
-    return ExitCode.FINDING if refused or queued else ExitCode.FINE
+    began_s, asked, outcomes = time.monotonic(), 0, dict[str, Commanded]()
+    try:
+        for at in range(0, len(names), size):
+            if per_s is not None and (wait_s := began_s + at / per_s - time.monotonic()) > 0:
+                time.sleep(wait_s)  # a rate is kept by the sender: what is sent is due at once
+            some = {name: targets[name] for name in names[at : at + size]}
+            _send(verb, some, records, at, job, outcomes, by=by, why=why, wait_ms=wait_ms, **more)
+            asked = at + len(some)
+    finally:
+        found = [_facts(name, f"{job}-{number}", outcomes, asked=number < asked) for number, name in enumerate(names)]
+        if asked or outcomes or not names:
+            _tell(verb, found, as_json=as_json)
+    return ExitCode.FINE if all(each["outcome"] == "done" for each in found) else ExitCode.FINDING
+
+
+def _tell(verb: Verb, found: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    counts = Counter(each["outcome"] for each in found)
+    rows = [[each["failure_id"], each["outcome"], each["text"]] for each in found]
+    summary = f"{counts['done']} of {len(found)} done, {counts['refused']} refused, {counts['queued']} queued"
+    if counts["unknown"]:
+        summary += f", {counts['unknown']} unknown"
+    emit({"verb": verb, "outcomes": found}, f"{table(['failure id', 'outcome', ''], rows)}\n{summary}", as_json=as_json)
 
 
 def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: LetterFilter, *, yes: bool) -> Sequence[str]:
@@ -160,9 +172,20 @@ def _names(failure_ids: Sequence[str]) -> Iterator[str]:
 
 
 def _send(
-    verb: Verb, targets: Mapping[str, Target], records: _Records, first: int, job: str, *, wait_ms: int, **more: Any
-) -> list[dict[str, Any]]:
-    """Send one command for each failure id of `targets`; `first`: number of the first one in the job."""
+    verb: Verb,
+    targets: Mapping[str, Target],
+    records: _Records,
+    first: int,
+    job: str,
+    outcomes: dict[str, Commanded],
+    *,
+    wait_ms: int,
+    **more: Any,
+) -> None:
+    """Send one command for each failure id of `targets`; `first`: number of the first one in the job.
+
+    `outcomes` gets what came of them, by id of the command, also if this raises.
+    """
     try:
         commands = {
             name: Command(id=f"{job}-{number}", verb=verb, **records[name], **more)
@@ -171,23 +194,24 @@ def _send(
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         raise click.UsageError(": ".join([*map(str, fault["loc"]), fault["msg"]])) from error
-    outcomes: dict[str, Commanded] = {}
     for target in dict.fromkeys(targets.values()):
         some = [command for name, command in commands.items() if targets[name] is target]
-        outcomes |= send_commands(target.connection, target.topology, some, wait_s=wait_ms / 1000)
-    return [_facts(command, outcomes) for command in commands.values()]
+        send_commands(target.connection, target.topology, some, wait_s=wait_ms / 1000, outcomes=outcomes)
 
 
-def _facts(command: Command, outcomes: Mapping[str, Commanded]) -> dict[str, Any]:
-    found = outcomes.get(command.id)
+def _facts(name: str, command: str, outcomes: Mapping[str, Commanded], *, asked: bool) -> dict[str, Any]:
+    """Return what came of the command about a record; `asked`: it was sent, and its answer was waited for."""
+    facts = {"failure_id": name, "command": command}
+    found = outcomes.get(command)
+    if found is None and not asked:
+        text = "retryapp ended before its answer, perhaps before it was sent. Sent again, it does no harm"
+        return {**facts, "outcome": "unknown", "text": text}
     if found is None:
         text = "no worker has its partition now: the command waits 15 minutes for one. Sent again, it does no harm"
-        return {"failure_id": command.failure_id, "command": command.id, "outcome": "queued", "text": text}
-    outcome = "done" if found.refused is None else "refused"
+        return {**facts, "outcome": "queued", "text": text}
     return {
-        "failure_id": command.failure_id,
-        "command": command.id,
-        "outcome": outcome,
+        **facts,
+        "outcome": "done" if found.refused is None else "refused",
         "refused": found.refused,
         "text": found.text if found.refused is None else f"{found.refused}: {found.text}",
         "before": found.before,

@@ -1,7 +1,7 @@
 """What all commands share: exit codes, output and errors.
 
 Results go to stdout, everything else to stderr. With ``--json`` a command prints one JSON object (its last line); so
-does an error: ``{"error": {"type": ..., "message": ..., "exit_code": ...}}``.
+does an error: ``{"error": {"type": ..., "message": ..., "exit_code": ...}}``. What was done before it is a line above.
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ Texts are cut, so a letter takes some 100 bytes on disk; the dead-letter topic h
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 from retryapp.core.causes import CAUSE_BYTES, cause_bytes, cause_id, cause_name, cause_text
+from retryapp.core.classify import DeadReason
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import (
     RETRY_ATTEMPT,
@@ -46,6 +47,10 @@ MAX_KEY_BYTES: Final = 32
 MAX_TYPE_BYTES: Final = 80
 _MAX_DAMAGE_BYTES: Final = 240
 HASH_BYTES: Final = 8
+CLOCKS_MS: Final = 60_000
+"""How far apart the append times of two letters are if they tell which one is older: each broker has its own clock."""
+
+T = TypeVar("T")
 
 _FIXED: Final = struct.Struct(f">BqqqII{CAUSE_BYTES}s{HASH_BYTES}s6H")
 _KEYLESS, _CAUSELESS, _DAMAGED, _OTHER = 1, 2, 4, 8
@@ -83,6 +88,30 @@ class IndexedLetter:
     """What became of the letter since; None: nothing."""
     job: str | None = None
     """The job that did it."""
+
+
+class LetterAge(NamedTuple):
+    """What tells which letter of a record is the newest."""
+
+    append_ms: int
+    reason: str | None
+    replays: int
+
+
+def newest_letter(letters: Sequence[T], age: Callable[[T], LetterAge]) -> T:
+    """Return the newest of the letters of one record; of each dead-letter topic, the last one.
+
+    Their times tell, for whoever sets an offset back has a record die anew, with numbers that begin anew. Where they
+    are within ``CLOCKS_MS``, as after a replay, its number tells. Nothing replays a damaged letter, so none comes after
+    it; and it may not know its number.
+    """
+    latest_ms = max(age(letter).append_ms for letter in letters)
+
+    def order(letter: T) -> tuple[bool, bool, int]:
+        at_ms, reason, replays = age(letter)
+        return at_ms >= latest_ms - CLOCKS_MS, reason == DeadReason.DAMAGED, replays
+
+    return max(letters, key=order)
 
 
 def hash_of(content: bytes) -> bytes:

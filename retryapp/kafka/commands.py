@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Final
 
@@ -23,9 +23,21 @@ WAIT_S: Final = 30.0
 
 
 def send_commands(
-    connection: KafkaConnection, topology: HandlerTopology, commands: Sequence[Command], *, wait_s: float = WAIT_S
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    commands: Sequence[Command],
+    *,
+    wait_s: float = WAIT_S,
+    outcomes: dict[str, Commanded] | None = None,
 ) -> Mapping[str, Commanded]:
     """Send commands about records of one handler; blocks.
+
+    Args:
+        connection: the cluster.
+        topology: of the handler.
+        commands: what to send.
+        wait_s: how long to wait for outcomes.
+        outcomes: gets each outcome as it comes, so it has them also if this raises. Default: a new dict.
 
     Returns:
         The outcome of each command, by its id. One that is missing is queued: no worker has its partition now. After
@@ -43,8 +55,10 @@ def send_commands(
     def write() -> None:
         write_records(connection, records, doing=f"write to topic {topology.control}", topic=topology.control)
 
-    told = _told(connection, topology, partitions, write, {(places[name], name) for name in places}, wait_s)
-    return {name: event for (_, name), event in told.items()}
+    outcomes = {} if outcomes is None else outcomes
+    for _, event in _told(connection, topology, partitions, write, {(places[name], name) for name in places}, wait_s):
+        outcomes[event.command] = event
+    return outcomes
 
 
 def send_to_all(
@@ -81,8 +95,7 @@ def send_to_all(
         doing = f"write to topic {topology.control}"
         write_together(connection, records, transactional_id=topology.control, doing=doing)
 
-    told = _told(connection, topology, sorted(commands), write, wanted, wait_s)
-    return {partition: event for (partition, _), event in told.items()}
+    return dict(_told(connection, topology, sorted(commands), write, wanted, wait_s))
 
 
 def _told(
@@ -92,12 +105,12 @@ def _told(
     write: Callable[[], None],
     wanted: Collection[tuple[int, str]],
     wait_s: float,
-) -> dict[tuple[int, str], Commanded]:
-    """Write, and wait for the outcomes of commands: partition and id."""
+) -> Iterator[tuple[int, Commanded]]:
+    """Write, and yield the outcomes of commands (`wanted`: partition and id) as they come, with their partitions."""
     admin = KafkaAdmin(connection)
     starts = {number: kept.stop for number, kept in admin.offsets(topology.events, partitions).items()}
     write()
-    outcomes: dict[tuple[int, str], Commanded] = {}
+    missing = {*wanted}
     until_s = time.monotonic() + wait_s
     with closing(follow_topic(connection, topology.events, starts)) as events:
         for record in events:
@@ -105,10 +118,10 @@ def _told(
                 with suppress(DamagedEventError):  # of a newer worker
                     event = decode_event(record.value or b"")
                     if isinstance(event, Commanded) and (record.partition, event.command) in wanted:
-                        outcomes[record.partition, event.command] = event
-            elif len(outcomes) >= len(wanted):
-                return outcomes
+                        missing.discard((record.partition, event.command))
+                        yield record.partition, event
+            elif not missing:
+                return
             elif time.monotonic() >= until_s:
                 break
     admin.offsets(topology.events, partitions)  # it says so if no broker answers any more
-    return outcomes

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from retryapp.core.causes import cause_id, cause_name
 from retryapp.core.control import is_mark, mark_of, row_state
-from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter
+from retryapp.core.dead_index import MAX_KEY_BYTES, LetterAge, index_letter, newest_letter
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
@@ -334,11 +334,14 @@ def fits(wanted: LetterFilter, record: Record) -> bool:
 def find_dead(connection: KafkaConnection, topology: HandlerTopology, origin: Origin) -> Record | None:
     """Return the last dead letter of a first delivery, on whichever dead-letter topic it is."""
     wanted = {(RETRY_ORIGIN, origin.text.encode()), (RETRY_GROUP, topology.group.encode())}
-    last = None
-    for record in _letters(connection, topology, [origin.partition]):
-        if wanted <= set(record.headers) and (last is None or record.timestamp_ms >= last.timestamp_ms):
-            last = record
-    return last
+    found = _letters(connection, topology, [origin.partition])
+    last = {record.topic: record for record in found if wanted <= set(record.headers)}
+    return newest_letter([*last.values()], _age) if last else None
+
+
+def _age(letter: Record) -> LetterAge:
+    row = dead_entry(letter).row
+    return LetterAge(letter.timestamp_ms, row.reason, row.replays)
 
 
 def _letters(

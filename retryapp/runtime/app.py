@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from retryapp.core.causes import CauseCount
 from retryapp.core.durations import format_duration_ms
-from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError, RetryAppError
+from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
 from retryapp.core.lane_errors import LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.delivery.batches import make_pools
@@ -77,7 +77,7 @@ def end_process(why: str) -> None:
 
 
 def end_if_broken(task: asyncio.Task[None]) -> None:
-    """End this process if a task that partitions depend on has an error: commands would be ignored, silently."""
+    """End this process if a task that partitions depend on has an error: they would stand still, silently."""
     if not task.cancelled() and (fault := task.exception()) is not None:
         logger.error("Task %s ended with an error", task.get_name(), exc_info=fault)
         end_process(f"Task {task.get_name()} ended with an error that it could not handle ({fault!r})")
@@ -334,6 +334,8 @@ class Runtime(Ownership):
                 await self.look_for_commands(reader)
             except (KafkaError, OSError, TimeoutError) as exc:  # the broker may be away
                 logger.debug("Commands could not be read: %r", exc)
+            except Exception:  # of the app's token provider, say, which lanes survive, too: no reason to end the worker
+                logger.exception("Commands could not be read; trying again")
 
     async def _look_for_growth(self) -> None:
         while True:
@@ -346,8 +348,8 @@ class Runtime(Ownership):
     def _least_partitions(self, topics: Sequence[str]) -> int:
         try:
             states = KafkaAdmin(self.connection).describe_topics(topics)
-        except RetryAppError as exc:  # asked again soon
-            logger.warning("Cannot count the partitions of our topics: %s", exc)
+        except Exception as exc:  # noqa: BLE001 - asked again soon: no reason to end the worker
+            logger.warning("Cannot count the partitions of our topics: %r", exc)
             return 0
         return min((states[topic].partitions if topic in states else 0 for topic in topics), default=0)
 

@@ -12,7 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, Unpack, cast
 
 from aiokafka import TopicPartition as ClientTopicPartition
@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError
 
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.control import Command, Verb
+from retryapp.core.dead_index import LetterAge, newest_letter
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part
 from retryapp.core.lifecycle import Commanded
@@ -65,7 +66,9 @@ class RuntimeView:
         """Last known numbers of each partition that this worker has, or had until a rebalance began."""
         runtime.observer = CombinedObserver(runtime.observer, self._lanes)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
-        runtime.causes, runtime.waiting, runtime.scrape = self.causes, self.waiting_causes, self.metrics_text
+        runtime.causes = lambda main: summed(chain.from_iterable(self.causes(main).values()))
+        runtime.waiting = lambda main: summed(chain.from_iterable(self.waiting_causes(main).values()))
+        runtime.scrape = self.metrics_text
 
     def url(self) -> str:
         """Return the address under which this worker has its pages, without our prefix."""
@@ -168,7 +171,7 @@ class RuntimeView:
             for letters in (None, *topology.dead_letters)
             if (table := tables.get(topology.dlq_named(letters))) and (row := table.find(failure_id))
         ]
-        return max(found, key=_replays, default=None)
+        return newest_letter(found, _age) if found else None
 
     def command(self, main: str, command: Command, *, wait_s: float) -> Commanded | None:
         """Send a command and wait for its outcome; None: no worker has answered. Blocks: call it in a thread."""
@@ -207,11 +210,14 @@ class RuntimeView:
     def _steered(self, main: str) -> tuple[KafkaConnection, HandlerTopology]:
         return self._runtime.connection, self._runtime.served[main].handler.topology
 
-    def causes(self, main: str) -> Sequence[CauseCount]:
-        """Return the causes of open dead letters, of the partitions here, the most frequent first."""
+    def causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
+        """Return the causes of open dead letters by partition, of those here, the most frequent first."""
         numbers = range(self._runtime.served[main].partitions)
-        placed = [each for number in numbers if (each := self._open(main, number)) is not None]
-        return summed(count for each in placed for table in _dead(each).values() for count in table.causes())
+        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
+        return {
+            number: summed(count for table in _dead(each).values() for count in table.causes())
+            for number, each in placed.items()
+        }
 
     def activity(self, main: str) -> Activity | None:
         """Return what ended here lately; None before the worker has begun."""
@@ -221,12 +227,13 @@ class RuntimeView:
         """Read one record from Kafka; None when it is no longer there."""
         return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
 
-    def waiting_causes(self, main: str) -> Sequence[CauseCount]:
-        """Return the causes of what waits in the open partitions here, the most frequent first."""
+    def waiting_causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
+        """Return the causes of what waits by partition, of the open ones here, the most frequent first."""
         numbers = range(self._runtime.served[main].partitions)
-        placed = [each for number in numbers if (each := self._open(main, number)) is not None]
-        tables = [each.transport.pending for each in placed if each.lane.state is LaneState.OPEN]
-        return summed(count for table in tables if table is not None for count in table.causes())
+        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
+        open_here = {number: each for number, each in placed.items() if each.lane.state is LaneState.OPEN}
+        tables = {number: each.transport.pending for number, each in open_here.items()}
+        return {number: table.causes() for number, table in tables.items() if table is not None}
 
     def read_range(self, topic: str, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Record]:
         """Read ranges of offsets of some partitions. Blocks."""
@@ -387,9 +394,8 @@ def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | Non
     return None if due_at_ms is not None and due_at_ms >= STOPPED_MS else due_at_ms  # only what is held is there
 
 
-def _replays(entry: DeadEntry) -> int:
-    """Return how often a dead letter's record had been replayed: the last one of a record has the most."""
-    return entry.row.replays
+def _age(entry: DeadEntry) -> LetterAge:
+    return LetterAge(entry.row.append_ms, entry.row.reason, entry.row.replays)
 
 
 def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int, most: int | None) -> Iterator[PendingEntry]:

@@ -40,7 +40,7 @@ from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Handler, HandlerFunction, Order
 from retryapp.engine.handler.publish import Destinations
-from retryapp.engine.lane.lane import Lane, LaneLimits
+from retryapp.engine.lane.lane import Lane, LaneLimits, LaneState
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.partition import PartitionEngine
@@ -49,6 +49,7 @@ from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.destinations import MemoryDestinations
 from retryapp.testing.lane import MemoryLaneTransport
 from retryapp.testing.observer import RecordingObserver
+from retryapp.testing.tables import MemoryPendingTable
 
 _ROUNDS = 200
 _IDLE_ROUNDS = 3
@@ -269,16 +270,18 @@ class MemoryPartition:
         await self.settle()
 
     async def to_rest(self, longest_ms: int = 366 * 86_400_000) -> int:
-        """Let time pass until nothing waits and no handler runs; return the milliseconds that it took.
+        """Let time pass until all is read, nothing waits and no handler runs; return the milliseconds that it took.
 
         Raises:
             AssertionError: that takes more than `longest_ms`, as where a pause, a hold or a stopped sequence waits for
-                a command.
+                a command; or the partition does not run.
         """
         began_ms = changed_ms = self.clock.wall_ms()
         before: tuple[int, int] | None = None
-        while self.engine.in_flight or self.waiting:
+        while not self._at_rest():
             now_ms = self.clock.wall_ms()
+            if self._task is None or self._task.done():
+                raise AssertionError(f"{self._left()}: the partition does not run")
             if now_ms - began_ms > longest_ms:
                 raise AssertionError(f"{self._left()} after {longest_ms} ms")
             if (state := (len(self.observer.seen), self.engine.in_flight)) != before:
@@ -286,6 +289,16 @@ class MemoryPartition:
             step_ms = self._step_ms(now_ms, quiet_ms=now_ms - changed_ms)
             await self.advance(min(step_ms, began_ms + longest_ms + 1 - now_ms))
         return self.clock.wall_ms() - began_ms
+
+    def _at_rest(self) -> bool:
+        if self.lane.state is not LaneState.OPEN or self.lane.busy:
+            return False
+        return not (self.engine.in_flight or self.waiting or self._unread())
+
+    def _unread(self) -> int:
+        main = self._site.main
+        start = self._next[main] if self.lane.state is LaneState.OPEN else self.transport.offsets.get(main, 0)
+        return len(self.transport.read(main, start))
 
     def _step_ms(self, now_ms: int, *, quiet_ms: int) -> int:
         """Return how far the next look is: the longer nothing has happened, the further."""
@@ -296,13 +309,16 @@ class MemoryPartition:
             _, due_at_ms = pending.due(0, 0)
         if due_at_ms is not None and due_at_ms > now_ms:
             return due_at_ms - now_ms
-        least_ms = _LOOK_MS if due_at_ms is None else 1  # what is due is held back: by a rate, a circuit or a pause
+        # what is due is held back, by a rate, a circuit or a pause; or a commit is due
+        least_ms = 1 if due_at_ms is not None or self.lane.busy else _LOOK_MS
         return max(least_ms, quiet_ms // 10)
 
     def _left(self) -> str:
         """Return what has not come to rest, and what it may wait for."""
         pace, waiting = self.engine.context.pace, dict(self.waiting)
-        parts = [f"still {self.engine.in_flight} in flight, {waiting} waiting"]
+        parts = [f"still {self._unread()} unread, {self.engine.in_flight} in flight, {waiting} waiting"]
+        if self.lane.state is not LaneState.OPEN:
+            parts.append(f"the lane is {self.lane.state} ({self.lane.last_error})")
         parts += ["the partition is paused"] * pace.paused
         parts += [f"circuit {name} is {gate.circuit.state}" for name, gate in pace.gates.items() if gate.forced]
         parts += ["a sequence has stopped behind a dead record"] * (STOPPED_TIER in waiting)
@@ -353,7 +369,13 @@ class MemoryPartition:
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        return {} if self.transport.pending is None else dict(self.transport.pending.counts())
+        """Number of waiting records by tier; what the changelog says of them while the lane is not open."""
+        table = self.transport.pending
+        if table is None:
+            table = MemoryPendingTable()
+            rows = self.records(self.handler.topology.pending_changelog)
+            table.recover([(row.key or b"", row.value) for row in rows], 0)
+        return dict(table.counts())
 
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
         """Return the committed records of a topic's partition; default: this one's number."""

@@ -8,17 +8,16 @@ other workers are never guessed at: their numbers are None, and a question for o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from retryapp.core.causes import MAX_CAUSES, CauseCount, summed
+from retryapp.core.causes import MAX_CAUSES, CauseCount
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
@@ -47,7 +46,7 @@ from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
 from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
 from retryapp.web.lists import Listing, dead_here, merge, waiting_here
-from retryapp.web.peers import PART, SIGNATURE, Peers, activities_of, jobs_of, merged, parts_of, silent_of
+from retryapp.web.peers import PART, SIGNATURE, Peers, activities_of, causes_of, jobs_of, merged, silent_of, spread
 from retryapp.web.query import Question
 
 READ_TIMEOUT_S: Final = 5.0
@@ -148,18 +147,17 @@ class Answers:
         answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
         ours = await asyncio.to_thread(self._causes, main)
-        theirs = parts_of(main, answers)
         parts = {**jobs_of(main, answers), **self.view.job_parts(main)}
         return Group(
             merged(main, infos, answers, now_ms),
             silent_of(infos, answers, now_ms),
-            summed(chain(ours[0], *(each.causes for each in theirs))),
-            summed(chain(ours[1], *(each.waiting for each in theirs))),
+            causes_of(main, infos, answers, ours[0], "causes"),
+            causes_of(main, infos, answers, ours[1], "waiting"),
             [(number, part) for number, some in sorted(parts.items()) for part in some],
             rates_of([self.view.activity(main), *activities_of(main, answers, now_ms)]),
         )
 
-    def _causes(self, main: str) -> tuple[Sequence[CauseCount], Sequence[CauseCount]]:
+    def _causes(self, main: str) -> tuple[Mapping[int, Sequence[CauseCount]], Mapping[int, Sequence[CauseCount]]]:
         return self.view.causes(main), self.view.waiting_causes(main)
 
     async def parts(self, main: str) -> tuple[Sequence[tuple[int, Part]], list[str], str | None]:
@@ -176,8 +174,8 @@ class Answers:
             activity = self.view.activity(info.main)
             handlers[info.main] = {
                 "partitions": here,
-                "causes": [asdict(cause) for cause in dead],
-                "waiting": [asdict(cause) for cause in waiting],
+                "causes": spread(dead),
+                "waiting": spread(waiting),
                 "jobs": {
                     number: [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
                     for number, parts in self.view.job_parts(info.main).items()
@@ -214,25 +212,25 @@ class Answers:
 
     async def pending(self, question: Question) -> Facts:
         """Return one page of waiting records of the group by due time."""
-        asked = _asked(question.wanted)
-        facts, whole = await asyncio.gather(
-            self._list(question, "pending", self.pending_here), self._total(question, "pending")
+        wanted = question.wanted
+        facts, (total, whole) = await asyncio.gather(
+            self._list(question, "pending", self.pending_here), self._totals(question, "pending")
         )
-        return {**facts, **asked, **_total_or_of(whole, question.wanted != LetterFilter())}
+        of = None if wanted == LetterFilter() else whole  # without an index by cause a page may have seen a part
+        return {**facts, **_asked(wanted), "total": None if _narrow(question) else total, "of": of}
 
     async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters of the group, the newest first."""
         wanted = question.wanted
         asked: Facts = {**_asked(wanted), "reason": wanted.reason, "marked": question.marked}
         asked |= {name: question.query.get(name) for name in ("since", "until")}
-        narrow = question.marked or wanted.model_copy(update={"cause": None}) != LetterFilter()
-        narrow |= wanted.cause is not None and question.partition is not None
-        facts, whole = await asyncio.gather(
-            self._list(question, "dead", self.dead_here),
-            self._total(question, "dead", None if narrow else wanted.cause),
+        narrow = question.marked or _narrow(question)
+        facts, (total, whole) = await asyncio.gather(
+            self._list(question, "dead", self.dead_here), self._totals(question, "dead")
         )
         reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
-        return {**facts, **asked, **_total_or_of(whole, narrow), "reasons": reasons}
+        total, of = (None, whole) if narrow else (total, None)
+        return {**facts, **asked, "total": total, "of": of, "reasons": reasons}
 
     async def pending_here(self, question: Question) -> Listing:
         """List what waits in the partitions of this worker."""
@@ -279,18 +277,19 @@ class Answers:
         hidden = sorted({name for each in listings for name in each.hidden})
         return {**facts, "hidden": hidden} if hidden else facts
 
-    async def _total(self, question: Question, name: str, cause: str | None = None) -> int | None:
-        """Return how many records a list has; None: not known."""
-        group = await self._everywhere(question.main, self.view.partitions(question.main))
+    async def _totals(self, question: Question, name: str) -> tuple[int | None, int | None]:
+        """Return how many records of the cause asked for, and how many in all; None: not known."""
+        group, cause = await self._everywhere(question.main, self.view.partitions(question.main)), question.wanted.cause
         chosen = [item for item in group.partitions if question.partition in (None, item.partition)]
         numbers: list[int | None] = [None if item.state == ELSEWHERE else getattr(item, name) for item in chosen]
         if None in numbers:
-            return None
+            return None, None
+        whole, causes = known_sum(numbers), group.waiting if name == "pending" else group.causes
         if cause is None:
-            return known_sum(numbers)
-        if len(group.causes) >= MAX_CAUSES:  # a table may have counted some of it among its others
-            return None
-        return next((each.records for each in group.causes if each.cause_id == cause), 0)
+            return whole, whole
+        if len(causes) >= MAX_CAUSES or any(item.state != OPEN for item in chosen):
+            return None, whole  # a table may have counted some of it among its others, or tells its last numbers only
+        return next((each.records for each in causes if each.cause_id == cause), 0), whole
 
     def _chosen(self, question: Question) -> list[PartitionInfo]:
         infos = self.view.partitions(question.main)
@@ -435,9 +434,11 @@ def _asked(wanted: LetterFilter) -> Facts:
     return {name: getattr(wanted, name) for name in ("error_type", "cause", "key", "message", "header", "field")}
 
 
-def _total_or_of(whole: int | None, narrow: bool) -> Facts:
-    """Return how many records a list has, if that is known without a look at each; else of how many it is a part."""
-    return {"total": None if narrow else whole, "of": whole if narrow else None}
+def _narrow(question: Question) -> bool:
+    """Tell whether only a look at each record says how many a list has: tables count all, and those of a cause."""
+    wanted = question.wanted
+    of_partition = wanted.cause is not None and question.partition is not None
+    return of_partition or wanted.model_copy(update={"cause": None}) != LetterFilter()
 
 
 def _owner(info: PartitionInfo) -> str | None:

@@ -12,8 +12,10 @@ import asyncio
 import hmac
 import ipaddress
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -21,7 +23,7 @@ import aiohttp
 from pydantic import TypeAdapter
 from yarl import URL
 
-from retryapp.core.causes import CauseCount
+from retryapp.core.causes import CauseCount, summed
 from retryapp.core.jobs import Part
 from retryapp.ports import PAGES_PREFIX, Activity, PartitionInfo
 from retryapp.web.figures import ELSEWHERE, web_url
@@ -43,13 +45,30 @@ logger = logging.getLogger(__name__)
 _FAULTS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
 
+@dataclass(slots=True, kw_only=True)
+class SpreadCause(CauseCount):
+    """A cause of one worker's records, and how many of its partitions' are of it."""
+
+    by: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Records and attempts by partition; none: a worker of an older release does not tell."""
+
+    def within(self, partitions: Collection[int]) -> CauseCount:
+        """Return what these partitions have of it: while the group moves partitions two workers may have one."""
+        records, attempts = self.records, self.attempts
+        if self.by:
+            its = [self.by[number] for number in self.by.keys() & {*partitions}]
+            records, attempts = sum(each[0] for each in its), sum(each[1] for each in its)
+        facts = {each.name: getattr(self, each.name) for each in fields(CauseCount)}
+        return CauseCount(**{**facts, "records": records, "attempts": attempts})
+
+
 @dataclass(frozen=True, slots=True)
 class HandlerPart:
     """What one worker has of one handler."""
 
     partitions: list[PartitionInfo] = field(default_factory=list)
-    causes: list[CauseCount] = field(default_factory=list)
-    waiting: list[CauseCount] = field(default_factory=list)
+    causes: list[SpreadCause] = field(default_factory=list)
+    waiting: list[SpreadCause] = field(default_factory=list)
     """Causes of what waits."""
     jobs: dict[int, list[Part]] = field(default_factory=dict)
     """Parts of jobs by partition."""
@@ -197,6 +216,36 @@ def parts_of(main: str, answers: Mapping[str, Answer]) -> list[HandlerPart]:
 def jobs_of(main: str, answers: Mapping[str, Answer]) -> dict[int, list[Part]]:
     """Return the parts of jobs of these workers, by partition."""
     return {number: parts for each in parts_of(main, answers) for number, parts in each.jobs.items()}
+
+
+def spread(causes: Mapping[int, Sequence[CauseCount]]) -> list[dict[str, Any]]:
+    """Return one worker's causes by partition as it tells them, each once (`SpreadCause`)."""
+    by = defaultdict[str, dict[int, tuple[int, int]]](dict)
+    for number, counts in causes.items():
+        for each in counts:
+            by[each.cause_id][number] = each.records, each.attempts
+    return [{**asdict(each), "by": by[each.cause_id]} for each in summed(chain.from_iterable(causes.values()))]
+
+
+def causes_of(
+    main: str,
+    infos: Sequence[PartitionInfo],
+    answers: Mapping[str, Answer],
+    ours: Mapping[int, Sequence[CauseCount]],
+    name: str,
+) -> list[CauseCount]:
+    """Return the causes of all partitions, each by the worker that has it: `causes` or `waiting`, of those `ours`."""
+
+    def found() -> Iterator[CauseCount]:
+        for info in infos:
+            if info.state != ELSEWHERE:
+                yield from ours.get(info.partition, ())
+        for url, answer in answers.items():
+            its = {info.partition for info in infos if info.state == ELSEWHERE and web_url(info.owner_url) == url}
+            spread_causes: list[SpreadCause] = getattr(answer.part.handlers.get(main, HandlerPart()), name)
+            yield from (each.within(its) for each in spread_causes)
+
+    return [each for each in summed(found()) if each.records]
 
 
 def activities_of(main: str, answers: Mapping[str, Answer], now_ms: int) -> list[Activity | None]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import inf
 
 from retryapp.ports import TopicPartition
-from simulation.story import Opening, Origin, Story, must
+from simulation.story import Opening, Origin, Story, must, step
 
 _SUSPECTS, _SUSPECT_ROWS = (
     re.compile(begin + r"(s|g)\d+:(?P<life>[^@]+)@(?P<first>[\d.]+)(-(?P<end>[\d.]+))?") for begin in ("^", "(?:^| )w")
@@ -69,13 +69,13 @@ class Offsets:
             must(durable, "I14", origin, f"attempt {attempt} beside {other}, not durable")
 
     def _waits_for_the_offset(self, origin: Origin) -> bool:
-        """Tell whether a duplicate lies before a record: its skip waits for the offset, and what an order has behind
-        it, too."""
+        """Tell whether a record is skipped, or lies behind one that is: skips wait for it; in an order, so do others."""
         partition, offset = origin
         reached = self._moved.get(TopicPartition(self._main, partition), 0)
         return any(
-            story.first is not None and at[0] == partition and reached <= at[1] < offset
+            story.first is not None or step(story.script, 1) == "P"
             for at, story in self._stories.items()
+            if at[0] == partition and reached <= at[1] <= offset
         )
 
 

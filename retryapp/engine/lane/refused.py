@@ -33,6 +33,8 @@ class RefusedTurns:
         self._later: list[Turn] = []
         self._commands = 0
         """Turns of commands that are held, or wait: a look at each would take seconds, where thousands wait."""
+        self._changed: set[bytes] = set()
+        """Identities of the rows that turns which are held, or wait, change."""
         self._wait_s = FIRST_WAIT_S
         self._timer: asyncio.TimerHandle | None = None
 
@@ -56,15 +58,16 @@ class RefusedTurns:
         if not waits:
             return False
         self._later.append(turn)
-        self._commands += turn.commanded
+        self._note(turn)
         return True
+
+    def _note(self, turn: Turn) -> None:
+        self._commands += turn.commanded
+        self._changed.update(row.identity for row in turn.rows)
 
     def _about(self, turn: Turn) -> bool:
         """Tell whether a turn ends the run of a record whose row a command, which waits here, would put back."""
-        if turn.claim is None:
-            return False
-        identity = turn.claim[IDENTITY_AT:]
-        return any(row.identity == identity for held in (*self._turns, *self._later) for row in held.rows)
+        return turn.claim is not None and turn.claim[IDENTITY_AT:] in self._changed
 
     def hold(self, turn: Turn, error: HandOffRefusedError) -> None:
         """Hold a turn back. After a retried one, which is the first, the next is retried, after a longer wait."""
@@ -74,7 +77,7 @@ class RefusedTurns:
             self._wait_s = min(2 * self._wait_s, LAST_WAIT_S)
         else:
             self._turns.append(turn)
-            self._commands += turn.commanded
+            self._note(turn)
             self._find_floor()
         if again or self._timer is None:
             seconds = max(FIRST_WAIT_S, min(self._wait_s, LAST_WAIT_S / len(self._turns)))
@@ -88,7 +91,9 @@ class RefusedTurns:
         self._find_floor()
         if self.floor != floor or commanded or (self._ordered and not self._turns):
             later, self._later = self._later, later
-        self._commands = sum(turn.commanded for turn in (*self._turns, *self._later))
+        self._commands, self._changed = 0, set()
+        for turn in (*self._turns, *self._later):
+            self._note(turn)
         if self._turns:
             self._retry(self._turns[0])
         else:

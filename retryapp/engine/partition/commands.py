@@ -40,7 +40,7 @@ from retryapp.core.jobs import (
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Origin, Record, parse_failure_id
+from retryapp.core.record import Origin, parse_failure_id
 from retryapp.core.row_keys import IDENTITY_AT, identity_of
 from retryapp.core.rows import CANCELLED, OPERATOR, TOKEN, PendingRow, decode_row
 from retryapp.core.text import cut_text
@@ -49,7 +49,7 @@ from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
 from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
-from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError
+from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, appended_ms
 from retryapp.engine.partition.levels import Levels
 from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
@@ -252,7 +252,7 @@ class Commands:
         self._close_gate()
         effect, refusal = Effect(""), None
         try:
-            effect = await self._come_to(command, self._context.clock.wall_ms() - _sent_ms(record), record.offset)
+            effect = await self._come_to(command, self._context.clock.wall_ms() - appended_ms(record), record.offset)
         except RefusedError as error:
             effect, refusal = Effect(str(error)), error.refusal
         steered = refusal is None and (isinstance(command, JobCommand | HandlerCommand) or effect.steered)
@@ -438,8 +438,3 @@ class Commands:
         if table is None:
             raise RuntimeError("the lane has no pending table")
         return table
-
-
-def _sent_ms(record: Any) -> int:
-    """Return the broker's time of a record, of the client's or of ours."""
-    return int(record.timestamp_ms if isinstance(record, Record) else record.timestamp)

@@ -35,7 +35,7 @@ from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition.letter_commands import Effect, Letter, LetterCommands, RefusedError
+from retryapp.engine.partition.letter_commands import Effect, Letter, LetterCommands, RefusedError, appended_ms
 from retryapp.ports import Event, Row, TopicPartition
 
 MOST_AT_ONCE: Final = 200
@@ -272,12 +272,12 @@ class Jobs:
                     metadata = decode_metadata(headers)
                 except DamagedMetadataError:
                     metadata = None
-                died_ms = raw.timestamp_ms if isinstance(raw, Record) else raw.timestamp
+                died_ms = appended_ms(raw)
                 if metadata is None:
                     part.refused[Refusal.DAMAGED] += 1
                 elif part.order.filter.fits(metadata, raw, died_ms):
                     size += held_bytes(raw.key, raw.value, headers)
-                    record = Record(*tp, raw.offset, 0, raw.key, raw.value, headers)
+                    record = Record(*tp, raw.offset, died_ms, raw.key, raw.value, headers)
                     found.append(Letter(tp, record, metadata))
         part.looked += looked
         return found

@@ -23,6 +23,7 @@ from retryapp.core.control import (
     is_mark,
     row_state,
 )
+from retryapp.core.dead_index import LetterAge, newest_letter
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
@@ -92,9 +93,13 @@ def check_place(context: DeliveryContext, transport: LaneProtocol, group: str, o
         raise RefusedError(Refusal.MISPLACED, text)
 
 
-def _age(metadata: RetryMetadata) -> tuple[bool, int]:
-    """Return what sorts the letters of a record: nothing replays one of damage, and it may not know its delivery."""
-    return metadata.reason == DeadReason.DAMAGED, metadata.delivery
+def appended_ms(record: Any) -> int:
+    """Return the broker's time of a record, of the client's or of ours."""
+    return int(record.timestamp_ms if isinstance(record, Record) else record.timestamp)
+
+
+def _age(letter: Letter) -> LetterAge:
+    return LetterAge(letter.record.timestamp_ms, letter.metadata.reason, letter.metadata.replays)
 
 
 class LetterCommands:
@@ -232,7 +237,7 @@ class LetterCommands:
                     found.append((letter, mark))
         if not found:
             raise RefusedError(Refusal.NO_LETTER, "no dead letter of it is left: it is done, waits, or was deleted")
-        letter, mark = max(found, key=lambda each: _age(each[0].metadata))
+        letter, mark = newest_letter(found, lambda each: _age(each[0]))
         if letter.metadata.origin != origin:
             raise RefusedError(Refusal.OTHER_TOPIC, f"the letter is of {letter.metadata.origin.text}")
         if command.state is not None and command.state != str(letter.record.offset):
@@ -261,7 +266,7 @@ class LetterCommands:
             metadata = decode_metadata(headers)
         except DamagedMetadataError as error:
             raise RefusedError(Refusal.DAMAGED, str(error)) from error
-        record = Record(*tp, raw.offset, 0, raw.key, raw.value, headers)
+        record = Record(*tp, raw.offset, appended_ms(raw), raw.key, raw.value, headers)
         return None if metadata is None else Letter(tp, record, metadata)
 
     def _replay(self, command: Command, letter: Letter, mark: str | None, identity: bytes) -> Effect:

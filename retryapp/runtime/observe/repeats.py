@@ -10,7 +10,11 @@ from typing import Final
 from typing_extensions import override
 
 EVERY_S: Final = 60.0  # how often the same line is shown
-LOGGERS: Final = ("retryapp.runtime.faust.consumer", "retryapp.runtime.faust.consumer_thread")
+LOGGERS: Final = (
+    "retryapp.runtime.app",
+    "retryapp.runtime.faust.consumer",
+    "retryapp.runtime.faust.consumer_thread",
+)
 LIBRARY: Final = "aiokafka"
 """Loggers whose lines repeat while a broker or a topic is missing, or may not be read; of the library all."""
 _MOST_LINES: Final = 1_000  # different lines that are remembered; after that all are forgotten and shown again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ import pytest
 from functional.web.server import Outline, Site
 from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata
 
+from retryapp.core.causes import summed
 from retryapp.web import answers, lists
 
 
@@ -137,13 +139,40 @@ async def test_the_number_of_a_cause_is_said_where_all_partitions_are_known(
     site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it is unknown; also where tables tell no further causes apart."""
-    (cause, *_) = worker.causes(MAIN)
+    causes = summed(chain.from_iterable(worker.causes(MAIN).values()))
+    cause = causes[0]
     asked = f"{BASE}/dead?cause={cause.cause_id}"
     assert (await site.facts(asked))["total"] is None, "a worker does not answer"
     worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
     assert (await site.facts(asked))["total"] == cause.records
     assert (await site.facts(f"{BASE}/dead?cause=c1-0000000000"))["total"] == 0
-    monkeypatch.setattr(answers, "MAX_CAUSES", len(worker.causes(MAIN)))
+    monkeypatch.setattr(answers, "MAX_CAUSES", len(causes))
+    assert (await site.facts(asked))["total"] is None
+
+
+async def test_the_number_of_what_waits_of_a_cause_is_said(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tables count it; a page may have looked at a part of what waits, and says so, too."""
+    for number in range(60):
+        worker.wait(metadata(6_000 + number, error_message=f"no shard {number}"), key=b"k", value=b"1")
+    causes = worker.waiting_causes(MAIN)[0]
+    (cause,) = [each for each in causes if each.name.endswith("no shard <number>")]
+    asked = f"{BASE}/pending?cause={cause.cause_id}"
+    assert (await site.facts(asked))["total"] is None, "a worker does not answer"
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"]
+    whole = sum(part.pending or 0 for part in worker.parts[MAIN])
+    listed = await site.facts(asked)
+    assert (len(listed["records"]), listed["total"], listed["of"]) == (50, 60, whole)
+    assert "1-50 of 60" in Outline((await site.get(asked))[2]).text
+    assert (await site.facts(f"{BASE}/pending?cause=c1-0000000000"))["total"] == 0
+    for more in ("partition=0", "error_type=x", "since=1s"):
+        assert (await site.facts(f"{asked}&{more}"))["total"] is None
+    parts = worker.parts[MAIN]
+    worker.parts[MAIN] = [replace(parts[0], state="opening"), *parts[1:]]
+    assert (await site.facts(asked))["total"] is None, "its last numbers are known, and no causes"
+    worker.parts[MAIN] = parts
+    monkeypatch.setattr(answers, "MAX_CAUSES", len(causes))
     assert (await site.facts(asked))["total"] is None
 
 

@@ -226,15 +226,22 @@ class FakeWorker(RuntimeView):
         return Commanded(**facts, **asked, refused=self.answer or None)
 
     @override
-    def causes(self, main: str) -> Sequence[CauseCount]:
-        rows = [row for rows in self.letters.values() for row in rows if main == MAIN and row.cause_id is not None]
+    def causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
         facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS, "sample": "x"}
-        return summed(CauseCount(cause_id=row.cause_id or "", name=row.cause or "", **facts) for row in rows)
+        return {
+            number: summed(
+                CauseCount(cause_id=row.cause_id, name=row.cause or "", **facts) for row in rows if row.cause_id
+            )
+            for number, rows in (self.letters if main == MAIN else {}).items()
+        }
 
     @override
-    def waiting_causes(self, main: str) -> Sequence[CauseCount]:
-        rows = self.waiting if main == MAIN else ()
-        return summed(filter(None, (row_failed_of(entry.value) for entry in rows)))
+    def waiting_causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
+        rows = self.waiting if main == MAIN else []
+        return {
+            number: summed(filter(None, (row_failed_of(entry.value) for entry in rows if entry.partition == number)))
+            for number in {entry.partition for entry in rows}
+        }
 
     @override
     def activity(self, main: str) -> Activity | None:

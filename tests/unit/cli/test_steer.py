@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from io import BytesIO, TextIOWrapper
 from typing import Any
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from retryapp.cli import _steer, dead, main, pending
 from retryapp.cli.console import ExitCode
 from retryapp.core.control import Command
+from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Commanded
 from retryapp.lookup.records import Listed
@@ -70,6 +72,72 @@ def test_a_rate_is_kept_by_who_sends(asked: list[Any], monkeypatch: pytest.Monke
     assert "0 of 5 done, 0 refused, 5 queued" in done.output
     assert sent_s == [(0.0, 2), (1.0, 2), (2.0, 1)]
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BrokerUnreachableError("127.0.0.1:1", "gone"), ExitCode.ENVIRONMENT),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+    ],
+)
+@pytest.mark.parametrize("as_json", [True, False])
+def test_outcomes_are_told_before_an_error(
+    error: BaseException,
+    code: ExitCode,
+    as_json: bool,
+    asked: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Those of earlier batches, and those that came before the error in its own; of the others nothing is claimed."""
+
+    def send(
+        _connection: Any, _topology: Any, commands: list[Command], *, outcomes: dict[str, Commanded], **_more: Any
+    ) -> None:
+        for command in commands[:1]:
+            outcomes[command.id] = obeyed(command)
+        if len(asked) == 1:
+            raise error
+        asked.append(len(commands))
+
+    monkeypatch.setattr(_steer, "send_commands", send)
+    monkeypatch.setattr(_steer, "BATCH", 2)
+    names = [f"billing/orders@kq8G0bTz/0/{number}" for number in range(6)]
+    assert main.run(["pending", "cancel", *PLACE, *names, *(["--json"] if as_json else [])]) == code
+    out, err = capsys.readouterr()
+    outcomes = ["done", "queued", "done", "unknown", "unknown", "unknown"]
+    if as_json:
+        told, fault = map(json.loads, out.splitlines())
+        assert [(each["failure_id"], each["outcome"]) for each in told["outcomes"]] == [
+            *zip(names, outcomes, strict=True)
+        ]
+        assert fault["error"]["exit_code"] == code
+    else:
+        rows = [line.split()[:2] for line in out.splitlines() if line.startswith("billing/")]
+        assert rows == [list(row) for row in zip(names, outcomes, strict=True)]
+        assert "2 of 6 done, 0 refused, 1 queued, 3 unknown" in out
+        assert err.startswith("retryapp: ") or code == ExitCode.INTERRUPTED
+
+
+def test_an_error_before_any_outcome_is_all(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is nothing to tell: a list of unknown outcomes would bury the error."""
+
+    def send(*_args: Any, **_more: Any) -> None:
+        raise BrokerUnreachableError("127.0.0.1:1", "gone")
+
+    monkeypatch.setattr(_steer, "send_commands", send)
+    assert main.run(["pending", "cancel", *PLACE, *NAMES]) == ExitCode.ENVIRONMENT
+    assert capsys.readouterr().out == ""
+    assert asked == []
+
+
+def obeyed(command: Command) -> Commanded:
+    """Return what a worker says of a command that it has obeyed."""
+    facts = {"command": command.id, "verb": command.verb, "failure_id": command.failure_id, "text": "done"}
+    return Commanded(group="billing", handler="charge", main="orders", partition=0, at_ms=1, **facts)
 
 
 LONG = "x" * 501

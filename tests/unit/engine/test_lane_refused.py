@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from doubles import BACKOFF_MS, MAIN, RETRY, MakeRig, Refusing, Rig
@@ -11,8 +11,10 @@ from retryapp.core import marks
 from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.publication import Destination, Publication
+from retryapp.core.record import Origin
+from retryapp.core.row_keys import IDENTITY_AT, identity_of
 from retryapp.engine.lane.turn import Turn
-from retryapp.ports import Event, Standing
+from retryapp.ports import Event, Row, Standing
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 BIG = b"b" * 100
@@ -129,6 +131,44 @@ async def test_turns_wait_without_a_look_at_all_that_wait_already(rig: Rig, monk
     await rig.advance(300)
     assert settled(rig)[-1] == ("late499", True)
     assert len(looks) < 10 * 500
+
+
+async def test_outcomes_of_rows_go_on_without_a_look_at_all_that_wait(rig: Rig) -> None:
+    """Each would take milliseconds, where a command and thousands of first deliveries wait."""
+    looks = 0
+
+    class Rows(tuple[Row, ...]):
+        def __iter__(self) -> Iterator[Row]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    def gone(number: int) -> Rows:
+        return Rows([Row(identity(number), None, "?")])
+
+    refusing = Refusing(rig.transport, b"bad")
+    rig.submit("bad", 1, publishes=1)
+    rig.submit("bad command", 0, publishes=1, control=1, rows=gone(0))
+    for n in range(1, 200):
+        rig.submit(f"late{n}", n + 1, rows=gone(n))
+    await rig.advance(1_000)
+    for n in [*range(1_000, 1_200), 0]:
+        rig.submit(f"row{n}", rows=gone(n), claim=bytes(IDENTITY_AT) + identity(n))
+    for _ in range(10):
+        await rig.advance(100)
+    assert settled(rig) == [(f"row{n}", True) for n in range(1_000, 1_200)], "not the one that the command is about"
+    assert looks < 20 * 400
+    refusing.prefixes = ()
+    for _ in range(30):
+        await rig.advance(1_000)
+    names = [name for name, committed in settled(rig) if committed]
+    assert len(names) == 402
+    assert names.index("bad command") < names.index("row0")
+
+
+def identity(number: int) -> bytes:
+    """Return the identity of a row."""
+    return identity_of(Origin("orders", "x", 0, number))
 
 
 async def test_many_refused_turns_are_retried_one_in_a_second_and_at_once_when_one_passes(rig: Rig) -> None:

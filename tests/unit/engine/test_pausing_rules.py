@@ -13,7 +13,7 @@ from retryapp import Batch, CircuitBreaker, RetryPolicy, pausing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.traces import qualified_name
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import Event
+from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
@@ -130,6 +130,41 @@ async def test_a_crash_before_the_gate_is_durable_has_the_record_fail_again() ->
         await go_on(orders)
         await orders.to_rest()
         assert orders.dead_letters == []
+
+
+@pytest.mark.parametrize("killed", ["", "at the look", "after the pause", "after the look", "after its place"])
+async def test_a_resume_of_before_the_pause_does_not_end_it_whenever_its_worker_is_killed(killed: str) -> None:
+    """The worker asks where the control topic ends after the pause is durable, and then writes that down."""
+    kills: list[Any] = []
+
+    class Closing(Calls):
+        async def __call__(self, value: bytes) -> None:
+            if not self.begun:
+                early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(
+                    orders.handler.topology.control, 0
+                )
+                orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+                if killed == "at the look":
+                    kills.append(orders.transport.pause("bounds"))  # type: ignore[arg-type]
+                elif killed:
+                    durable, after = killed != "after the look", killed != "after the pause"
+                    kills.append(orders.transport.pause(Step.COMMIT, after=after, durable=durable))
+            await super().__call__(value)
+
+    calls = Closing()
+    orders = MemoryPartition(calls, POLICY)
+    async with orders:
+        await orders.send(b"one")
+        assert all(kill.reached for kill in kills)
+    async with MemoryPartition(calls, POLICY, transport=orders.transport) as orders:
+        await orders.advance(60_000)
+        assert (calls.begun, len(told(orders))) == ([b"one"], 1)
+        events = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
+        assert [each["refused"] for each in events if each.get("command") == "early"] == ["changed"]
+        calls.closed = False
+        await go_on(orders)
+        await orders.to_rest()
+        assert (calls.begun, orders.dead_letters) == ([b"one", b"one"], [])
 
 
 async def test_one_that_fails_between_a_resume_and_its_commit_pauses_again() -> None:

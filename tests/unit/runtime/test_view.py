@@ -122,9 +122,9 @@ def test_what_a_partition_tells_while_a_job_goes_on_can_be_sent(runtime: Runtime
 def test_causes_of_what_waits_are_those_of_open_tables(runtime: Runtime, orders: Any) -> None:
     """Of all partitions here; a table that is still being read counts too few."""
     runtime.placed["orders", 1] = orders
-    assert RuntimeView(runtime).waiting_causes("orders") == [replace(CAUSE, records=1_400, attempts=2)]
+    assert RuntimeView(runtime).waiting_causes("orders") == {0: [CAUSE], 1: [CAUSE]}
     orders.lane.state = LaneState.OPENING
-    assert RuntimeView(runtime).waiting_causes("orders") == []
+    assert RuntimeView(runtime).waiting_causes("orders") == {}
 
 
 def numbers(info: PartitionInfo) -> tuple[int | None, int | None]:

@@ -122,11 +122,11 @@ class _Partition:
 async def test_an_error_that_ends_a_task_of_the_worker_ends_its_process(
     runtime: Runtime, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would go on and obey no command, silently; a cancelled task is no error."""
+    """Else it would go on and settle no offset, silently; a cancelled task is no error."""
     ends: list[str] = []
     assigned = runtime._on_assigned
 
-    async def broken(_reader: object) -> None:
+    def broken() -> bool:
         raise ValueError("a fault of ours")
 
     async def wait(*facts: Any) -> None:
@@ -134,11 +134,10 @@ async def test_an_error_that_ends_a_task_of_the_worker_ends_its_process(
         await until(lambda: ends)
 
     monkeypatch.setattr(module, "end_process", ends.append)
-    monkeypatch.setattr(module, "_COMMANDS_S", 0.0)
-    monkeypatch.setattr(runtime, "look_for_commands", broken)
+    monkeypatch.setattr(runtime, "catch_up", broken)
     monkeypatch.setattr(runtime, "_on_assigned", wait)
     await start(runtime)
-    assert ends == ["Task commands ended with an error that it could not handle (ValueError('a fault of ours'))"]
+    assert ends == ["Task catch-up ended with an error that it could not handle (ValueError('a fault of ours'))"]
 
 
 async def test_a_revoke_waits_for_handlers_then_commits_and_only_then_goes_on(

@@ -9,8 +9,9 @@ import pytest
 
 from retryapp import CircuitBreaker, RetryPolicy, pausing, retryable
 from retryapp.core.holding import Holding
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.engine.handler.handler import Order
-from retryapp.testing import MemoryPartition, Script
+from retryapp.testing import MemoryPartition, Script, Step
 
 pytestmark = pytest.mark.timeout(20)
 OUTAGE = CircuitBreaker(minimum_calls=3)
@@ -64,6 +65,43 @@ async def test_a_stopped_sequence_is_named(order: str) -> None:
         with pytest.raises(AssertionError, match="a sequence has stopped behind a dead record"):
             await orders.to_rest(longest_ms=86_400_000)
         assert orders.clock.wall_ms() == began_ms + 86_400_001
+
+
+async def test_a_lane_that_opens_again_is_not_at_rest() -> None:
+    """Its record was called, and what became of that is not durable: it runs again."""
+    script = Script("fail")
+    async with MemoryPartition(script, "5m") as orders:
+        orders.transport.fail(Step.COMMIT, ConnectionError("no answer"))
+        await orders.send(b"order")
+        assert await orders.to_rest() >= 300_000
+    assert [call.attempt for call in script.calls] == [1, 1, 2]
+
+
+async def test_a_lane_that_does_not_open_is_named() -> None:
+    async with MemoryPartition(Script(), "5m") as orders:
+        orders.transport.fail(Step.COMMIT, ConnectionError("no answer"), times=1_000)
+        await orders.send(b"order")
+        with pytest.raises(AssertionError, match=r"still 1 unread, .*the lane is opening \(ConnectionError: no answer"):
+            await orders.to_rest(longest_ms=3_600_000)
+
+
+async def test_what_waits_is_known_of_a_worker_that_has_ended() -> None:
+    """It was nothing."""
+    async with MemoryPartition(Script("fail"), "5m") as orders:
+        await orders.send(b"order")
+        await orders.finish()
+        assert orders.waiting == {"5m": 1}
+        with pytest.raises(AssertionError, match="the partition does not run"):
+            await orders.to_rest()
+    assert orders.waiting == {"5m": 1}
+
+
+async def test_what_a_paused_partition_has_not_read_is_not_at_rest() -> None:
+    async with MemoryPartition(Script(), "5m") as orders:
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
+        await orders.send(b"order 1", b"order 2")
+        with pytest.raises(AssertionError, match=r"still 2 unread, .*the partition is paused"):
+            await orders.to_rest()
 
 
 async def test_an_order_may_be_given_as_text() -> None:

@@ -1,0 +1,75 @@
+"""Tasks of a worker that go on for as long as it runs, whatever one round of them raises."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from retryapp.kafka import KafkaAdmin
+from retryapp.runtime import app as module
+from retryapp.runtime.app import Runtime
+
+FAULTS = [TimeoutError(), OSError("reset"), RuntimeError("no token"), AssertionError()]
+"""What a round may raise: a client library, and the program's own token provider, which it calls as it connects."""
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once a task has gone on after the faults."""
+    monkeypatch.setattr(module, "_COMMANDS_S", 0.0)
+    monkeypatch.setattr(module, "_GROWTH_S", 0.0)
+    return asyncio.Event()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_commands_are_looked_for_again(
+    fault: Exception, runtime: Runtime, done: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this task the worker would obey no command any more, and say nothing."""
+    faults, lines = [fault], list[str]()
+    monkeypatch.setattr(module.logger, "exception", lines.append)
+
+    async def look(_reader: Any) -> None:
+        if faults:
+            raise faults.pop()
+        done.set()
+
+    runtime.look_for_commands = look  # type: ignore[method-assign]
+    task = asyncio.create_task(runtime._look_for_commands(SimpleNamespace()))  # type: ignore[arg-type]
+    await going_on(task, done)
+    assert len(lines) == (not isinstance(fault, OSError)), "a broker that is away is no news"
+
+
+async def test_partitions_are_counted_again(
+    runtime: Runtime, done: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this task the worker would not read new partitions."""
+    served = next(iter(runtime.served.values()))
+    served.partitions, served.complete = 2, 1
+    faults = [RuntimeError("no token")]
+
+    def describe(_self: KafkaAdmin, _topics: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        loop.call_soon_threadsafe(done.set)
+        return {}
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(KafkaAdmin, "describe_topics", describe)
+    await going_on(asyncio.create_task(runtime._look_for_growth()), done)
+
+
+async def going_on(task: asyncio.Task[None], done: asyncio.Event) -> None:
+    """Wait until a task has gone on, and end it."""
+    waiting = asyncio.create_task(done.wait())
+    try:
+        async with asyncio.timeout(10):
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done()
+        assert done.is_set()
+    finally:
+        task.cancel()
+        waiting.cancel()
