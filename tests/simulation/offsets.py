@@ -69,7 +69,7 @@ class Offsets:
             must(durable, "I14", origin, f"attempt {attempt} beside {other}, not durable")
 
     def _waits_for_the_offset(self, origin: Origin) -> bool:
-        """Tell whether a record is skipped, or lies behind one that is: skips wait for it; in an order, so do others."""
+        """Tell whether a record is skipped, or behind one that is: skips wait for it; in an order, so do others."""
         partition, offset = origin
         reached = self._moved.get(TopicPartition(self._main, partition), 0)
         return any(
