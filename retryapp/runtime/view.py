@@ -94,23 +94,21 @@ class RuntimeView:
 
     async def lags(self, main: str) -> Sequence[PartitionLag]:
         """Ask the broker for the lag of the partitions owned here; may raise `BrokerUnreachableError`."""
-        open_here = [
-            number
-            for (topic, number), placed in sorted(self._runtime.placed.items())
-            if topic == main and placed.lane.state is LaneState.OPEN
-        ]
-        if not open_here:
+        placed = {number: each for (topic, number), each in sorted(self._runtime.placed.items()) if topic == main}
+        # one that does not open lags most
+        here = [number for number, each in placed.items() if each.lane.state in {LaneState.OPEN, LaneState.OPENING}]
+        if not here:
             return []
         if (silence := self.silence()) is not None:
             raise self._unreachable(silence)
         try:
             async with asyncio.timeout(LAG_TIMEOUT_S):
-                offsets = await self._offsets([ClientTopicPartition(main, number) for number in open_here])
+                offsets = await self._offsets([ClientTopicPartition(main, number) for number in here])
         except TimeoutError as exc:
             raise self._unreachable(f"offsets did not come within {LAG_TIMEOUT_S:g} s") from exc
         except (KafkaError, RuntimeError) as exc:  # RuntimeError: the consumer has ended meanwhile
             raise self._unreachable(str(exc) or type(exc).__name__) from exc
-        return [_lag(self._runtime, main, number, offsets) for number in open_here]
+        return [_lag(self._runtime, main, number, offsets) for number in here]
 
     def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
         """Return `due_at_ms` of the first rows of a partition with `start_ms <= due_at_ms < stop_ms`, rising."""
@@ -375,12 +373,15 @@ class RuntimeView:
         return known
 
     async def _offsets(self, client_tps: Sequence[ClientTopicPartition]) -> tuple[Any, Any, Any]:
+        placed = self._runtime.placed
+        moving = [tp for tp in client_tps if placed[tp.topic, tp.partition].lane.state is LaneState.OPEN]
+
         async def ask(client: Any) -> tuple[Any, Any, Any]:
             # the public call for committed offsets asks for one partition at a time
             committed = await client._coordinator.fetch_committed_offsets(client_tps)  # noqa: SLF001
             ends = await client.end_offsets(client_tps)  # of committed records: the consumer reads no others
             mine = client.assignment()
-            positions = {tp: await client.position(tp) for tp in client_tps if tp in mine}
+            positions = {tp: await client.position(tp) for tp in moving if tp in mine}  # others may have none yet
             return {tp: at.offset for tp, at in committed.items() if at.offset >= 0}, ends, positions
 
         found: tuple[Any, Any, Any] = await self._runtime.consumer.in_thread(ask)
@@ -430,8 +431,9 @@ def _lag(runtime: Runtime, main: str, number: int, offsets: tuple[Any, Any, Any]
     tp, placed = TopicPartition(main, number), runtime.placed.get((main, number))
     client_tp = ClientTopicPartition(*tp)
     end, at = int(ends.get(client_tp, 0)), committed.get(client_tp)
+    is_open = placed is not None and placed.lane.state is LaneState.OPEN
     idle = placed is not None and not placed.engine.in_flight and placed.lane.refusal is None
-    done = idle and not runtime.intake.waiting(tp) and positions.get(client_tp, -1) >= end
+    done = is_open and idle and not runtime.intake.waiting(tp) and positions.get(client_tp, -1) >= end
     return PartitionLag(partition=number, committed=at, main=0 if done else max(0, end - int(at or 0)))
 
 

@@ -320,7 +320,7 @@ class MemoryPartition:
         if self.lane.state is not LaneState.OPEN:
             parts.append(f"the lane is {self.lane.state} ({self.lane.last_error})")
         parts += ["the partition is paused"] * pace.paused
-        parts += [f"circuit {name} is {gate.circuit.state}" for name, gate in pace.gates.items() if gate.forced]
+        parts += [f"the circuit {name!r} is forced open" for name, gate in pace.gates.items() if gate.forced]
         parts += ["a sequence has stopped behind a dead record"] * (STOPPED_TIER in waiting)
         return "; ".join(parts)
 

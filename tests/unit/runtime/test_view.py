@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiokafka import TopicPartition as ClientTopicPartition
 from samples import waiting_row
 
 from retryapp.core.causes import CauseCount
@@ -20,6 +21,7 @@ from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, PartitionInfo
 from retryapp.runtime.app import Runtime
+from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.view import RuntimeView
 from retryapp.testing.tables import MemoryPendingTable
 
@@ -194,6 +196,36 @@ async def test_without_a_broker_the_worker_is_not_ready_and_its_numbers_are_as_o
     assert 4_900 <= runtime.clock.wall_ms() - last.as_of_ms < 6_900
     with pytest.raises(BrokerUnreachableError, match="has not answered for 12 s"):
         await view.lags("orders")
+
+
+async def test_a_partition_whose_lane_does_not_open_lags(
+    runtime: Runtime, orders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its offset stands. It was left out of the sum, and the others' looked like all."""
+    shut = SimpleNamespace(state=LaneState.OPENING, refusal=None)
+    orders.engine.in_flight = 0
+    runtime.placed["orders", 1] = cast("Any", SimpleNamespace(lane=shut, engine=SimpleNamespace(in_flight=0)))
+
+    async def committed(tps: list[Any]) -> dict[Any, Any]:
+        return {tp: SimpleNamespace(offset=90) for tp in tps}
+
+    async def ends(tps: list[Any]) -> dict[Any, int]:
+        return dict.fromkeys(tps, 100)
+
+    async def position(tp: Any) -> int:
+        assert tp.partition == 0, "it waits until there is one"
+        return 100
+
+    client = SimpleNamespace(
+        _coordinator=SimpleNamespace(fetch_committed_offsets=committed),
+        end_offsets=ends,
+        position=position,
+        assignment=lambda: {ClientTopicPartition("orders", number) for number in (0, 1)},
+    )
+    monkeypatch.setattr(RetryConsumer, "in_thread", lambda _self, ask: ask(client))
+    assert isinstance(runtime.app.consumer, RetryConsumer)
+    lags = await RuntimeView(runtime).lags("orders")
+    assert [(lag.partition, lag.main) for lag in lags] == [(0, 0), (1, 10)]
 
 
 async def test_a_worker_with_an_open_lane_that_does_not_move_is_not_ready(runtime: Runtime, orders: Any) -> None:
