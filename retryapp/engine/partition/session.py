@@ -136,7 +136,8 @@ class Session:
         self._duplicates = begin_duplicates(context, transport.seen, main.partition)
         tally = transport.counted_from(start, context.clock.wall_ms())
         self._counting = Counting(context.handler, main, tally, start)
-        suspects = partial(begin_suspects, context, lane, number, self.scheduler.claimed)
+        ahead = partial(self.release, ahead=True)
+        suspects = partial(begin_suspects, context, lane, number, self.scheduler.claimed, ahead)
         self._suspects = suspects(transport.suspected, first.submit)
         self._suspect_rows = suspects(transport.suspected_rows, again.submit)
         self._start = first.submit if self._suspects is None else self._suspects.add

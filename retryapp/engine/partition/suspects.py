@@ -44,6 +44,7 @@ class Suspects:
         *,
         found: Suspected,
         submit: Callable[[Run], None],
+        release: Callable[[], None],
         claimed: Mapping[bytes, Claim],
     ) -> None:
         self._context = context
@@ -57,6 +58,8 @@ class Suspects:
         self._clear = Mark(Kind.LIFE, 0, context.life)
         """Counts against no record."""
         self._submit = submit
+        self._release = release
+        """Has the outcomes of first deliveries go to the lane, also those that wait for a record before them."""
         self._claimed = claimed
         """Due rows whose outcomes are not durable."""
         self._queue: deque[Run] = deque()
@@ -195,6 +198,7 @@ class Suspects:
         handler = self._context.handler
         source = TopicPartition(handler.main, run.record.partition)
         if run.claim is None:
+            self._release()  # what ran before is durable with this, also behind records that wait
             offset = run.record.next_offset if past else run.record.offset
             if handler.order is not Order.NONE or (self._held and self._held[0].record.offset < offset):
                 offset = 0  # it stays: others wait before it, of their sequences, or of a mark when there were some
@@ -211,13 +215,14 @@ def begin_suspects(
     lane: Lane,
     session: int,
     claimed: Mapping[bytes, Claim],
+    release: Callable[[], None],
     found: Suspected | None,
     submit: Callable[[Run], None],
 ) -> Suspects | None:
     """Return the suspects of a new session, if there are any."""
     if found is None:
         return None
-    return Suspects(context, lane, session, found=found, submit=submit, claimed=claimed)
+    return Suspects(context, lane, session, found=found, submit=submit, release=release, claimed=claimed)
 
 
 def _place(run: Run) -> Place:

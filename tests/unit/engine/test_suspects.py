@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from doubles import MAIN, Gate, Refusing, committed, reopen
 from suspected import GATHER_MS, Killer, disk_rows, found, marks, names, with_rows, without_life
+from test_beyond import noted
 
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.verdicts import Reject
@@ -121,7 +122,8 @@ async def test_no_mark_moves_the_offset_past_a_record_that_waits_before_the_susp
         assert list(gate.running) == [b"1"]
         gate.let(b"1")
         await orders.settle()
-        assert committed(orders) == 0
+        assert ([*gate.running], committed(orders)) == ([b"2"], 0)
+        assert noted(transport) == {1: True}  # durable before the other half runs
     gate.running.clear()
     async with MemoryPartition(gate, transport=transport, concurrency=8) as orders:
         gate.let_all()
