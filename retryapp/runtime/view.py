@@ -1,7 +1,7 @@
 """What the pages may ask of a worker.
 
 Methods run on the worker's event loop: none reads more rows than its `limit` and one more per partition. `due_times`,
-`causes`, `waiting_causes`, `pending_page` and `dead_page` may run in a thread: each asks for its table once, and its
+`causes`, `waiting_causes`, `pending_page` and `dead_latest` may run in a thread: each asks for its table once, and its
 iterators end with it.
 """
 
@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError
 
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.control import Command, Verb
-from retryapp.core.dead_index import LetterAge, newest_letter
+from retryapp.core.dead_index import IndexedLetter, LetterAge, newest_letter
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part
 from retryapp.core.lifecycle import Commanded
@@ -140,23 +140,38 @@ class RuntimeView:
         return PendingEntry(partition=partition, key=key, value=value, max_attempts=most) if key and value else None
 
     def dead_page(
+        self, main: str, *, partition: int, before: int | None, limit: int, letters: str | None = None
+    ) -> Sequence[DeadEntry]:
+        """Return dead letters of one topic and partition with offsets below `before`, the highest first."""
+        table = self._letters(main, partition, letters)
+        return self._entries(main, partition, letters, table.page(before, limit) if table else [])
+
+    def dead_latest(
         self,
         main: str,
         *,
         partition: int,
-        before: int | None,
+        before: tuple[int, int] | None,
         limit: int,
         letters: str | None = None,
         cause: str | None = None,
         key: bytes | None = None,
     ) -> Sequence[DeadEntry]:
-        """Return dead letters of one topic and partition, newest first, with offsets below `before`.
+        """Return dead letters of one topic and partition by time, newest first, below a time and an offset.
 
         All of them, or those of a cause id or of a record key, which are looked up.
         """
+        table = self._letters(main, partition, letters)
+        rows = table.latest(before, limit, cause=cause, key=key) if table else []
+        return self._entries(main, partition, letters, rows)
+
+    def _letters(self, main: str, partition: int, letters: str | None) -> RocksDeadLetterTable | None:
         placed, topology = self._open(main, partition), self._runtime.served[main].handler.topology
-        table = _dead(placed).get(topology.dlq_named(letters)) if placed else None
-        rows = table.page(before, limit, cause=cause, key=key) if table else []
+        return _dead(placed).get(topology.dlq_named(letters)) if placed else None
+
+    def _entries(
+        self, main: str, partition: int, letters: str | None, rows: Sequence[IndexedLetter]
+    ) -> list[DeadEntry]:
         most = self._max_attempts(main)
         return [DeadEntry(partition=partition, row=row, letters=letters, max_attempts=most) for row in rows]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Callable
 from itertools import count
 
 from typing_extensions import override
@@ -79,9 +80,15 @@ class VirtualClock(Clock):
         """Move the wall clock, forward or back; no time passes."""
         self._wall_ms += ms
 
-    def drive(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make the timers of an event loop (`asyncio.timeout`, `call_later`) follow this clock."""
+    def drive(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        """Have the timers of an event loop (`asyncio.timeout`, `call_later`) follow this clock; return what ends it."""
+        former = loop.time
         loop.time = self.monotonic_s  # type: ignore[method-assign]
+
+        def end() -> None:
+            loop.time = former  # type: ignore[method-assign]
+
+        return end
 
 
 class ScriptedRandom(Random):

@@ -108,7 +108,9 @@ class MemoryPartition:
         handler = declared[main]
         names = [field.name for field in fields(handler) if field.init and field.name not in _OF_A_WORKER]
         options = {name: getattr(handler, name) for name in names}
-        return cls(function or handler.function, handler.policy, **{**options, **more})
+        made = cls(function or handler.function, handler.policy, **{**options, **more})
+        made._owned.update(name for each in retries.handlers for name in each.topology.owned)
+        return made
 
     def __init__(
         self,
@@ -143,11 +145,12 @@ class MemoryPartition:
         self.clock = clock or self.transport.clock
         self.observer = RecordingObserver()
         self.destinations = destinations or MemoryDestinations()
+        self._owned = {*topology.owned}
         self.handler = Handler(
             function=function,
             topology=topology,
             policy=chosen,
-            destinations=Destinations(self.destinations, self.clock, lambda: topology.owned),
+            destinations=Destinations(self.destinations, self.clock, lambda: self._owned),
             **options,
         )
         self._pools = pools or make_pools(self.handler)
@@ -196,11 +199,12 @@ class MemoryPartition:
         self.engine.lane = self.lane
         self._next: dict[TopicPartition, int] = {}
         self._task: asyncio.Task[None] | None = None
+        self._real_time: Callable[[], None] = lambda: None
 
     async def __aenter__(self) -> Self:
         """Start it; raise RuntimeError if its transport belongs to a partition that still runs."""
         self.transport.attach(self._site, self.engine.context.life)
-        self.clock.drive(asyncio.get_running_loop())
+        self._real_time = self.clock.drive(asyncio.get_running_loop())
         if self._own_pools:
             for pool in self._pools:
                 pool.start()
@@ -211,7 +215,7 @@ class MemoryPartition:
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Kill it: nothing is flushed, committed or released."""
+        """Kill it: nothing is flushed, committed or released. The event loop follows real time again."""
         self.transport.detach()
         if self._task is not None:
             self._task.cancel()
@@ -219,6 +223,7 @@ class MemoryPartition:
         if self._own_pools:
             for pool in self._pools:
                 await pool.stop(0.0)
+        self._real_time()
 
     # -- what a test does -----------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +31,8 @@ SCAN_ROWS: Final = 2_000
 """Rows that a worker looks at for one page."""
 READ_ROWS: Final = 200
 """Dead letters that are read from their topics at once, to look into them."""
+READ_SPAN: Final = 5_000
+"""Most offsets of a partition in one reading: where a clock was set back, letters of one time are far apart."""
 READ_S: Final = 0.3
 """After this time no more of them are read for one page: others wait for what is found."""
 _CHUNK_ROWS: Final = 50
@@ -132,7 +133,7 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
     streams = []
     for number in chosen:
         for letters in (None, *info.dead_letters):
-            page = partial(view.dead_page, info.main, partition=number, letters=letters, **sought)
+            page = partial(view.dead_latest, info.main, partition=number, letters=letters, **sought)
             streams.append(_letters(page, (number, letters), before))
     listing, last = Listing(lines=[], partitions=chosen), before
     rows, until_s = heapq.merge(*streams, key=_place, reverse=True), time.monotonic() + READ_S
@@ -155,19 +156,37 @@ def _looked_into(
     view: RuntimeView, info: HandlerInfo, rows: Iterable[Facts], wanted: LetterFilter
 ) -> Iterator[tuple[Facts, bool]]:
     """Yield letters with whether they fit by what the index does not have: their topics are read, some at once."""
-    rows = iter(rows)
-    while some := [*islice(rows, READ_ROWS)]:
+    for some in _near(rows):
         found = set[tuple[str | None, int, int]]()
         for letters in {row["letters"] for row in some}:
             ranges: dict[int, tuple[int, int]] = {}
             for row in some:
                 if row["letters"] == letters:
-                    first, stop = ranges.get(row["partition"], (row["offset"], 0))
-                    ranges[row["partition"]] = min(first, row["offset"]), max(stop, row["offset"] + 1)
+                    ranges[row["partition"]] = _with(ranges.get(row["partition"]), row["offset"])
             topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
             records = view.read_range(topic, ranges)
             found |= {(letters, each.partition, each.offset) for each in records if fits(wanted, each)}
         yield from ((row, (row["letters"], row["partition"], row["offset"]) in found) for row in some)
+
+
+def _near(rows: Iterable[Facts]) -> Iterator[list[Facts]]:
+    """Yield some rows at once: they are read in one go, with all between them."""
+    some, ranges = list[Facts](), dict[Stream, tuple[int, int]]()
+    for row in rows:
+        stream = row["partition"], row["letters"]
+        first, stop = _with(ranges.get(stream), row["offset"])
+        if len(some) == READ_ROWS or stop - first > READ_SPAN:
+            yield some
+            some, ranges, (first, stop) = [], {}, _with(None, row["offset"])
+        some.append(row)
+        ranges[stream] = first, stop
+    if some:
+        yield some
+
+
+def _with(offsets: tuple[int, int] | None, offset: int) -> tuple[int, int]:
+    first, stop = (offset, 0) if offsets is None else offsets
+    return min(first, offset), max(stop, offset + 1)
 
 
 def _open(infos: Sequence[PartitionInfo]) -> list[int]:
@@ -180,35 +199,17 @@ def _place(row: Facts) -> Place:
 
 def _letters(page: Callable[..., Any], stream: Stream, before: Place | None) -> Iterator[Facts]:
     """Walk over the dead letters of a topic and partition from a place on, a few at a time."""
-    chunk, offset = 2, None if before is None else _start(page, stream, before)  # most are asked for no more
-    while offset is None or offset > 0:
-        rows = [dead_summary(entry) for entry in page(before=offset, limit=chunk)]
+    chunk, below = 2, None if before is None else _start(stream, before)  # most are asked for no more
+    while True:
+        rows = [dead_summary(entry) for entry in page(before=below, limit=chunk)]
         yield from rows
         if len(rows) < chunk:
             return
-        offset, chunk = rows[-1]["offset"], min(_CHUNK_ROWS, 2 * chunk)
+        below, chunk = (rows[-1]["append_ms"] or 0, rows[-1]["offset"]), min(_CHUNK_ROWS, 2 * chunk)
 
 
-def _start(page: Callable[..., Any], stream: Stream, before: Place) -> int | None:
-    """Return the offset below which letters are older than a place; None: all are.
-
-    Letters are in the order of their times, so it is searched for by halves.
-    """
-    if (before[1], before[2]) == (stream[0], stream[1] or ""):
-        return before[3]
-
-    def first(offset: int | None) -> Facts | None:
-        return next((dead_summary(entry) for entry in page(before=offset, limit=1)), None)
-
-    newest = first(None)
-    if newest is None or _place(newest) < before:
-        return None
-    older, newer = 0, newest["offset"] + 1
-    while newer - older > 1:
-        middle = (older + newer) // 2
-        found = first(middle)
-        if found is None or _place(found) < before:
-            older = middle
-        else:
-            newer = found["offset"] + 1
-    return older
+def _start(stream: Stream, before: Place) -> tuple[int, int]:
+    """Return the time and the offset below which the letters of a topic and partition come after a place."""
+    append_ms, partition, letters, offset = before
+    here, there = (stream[0], stream[1] or ""), (partition, letters)
+    return (append_ms, offset) if here == there else (append_ms + (here < there), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,20 @@ def test_pages_go_from_the_newest_to_the_oldest(table: Rocks, make_dead: MakeDea
     assert table.page(None, 0) == []
 
 
+def test_letters_are_listed_by_time_also_where_a_clock_was_set_back(table: Rocks, make_dead: MakeDead) -> None:
+    """The cursor is the time and offset of the last one of the page before."""
+    times = {3: 100, 4: 200, 5: 50, 6: 60, 7: 200, 8: -1}
+    table.write([replace(make_dead(offset, offset), append_ms=at_ms) for offset, at_ms in times.items()], 9)
+    assert [row.offset for row in table.latest(None, 9)] == [7, 4, 3, 6, 5, 8]
+    assert [row.offset for row in table.latest((200, 7), 2)] == [4, 3]
+    assert [row.offset for row in table.latest((101, 0), 2)] == [3, 6]
+    assert [row.offset for row in table.latest((100, 3), 9)] == [6, 5, 8]
+    assert table.latest((0, 8), 9) == table.latest(None, 0) == []
+    while table.forget_before(6):
+        pass
+    assert [row.offset for row in table.latest(None, 9)] == [7, 6, 8]
+
+
 def test_a_failure_id_leads_to_its_newest_dead_letter(any_table: Table, make_dead: MakeDead) -> None:
     """A record that was replayed and died again has two; the topic is read while new letters are written."""
     any_table.write([make_dead(9, 10), make_dead(5, 12)], None)
@@ -68,14 +83,16 @@ def test_a_failure_id_leads_to_its_newest_dead_letter(any_table: Table, make_dea
 
 def test_rows_without_readable_metadata_are_listed_and_counted(table: Rocks, make_dead: MakeDead) -> None:
     """Damage hides nothing."""
-    damaged = DeadRow(4, (("retry-version", b"1"), ("retry-attempt", b"x"), ("retry-reason", b"rejected")))
+    damaged = DeadRow(
+        4, (("retry-version", b"1"), ("retry-attempt", b"x"), ("retry-reason", b"rejected")), append_ms=1_004
+    )
     table.write([make_dead(3, None), damaged], 5)
     broken, foreign = table.page(None, 5)
     assert (broken.offset, broken.key, broken.reason, broken.attempt) == (4, None, "rejected", None)
     assert (foreign.offset, foreign.key, foreign.damaged) == (3, b"k", "the record carries no retry metadata")
     assert "retry-group" in (broken.damaged or "")
     assert [(count.cause_id, count.records) for count in table.causes()] == [(OTHER_CAUSE, 2)]
-    assert [letter.offset for letter in table.page(None, 5, cause=OTHER_CAUSE)] == [4, 3]
+    assert [letter.offset for letter in table.latest(None, 5, cause=OTHER_CAUSE)] == [4, 3]
     assert table.count() == 2
 
 
@@ -170,13 +187,13 @@ def test_letters_are_found_by_key_and_by_cause(table: Rocks, make_dead: MakeDead
     table.write([make_dead(n, n, key=b"even" if n % 2 == 0 else b"", error_type=f"E{n % 3}") for n in range(1, 300)], 1)
     table.write([make_dead(300, 300, key=None)], 301)
     ids = [cause_id(f"E{n}", "f", "no") for n in range(3)]
-    assert [letter.offset for letter in table.page(None, 3, key=b"even")] == [298, 296, 294]
-    assert [letter.offset for letter in table.page(4, 3, key=b"even")] == [2]
-    assert [letter.offset for letter in table.page(None, 2, key=b"")] == [299, 297]
-    assert [letter.offset for letter in table.page(258, 2, cause=ids[0])] == [255, 252]
-    assert [letter.offset for letter in table.page(10, 9, cause=ids[1], key=b"even")] == [4]
-    assert table.page(None, 9, key=b"odd") == table.page(None, 9, cause="c1-0000000000") == []
-    assert table.page(None, 9, cause="nonsense") == []
+    assert [letter.offset for letter in table.latest(None, 3, key=b"even")] == [298, 296, 294]
+    assert [letter.offset for letter in table.latest((1_004, 4), 3, key=b"even")] == [2]
+    assert [letter.offset for letter in table.latest(None, 2, key=b"")] == [299, 297]
+    assert [letter.offset for letter in table.latest((1_258, 258), 2, cause=ids[0])] == [255, 252]
+    assert [letter.offset for letter in table.latest((1_010, 10), 9, cause=ids[1], key=b"even")] == [4]
+    assert table.latest(None, 9, key=b"odd") == table.latest(None, 9, cause="c1-0000000000") == []
+    assert table.latest(None, 9, cause="nonsense") == []
 
 
 def test_letters_are_counted_by_cause_as_they_come_and_go(table: Rocks, make_dead: MakeDead) -> None:
@@ -192,7 +209,7 @@ def test_letters_are_counted_by_cause_as_they_come_and_go(table: Rocks, make_dea
     ]
     assert table.forget_before(3) == 2
     assert [(count.cause_id, count.records, count.attempts) for count in table.causes()] == [(one, 1, 3)]
-    assert table.page(None, 9, cause=two) == table.page(3, 9, key=b"k") == []
+    assert table.latest(None, 9, cause=two) == table.latest((1_003, 3), 9, key=b"k") == []
 
 
 def test_a_mark_is_kept_whenever_its_letter_is_written(any_table: Table, make_dead: MakeDead) -> None:
@@ -253,7 +270,7 @@ def test_causes_beyond_the_bound_count_together(tmp_path: Path, make_dead: MakeD
         (OTHER_CAUSE, 6), (table.causes()[1].cause_id, 2)
     ]  # fmt: skip
     assert len(table.causes()) == MAX_CAUSES + 1
-    assert len(table.page(None, 99, cause=OTHER_CAUSE)) == 6
+    assert len(table.latest(None, 99, cause=OTHER_CAUSE)) == 6
     before = table.causes()
     table.close()
     table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)

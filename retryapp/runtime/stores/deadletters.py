@@ -2,11 +2,14 @@
 
 It is rebuilt by reading the dead-letter topic, in any order and more than once. Keys, big-endian::
 
-    | 0x00 | offset u64 |                        a letter
-    | 0x01 | kind u8 | hash or cause | offset u64 |   the same by failure id, key and cause; no value
-    | 0x03 | offset u64 |                        its mark: | length u8 | mark | job |
+    | 0x00 | offset u64 |                                 a letter
+    | 0x01 | 'f' | hash | offset u64 |                    the same by failure id; no value
+    | 0x01 | 't' | append_ms u64 | offset u64 |           by time
+    | 0x01 | 'k' or 'c' | hash or cause | append_ms u64 | offset u64 |   by key, by cause, and time
+    | 0x03 | offset u64 |                                 its mark: | length u8 | mark | job |
 
-Marks lie apart from letters, so a letter that is written again, or later than its mark, keeps it.
+Lists are by time, which offsets are not where a broker's clock was set back. Marks lie apart from letters, so a letter
+that is written again, or later than its mark, keeps it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from rocksdict import WriteBatch
@@ -36,11 +40,13 @@ from retryapp.runtime.stores.store import RocksTable, StoreIdentity
 
 _ROW = b"\x00"
 _BY_FAILURE = b"\x01f"
+_BY_TIME = b"\x01t"
 _BY_KEY = b"\x01k"
 _BY_CAUSE = b"\x01c"
 _MARK = b"\x03"
 _OFFSET = struct.Struct(">Q")
-_LAST = 2**64 - 1
+_PLACE = struct.Struct(">QQ")
+_LAST = b"\xff" * _PLACE.size
 _ROW_COUNT = "rows"
 FORGET_LIMIT = 500  # rows that one call removes at most
 
@@ -55,9 +61,10 @@ def _offset_of(key: bytes) -> int:
 
 def _indexes(letter: IndexedLetter) -> Iterator[bytes]:
     """Yield the keys under which a letter is found."""
-    at, cause = _OFFSET.pack(letter.offset), cause_bytes(letter.cause_id)
+    at, cause = _PLACE.pack(max(0, letter.append_ms), letter.offset), cause_bytes(letter.cause_id)
+    yield _BY_TIME + at
     if letter.failure_id is not None:
-        yield _BY_FAILURE + hash_of(letter.failure_id.encode()) + at
+        yield _BY_FAILURE + hash_of(letter.failure_id.encode()) + _OFFSET.pack(letter.offset)
     if letter.key is not None:
         yield _BY_KEY + letter.key_hash + at
     if cause is not None:
@@ -141,10 +148,15 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             meta.next_offset = max(meta.next_offset, next_offset)
         self._store.write(batch, self._now_ms)
 
-    def page(
-        self, before: int | None, limit: int, *, cause: str | None = None, key: bytes | None = None
+    def page(self, before: int | None, limit: int) -> list[IndexedLetter]:
+        """Return at most `limit` letters with an offset below `before`, the highest first."""
+        found = self._backwards(_ROW, None if before is None else _OFFSET.pack(before))
+        return [self._shown(_offset_of(key), raw) for key, raw in islice(found, limit)]
+
+    def latest(
+        self, before: tuple[int, int] | None, limit: int, *, cause: str | None = None, key: bytes | None = None
     ) -> list[IndexedLetter]:
-        """Return at most `limit` letters with an offset below `before`, newest first: all, of a cause id, or of a key.
+        """Return at most `limit` letters below a time and an offset, newest first: all, of a cause id, or of a key.
 
         Of a cause *and* a key: those of the key are looked through, at most `limit` of them match.
         """
@@ -156,28 +168,25 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
                 return []
             prefix = _BY_CAUSE + raw
         else:
-            prefix = _ROW
+            prefix = _BY_TIME
         out: list[IndexedLetter] = []
-        for found, value in self._backwards(prefix, before):
+        for found, _ in self._backwards(prefix, None if before is None else _PLACE.pack(*before)):
             if len(out) >= limit:
                 break
-            raw_letter = value if prefix == _ROW else self._store.get(_row_key(_offset_of(found)))
-            if raw_letter is not None:
+            if (raw_letter := self._store.get(_row_key(_offset_of(found)))) is not None:
                 letter = self._shown(_offset_of(found), raw_letter)
                 if cause in (None, letter.cause_id, OTHER_CAUSE if letter.other else None):
                     out.append(letter)
         return out
 
-    def _backwards(self, prefix: bytes, before: int | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield what begins with a prefix, from the newest offset below `before` on."""
-        if before is not None and before <= 0:
-            return
-        for key, value in self._store.items(
-            prefix + _OFFSET.pack(_LAST if before is None else before - 1), backwards=True
-        ):
+    def _backwards(self, prefix: bytes, before: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield what begins with a prefix, from the last below `before` on."""
+        bound = prefix + (_LAST if before is None else before)
+        for key, value in self._store.items(bound, backwards=True):
             if not key.startswith(prefix):
                 return
-            yield key, value
+            if key != bound:
+                yield key, value
 
     def _shown(self, offset: int, raw: bytes) -> IndexedLetter:
         return decode_letter(offset, raw, self._causes.name_of, *self._mark_of(offset))

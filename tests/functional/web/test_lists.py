@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -225,3 +226,41 @@ async def test_a_due_record_says_what_holds_it_back(site: Site, worker: FakeWork
     assert (await site.facts(f"{BASE}/pending/1/42"))["record"]["held_back_by"] == holds
     assert "holds it back" in (await site.get(f"{BASE}/pending/1/42"))[2]
     assert "holds it back" not in (await site.get(f"{BASE}/pending/1/43"))[2]
+
+
+async def test_letters_are_listed_by_time_whatever_the_clocks_of_brokers_did(site: Site, worker: FakeWorker) -> None:
+    """One was set back for an hour, and one is behind: each letter is there once, also where a page ends between."""
+    worker.parts[MAIN] = [part for part in worker.parts[MAIN] if part.state == "open"][:2]
+    worker.letters.clear()
+    minutes = {0: [100, 200, 50, 60, 200, 300], 1: [150, 250, 240, 55, 400]}
+    for number, times in minutes.items():
+        for offset, minute in enumerate(times):
+            md = dead_metadata(1_000 + offset, partition=number, last_failed_ms=NOW_MS)
+            worker.bury(offset, md, append_ms=NOW_MS - 10**8 + minute * 60_000)
+    expected = sorted(((minute, number) for number, times in minutes.items() for minute in times), reverse=True)
+    for limit in (1, 2, 3, 50):
+        records = await walk(site, f"{BASE}/dead?limit={limit}&format=json")
+        found = [(minutes[each["partition"]][each["offset"]], each["partition"]) for each in records]
+        assert found == expected
+    records = await walk(site, f"{BASE}/dead?limit=2&since={100_000 - 150 * 60}s&format=json")
+    assert len(records) == sum(minute >= 150 for minute, _ in expected)
+
+
+async def test_letters_of_one_time_that_are_far_apart_are_read_apart(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a search would read all that is between them."""
+    worker.letters.clear()
+    for number in range(6):
+        md = dead_metadata(1_000 + number, last_failed_ms=NOW_MS, error_message="no shard 12")
+        worker.bury(number % 2 * 1_000_000 + number, md, append_ms=NOW_MS - number)
+    read, spans = worker.read_range, list[int]()
+
+    def noted(topic: str, ranges: Mapping[int, tuple[int, int]]) -> Any:
+        spans.extend(stop - first for first, stop in ranges.values())
+        return read(topic, ranges)
+
+    monkeypatch.setattr(FakeWorker, "read_range", lambda _worker, *asked: noted(*asked))
+    listed = await site.facts(f"{BASE}/dead?message=shard 12")
+    assert len(listed["records"]) == 6
+    assert max(spans) <= lists.READ_SPAN

@@ -149,21 +149,35 @@ class FakeWorker(RuntimeView):
 
     @override
     def dead_page(
+        self, main: str, *, partition: int, before: int | None, limit: int, letters: str | None = None
+    ) -> Sequence[DeadEntry]:
+        rows = sorted(self._dead(main, partition, letters), key=lambda row: -row.offset)
+        shown = [row for row in rows if before is None or row.offset < before][:limit]
+        return [DeadEntry(partition=partition, row=row, letters=letters) for row in shown]
+
+    @override
+    def dead_latest(
         self,
         main: str,
         *,
         partition: int,
-        before: int | None,
+        before: tuple[int, int] | None,
         limit: int,
         letters: str | None = None,
         cause: str | None = None,
         key: bytes | None = None,
     ) -> Sequence[DeadEntry]:
+        rows = [
+            ((row.append_ms, row.offset), row)
+            for row in self._dead(main, partition, letters)
+            if cause in (None, row.cause_id) and key in (None, row.key)
+        ]
+        shown = sorted((each for each in rows if before is None or each[0] < before), key=lambda each: each[0])
+        return [DeadEntry(partition=partition, row=row, letters=letters) for _, row in shown[::-1][:limit]]
+
+    def _dead(self, main: str, partition: int, letters: str | None) -> Sequence[IndexedLetter]:
         there = self.letters.get(partition, []) if letters is None else self.named.get((partition, letters), [])
-        rows = sorted(there if main == MAIN else [], key=lambda row: -row.offset)
-        rows = [row for row in rows if cause in (None, row.cause_id) and key in (None, row.key)]
-        shown = [row for row in rows if before is None or row.offset < before][:limit]
-        return [DeadEntry(partition=partition, row=row, letters=letters) for row in shown]
+        return there if main == MAIN else []
 
     @override
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
@@ -293,14 +307,15 @@ class FakeWorker(RuntimeView):
         value: bytes | None = b"{}",
         headers: Headers = (),
         letters: str | None = None,
+        append_ms: int | None = None,
     ) -> None:
-        partition = md.origin.partition
+        partition, at_ms = md.origin.partition, md.last_failed_ms if append_ms is None else append_ms
         every = shield(headers) + encode_metadata(md)
         topic = f"{GROUP}.{MAIN}.dlq"
         if letters is None:
-            self.letters.setdefault(partition, []).append(index_letter(offset, every, key, md.last_failed_ms))
+            self.letters.setdefault(partition, []).append(index_letter(offset, every, key, at_ms))
         else:
-            self.named.setdefault((partition, letters), []).append(index_letter(offset, every, key, md.last_failed_ms))
+            self.named.setdefault((partition, letters), []).append(index_letter(offset, every, key, at_ms))
             topic += f".{letters}"
         self.records[topic, partition, offset] = Record(topic, partition, offset, NOW_MS, key, value, every)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import faust
 import pytest
 from pydantic import BaseModel
@@ -65,6 +68,32 @@ async def test_another_function_and_other_settings_take_the_place_of_the_declare
         assert [letter.reason for letter in orders.dead_letters] == ["rejected"]
     async with MemoryPartition.of(retries, "orders", transport=orders.transport) as orders:
         assert len(orders.dead_letters) == 1
+
+
+async def test_topics_of_other_handlers_are_no_destinations(retries: Retries) -> None:
+    """As in a worker, where it is refused."""
+
+    async def answer(_value: bytes, delivery: Delivery) -> None:
+        delivery.publish("shop.orders.dlq", b"1")
+
+    retries.handler("returns", policy="5m")(answer)
+    async with MemoryPartition.of(retries, "returns") as returns:
+        await returns.send(b"1")
+        await returns.to_rest()
+        (letter,) = returns.dead_letters
+        assert "this topic is retryapp's own" in letter.error_message
+
+
+async def test_the_event_loop_follows_real_time_before_and_after(retries: Retries) -> None:
+    """It stood still after a partition: nothing slept to its end in the rest of the test, or on a shared loop."""
+    loop = asyncio.get_running_loop()
+    async with MemoryPartition.of(retries, "orders") as orders:
+        async with MemoryPartition.of(retries, "orders", clock=orders.clock, partition=1):
+            pass
+        await orders.advance(1_000)
+        assert loop.time() == orders.clock.monotonic_s()
+    assert abs(loop.time() - time.monotonic()) < 60
+    await asyncio.sleep(0.001)
 
 
 async def test_a_handler_that_is_not_declared_is_named(retries: Retries) -> None:
