@@ -77,6 +77,7 @@ class Ledger:
 
         Returns:
             0: succeed. Above 0: fail and come back after so many milliseconds. -1: fail, the policy has the delay.
+            `REJECTED`: fail for good.
         """
         cells = self._cells
         cells[0] += 1

@@ -39,6 +39,12 @@ class Plan:
     recovery_pending: int = _size(200_000, "Records that wait when the local store is lost.", 5_000)
     memory_small: int = _size(10_000, "Waiting records at the first look.", 500)
     memory_large: int = _size(1_000_000, "Waiting records at the second look.", 5_000)
+    replayed: int = _size(100_000, "Dead letters that a job replays.", 1_000)
+    replay_pace: int = _size(1_000, "Replays a second of the job with a rate.", 100)
+    paced_s: int = _size(20, "How long that job takes.", 5)
+    shown_waiting: int = _size(1_000_000, "Records that wait while pages are read.", 2_000)
+    shown_dead: int = _size(1_000_000, "Dead letters meanwhile.", 2_000)
+    reads: int = _size(100, "Readings of each page.", 5)
     many_partitions: int = _size(256, "Partitions of each handler.", 8)
     many_handlers: int = _size(3, "Handlers.")
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 ABSOLUTE_FROM = 10**11
 """A wait of at least this is an absolute due time, epoch milliseconds."""
+REJECTED = -2
+"""In place of a wait: the record is dead when it fails. Only our side has dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class Wanted:
     failures: int
     """Runs that fail before one succeeds; 9: all do."""
     wait_ms: int
-    """0: the policy's delay. Else a delay, or an absolute due time."""
+    """0: the policy's delay. Else a delay, an absolute due time, or `REJECTED`."""
 
 
 def encode(wanted: Wanted, size: int) -> bytes:

@@ -166,7 +166,9 @@ class Stage:
             options=options,
         )
 
-    def worker(self, side: str, spec: WorkerSpec, *, level: str | None = None) -> WorkerProcess:
+    def worker(
+        self, side: str, spec: WorkerSpec, *, level: str | None = None, web_port: int | None = None
+    ) -> WorkerProcess:
         """Start a worker on its processor."""
         return WorkerProcess(
             self._run,
@@ -176,6 +178,7 @@ class Stage:
             level=level or self.plan.log_level,
             cores=None if self.cores is None else frozenset(self.cores[1:]),
             broker_pid=self._broker_pid,
+            web_port=web_port,
         )
 
     def wait(self, worker: WorkerProcess, reached: Callable[[], bool], what: str, poll_s: float = POLL_S) -> None:

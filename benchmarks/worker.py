@@ -37,21 +37,23 @@ class Used:
 class WorkerProcess(Child):
     """One worker of a side (a module of `benchmarks.peers`). As a context manager it is stopped at the end.
 
-    `name` is that of its log, `level` the log level of Faust's workers.
+    `name` is that of its log, `level` the log level of Faust's workers; without `web_port` there are no pages.
     """
 
     def __init__(
         self, run: Run, name: str, side: str, spec: WorkerSpec, *, level: str, cores: frozenset[int] | None,
-        broker_pid: int,
+        broker_pid: int, web_port: int | None = None,
     ) -> None:  # fmt: skip
         module = f"benchmarks.peers.{side}"
-        program = ["faust", "-A", module, "worker", "-l", level, "--without-web"] if side in FAUST_SIDES else [module]
+        program = ["faust", "-A", module, "worker", "-l", level] if side in FAUST_SIDES else [module]
+        if side in FAUST_SIDES and web_port is None:
+            program.append("--without-web")
         super().__init__(
             side,
             [sys.executable, "-m", *program],
             log_file=run.folder / f"{name}.log",
             cwd=ROOT,
-            env=spec.environment(),
+            env=spec.environment() | ({} if web_port is None else {"RETRYAPP_WEB_PORT": str(web_port)}),
         )
         run.children.append(self)
         self.started_s = time.time_ns() / 1e9

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from benchmarks.workloads import burst, happy, healthy, lateness, many, memory, modes, peers, recovery
+from benchmarks.workloads import burst, happy, healthy, lateness, many, memory, modes, pages, peers, recovery, replay
 
 WORKLOADS: dict[str, ModuleType] = {
     module.__name__.rsplit(".")[-1]: module
-    for module in (happy, burst, lateness, healthy, modes, recovery, memory, many, peers)
+    for module in (happy, burst, lateness, healthy, modes, recovery, replay, pages, memory, many, peers)
 }

@@ -1,0 +1,79 @@
+"""Replays: how fast a job sends dead letters back to the handler, and how well it keeps a rate."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+
+from benchmarks.records import REJECTED, Wanted
+from benchmarks.results import Result, figure
+from benchmarks.runs import Run, each, repeated, void
+from benchmarks.stage import Stage, cleaned
+from retryapp.stage import NotInTimeError
+
+TITLE = "Replays of dead letters"
+OPTIONS = ("repeats", "replayed", "replay_pace", "paced_s")
+_PREVIEW_S = 120.0
+
+
+def run(stage: Stage) -> Result:
+    """Replay all without a rate, and fewer with one."""
+    plan = stage.plan
+    fast = repeated(stage, "as fast as it goes", partial(_replayed, stage, plan.replayed, ()))
+    paced = repeated(
+        stage,
+        f"at {plan.replay_pace:,} a second",
+        partial(_replayed, stage, plan.replay_pace * plan.paced_s, ("--rate", f"{plan.replay_pace}/s")),
+    )
+    return Result(
+        figures=[
+            figure("replayed", "records/s", each(fast, "rate"), least=5_000),
+            figure("from the command to the last", "s", each(fast, "seconds")),
+            figure("CPU", "us a replay", each(fast, "CPU us")),
+            figure("with a rate / that rate", "x", [_share(run, plan.replay_pace) for run in paced], least=0.95),
+        ],
+        notes=[
+            f"{plan.replayed:,} records are dead at their first delivery; one job replays all, and each goes well. "
+            "Rate: from the first replayed delivery to the last.",
+            f"Runs in which a record was lost or came twice: {void([*fast, *paced])}.",
+        ],
+        samples={"replayed": each(fast, "rate"), "with a rate": each(paced, "rate")},
+    )
+
+
+def _share(run: Run | None, pace: int) -> float | None:
+    return None if run is None else run.figures["rate"] / pace
+
+
+def _replayed(stage: Stage, count: int, pace: tuple[str, ...]) -> Run:
+    group, ledger = stage.name("replay"), stage.ledger(count)
+    with ledger, cleaned(stage, group):
+        topic = stage.make_topic(f"{group}-main")
+        stage.fill(topic, (Wanted(number, 1, REJECTED) for number in range(count)))
+        with stage.worker("ours", stage.spec(group, topic)) as worker:
+            stage.wait(worker, lambda: stage.lag(group, topic) == 0, "all were dead", 0.25)
+            began = worker.used()
+            _begin_job(stage, group, pace)
+            stage.wait(worker, lambda: ledger.done >= count, f"all {count} replays were done")
+            used = worker.used() - began
+        replays_s = sorted(ledger.last_ns(number) / 1e9 for number in range(count))
+        figures = {
+            "rate": (count - 1) / (replays_s[-1] - replays_s[0]),
+            "seconds": replays_s[-1] - began.wall_s,
+            "CPU us": used.worker_s / count * 1e6,
+        }
+        return Run(figures, ledger.balance(dict.fromkeys(range(count)), runs=2))
+
+
+def _begin_job(stage: Stage, group: str, pace: tuple[str, ...]) -> None:
+    """Have the command line begin the job; the workers do the rest."""
+    command = ["dead", "replay", "--broker", stage.connection.bootstrap, "--group", group, "--all", "--yes", "--detach"]
+    done = subprocess.run(  # noqa: S603 - our own command line
+        [sys.executable, "-m", "retryapp.cli.main", *command, *pace, "--json"],
+        capture_output=True, text=True, timeout=_PREVIEW_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise NotInTimeError(f"no job began: {(done.stdout + done.stderr).strip()[-500:]}")
+    json.loads(done.stdout)
