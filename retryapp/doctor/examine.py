@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from retryapp.core import marks
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError
@@ -19,6 +19,7 @@ from retryapp.doctor.findings import Finding, note, ok, problem
 from retryapp.doctor.group import Trace, judge_group, judge_offsets
 from retryapp.doctor.rights import REMEDY, judge_rights
 from retryapp.doctor.topics import (
+    deletes_after_ms,
     judge_level,
     judge_main_retention,
     judge_old_handler,
@@ -189,8 +190,7 @@ class _Cluster:
                 known = remembered(self.subject.connection, topology)
                 paused = {number: each.paused for number, each in known.items() if each.paused is not None}
                 main = self.states.get(topology.main)  # None: somebody has deleted it, which the plan has reported
-                retention_ms = -1 if main is None else int(main.config.get("retention.ms", "-1"))
-                times = {"retention_ms": retention_ms, "now_ms": self.wall_ms()}
+                times: Any = {"retention_ms": deletes_after_ms(main), "now_ms": self.wall_ms()}
                 levels = [(paused, "handler resume")] * bool(paused)
                 for name in sorted({name for each in known.values() for name in each.forced_open}):
                     forced = {

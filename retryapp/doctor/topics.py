@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from retryapp.core.durations import format_duration_ms
+from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms
 from retryapp.core.jobs import Level
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem, warning
@@ -47,9 +47,8 @@ def judge_main_retention(
 ) -> Iterator[Finding]:
     """Report main topics that delete records before workers that are down as long as allowed read them."""
     for main in [topology.main for topology in topologies if topology.main in states]:
-        config = states[main].config
-        retention_ms = int(config.get("retention.ms", "-1"))
-        if "delete" not in config.get("cleanup.policy", "") or not 0 <= retention_ms < downtime_ms:
+        retention_ms = deletes_after_ms(states[main])
+        if retention_ms is None or retention_ms >= downtime_ms:
             continue
         yield warning(
             f"retention of {main}",
@@ -61,22 +60,35 @@ def judge_main_retention(
         )
 
 
-def judge_level(main: str, levels: Mapping[int, Level], ends: str, *, retention_ms: int, now_ms: int) -> Finding:
+def deletes_after_ms(state: TopicState | None) -> int | None:
+    """Return after how long a topic deletes records; None: never, or it is not known."""
+    config = {} if state is None else state.config
+    retention_ms = int(config.get("retention.ms", "-1"))
+    deletes = "delete" in config.get("cleanup.policy", "") and 0 <= retention_ms <= MAX_DURATION_MS
+    return retention_ms if deletes else None
+
+
+def judge_level(main: str, levels: Mapping[int, Level], ends: str, *, retention_ms: int | None, now_ms: int) -> Finding:
     """Report what somebody has set, a pause or a forced outage, and what `ends` it.
 
     It is a problem once half of the main topic's retention is over.
     """
     first = min(levels.values(), key=lambda each: each.since_ms)
     for_ms = max(0, now_ms - first.since_ms)
-    kept = "" if retention_ms < 0 else f"; the topic deletes records after {format_duration_ms(retention_ms)}"
-    told = problem if 0 <= retention_ms < 2 * for_ms else warning
+    kept = "" if retention_ms is None else f"; the topic deletes records after {_length(retention_ms)}"
+    told = problem if retention_ms is not None and retention_ms < 2 * for_ms else warning
     return told(
         f"handler of {main}",
-        f"{first.text}, for {format_duration_ms(for_ms // 1_000 * 1_000)}, {counted(len(levels), 'partition')}",
+        f"{first.text}, for {_length(for_ms)}, {counted(len(levels), 'partition')}",
         expected="deliveries",
         why=f"nothing is delivered{kept}",
         remedy=f"Have it go on: retryapp {ends} --topic {main}",
     )
+
+
+def _length(length_ms: int) -> str:
+    seconds_ms = min(length_ms, MAX_DURATION_MS) // 1_000 * 1_000
+    return format_duration_ms(seconds_ms) if seconds_ms else "less than 1s"
 
 
 def judge_replicas(topics: Mapping[str, TopicState]) -> Iterator[Finding]:

@@ -51,9 +51,10 @@ class BriefStart:
     """Hides what is said between the start of a worker and its readiness, from when it is made until `end`."""
 
     def __init__(self) -> None:
-        for name in _LIBRARIES:
-            logging.getLogger(name).setLevel(logging.WARNING)
-        logging.getLogger(_TABLES).setLevel(logging.WARNING)
+        loggers = [logging.getLogger(name) for name in _LIBRARIES]
+        self._levels = [(each, each.level) for each in loggers]  # the app may have levels of its own
+        for each in (*loggers, logging.getLogger(_TABLES)):  # the last one stays so
+            each.setLevel(max(each.level, logging.WARNING))
         logging.getLogger(EVENT_LOGGER).addFilter(self)
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -61,8 +62,9 @@ class BriefStart:
         return record.msg != EVENT_IDS[Event.LANE_OPENED][0]
 
     def end(self) -> None:
-        for name in _LIBRARIES:
-            logging.getLogger(name).setLevel(logging.NOTSET)
+        levels, self._levels = self._levels, []
+        for each, level in levels:
+            each.setLevel(level)
         logging.getLogger(EVENT_LOGGER).removeFilter(self)
 
 

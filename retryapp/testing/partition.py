@@ -153,6 +153,8 @@ class MemoryPartition:
             destinations=Destinations(self.destinations, self.clock, lambda: self._owned),
             **options,
         )
+        self._hung = False
+        self.handler.orphans.on_hung = self._note_hung
         self._pools = pools or make_pools(self.handler)
         self._own_pools = pools is None
         drawn = random or ScriptedRandom(0.5)
@@ -279,7 +281,7 @@ class MemoryPartition:
 
         Raises:
             AssertionError: that takes more than `longest_ms`, as where a pause, a hold or a stopped sequence waits for
-                a command; or the partition does not run.
+                a command; the partition does not run; or a worker would have ended, as runs of the handler hang.
         """
         began_ms = changed_ms = self.clock.wall_ms()
         before: tuple[int, int] | None = None
@@ -287,6 +289,8 @@ class MemoryPartition:
             now_ms = self.clock.wall_ms()
             if self._task is None or self._task.done():
                 raise AssertionError(f"{self._left()}: the partition does not run")
+            if self._hung and (problem := self.handler.orphans.problem) is not None:
+                raise AssertionError(f"{self._left()}; a worker would have ended: {problem}")
             if now_ms - began_ms > longest_ms:
                 raise AssertionError(f"{self._left()} after {longest_ms} ms")
             if (state := (len(self.observer.seen), self.engine.in_flight)) != before:
@@ -385,6 +389,9 @@ class MemoryPartition:
     def records(self, topic: str, partition: int | None = None) -> list[Record]:
         """Return the committed records of a topic's partition; default: this one's number."""
         return self.transport.read(TopicPartition(topic, self._site.partition if partition is None else partition))
+
+    def _note_hung(self) -> None:
+        self._hung = True
 
     def _begin(self, session: int, starts: Mapping[TopicPartition, int]) -> None:
         self._next = dict(starts)

@@ -11,6 +11,7 @@ from retryapp.core.jobs import Level
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.topics import (
+    deletes_after_ms,
     judge_level,
     judge_main_retention,
     judge_old_handler,
@@ -95,14 +96,38 @@ def test_a_main_topic_that_deletes_before_the_allowed_downtime_ends(
 
 
 @pytest.mark.parametrize(
-    ("retention_ms", "severity"), [(-1, Severity.WARNING), (7_200_000, Severity.WARNING), (7_199_999, Severity.PROBLEM)]
+    ("retention_ms", "severity"),
+    [(None, Severity.WARNING), (7_200_000, Severity.WARNING), (7_199_999, Severity.PROBLEM)],
 )
-def test_a_pause_is_a_problem_before_the_topic_deletes_what_waits(retention_ms: int, severity: Severity) -> None:
+def test_a_pause_is_a_problem_before_the_topic_deletes_what_waits(retention_ms: int | None, severity: Severity) -> None:
     """Once half of the retention is over; who has paused it first is named."""
     paused = {1: Level(since_ms=50_000, by="bob"), 0: Level(since_ms=0, by="ann", why="migration")}
     found = judge_level("orders", paused, "handler resume", retention_ms=retention_ms, now_ms=3_600_000)
     assert (found.severity, found.seen) == (severity, "paused by ann: migration, for 1h, 2 partitions")
     assert "retryapp handler resume --topic orders" in found.remedy
+
+
+def test_a_pause_has_a_length_from_its_first_moment_on() -> None:
+    """One of less than a second, or of a clock that is behind, could not be written: the check failed."""
+    for now_ms, words in (
+        (999, "paused by ann, for less than 1s"),
+        (-5, "less than 1s"),
+        (1_999, "paused by ann, for 1s"),
+    ):
+        found = judge_level("orders", {0: Level(since_ms=0, by="ann")}, "x", retention_ms=500, now_ms=now_ms)
+        assert words in found.seen
+        assert found.why == "nothing is delivered; the topic deletes records after less than 1s"
+
+
+@pytest.mark.parametrize(
+    ("retention_ms", "policy", "after_ms"),
+    [("5", "delete", 5), ("5", "compact", None), ("-1", "delete", None), (str(2**63 - 1), "delete", None)],
+)
+def test_after_how_long_a_topic_deletes_records(retention_ms: str, policy: str, after_ms: int | None) -> None:
+    """A compacted topic has a retention.ms, too, and the largest number means never."""
+    config = {"retention.ms": retention_ms, "cleanup.policy": policy}
+    assert deletes_after_ms(replace(replicas(), config=config)) == after_ms
+    assert deletes_after_ms(None) is None
 
 
 @pytest.mark.parametrize(("waiting", "severity"), [(0, Severity.NOTE), (7, Severity.WARNING)])

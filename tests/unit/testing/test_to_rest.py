@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -83,6 +85,22 @@ async def test_a_lane_that_does_not_open_is_named() -> None:
         await orders.send(b"order")
         with pytest.raises(AssertionError, match=r"still 1 unread, .*the lane is opening \(ConnectionError: no answer"):
             await orders.to_rest(longest_ms=3_600_000)
+
+
+async def test_runs_that_hang_for_so_long_that_a_worker_ends_are_named() -> None:
+    """The kit went on, a second at a time, for a year."""
+    over = asyncio.Event()
+
+    async def hang(_value: bytes) -> None:
+        while not over.is_set():
+            with suppress(asyncio.CancelledError):
+                await over.wait()
+
+    async with MemoryPartition(hang, "1m; timeout=10s") as orders:
+        await orders.send(*[b"order"] * 20)
+        with pytest.raises(AssertionError, match=r"a worker would have ended: no run can begin: 16 hang"):
+            await orders.to_rest()
+        over.set()
 
 
 async def test_what_waits_is_known_of_a_worker_that_has_ended() -> None:
