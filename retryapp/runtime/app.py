@@ -78,9 +78,16 @@ def end_process(why: str) -> None:
 
 def end_if_broken(task: asyncio.Task[None]) -> None:
     """End this process if a task that partitions depend on has an error: they would stand still, silently."""
-    if not task.cancelled() and (fault := task.exception()) is not None:
-        logger.error("Task %s ended with an error", task.get_name(), exc_info=fault)
+    if (fault := tell_if_broken(task)) is not None:
         end_process(f"Task {task.get_name()} ended with an error that it could not handle ({fault!r})")
+
+
+def tell_if_broken(task: asyncio.Task[None]) -> BaseException | None:
+    """Log the error that has ended a task, and return it; asyncio does so only once nobody holds the task."""
+    fault = None if task.cancelled() else task.exception()
+    if fault is not None:
+        logger.error("Task %s ended with an error", task.get_name(), exc_info=fault)
+    return fault
 
 
 class RetrySensor(Sensor):
@@ -302,12 +309,15 @@ class Runtime(Ownership):
         ]
         for task in self._tasks:
             task.add_done_callback(end_if_broken)
-        self._tasks += [
+        others = [
             asyncio.create_task(self.contact.run(lambda: self.gauges()), name="contact"),
             asyncio.create_task(self.recent.run(), name="recent"),
         ]
         if (trim := find_trim()) is not None:
-            self._tasks.append(asyncio.create_task(give_back_memory(self.clock, trim), name="memory"))
+            others.append(asyncio.create_task(give_back_memory(self.clock, trim), name="memory"))
+        for task in others:
+            task.add_done_callback(tell_if_broken)
+        self._tasks += others
 
     def _make_transport(self, served: Served, engine: PartitionEngine, membership: Membership) -> KafkaTransport:
         return KafkaTransport(

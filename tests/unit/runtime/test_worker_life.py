@@ -140,6 +140,27 @@ async def test_an_error_that_ends_a_task_of_the_worker_ends_its_process(
     assert ends == ["Task catch-up ended with an error that it could not handle (ValueError('a fault of ours'))"]
 
 
+async def test_an_error_that_ends_a_task_which_no_partition_needs_is_told(
+    runtime: Runtime, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of the pages would be old for ever, silently."""
+    told: list[tuple[object, ...]] = []
+    assigned = runtime._on_assigned
+
+    def broken() -> None:
+        raise ValueError("a fault of ours")
+
+    async def wait(*facts: Any) -> None:
+        await assigned(*facts)
+        await until(lambda: told)
+
+    monkeypatch.setattr(module.logger, "error", lambda *facts, **_: told.append(facts))
+    monkeypatch.setattr(runtime.recent, "look", broken)
+    monkeypatch.setattr(runtime, "_on_assigned", wait)
+    await start(runtime)
+    assert told == [("Task %s ended with an error", "recent")]
+
+
 async def test_a_revoke_waits_for_handlers_then_commits_and_only_then_goes_on(
     runtime: Runtime, consumer: RetryConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
