@@ -136,12 +136,11 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
             page = partial(view.dead_latest, info.main, partition=number, letters=letters, **sought)
             streams.append(_letters(page, (number, letters), before))
     listing, last = Listing(lines=[], partitions=chosen), before
-    rows, until_s = heapq.merge(*streams, key=_place, reverse=True), time.monotonic() + READ_S
+    rows = heapq.merge(*streams, key=_place, reverse=True)
     for row, found in _looked_into(view, info, rows, wanted) if wanted.deep else ((row, True) for row in rows):
         if wanted.from_ms is not None and (row["append_ms"] or 0) < wanted.from_ms:
             break
-        late = wanted.deep and listing.scanned % READ_ROWS == 0 < listing.scanned and time.monotonic() > until_s
-        if late or len(listing.lines) == question.limit or listing.scanned == SCAN_ROWS:
+        if found is None or len(listing.lines) == question.limit or listing.scanned == SCAN_ROWS:
             listing.upto = None if last is None else place_text(last)
             break
         listing.scanned += 1
@@ -154,9 +153,16 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
 
 def _looked_into(
     view: RuntimeView, info: HandlerInfo, rows: Iterable[Facts], wanted: LetterFilter
-) -> Iterator[tuple[Facts, bool]]:
-    """Yield letters with whether they fit by what the index does not have: their topics are read, some at once."""
-    for some in _near(rows):
+) -> Iterator[tuple[Facts, bool | None]]:
+    """Yield letters with whether they fit by what the index does not have: their topics are read, some at once.
+
+    None: the time is over, so it is not known of this letter and those after it.
+    """
+    until_s = time.monotonic() + READ_S
+    for at, some in enumerate(_near(rows)):
+        if at and time.monotonic() > until_s:
+            yield some[0], None
+            return
         found = set[tuple[str | None, int, int]]()
         for letters in {row["letters"] for row in some}:
             ranges: dict[int, tuple[int, int]] = {}

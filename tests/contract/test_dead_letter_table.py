@@ -68,6 +68,36 @@ def test_letters_are_listed_by_time_also_where_a_clock_was_set_back(table: Rocks
     assert [row.offset for row in table.latest(None, 9)] == [7, 6, 8]
 
 
+def test_lists_end_with_the_letters_that_are_left(tmp_path: Path, make_dead: MakeDead) -> None:
+    """Whatever the order of their times, also of those that come later with an older one, and after a restart."""
+    path, times = tmp_path / "0", {offset: offset * 7 % 40 * 100 for offset in range(30)}
+
+    def listed(table: Rocks) -> list[int]:
+        found, before = list[int](), None
+        while page := table.latest(before, 4):
+            found += [row.offset for row in page]
+            before = page[-1].append_ms, page[-1].offset
+        assert [row.offset for row in table.latest(None, 99)] == found
+        assert sorted(row.offset for row in table.latest(None, 99, key=b"k")) == sorted(found)
+        return found
+
+    def expected(first: int, stop: int) -> list[int]:
+        return sorted(range(first, stop), key=lambda offset: (times[offset], offset), reverse=True)
+
+    table = Rocks(path, IDENTITY, now_ms=0)
+    for stop, first in ((10, 3), (20, 4), (25, 25), (30, 29), (30, 30)):
+        written = range(table.next_offset, stop)
+        table.write([replace(make_dead(each), append_ms=times[each]) for each in written], stop)
+        while table.forget_before(first, 2):
+            left = sorted(row.offset for row in table.page(None, 99))
+            assert listed(table) == expected(left[0] if left else stop, stop)
+        assert listed(table) == expected(first, stop)
+        table.close()
+        table = Rocks(path, IDENTITY, now_ms=0)
+        assert listed(table) == expected(first, stop)
+    table.close()
+
+
 def test_a_failure_id_leads_to_its_newest_dead_letter(any_table: Table, make_dead: MakeDead) -> None:
     """A record that was replayed and died again has two; the topic is read while new letters are written."""
     any_table.write([make_dead(9, 10), make_dead(5, 12)], None)

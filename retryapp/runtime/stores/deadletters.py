@@ -59,10 +59,15 @@ def _offset_of(key: bytes) -> int:
     return int.from_bytes(key[-_OFFSET.size :], "big")
 
 
+def _time_key(letter: IndexedLetter) -> bytes:
+    return _BY_TIME + _PLACE.pack(max(0, letter.append_ms), letter.offset)
+
+
 def _indexes(letter: IndexedLetter) -> Iterator[bytes]:
     """Yield the keys under which a letter is found."""
-    at, cause = _PLACE.pack(max(0, letter.append_ms), letter.offset), cause_bytes(letter.cause_id)
-    yield _BY_TIME + at
+    by_time, cause = _time_key(letter), cause_bytes(letter.cause_id)
+    at = by_time.removeprefix(_BY_TIME)
+    yield by_time
     if letter.failure_id is not None:
         yield _BY_FAILURE + hash_of(letter.failure_id.encode()) + _OFFSET.pack(letter.offset)
     if letter.key is not None:
@@ -78,6 +83,8 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
 
     _first = _ROW
     """Rows below were removed: RocksDB would walk over each of them."""
+    _oldest = _BY_TIME
+    """The same of what is by time: the first key that is there, once rows were removed."""
 
     def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int) -> None:
         super().__init__(path, identity, now_ms=now_ms)
@@ -95,6 +102,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             batch.put(_row_key(row.offset), encode_letter(letter))
             for index in _indexes(letter):
                 batch.put(index, b"")
+            self._oldest = min(self._oldest, _time_key(letter))
         self._commit(batch, next_offset)
 
     def _count(self, letter: IndexedLetter) -> IndexedLetter:
@@ -181,12 +189,16 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
 
     def _backwards(self, prefix: bytes, before: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Yield what begins with a prefix, from the last below `before` on."""
-        bound = prefix + (_LAST if before is None else before)
+        bound, least = prefix + (_LAST if before is None else before), self._oldest
+        if prefix == _BY_TIME and bound <= least:
+            return
         for key, value in self._store.items(bound, backwards=True):
             if not key.startswith(prefix):
                 return
             if key != bound:
                 yield key, value
+            if key == least:
+                return
 
     def _shown(self, offset: int, raw: bytes) -> IndexedLetter:
         return decode_letter(offset, raw, self._causes.name_of, *self._mark_of(offset))
@@ -234,6 +246,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
         batch = self._store.batch()
         gone = 0
         last = b""
+        times = set[bytes]()
         for key, value in self._store.items(self._first):
             if key >= bound or gone >= limit:
                 break
@@ -241,12 +254,20 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
             letter = decode_letter(_offset_of(key), value)
             if is_open(self._mark_of(letter.offset)[0]):
                 self._uncount(value)
-            for index in _indexes(letter):
+            by_time, *indexes = _indexes(letter)
+            times.add(by_time)
+            for index in indexes:
                 batch.delete(index)
         if gone:
+            left = next(key for key, _ in self._store.items(self._oldest) if key not in times)
+            batch.delete_range(self._oldest, left)
+            for by_time in times:
+                if by_time > left:
+                    batch.delete(by_time)
             batch.delete_range(self._first, last + b"\x00")
             batch.delete_range(_MARK, _MARK + last[1:] + b"\x00")
             self._causes.write(batch)
             self._first = last
             self._store.write(batch, self._now_ms)
+            self._oldest = left
         return gone

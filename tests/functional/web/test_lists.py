@@ -13,7 +13,7 @@ import pytest
 from functional.web.server import Outline, Site
 from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata
 
-from retryapp.core.causes import summed
+from retryapp.core.causes import OTHER_CAUSE, summed
 from retryapp.web import answers, lists
 
 
@@ -173,6 +173,10 @@ async def test_the_number_of_what_waits_of_a_cause_is_said(
     worker.parts[MAIN] = [replace(parts[0], state="opening"), *parts[1:]]
     assert (await site.facts(asked))["total"] is None, "its last numbers are known, and no causes"
     worker.parts[MAIN] = parts
+    others = replace(cause, cause_id=OTHER_CAUSE, name=OTHER_CAUSE)
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeWorker, "waiting_causes", lambda *_: {0: [cause, others]})
+        assert (await site.facts(asked))["total"] is None, "it was one of too many causes, some of which are over"
     monkeypatch.setattr(answers, "MAX_CAUSES", len(causes))
     assert (await site.facts(asked))["total"] is None
 
@@ -264,3 +268,8 @@ async def test_letters_of_one_time_that_are_far_apart_are_read_apart(
     listed = await site.facts(f"{BASE}/dead?message=shard 12")
     assert len(listed["records"]) == 6
     assert max(spans) <= lists.READ_SPAN
+    monkeypatch.setattr(lists, "READ_S", -1.0)
+    spans.clear()
+    listed = await site.facts(f"{BASE}/dead?message=shard 12")
+    assert (len(listed["records"]), len(spans)) == (1, 1), "each reading takes its time"
+    assert len(await walk(site, f"{BASE}/dead?message=shard 12&format=json")) == 6
