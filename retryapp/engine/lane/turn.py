@@ -114,8 +114,10 @@ class Turn:
             batch.settled.update(self.beyond or {})
             if self.note is not None:
                 batch.notes[self.source] = self.note
-            elif self.moves_to > reached and (mark := parse_mark(batch.notes.get(self.source))) is not None:
-                batch.notes[self.source] = mark.beside(self.moves_to).text
+            elif self.moves_to > reached and self.source in batch.notes:
+                mark = parse_mark(batch.notes.pop(self.source))
+                if mark is not None:
+                    batch.notes[self.source] = mark.beside(self.moves_to).text
         batch.size += self.size
         batch.tally = self.tally or batch.tally
         batch.control = batch.control if self.control is None else self.control
