@@ -89,6 +89,10 @@ class IndexedLetter:
     job: str | None = None
     """The job that did it."""
 
+    @property
+    def age(self) -> LetterAge:
+        return LetterAge(self.append_ms, self.reason, self.replays)
+
 
 class LetterAge(NamedTuple):
     """What tells which letter of a record is the newest."""

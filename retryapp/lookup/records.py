@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from retryapp.core.causes import cause_id, cause_name
 from retryapp.core.control import is_mark, mark_of, row_state
-from retryapp.core.dead_index import MAX_KEY_BYTES, LetterAge, index_letter, newest_letter
+from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter, newest_letter
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
@@ -336,12 +336,7 @@ def find_dead(connection: KafkaConnection, topology: HandlerTopology, origin: Or
     wanted = {(RETRY_ORIGIN, origin.text.encode()), (RETRY_GROUP, topology.group.encode())}
     found = _letters(connection, topology, [origin.partition])
     last = {record.topic: record for record in found if wanted <= set(record.headers)}
-    return newest_letter([*last.values()], _age) if last else None
-
-
-def _age(letter: Record) -> LetterAge:
-    row = dead_entry(letter).row
-    return LetterAge(letter.timestamp_ms, row.reason, row.replays)
+    return newest_letter([*last.values()], lambda letter: dead_entry(letter).row.age) if last else None
 
 
 def _letters(

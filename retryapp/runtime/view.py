@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError
 
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.control import Command, Verb
-from retryapp.core.dead_index import IndexedLetter, LetterAge, newest_letter
+from retryapp.core.dead_index import IndexedLetter, newest_letter
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part
 from retryapp.core.lifecycle import Commanded
@@ -184,7 +184,7 @@ class RuntimeView:
             for letters in (None, *topology.dead_letters)
             if (table := tables.get(topology.dlq_named(letters))) and (row := table.find(failure_id))
         ]
-        return newest_letter(found, _age) if found else None
+        return newest_letter(found, lambda each: each.row.age) if found else None
 
     def command(self, main: str, command: Command, *, wait_s: float) -> Commanded | None:
         """Send a command and wait for its outcome; None: no worker has answered. Blocks: call it in a thread."""
@@ -408,10 +408,6 @@ def _circuits(placed: Placed, now_ms: int) -> dict[str, CircuitInfo]:
 def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:
     due_at_ms = pending.due(0, 0, claimed)[1]
     return None if due_at_ms is not None and due_at_ms >= STOPPED_MS else due_at_ms  # only what is held is there
-
-
-def _age(entry: DeadEntry) -> LetterAge:
-    return LetterAge(entry.row.append_ms, entry.row.reason, entry.row.replays)
 
 
 def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int, most: int | None) -> Iterator[PendingEntry]:

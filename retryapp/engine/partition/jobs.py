@@ -318,9 +318,10 @@ class Jobs:
             if name in taken:  # its tables do not have what this turn does
                 part.refused[Refusal.NOT_NEWEST] += 1
                 continue
-            taken.add(name)
             try:
                 effects.append(self._letters.of_job(command, letter))
             except RefusedError as error:
-                part.refused[error.refusal] += 1
+                part.refused[error.refusal] += 1  # it may have a newer one among these
+            else:
+                taken.add(name)
         return effects

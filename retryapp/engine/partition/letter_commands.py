@@ -192,12 +192,16 @@ class LetterCommands:
         """
         metadata = letter.metadata
         check_place(self._context, self._transport, metadata.group, metadata.origin)
-        table = self._transport.dead.get(letter.topic.topic)
-        newest = None if table is None else table.newest(metadata.failure_id)
-        if newest is None:
+        tables = self._transport.dead
+        found = {topic: each for topic in tables if (each := tables[topic].newest(metadata.failure_id)) is not None}
+        topic = letter.topic.topic
+        if topic not in found:
             raise RefusedError(Refusal.NO_LETTER, "its table does not have it")
-        offset, mark = newest
-        if offset != letter.record.offset:
+        if len(found) > 1:
+            ages = {name: row.age for name in found if (row := tables[name].find(metadata.failure_id)) is not None}
+            topic = newest_letter([*ages], lambda name: ages[name])
+        offset, mark = found[topic]
+        if (topic, offset) != (letter.topic.topic, letter.record.offset):
             raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {offset}")
         return self._effect(command, letter, mark, identity_of(metadata.origin))
 

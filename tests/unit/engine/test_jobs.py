@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import count
 from typing import Any
 
 import pytest
+from doubles import reopen
 
+from retryapp import RetryPolicy, non_retryable
 from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
 from retryapp.core.jobs import (
     HandlerCommand,
@@ -36,12 +39,13 @@ class Service:
     def __init__(self, *down: bytes) -> None:
         self.down = set(down)
         self.all_down = True
+        self.fault: type[Exception] = ValueError
         self.calls: list[tuple[bytes, int, str]] = []
 
     async def __call__(self, value: bytes, delivery: Any) -> None:
         self.calls.append((value, delivery.replays, delivery.idempotency_key))
         if self.all_down or value in self.down:
-            raise ValueError(f"no {value.decode()}")
+            raise self.fault(f"no {value.decode()}")
 
     @property
     def again(self) -> list[bytes]:
@@ -91,6 +95,44 @@ def told(orders: MemoryPartition) -> list[dict[str, Any]]:
 def marks(orders: MemoryPartition, kind: MarkKind) -> list[LetterMark]:
     found = (mark_of(record.headers, record.value) for record in orders.records(DLQ))
     return [mark for mark in found if mark is not None and mark.mark is kind]
+
+
+@pytest.mark.parametrize("verb", [Verb.REPLAY, Verb.DISCARD])
+async def test_what_has_died_again_since_a_job_is_taken_by_the_next_one(verb: Verb) -> None:
+    """The letters that the former has replayed are older, and looked at together with the newer ones."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 3)
+        service.all_down = True
+        await begin(orders, "j1")
+        await orders.to_rest()
+        service.all_down = False
+        assert (await begin(orders, "j2", verb))["refused"] is None
+        await orders.to_rest()
+        part = part_of(orders, "j2")
+        assert (part.done, part.looked, dict(part.refused)) == (3, 6, {"not-newest": 3})
+        assert Counter(service.again) == dict.fromkeys((b"0", b"1", b"2"), 3 if verb is Verb.REPLAY else 2)
+
+
+async def test_of_a_record_with_letters_on_several_topics_the_newest_is_replayed_once() -> None:
+    """Its offset was set back, so the older one has no mark: one job would replay that, and the next one the newer."""
+    service, invalid = Service(), f"{DLQ}.invalid"
+    policy = RetryPolicy("1h", on=non_retryable(KeyError, dead_letters="invalid"))
+    async with MemoryPartition(service, policy) as orders:
+        await orders.send(b"0")
+        await orders.to_rest()
+        service.fault = KeyError
+        orders.transport.offsets[orders.engine.sources[0]] = 0
+        await reopen(orders)
+        await orders.to_rest()
+        service.all_down = False
+        for job in ("j1", "j2"):
+            part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), canary=0, upto={DLQ: 1, invalid: 1})
+            assert (await tell(orders, JobVerb.START, job, part=part))["refused"] is None
+            await orders.to_rest()
+        assert service.again == [b"0"]
+        assert [part_of(orders, job).done for job in ("j1", "j2")] == [1, 0]
+        assert part_of(orders, "j1").refused == {"not-newest": 1}
 
 
 async def test_all_letters_are_replayed_once() -> None:
