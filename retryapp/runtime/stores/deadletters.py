@@ -223,7 +223,8 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
 
     def _newest(self, failure_id: str) -> tuple[int, bytes] | None:
         wanted = failure_id.encode()
-        for key, _ in self._backwards(_BY_FAILURE + hash_of(wanted), None):
+        prefix = _BY_FAILURE + hash_of(wanted)
+        for key, _ in reversed([*self._store.items(prefix, prefix + _LAST)]):
             raw = self._store.get(_row_key(offset := _offset_of(key)))
             if raw is not None and failure_of(raw) == wanted:
                 return offset, raw
