@@ -217,14 +217,14 @@ class Answers:
             self._list(question, "pending", self.pending_here), self._totals(question, "pending")
         )
         of = None if wanted == LetterFilter() else whole  # without an index by cause a page may have seen a part
-        return {**facts, **_asked(wanted), "total": None if _narrow(question) else total, "of": of}
+        return {**facts, **_asked(wanted), "total": None if question.is_narrow else total, "of": of}
 
     async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters of the group, the newest first."""
         wanted = question.wanted
         asked: Facts = {**_asked(wanted), "reason": wanted.reason, "marked": question.marked}
         asked |= {name: question.query.get(name) for name in ("since", "until")}
-        narrow = question.marked or _narrow(question)
+        narrow = question.marked or question.is_narrow
         facts, (total, whole) = await asyncio.gather(
             self._list(question, "dead", self.dead_here), self._totals(question, "dead")
         )
@@ -435,13 +435,6 @@ class Answers:
 
 def _asked(wanted: LetterFilter) -> Facts:
     return {name: getattr(wanted, name) for name in ("error_type", "cause", "key", "message", "header", "field")}
-
-
-def _narrow(question: Question) -> bool:
-    """Tell whether only a look at each record says how many a list has: tables count all, and those of a cause."""
-    wanted = question.wanted
-    of_partition = wanted.cause is not None and question.partition is not None
-    return of_partition or wanted.model_copy(update={"cause": None}) != LetterFilter()
 
 
 def _owner(info: PartitionInfo) -> str | None:

@@ -77,6 +77,12 @@ class Question:
         query = urlencode({**rest, **changes})
         return (path or self.path) + (f"?{query}" if query else "")
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether only a look at each record says how many a list has: tables count all, and those of a cause."""
+        of_partition = self.wanted.cause is not None and self.partition is not None
+        return of_partition or self.wanted.model_copy(update={"cause": None}) != LetterFilter()
+
     def at(self) -> tuple[int, int]:
         """Return partition and offset of the address.
 
