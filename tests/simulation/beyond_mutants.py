@@ -78,8 +78,8 @@ BEYOND: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a note is written from the former offset", ((Notes, "noted", _former_base),), 1),
     ("a note keeps what the offset has passed", ((Notes, "noted", _untrimmed),), 1),
     ("what is settled beyond the offset is lost at opening", ((LaneProtocol, "settled", property(_nothing_found)),), 1),
-    ("what is settled beyond the offset is forgotten with it", ((marks, "read_progress", _not_written),), 1),
+    ("what is settled beyond the offset is forgotten with it", ((marks, "read_progress", _not_written),), 209),
     ("an outcome goes ahead without a note", ((Turn, "join", _unsaid),), 1),
-    ("the offset passes a refused turn that went ahead", ((Turn, "floor", property(_no_floor)),), 1),
+    ("the offset passes a refused turn that went ahead", ((Turn, "floor", property(_no_floor)),), 1078),
 )
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

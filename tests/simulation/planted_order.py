@@ -131,7 +131,7 @@ ORDER: Final = (
     ("a successor begins beside its head", ((Sequences, "_is_busy", _free),)),
     ("a head that waits is passed", ((Sequences, "ended", _forgotten),)),
     ("runs of a former assignment are forgotten", ((PartitionEngine, "__init__", _of_one_assignment),), 1467),
-    ("turns of a sequence overtake a refused one", ((RefusedTurns, "keep", _unordered),), 651),
+    ("turns of a sequence overtake a refused one", ((RefusedTurns, "keep", _unordered),), 64),
     ("rows are claimed before those ahead of them", ((Sequences, "claim", _each_claimed),)),
     ("supersede before deduplicate", ((Latest, "reach", _before_duplicates),), 239),
     ("an older row is claimed although a newer one runs", ((Latest, "claim", _each_claimed),)),

@@ -56,10 +56,10 @@ def _in_none(self: PendingRow, _name: str) -> PendingRow:
 
 
 PACE: Final[tuple[tuple[Any, ...], ...]] = (
-    ("a bucket is full at opening", ((LeakyBucket, "empty", _full), (LeakyBucket, "_from_ms", _saved_up))),
+    ("a bucket is full at opening", ((LeakyBucket, "empty", _full), (LeakyBucket, "_from_ms", _saved_up)), 74),
     ("attempts are spent while the circuit is open", ((Circuit, "free", lambda *_given: False),)),
-    ("what the circuit held is not let go", ((Pace, "_release", _never),)),
-    ("a probe that hangs is waited for", ((Circuit, "begin", _waited_for),)),
+    ("what the circuit held is not let go", ((Pace, "_release", _never),), 104),
+    ("a probe that hangs is waited for", ((Circuit, "begin", _waited_for),), 144),
     ("probes that go well end no outage", ((Circuit, "_judge_probes", _never),)),
     ("rows wait for the services of others", ((MemoryPendingTable, "due", _one_queue),), SERVED + 13),
     ("a row forgets its service", ((PendingRow, "in_circuit", _in_none),), SERVED + 4),

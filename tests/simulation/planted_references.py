@@ -23,7 +23,7 @@ _refer = reference._refer
 
 
 REFERENCES: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
-    ("no checksum", ((core, "_checksum", lambda _record: 0),), 1),
+    ("no checksum", ((core, "_checksum", lambda _record: 0),), 119),
     ("held past what the topic keeps", ((reference, "_refer", _too_long),), 1),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

@@ -50,7 +50,7 @@ VERDICTS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] =
      ((judge, "failures_in_a_row", _always_first), (hops, "failures_in_a_row", _always_first)), 1),
     ("a rule's schedule goes by all attempts", ((judge, "failures_in_a_row", _as_attempts),), 1),
     ("a skip leaves its row", ((deliver, "_skipped", _left),), 1),
-    ("a skip counts as a failure", ((deliver, "_skipped", _uncounted),), 1),
+    ("a skip counts as a failure", ((deliver, "_skipped", _uncounted),), 52),
     ("dead letters of a rule go to the usual topic",
      ((HandlerTopology, "dlq_named", lambda self, _name: self.dlq),), 1),
     ("rules do not look at causes", ((Rule, "find", _outermost),), 1),
