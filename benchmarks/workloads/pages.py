@@ -71,9 +71,9 @@ def _read(stage: Stage) -> Run:
         for number, port in enumerate(ports):
             own = replace(spec, datadir=f"{spec.datadir}/{number}")
             worker = workers.enter_context(stage.worker("ours", own, web_port=port))
-        stage.fill(topic, (Wanted(number, ALWAYS, DAY_MS) for number in waiting))
-        stage.fill(topic, (Wanted(number, ALWAYS, REJECTED) for number in dead))
-        stage.wait(worker, lambda: stage.lag(group, topic) == 0, "all wait or are dead", 0.5)
+        for numbers, wait_ms, what in ((waiting, DAY_MS, "all wait"), (dead, REJECTED, "all are dead")):
+            stage.fill(topic, (Wanted(number, ALWAYS, wait_ms) for number in numbers))
+            stage.wait(worker, lambda: stage.lag(group, topic) == 0, what, 0.5)
         pages = {
             name: f"http://127.0.0.1:{ports[0]}/retries/{path.format(main=topic)}" for name, path in _PAGES.items()
         }
