@@ -50,8 +50,8 @@ def run(stage: Stage) -> Result:
         notes=[
             f"{plan.shown_waiting:,} records wait for a day, and {plan.shown_dead:,} are dead, in one handler with two "
             f"workers. Each page is read {plan.reads} times, one at a time, from one of the two, by HTTP.",
-            f"Lateness: {_FLOW_RATE} records a second for {plan.lateness_s} s, each fails once and waits 0.5 to 2 s; "
-            "once while the pages are read without a pause, and once while nobody reads.",
+            f"Lateness: {_FLOW_RATE} records a second for {plan.lateness_s} s, each fails once and waits 0.5 to 2 s. "
+            "One run has a reader who loads page after page, the other has none.",
             f"Runs in which a record of that flow was lost, early or delivered too often: {void(runs)}.",
         ],
         samples={"p99": each(runs, "p99"), "ratio": each(runs, "ratio")},

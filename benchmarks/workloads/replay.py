@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from functools import partial
@@ -71,9 +70,8 @@ def _begin_job(stage: Stage, group: str, pace: tuple[str, ...]) -> None:
     """Have the command line begin the job; the workers do the rest."""
     command = ["dead", "replay", "--broker", stage.connection.bootstrap, "--group", group, "--all", "--yes", "--detach"]
     done = subprocess.run(  # noqa: S603 - our own command line
-        [sys.executable, "-m", "retryapp.cli.main", *command, *pace, "--json"],
+        [sys.executable, "-m", "retryapp.cli.main", *command, *pace],
         capture_output=True, text=True, timeout=_PREVIEW_S, check=False,
     )  # fmt: skip
     if done.returncode:
         raise NotInTimeError(f"no job began: {(done.stdout + done.stderr).strip()[-500:]}")
-    json.loads(done.stdout)

@@ -119,7 +119,7 @@ class Mark:
         return {Kind.LIFE: self.upto, Kind.GROUP: self.end, Kind.ALONE: self.first and after(self.first)}[self.kind]
 
     def beside(self, offset: int) -> Mark:
-        """Return the mark that stands beside a later offset: itself, while some that it is about are not settled."""
+        """Return the mark for a later offset: this one until all its records are settled, then the life's."""
         return self if (offset,) < self.holds_to else Mark(Kind.LIFE, 0, self.life)
 
 

@@ -83,7 +83,7 @@ def end_if_broken(task: asyncio.Task[None]) -> None:
 
 
 def tell_if_broken(task: asyncio.Task[None]) -> BaseException | None:
-    """Log the error that has ended a task, and return it; asyncio does so only once nobody holds the task."""
+    """Log and return the error that ended a task. asyncio logs it only when the task is dropped."""
     fault = None if task.cancelled() else task.exception()
     if fault is not None:
         logger.error("Task %s ended with an error", task.get_name(), exc_info=fault)

@@ -240,7 +240,7 @@ def _newest(plan: Plan, random: Random) -> Plan:
 
 
 def _come_back(plan: Plan, random: Random) -> Plan:
-    """Return the plan with rebalances while runs of an ordered handler go on; nobody is cut off meanwhile."""
+    """Return the plan with rebalances during runs of an ordered handler, and without cut connections."""
     kept = tuple(fault for fault in plan.faults if fault.kind in ("kill", "kill at step", "disk full", REFUSED))
     faults = tuple(Fault(random.uniform(3.0, 12.0), FORGOTTEN, 0, 0.0) for _ in range(random.randint(1, 3)))
     scripts = ("FFFH", "FFFH", "HHHH", "HFS", "S", "FS")
@@ -248,7 +248,7 @@ def _come_back(plan: Plan, random: Random) -> Plan:
 
 
 def _without_end(plan: Plan) -> Plan:
-    """Return the plan with a delay without end, where others wait for a record: so each comes to an end."""
+    """Return the plan with an endless delay, if the handler keeps an order, and with scripts that end."""
     if plan.order not in {"key", "partition"} or plan.changes or plan.replayed:
         return plan
 

@@ -1,4 +1,4 @@
-"""What is masked is shown to nobody, not searched by and not sent back."""
+"""Masked fields are not shown, not searched and not sent back."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
@@ -279,6 +280,16 @@ async def reopen(partition: MemoryPartition) -> None:
     partition.lane.fail(RuntimeError("lane"))
     await partition.settle()
     await partition.advance(100)
+
+
+def resumed_before(partition: MemoryPartition, killed: str) -> list[Any]:
+    """Have a resume on the control topic just before a pause, and its worker killed at a step; return that step."""
+    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(partition.handler.topology.control, 0)
+    partition.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    if killed == "at the look":
+        return [partition.transport.pause("bounds")]  # type: ignore[arg-type]
+    durable, after = killed != "after the look", killed != "after the pause"
+    return [partition.transport.pause(Step.COMMIT, after=after, durable=durable)] if killed else []
 
 
 def scheduler_of(partition: MemoryPartition) -> Scheduler:

@@ -45,3 +45,13 @@ def test_a_mark_stays_where_a_later_turn_of_its_transaction_moves_the_offset(mar
     for turn in (Turn(source=MAIN, next_offset=0, note=mark), Turn(source=MAIN, next_offset=6)):
         turn.join(batch, {MAIN: 4})
     assert notes.beside(batch)[MAIN] == Committed(6, beside)
+
+
+def test_a_worker_that_dies_after_that_transaction_leaves_its_group() -> None:
+    """Whoever comes next suspects those that ran, and counts no crash against a record that was settled before."""
+    notes, batch = Notes(SITE, "this"), LaneBatch()
+    notes.read(Committed(4, "s2:this@4"), 4, 30)
+    for turn in (Turn(source=MAIN, next_offset=0, note="g2:this@6-9<20"), Turn(source=MAIN, next_offset=6)):
+        turn.join(batch, {MAIN: 4})
+    left = notes.beside(batch)[MAIN]
+    assert Notes(SITE, "next").read(left, left.offset, 30)[0] == Suspected((6,), (9,), 2, 0)

@@ -8,12 +8,13 @@ from itertools import count
 from typing import Any
 
 import pytest
+from doubles import resumed_before
 
 from retryapp import Batch, CircuitBreaker, RetryPolicy, pausing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.traces import qualified_name
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
@@ -140,15 +141,7 @@ async def test_a_resume_of_before_the_pause_does_not_end_it_whenever_its_worker_
     class Closing(Calls):
         async def __call__(self, value: bytes) -> None:
             if not self.begun:
-                early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(
-                    orders.handler.topology.control, 0
-                )
-                orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
-                if killed == "at the look":
-                    kills.append(orders.transport.pause("bounds"))  # type: ignore[arg-type]
-                elif killed:
-                    durable, after = killed != "after the look", killed != "after the pause"
-                    kills.append(orders.transport.pause(Step.COMMIT, after=after, durable=durable))
+                kills.extend(resumed_before(orders, killed))
             await super().__call__(value)
 
     calls = Closing()

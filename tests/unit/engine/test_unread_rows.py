@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, reopen
+from doubles import BankDownError, Gate, reopen, resumed_before
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import is_mark
@@ -365,13 +365,7 @@ async def test_a_resume_that_came_since_the_topic_was_looked_at_does_not_end_a_p
 
         def pause_later(pace: Pace) -> None:
             monkeypatch.undo()
-            early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
-            orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
-            if killed == "at the look":
-                kills.append(orders.transport.pause("bounds"))  # type: ignore[arg-type]
-            elif killed:
-                durable, after = killed != "after the look", killed != "after the pause"
-                kills.append(orders.transport.pause(Step.COMMIT, after=after, durable=durable))
+            kills.extend(resumed_before(orders, killed))
             pause(pace)
 
         kills: list[Any] = []
