@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from retryapp.core.errors import InvalidSettingError
@@ -30,9 +31,9 @@ class Mask:
     pointers: tuple[tuple[str, ...], ...] = ()
 
     def json(self, text: str) -> str | None:
-        """Return JSON with its fields masked, written anew if there is one; None for what cannot be read as JSON."""
+        """Return JSON with its fields masked, written anew if there is one; None for what is not plainly JSON."""
         try:
-            found = json.loads(text)
+            found = json.loads(text, object_pairs_hook=_once)
         except (ValueError, RecursionError):
             return None
         places = [place for pointer in self.pointers for place in places_of(found, pointer)]
@@ -60,11 +61,14 @@ class Mask:
         )
 
     def free(self, text: str, headers: Headers, value: bytes | None) -> str:
+        """Return a text without what is masked in a record, also where it is quoted as in Python or JSON."""
         secrets = {raw.decode("utf-8", "replace") for name, raw in headers if raw and name.lower() in self.headers}
         with suppress(ValueError, RecursionError):  # it is no JSON, or is nested too deep to be looked into
             found = json.loads(value) if self.pointers and value else None
             places = [place for pointer in self.pointers for place in places_of(found, pointer)]
             secrets.update(leaf for container, key in places for leaf in _leaves(container[key]))
+        for quote in (json.dumps, partial(json.dumps, ensure_ascii=False), repr):
+            secrets |= {quote(secret)[1:-1] for secret in secrets}
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, MASKED) if len(secret) >= LEAST_CHARS else text
         return text
@@ -107,6 +111,13 @@ def places_of(value: Any, pointer: tuple[str, ...]) -> Iterator[tuple[Any, Any]]
             yield value, key
         else:
             yield from places_of(value[key], pointer[1:])
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice, and what the first one has would be shown")
+    return found
 
 
 def _leaves(value: Any) -> Iterator[str]:
