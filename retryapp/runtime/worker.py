@@ -33,6 +33,8 @@ from retryapp.settings import Settings, load_settings
 FAUST_PORT = 6066
 _PYTHON_THRESHOLDS = (700, 10, 10)
 _THRESHOLDS = (3_000, 100, 20)  # objects between two looks at the youngest, and looks between two at the older ones
+_PYTHON_SWITCH_S = 0.005
+_SWITCH_S = 0.0005  # after which a thread that computes lets another one run
 
 
 def runtime_of(app: Any) -> Runtime | None:
@@ -96,12 +98,16 @@ class RetryWorker(Worker):
             )
 
     async def on_startup_finished(self) -> None:
-        """Spare garbage collections that find nothing.
+        """Spare garbage collections that find nothing, and waits of the event loop for threads that compute.
 
-        Full ones walked over all modules, 45 to 110 ms every two seconds under load; at Python's thresholds a burst of
-        50,000 failures spent a fifth of its CPU on them.
+        Full collections walked over all modules, 45 to 110 ms every two seconds under load; at Python's thresholds a
+        burst of 50,000 failures spent a fifth of its CPU on them. A thread that computes (a page, a plain function)
+        keeps the interpreter for Python's 5 ms each time that the loop has asked the system for something, which a
+        retry does many times.
         """
         await super().on_startup_finished()
+        if sys.getswitchinterval() == _PYTHON_SWITCH_S:
+            sys.setswitchinterval(_SWITCH_S)
         if gc.get_threshold() == _PYTHON_THRESHOLDS:  # else the program has its own reasons
             gc.set_threshold(*_THRESHOLDS)
         gc.collect()
