@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -155,7 +154,7 @@ def report(
 
         since_ms = None if since is None else now_ms - since
         facts = collect(spark, open_lake(spark, lake), now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
-    click.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _write(out, facts))
+    emit(facts, "" if as_json else _write(out, facts), as_json=as_json)
     failed = any(check["severity"] == "error" and check["failures"] for check in facts["checks"])
     return ExitCode.FINDING if failed else ExitCode.FINE
 

@@ -27,6 +27,7 @@ from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.commands import WAIT_S, send_commands
+from retryapp.lookup.payloads import printable
 from retryapp.lookup.records import list_waiting
 
 _Records = Mapping[str, Mapping[str, Any]]
@@ -147,7 +148,7 @@ def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: Lette
     names = [record["failure_id"] for record in found.records if record["failure_id"] is not None]
     causes = Counter(record["cause"] for record in found.records)
     lines = [f"{count:>9}  {cause}" for cause, count in causes.most_common(20)]
-    click.echo("\n".join([*lines, f"{verb}: {len(names)} that wait"]), err=True)
+    click.echo(printable("\n".join([*lines, f"{verb}: {len(names)} that wait"])), err=True)
     if names and not yes:
         click.confirm("go on?", abort=True, err=True)
     return names

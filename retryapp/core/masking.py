@@ -66,6 +66,7 @@ class Mask:
     def free(self, text: str, headers: Headers, value: bytes | None) -> str:
         """Return a text without what is masked in a record, also where it is quoted as in Python or JSON."""
         secrets = {raw.decode("utf-8", "replace") for name, raw in headers if raw and name.lower() in self.headers}
+        secrets |= {word for secret in secrets for word in secret.split()}  # a token without its scheme
         with suppress(ValueError, RecursionError):  # it is no JSON, or is nested too deep to be looked into
             found = json.loads(value) if self.pointers and value else None
             places = [place for pointer in self.pointers for place in places_of(found, pointer)]

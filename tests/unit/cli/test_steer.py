@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def listed(*_args: Any, wanted: LetterFilter, **_more: Any) -> Listed:
         told.append(wanted)
-        return Listed([*({"failure_id": name, "cause": "it is down"} for name in NAMES), DAMAGED], 4)
+        return Listed([*({"failure_id": name, "cause": "it is down\x1b]0;owned\x07"} for name in NAMES), DAMAGED], 4)
 
     def send(_connection: Any, _topology: Any, commands: list[Command], **_more: Any) -> dict[str, Commanded]:
         told.extend((str(command.verb), command.failure_id, command.why) for command in commands)
@@ -53,6 +53,7 @@ def test_all_that_fit_are_steered(asked: list[Any], verb: str) -> None:
     assert asked == [LetterFilter(field="/id=3", cause="c1-3f9ca81b02"), *((verb, name, "mended") for name in NAMES)]
     assert f"{verb}: 3 that wait" in done.output
     assert "it is down" in done.output
+    assert not {"\x1b", "\x07"} & {*done.output}, "an error's text does not steer a terminal"
 
 
 def test_a_rate_is_kept_by_who_sends(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ def test_a_text_is_freed_of_masked_values() -> None:
     assert mask.free(text, (("x-token", b"tok3n"), ("other", b"time")), value) == (
         "ann: card *** with *** and *** was refused 1 time"
     )
+    assert mask.free("token t0k-3n of ann", (("X-Token", b"Bearer t0k-3n"),), None) == "token *** of ann"
     assert mask.free(text, (), b"\xff") == text
     assert mask.free(text, (), b"[" * 100_000) == text
 
