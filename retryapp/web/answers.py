@@ -48,6 +48,7 @@ from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition
 from retryapp.web.lists import Listing, dead_here, merge, waiting_here
 from retryapp.web.peers import PART, SIGNATURE, Peers, activities_of, causes_of, jobs_of, merged, silent_of, spread
 from retryapp.web.query import Question
+from retryapp.web.turns import Turns
 
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
@@ -55,6 +56,9 @@ _NEAR: Final = 100
 """Offsets in which the next newer dead letter is looked for."""
 LIVE_S: Final = 5
 """Overview and handler are loaded again after this time."""
+
+
+_searches: Final = Turns(4)  # they read topics: while no broker answers that takes long
 
 
 class Group(NamedTuple):
@@ -240,7 +244,8 @@ class Answers:
     async def dead_here(self, question: Question) -> Listing:
         """List the dead letters of the partitions of this worker."""
         info, infos = self.get_handler_or_404(question.main), self._chosen(question)
-        return await asyncio.to_thread(dead_here, self.view, infos, question, info)
+        look = partial(dead_here, self.view, infos, question, info)
+        return await (_searches.take(look) if question.wanted.deep else asyncio.to_thread(look))
 
     async def _list(self, question: Question, kind: str, own: Callable[[Question], Awaitable[Listing]]) -> Facts:
         """Merge what all workers list, and say what is left out."""

@@ -154,7 +154,7 @@ async def test_pages_are_answered_while_others_wait(worker: FakeWorker, monkeypa
         assert over.wait(20)
         return {}
 
-    for name in ("command", "tell_job", "preview", "journey"):
+    for name in ("command", "tell_job", "preview", "journey", "read_range"):
         monkeypatch.setattr(worker, name, wait)
     record = f"{GROUP}/{MAIN}@kq8G0bTz/0/1"
     async with pages(worker, ADMIN) as site:
@@ -163,6 +163,7 @@ async def test_pages_are_answered_while_others_wait(worker: FakeWorker, monkeypa
             site.post({"verb": "pause", "why": "x"}, path=f"{BASE}/command/job/aa"),
             site.get(f"{BASE}/jobs/new?verb=replay&all=1"),
             site.get(f"{BASE}/journey?id={record}"),
+            site.get(f"{BASE}/dead?message=x"),
         ]
         going = [asyncio.create_task(each) for each in waiting]
         try:
