@@ -121,6 +121,15 @@ def _replicas(name: str, state: TopicState) -> Iterator[Finding]:
             why="writes are refused until a replica is back",
             remedy="Bring the brokers that have them back",
         )
+    elif 1 < least >= state.replication:
+        never = state.replication < least
+        yield (problem if never else warning)(
+            name,
+            f"min.insync.replicas={least} with {state.replication} replicas",
+            expected="fewer than there are replicas",
+            why="writes are refused" if never else "writes are refused while one broker is away",
+            remedy="Add replicas with kafka-reassign-partitions.sh, or lower it with kafka-configs.sh",
+        )
     elif state.lagging:
         yield warning(
             name,

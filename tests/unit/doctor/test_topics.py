@@ -64,6 +64,9 @@ def replicas(lagging: Mapping[int, int] | None = None, leaderless: tuple[int, ..
         (replicas({0: 2, 5: 2}), {"min.insync.replicas": "2"}, Severity.WARNING, "out of sync of partition 0, 5"),
         (replicas({0: 2, 5: 1}), {"min.insync.replicas": "2"}, Severity.PROBLEM, "fewer than 2 replicas in sync of pa"),
         (replicas(dict.fromkeys(range(12), 2)), {}, Severity.WARNING, "8, 9 and 2 more"),
+        (replicas(), {"min.insync.replicas": "2"}, Severity.OK, "1 topic with a leader"),
+        (replicas(), {"min.insync.replicas": "3"}, Severity.WARNING, "min.insync.replicas=3 with 3 replicas"),
+        (replicas(), {"min.insync.replicas": "4"}, Severity.PROBLEM, "min.insync.replicas=4 with 3 replicas"),
         (replicas(), {"unclean.leader.election.enable": "true"}, Severity.WARNING, "election.enable=true"),
     ],
 )
