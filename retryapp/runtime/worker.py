@@ -16,14 +16,19 @@ from types import TracebackType
 from typing import Any, NoReturn, cast
 
 import faust
-from aiokafka.errors import GroupAuthorizationFailedError
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    InconsistentGroupProtocolError,
+    InvalidSessionTimeoutError,
+    KafkaError,
+)
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 from mode.utils.logging import level_number, setup_logging
 from pythonjsonlogger.json import JsonFormatter
 
 from retryapp.core.errors import InvalidSettingError, RetryAppError
-from retryapp.kafka import AccessDeniedError
+from retryapp.kafka import AccessDeniedError, KafkaRequestError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
 from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, local_address
@@ -87,15 +92,21 @@ class RetryWorker(Worker):
         super().execute_from_commandline()
 
     def stop_and_shutdown(self) -> None:
-        """Stop; if the group may not be joined any more, name it: the client library gives up."""
+        """Stop; if the group does not take this worker, say why: the client library gives up."""
         try:
             super().stop_and_shutdown()
-        except GroupAuthorizationFailedError as exc:
-            _leave(
-                AccessDeniedError(
-                    f"be a member of group {self.app.conf.id}", addresses(cast("faust.App", self.app)), str(exc)
-                )
-            )
+        except KafkaError as exc:
+            app = cast("faust.App", self.app)
+            facts = f"be a member of group {app.conf.id}", addresses(app)
+            if isinstance(exc, GroupAuthorizationFailedError):
+                _leave(AccessDeniedError(*facts, str(exc)))
+            if isinstance(exc, InconsistentGroupProtocolError):
+                _leave(KafkaRequestError(*facts, "members of it are other programs. Stop those, or name the app anew"))
+            if isinstance(exc, InvalidSessionTimeoutError):
+                session = f"broker_session_timeout, {app.conf.broker_session_timeout:g} s"
+                limits = "group.min.session.timeout.ms and group.max.session.timeout.ms"
+                _leave(KafkaRequestError(*facts, f"{session}, is not within the brokers' {limits}"))
+            raise
 
     async def on_startup_finished(self) -> None:
         """Spare garbage collections that find nothing, and waits of the event loop for threads that compute.
