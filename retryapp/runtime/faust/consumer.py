@@ -34,6 +34,7 @@ from mode.utils.logging import get_logger
 from retryapp.engine.worker.intake import Intake
 from retryapp.ports import TopicPartition
 from retryapp.runtime.clients import unreadable
+from retryapp.runtime.clients.lifecycle import survive_failed_logins
 from retryapp.runtime.faust.consumer_thread import RetryConsumerThread, listen, look_for_topics, refuse_no_answer
 from retryapp.runtime.machine.clock import counted_s
 
@@ -368,5 +369,6 @@ class RetryTransport(Transport):
 
     def __init__(self, *args: Any, intake: Intake, **kwargs: Any) -> None:
         unreadable.install()
+        survive_failed_logins()
         super().__init__(*args, **kwargs)
         self.intake = intake
