@@ -119,7 +119,7 @@ class RetryConsumer(Consumer):
 
     @Service.task
     async def _watch_group(self) -> None:
-        """Have a broker asked if none has answered for a while; end the worker on an error of the group.
+        """Have a broker asked if none has answered for a while; end the worker on an error of the group or the client.
 
         The client reports such an error only when asked. Until then it neither heartbeats nor joins. Faust bypasses
         the client's own check, so it learns of such an error only while a fetch waits: not in a rebalance, and not
@@ -130,6 +130,9 @@ class RetryConsumer(Consumer):
             if time.monotonic() - self.answered_s() > _WATCH_S:  # it fetches nothing: a rebalance, or all is paused
                 consumer._client.force_metadata_update()
             consumer._coordinator.check_errors()
+            for task in (consumer._fetcher.error_future, consumer._client._sync_task):
+                if task is not None and task.done() and not task.cancelled():
+                    task.result()
 
         while not self.should_stop:
             await self.sleep(_WATCH_S)
