@@ -102,17 +102,14 @@ async def test_a_worker_whose_client_does_its_work_no_more_ends(
 ) -> None:
     """Nothing else asks for the error that ended a task of it: partitions would stand still, and look well."""
     client, rounds = thread.client, itertools.count()
-    fetching, refreshing = tasks = [asyncio.get_running_loop().create_future() for _ in range(2)]
-    client.answered[1] = SimpleNamespace(_last_action=time.monotonic())
+    client.tasks[which] = ended = asyncio.get_running_loop().create_future()
 
     async def rest(_seconds: float) -> None:
         if (number := next(rounds)) == 1:
-            tasks[which].set_exception(KafkaError("unexpected"))
+            ended.set_exception(KafkaError("unexpected"))
         assert number < 3, "it goes on"
 
     monkeypatch.setattr(type(client), "check_errors", lambda _client: None, raising=False)
-    monkeypatch.setattr(type(client), "_fetcher", SimpleNamespace(error_future=fetching), raising=False)
-    monkeypatch.setattr(type(client), "_client", SimpleNamespace(_conns=client.answered, _sync_task=refreshing))
     monkeypatch.setattr(consumer, "sleep", rest)
     with pytest.raises(KafkaError, match="unexpected"):
         await consumer._watch_group.fun(consumer)
