@@ -7,6 +7,7 @@ fails, before these are logged or published. The record itself stays as it is.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ MASKED: Final = "***"
 LEAST_CHARS: Final = 3
 """Shorter values are not looked for in messages: they would be found in any."""
 _EVERY: Final = "*"
+_WRONG: Final = re.compile(r"\A/.*(~|[;\s]/)|\A[^/].*[/;\s]")
+"""An escape that is none, or something else than a comma between entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +84,15 @@ def parse_mask(text: str) -> Mask:
     """Read the setting: names of headers and pointers (``/customer/email``, ``/items/*/card``), commas between.
 
     Raises:
-        InvalidSettingError: a pointer with an escape that is none.
+        InvalidSettingError: a pointer with an escape that is none, or several entries without a comma.
     """
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-    if wrong := [entry for entry in entries if entry[0] == "/" and "~" in entry.replace("~0", "").replace("~1", "")]:
-        raise InvalidSettingError(
-            "RETRYAPP_MASK", wrong[0], "expected a JSON pointer, in which ~ is written as ~0 and / as ~1"
-        )
+    for entry in entries:
+        if _WRONG.search(entry.replace("~0", "").replace("~1", "")):
+            expected = "expected names of headers and JSON pointers, in which ~ is written as ~0 and / as ~1, with "
+            raise InvalidSettingError(
+                "RETRYAPP_MASK", entry, f"{expected}commas between: authorization, /customer/email"
+            )
     return Mask(
         headers=frozenset(entry.lower() for entry in entries if entry[0] != "/"),
         pointers=tuple(parts_of(entry) for entry in entries if entry[0] == "/"),

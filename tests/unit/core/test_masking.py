@@ -54,8 +54,9 @@ def test_a_text_is_freed_of_masked_values() -> None:
     assert mask.free(text, (), b"[" * 100_000) == text
 
 
-def test_a_setting_that_is_no_pointer_is_refused() -> None:
+@pytest.mark.parametrize("text", ["/a~2b", "authorization;/card", "authorization /card", "customer/card", "/card;/pin"])
+def test_a_setting_that_is_no_pointer_is_refused(text: str) -> None:
     """Else it would mask nothing, in silence."""
     assert parse_mask("") == Mask()
     with pytest.raises(InvalidSettingError, match="RETRYAPP_MASK"):
-        parse_mask("/a~2b")
+        parse_mask(text)
