@@ -16,12 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn, cast
 
 import faust
-from aiokafka.errors import (
-    GroupAuthorizationFailedError,
-    InconsistentGroupProtocolError,
-    InvalidSessionTimeoutError,
-    KafkaError,
-)
+from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 from mode.utils.logging import level_number, setup_logging
@@ -95,18 +90,11 @@ class RetryWorker(Worker):
         """Stop; if the group does not take this worker, say why: the client library gives up."""
         try:
             super().stop_and_shutdown()
-        except KafkaError as exc:
-            app = cast("faust.App", self.app)
-            facts = f"be a member of group {app.conf.id}", addresses(app)
+        except (GroupAuthorizationFailedError, InconsistentGroupProtocolError) as exc:
+            doing, where = f"be a member of group {self.app.conf.id}", addresses(cast("faust.App", self.app))
             if isinstance(exc, GroupAuthorizationFailedError):
-                _leave(AccessDeniedError(*facts, str(exc)))
-            if isinstance(exc, InconsistentGroupProtocolError):
-                _leave(KafkaRequestError(*facts, "members of it are other programs. Stop those, or name the app anew"))
-            if isinstance(exc, InvalidSessionTimeoutError):
-                session = f"broker_session_timeout, {app.conf.broker_session_timeout:g} s"
-                limits = "group.min.session.timeout.ms and group.max.session.timeout.ms"
-                _leave(KafkaRequestError(*facts, f"{session}, is not within the brokers' {limits}"))
-            raise
+                _leave(AccessDeniedError(doing, where, str(exc)))
+            _leave(KafkaRequestError(doing, where, "members of it are other programs. Stop those, or rename the app"))
 
     async def on_startup_finished(self) -> None:
         """Spare garbage collections that find nothing, and waits of the event loop for threads that compute.
