@@ -193,7 +193,7 @@ def test_reopening_keeps_rows_look_up_count_and_next_offset(tmp_path: Path, make
     table.write([make_dead(1, 10), make_dead(2, None)], 3)
     table.close()
     again = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=10**13)
-    assert (again.dropped, again.count(), again.next_offset) == (None, 2, 3)
+    assert (again._store.dropped, again.count(), again.next_offset) == (None, 2, 3)
     assert (at(again.find(name(10))), len(again.page(None, 9))) == (1, 2)
     again.close()
 
