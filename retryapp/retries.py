@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast
 
 import faust
+from pydantic import ValidationError
 
 from retryapp import web
 from retryapp.core.batch import Batch
-from retryapp.core.checks import check_count, check_word
+from retryapp.core.checks import check_count, check_kind, check_word
 from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.control import Command, Edit, Verb, named_by
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
@@ -82,7 +83,7 @@ class Retries:
             `look`, `operate` or `admin`, or None. Async, or a plain function, which runs in a thread; 5 s at most.
 
     Raises:
-        InvalidSettingError: the app has a `Retries` already.
+        InvalidSettingError: the app has a `Retries` already, or an argument is out of range.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Retries:
         login: LoginHook | None = None,
     ) -> None:
         end_faust_on_named_errors()
+        check_kind("app", app, faust.App, "an app, as faust.App(...)")
         if runtime_of(app) is not None:
             raise InvalidSettingError(
                 "Retries(app)", app.conf.id, "this app has a Retries already; declare all handlers with that one"
@@ -110,6 +112,10 @@ class Retries:
                 app.conf.id,
                 "make it right after faust.App(...), before the first topic, agent or look at app.conf",
             )
+        if create_main_partitions is not None:
+            check_count("create_main_partitions", create_main_partitions)
+        check_kind("admin_options", admin_options or {}, Mapping, "properties by name, as {'ssl.ca.location': ...}")
+        check_kind("login", login or repr, Callable, "a function of the request")  # type: ignore[arg-type]  # an ABC
         self.app = app
         settings = load_settings()
         operators = parse_operators(
@@ -237,17 +243,14 @@ class Retries:
             check_count("max_concurrent", max_concurrent)
         if max_in_flight < concurrency:
             raise InvalidSettingError("max_in_flight", max_in_flight, f"expected at least concurrency={concurrency}")
-        if not all(isinstance(each, CircuitBreaker) for each in (circuits or {}).values()):
-            raise InvalidSettingError(
-                "circuits", circuits, 'expected a CircuitBreaker() for each name, as {"ledger": CircuitBreaker()}'
-            )
+        named = 'a CircuitBreaker() for each name, as {"ledger": CircuitBreaker()}'
+        check_kind("circuits", circuits or {}, Mapping, named)
+        for name, breaker in (circuits or {}).items():
+            check_kind("circuits", name, str, named)
+            check_kind("circuits", breaker, CircuitBreaker, named)
         for name, given, kind in (("batch", batch, Batch), ("circuit", circuit, CircuitBreaker)):
-            if given is not None and not isinstance(given, kind):  # callers without type checks pass anything here
-                raise InvalidSettingError(name, given, f"expected a {kind.__name__}(...), or None")
-        if isinstance(value, str):
-            raise InvalidSettingError(
-                "value", value, "expected a type, not its name: bytes, dict for JSON, a pydantic model"
-            )
+            if given is not None:  # callers without type checks pass anything here
+                check_kind(name, given, kind, f"a {kind.__name__}(...), or None")
         given_caps = {"max_sequences": max_sequences, "max_sequence_size": max_sequence_size}
         caps = {name: cap for name, cap in given_caps.items() if cap is not None}
         return self._declare(
@@ -314,10 +317,11 @@ class Retries:
     ) -> Callable[[F], F]:
         chosen = policy if isinstance(policy, RetryPolicy) else RetryPolicy.parse(policy)
         publishes, rule = names["publishes"], settings.get("deduplicate")
-        if isinstance(publishes, str):
-            raise InvalidSettingError("publishes", publishes, f"expected a list of topics: publishes=[{publishes!r}]")
-        if not isinstance(main, str):  # callers without type checks pass a topic of Faust's, or a list
-            raise InvalidSettingError("topic", main, "expected the name of one topic, as text")
+        check_kind("topic", main, str, "the name of one topic, as text")  # callers without type checks pass a list
+        if isinstance(publishes, str) or not isinstance(publishes, Iterable):
+            raise InvalidSettingError("publishes", publishes, "expected a list of topics: publishes=['receipts']")
+        for each in publishes:
+            check_kind("publishes", each, str, "names of topics, as text")
         check_count("concurrency", settings["concurrency"])
         if names["drop"] and chosen.dead_letters:
             named = ", ".join(chosen.dead_letters)
@@ -385,7 +389,7 @@ class Retries:
             LookupError: the failure id is of no handler of this app.
             BrokerUnreachableError: no broker answered.
         """
-        if at is not None and at.tzinfo is None:
+        if at is not None and getattr(at, "tzinfo", None) is None:
             raise InvalidSettingError("at", at, "expected a time with a time zone: datetime(…, tzinfo=UTC)")
         try:
             named = named_by(failure_id)
@@ -395,7 +399,8 @@ class Retries:
             facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms}
             command = Command(id=secrets.token_hex(8), verb=Verb(verb), force=force, edit=edit, **named, **facts)
         except (DamagedMetadataError, ValueError) as error:
-            raise InvalidSettingError("command", f"{verb} {failure_id}", str(error)) from error
+            problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise InvalidSettingError("command", f"{verb} {failure_id}", problem) from error
         found = [known for known in self.topologies if (known.group, known.main) == (group, origin.topic)]
         if not found:
             raise LookupError(f"{failure_id} is of no handler of this app")

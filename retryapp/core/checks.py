@@ -18,3 +18,9 @@ def check_count(name: str, given: object) -> None:
     """Check that an argument is a whole number, at least 1; raise `InvalidSettingError`."""
     if type(given) is not int or given < 1:
         raise InvalidSettingError(name, given, "expected a whole number, at least 1")
+
+
+def check_kind(name: str, given: object, kind: type, expected: str) -> None:
+    """Check that an argument is of a type; raise `InvalidSettingError`."""
+    if not isinstance(given, kind):
+        raise InvalidSettingError(name, given, f"expected {expected}")

@@ -15,7 +15,7 @@ examined is bounded, cycles end, and errors raised by a user's ``__str__`` are c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from retryapp.core.errors import UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES
 from retryapp.core.rules import MAX_NESTING, ErrorClass, OnFault, Rule, chain, non_retryable
 from retryapp.core.text import cut_text
-from retryapp.core.traces import fingerprint_of, place_of, qualified_name, shorten_trace
+from retryapp.core.traces import fingerprint_of, place_of, plain_text, qualified_name
 from retryapp.core.values import keyword_value_type
 from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip, Unavailable
 
@@ -104,6 +104,7 @@ def classify(
     delivery: Any = None,
     now_ms: int = 0,
     on_fault: OnFault | None = None,
+    text_of: Callable[[BaseException], str] = plain_text,
 ) -> Failure:
     """Classify an error by the policy's rules.
 
@@ -116,6 +117,7 @@ def classify(
         delivery: what predicates get.
         now_ms: when it failed; a wait for an instant counts from here.
         on_fault: see `core.rules`.
+        text_of: returns the text of an error, which is cut after that.
     """
     verdict = _verdict(error, set(), MAX_NESTING, now_ms)
     decisive: BaseException | None = None if verdict is None else verdict.error
@@ -144,7 +146,7 @@ def classify(
     if verdict is not None and verdict.whole and isinstance(verdict.error, Unavailable):
         circuit = verdict.error.circuit
     shown = _shown_error(error, decisive)
-    message = cut_text(_text_of(shown), MAX_MESSAGE_BYTES)
+    message = cut_text(text_of(shown), MAX_MESSAGE_BYTES)
     return Failure(
         error_type=cut_text(qualified_name(type(shown)), MAX_NAME_BYTES),
         message=message,
@@ -157,11 +159,6 @@ def classify(
         circuit=circuit,
         deferred=verdict is not None and verdict.whole and isinstance(verdict.error, Defer),
     )
-
-
-def trace_of(error: BaseException) -> str | None:
-    """Return the shortened traceback that a dead letter carries; None where there is none."""
-    return shorten_trace(error, _text_of)
 
 
 def _class_of(verdict: Verdict) -> ErrorClass:
@@ -190,10 +187,3 @@ def _shown_error(error: BaseException, decisive: BaseException | None) -> BaseEx
     while isinstance(error, BaseExceptionGroup):  # finite: a group's members are fixed when it is made
         error = error.exceptions[0]
     return error
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - user code: a __str__ that raises must not cost the record its failure
-        return f"(its text cannot be had: __str__ raised {qualified_name(type(broken))})"

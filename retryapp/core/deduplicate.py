@@ -68,12 +68,10 @@ class Deduplicate:
         if self.window_ms < SHORTEST_WINDOW_MS:
             raise InvalidSettingError("deduplicate window", self.window, "expected at least 1s")
         if isinstance(self.by, str):
-            if not self.by.startswith(_HEADER) or self.by == _HEADER:
-                raise InvalidSettingError(
-                    "deduplicate", self.by, 'expected a function, or "header:" and the name of a header'
-                )
             object.__setattr__(self, "_header", self.by.removeprefix(_HEADER))
-        elif not callable(self.by):
+        header = self._header or ""
+        named = isinstance(self.by, str) and self.by == f"{_HEADER}{header.strip()}" != _HEADER
+        if not named and not callable(self.by):
             raise InvalidSettingError(
                 "deduplicate", self.by, 'expected a function, or "header:" and the name of a header'
             )

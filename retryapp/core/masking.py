@@ -7,9 +7,11 @@ fails, before these are logged or published. The record itself stays as it is.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from retryapp.core.errors import InvalidSettingError
@@ -19,6 +21,8 @@ MASKED: Final = "***"
 LEAST_CHARS: Final = 3
 """Shorter values are not looked for in messages: they would be found in any."""
 _EVERY: Final = "*"
+_WRONG: Final = re.compile(r"\A/.*(~|[;\s]/)|\A[^/].*[/;\s]")
+"""An escape that is none, or something else than a comma between entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +34,9 @@ class Mask:
     pointers: tuple[tuple[str, ...], ...] = ()
 
     def json(self, text: str) -> str | None:
-        """Return JSON with its fields masked, written anew if there is one; None for what cannot be read as JSON."""
+        """Return JSON with its fields masked, written anew if there is one; None for what is not plainly JSON."""
         try:
-            found = json.loads(text)
+            found = json.loads(text, object_pairs_hook=_once)
         except (ValueError, RecursionError):
             return None
         places = [place for pointer in self.pointers for place in places_of(found, pointer)]
@@ -60,11 +64,14 @@ class Mask:
         )
 
     def free(self, text: str, headers: Headers, value: bytes | None) -> str:
+        """Return a text without what is masked in a record, also where it is quoted as in Python or JSON."""
         secrets = {raw.decode("utf-8", "replace") for name, raw in headers if raw and name.lower() in self.headers}
         with suppress(ValueError, RecursionError):  # it is no JSON, or is nested too deep to be looked into
             found = json.loads(value) if self.pointers and value else None
             places = [place for pointer in self.pointers for place in places_of(found, pointer)]
             secrets.update(leaf for container, key in places for leaf in _leaves(container[key]))
+        for quote in (json.dumps, partial(json.dumps, ensure_ascii=False), repr):
+            secrets |= {quote(secret)[1:-1] for secret in secrets}
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, MASKED) if len(secret) >= LEAST_CHARS else text
         return text
@@ -77,13 +84,15 @@ def parse_mask(text: str) -> Mask:
     """Read the setting: names of headers and pointers (``/customer/email``, ``/items/*/card``), commas between.
 
     Raises:
-        InvalidSettingError: a pointer with an escape that is none.
+        InvalidSettingError: a pointer with an escape that is none, or several entries without a comma.
     """
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-    if wrong := [entry for entry in entries if entry[0] == "/" and "~" in entry.replace("~0", "").replace("~1", "")]:
-        raise InvalidSettingError(
-            "RETRYAPP_MASK", wrong[0], "expected a JSON pointer, in which ~ is written as ~0 and / as ~1"
-        )
+    for entry in entries:
+        if _WRONG.search(entry.replace("~0", "").replace("~1", "")):
+            expected = "expected names of headers and JSON pointers, in which ~ is written as ~0 and / as ~1, with "
+            raise InvalidSettingError(
+                "RETRYAPP_MASK", entry, f"{expected}commas between: authorization, /customer/email"
+            )
     return Mask(
         headers=frozenset(entry.lower() for entry in entries if entry[0] != "/"),
         pointers=tuple(parts_of(entry) for entry in entries if entry[0] == "/"),
@@ -107,6 +116,13 @@ def places_of(value: Any, pointer: tuple[str, ...]) -> Iterator[tuple[Any, Any]]
             yield value, key
         else:
             yield from places_of(value[key], pointer[1:])
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice, and what the first one has would be shown")
+    return found
 
 
 def _leaves(value: Any) -> Iterator[str]:

@@ -39,6 +39,14 @@ def qualified_name(named: Any) -> str:
     return name if module in {None, "builtins"} else f"{module}.{name}"
 
 
+def plain_text(error: BaseException) -> str:
+    """Return what an error says, also where its own code fails."""
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - user code: a __str__ that raises must not cost the record its failure
+        return f"(its text cannot be had: __str__ raised {qualified_name(type(broken))})"
+
+
 def shorten_trace(error: BaseException, text_of: Callable[[BaseException], str]) -> str | None:
     """Return a traceback of at most ``MAX_TRACE_BYTES`` of UTF-8; None for an error never raised and without cause."""
     chain = tuple(_chain(error))

@@ -42,6 +42,7 @@ MOST_LETTERS: Final = 1_000
 HOOK_S: Final = 5.0
 """How long a login hook may take."""
 _NAME: Final = re.compile(r"[\w.@-]{1,64}", re.ASCII)
+_HOST: Final = re.compile(r"[\w.-]+")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _FORWARDED: Final = ("Forwarded", "Via", "X-Forwarded-For", "X-Real-IP")
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -214,12 +215,15 @@ def parse_operators(
             expected = "expected entries with commas between them, each local, local:ROLE, anyone:ROLE, NAME:SHA256 or "
             expected += "NAME:SHA256:ROLE; ROLE is look, operate or admin, SHA256 the hash of a token in hexadecimal"
             raise InvalidSettingError("RETRYAPP_WEB_OPERATORS", "(not shown)", expected)
+    names = frozenset(entry.lower() for entry in _entries(hosts))
+    if wrong := [name for name in names if not _HOST.fullmatch(name)]:
+        raise InvalidSettingError("RETRYAPP_WEB_HOSTS", wrong[0], "expected names of hosts, without scheme and port")
     return Operators(
         local=local,
         anyone=anyone,
         tokens=tokens,
         proxies=tuple(map(_network, _entries(proxies))),
-        hosts=frozenset(entry.lower() for entry in _entries(hosts)),
+        hosts=names,
         peer_secret=peer_secret,
         hook=hook,
     )

@@ -6,7 +6,6 @@ which have no values of records in them. Keys, values, headers and messages are 
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -37,8 +36,10 @@ def hidden_from(role: Role, facts: Facts, mask: Mask = UNMASKED) -> Facts:
 def check_search(wanted: LetterFilter, mask: Mask) -> None:
     """Raise `PageError` for a search by what is masked: its answer would tell what that is."""
     header, pointer = (None if text is None else text.partition("=")[0] for text in (wanted.header, wanted.field))
-    if mask.covers(header, pointer):
-        raise PageError(403, "masked", f"{header or pointer} is masked", "Search by something else")
+    is_key = wanted.key is not None and _seen(wanted.key, mask) != wanted.key
+    if is_key or mask.covers(header, pointer):
+        name = "the key" if is_key else header or pointer
+        raise PageError(403, "masked", f"{name} is masked", "Search by something else")
 
 
 def _each(value: Any, change: Callable[[str, Any], Any]) -> Any:
@@ -57,26 +58,33 @@ def _hidden(name: str, value: Any, names: set[str]) -> Any:
 def _masked(name: str, value: Any, mask: Mask) -> Any:
     if isinstance(value, dict) and str(value.get("name")).lower() in mask.headers and "value" in value:
         return {**value, "value": MASKED}
+    if isinstance(value, dict) and value.get("damaged") and isinstance(value.get("value"), Payload):
+        return {**value, "value": _without(value["value"])}  # of a damaged row it is the row, with its headers
     payload = value if isinstance(value, Payload) else None
     if payload and payload.kind is Kind.BINARY:
-        return _without(payload) if mask.pointers and _begins_json(payload.content) else value
+        return _without(payload) if mask.pointers and _may_have_fields(payload.content) else value
     text = payload.text if payload else value if name == "key" and isinstance(value, str) else None
-    if text is None or not mask.pointers:
+    if text is None:
         return value
-    shown = mask.json(text)
-    if shown is None:  # it is no JSON, or was cut, or is too deep: if it looks like it, its fields are not found
-        shown = MASKED if _begins_json(_bytes_of(text)) else text
+    shown = _seen(text, mask)
     if payload is None:
         return shown
     return _without(payload) if shown == MASKED else payload if shown == text else replace(payload, text=shown)
 
 
-def _begins_json(content: bytes) -> bool:
-    """Tell whether bytes begin as an object or a list, after a byte order mark and spaces; also in UTF-16, UTF-32."""
-    content = content.replace(b"\x00", b"")
-    for mark in (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        content = content.removeprefix(mark)
-    return content.lstrip()[:1] in (b"{", b"[")
+def _seen(text: str, mask: Mask) -> str:
+    """Return a text with its fields masked; `MASKED` for one that cannot be looked into and may have some."""
+    if not mask.pointers:
+        return text
+    shown = mask.json(text)
+    if shown is None:  # it is no JSON, was cut, is too deep, or stands after something else
+        return MASKED if _may_have_fields(_bytes_of(text)) else text
+    return shown
+
+
+def _may_have_fields(content: bytes) -> bool:
+    """Tell whether there is an object or a list in bytes, in any encoding that has ASCII's."""
+    return b"{" in content or b"[" in content
 
 
 def _bytes_of(text: str) -> bytes:

@@ -139,7 +139,8 @@ def _filter(given: Mapping[str, str], now_ms: int) -> LetterFilter:
         return LetterFilter(**fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise bad_parameter(str(first["loc"][0]), "...", str(first["msg"])) from error
+        name = {"from_ms": "since", "until_ms": "until"}.get(str(first["loc"][0]), str(first["loc"][0]))
+        raise bad_parameter(name, given[name], str(first["msg"])) from error
 
 
 def is_number(text: str) -> bool:

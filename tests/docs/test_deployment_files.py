@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from typing import Any
 
 import jsonschema
@@ -117,3 +118,14 @@ def test_development_workers_stop_before_the_runner_kills() -> None:
             match = re.search(r"RETRYAPP_GRACE=(\S+) ", line)
             assert match is not None
             assert parse_duration_ms(match.group(1)) <= 500
+
+
+def test_a_source_distribution_has_what_its_makefile_runs() -> None:
+    """Every module, script and file that a target or the image's build names is in the list of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = {f"{ROOT}{name}" for name in project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
+    makefile = (ROOT / "Makefile").read_text()
+    named = {*re.findall(r"-m (\w+)", makefile), *project["tool"]["mypy"]["packages"], ".dockerignore"}
+    used = {f"{ROOT / name}" for name in named if (ROOT / name).exists()}
+    assert f"{ROOT}/benchmarks" in used
+    assert used <= included

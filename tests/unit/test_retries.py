@@ -24,6 +24,16 @@ from retryapp.runtime.options import SETTINGS
 POLICY = RetryPolicy("1s")
 
 
+class PlainOrder:
+    """Nothing says what its fields are."""
+
+
+class FaustOrder(faust.Record):  # type: ignore[misc]  # Faust has no type information
+    """What only Faust reads."""
+
+    id: int
+
+
 def new_app(**options: Any) -> faust.App:
     return faust.App("app", broker="kafka://127.0.0.1:1", store="memory://", **options)
 
@@ -77,6 +87,15 @@ async def test_a_topic_whose_names_kafka_would_refuse_is_refused(retries: Retrie
         ("max_in_flight", 0),
         ("max_crashes", None),
         ("max_concurrent", True),
+        ("publishes", None),
+        ("publishes", [5]),
+        ("circuits", 5),
+        ("circuits", {5: CircuitBreaker()}),
+        ("circuits", {"ledger": True}),
+        ("deduplicate", "header: event-id"),
+        ("value", 5),
+        ("value", PlainOrder),
+        ("value", FaustOrder),
     ],
 )
 async def test_an_argument_that_cannot_be_used_is_named(retries: Retries, argument: str, value: Any) -> None:
@@ -91,6 +110,42 @@ async def test_a_length_without_a_unit_is_named(argument: str) -> None:
     """With the argument that it was given for."""
     with pytest.raises(InvalidDurationError, match=f"setting {argument}=60 is not a duration: a bare number"):
         Retries(new_app(), **{argument: 60})
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("app", None),
+        ("create_main_partitions", "6"),
+        ("create_main_partitions", 0),
+        ("admin_options", 5),
+        ("login", "ann"),
+    ],
+)
+async def test_an_argument_of_retries_that_cannot_be_used_is_named(argument: str, value: Any) -> None:
+    """Where it is given, not when a broker is asked."""
+    with pytest.raises(InvalidSettingError, match=rf"setting {argument}=.*expected"):
+        Retries(**{"app": new_app(), argument: value})
+
+
+async def test_a_method_that_is_decorated_in_its_class_is_refused(retries: Retries) -> None:
+    """It would take the value as `self`, and the delivery as the value."""
+
+    class Billing:
+        async def charge(self, value: bytes) -> None:
+            """Handle a record."""
+
+    with pytest.raises(ConfigurationError, match="self"):
+        retries.handler("others", policy=POLICY)(Billing.charge)
+    retries.handler("others", policy=POLICY)(Billing().charge)
+
+
+@pytest.mark.parametrize("at", [None, "2030-01-31T12:00"])
+async def test_a_command_that_lacks_something_says_what(retries: Retries, at: Any) -> None:
+    """In our words, before any broker is asked."""
+    with pytest.raises(InvalidSettingError, match=r"due_at_ms belongs to reschedule|a time with a time zone") as raised:
+        await retries.command("reschedule", "app/orders@kq8G0bTz/3/1042", at=at)
+    assert "pydantic" not in str(raised.value)
 
 
 async def test_an_app_has_one_retries(retries: Retries) -> None:
@@ -234,7 +289,6 @@ async def test_a_circle_through_dead_letters_is_refused_where_it_is_declared(ret
         ("tiers", "per_delay", "one of single, per-delay"),
         ("batch", 50, "a Batch"),
         ("circuit", True, "a CircuitBreaker"),
-        ("circuits", {"ledger": True}, "a CircuitBreaker"),
         ("value", "json", "dict for JSON"),
     ],
 )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
-from retryapp.core.classify import Failure, classify, trace_of
+from retryapp.core.classify import Failure, classify
 from retryapp.core.decide import Decision, RetryAt, decide
 from retryapp.core.errors import PublishError, RetryAppError, UndecodableError
 from retryapp.core.hops import failures_in_a_row, next_counted_ms
 from retryapp.core.metadata import DEFERRED, MAX_EPOCH_MS
 from retryapp.core.rules import ErrorClass
+from retryapp.core.traces import plain_text, shorten_trace
 from retryapp.engine.delivery.delivery import delivery_of
 from retryapp.engine.delivery.run import Run
 
@@ -40,6 +42,7 @@ def judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
     """Classify what was raised, also where its own code (`__str__`, a property, its type's) fails on the way."""
     handler, policy = run.context.handler, run.context.handler.policy
     facts: dict[str, Any] = {"otherwise": policy.otherwise, "delivery": delivery_of(run), "now_ms": failed_ms}
+    facts["text_of"] = partial(_text_of, run)
 
     def warn_once(event: str, name: str, text: str) -> None:
         if name not in handler.warned_of and len(handler.warned_of) < MOST_WARNED_OF:
@@ -57,10 +60,10 @@ def judge(error: BaseException, run: Run, failed_ms: int) -> Failure:
                 f"Unavailable({failure.circuit!r}): the handler has no circuit of this name, so it is a failure as any"
             )
             warn_once("retryapp.circuit_unknown", f"circuit {failure.circuit}", text)
-            failure = replace(failure, circuit="")
-        return replace(failure, message=_free(run, failure.message)) if handler.mask else failure
+            return replace(failure, circuit="")
     except BaseException:  # noqa: BLE001 - user code runs in there: even SystemExit is the record's failure
         return classify(UnprintableError(handler.name), policy.on, on_fault=warn, **facts)
+    return failure
 
 
 def hot_wait_s(run: Run, error: BaseException) -> float | None:
@@ -83,16 +86,15 @@ def hot_wait_s(run: Run, error: BaseException) -> float | None:
     return hot.delay_ms(run.hot_attempt, context.random.random()) / 1000
 
 
-def _free(run: Run, text: str) -> str:
-    """Return a text of an error without what is masked in its record."""
-    mask = run.context.handler.mask
+def _text_of(run: Run, error: BaseException) -> str:
+    """Return what an error says, without what is masked in its record: as a whole, since a part is not found."""
+    mask, text = run.context.handler.mask, plain_text(error)
     return text if mask is None else mask.free(text, run.shown.headers, run.shown.value)
 
 
 def trace_text(run: Run, error: BaseException) -> str | None:
     try:
-        trace = trace_of(error)
-        return trace and _free(run, trace)
+        return shorten_trace(error, partial(_text_of, run))
     except BaseException:  # noqa: BLE001 - the same: the record is dead, if without a traceback
         return None
 

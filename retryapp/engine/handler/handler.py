@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import Circuit, CircuitBreaker, check_names
@@ -257,9 +257,7 @@ class Handler:
             problem = "it cannot be combined with order=, which it would not keep, or with payload='reference'"
             raise InvalidSettingError("redelivery", "main", problem)
         object.__setattr__(self, "policy_digest", self.policy.digest)
-        if self.value_type is not bytes:
-            target = dict[str, Any] if self.value_type is dict else self.value_type
-            object.__setattr__(self, "_adapter", TypeAdapter(target))
+        object.__setattr__(self, "_adapter", _adapter_of(self.value_type))
         object.__setattr__(self, "name", _name(self.function))
         object.__setattr__(self, "takes_delivery", _takes_delivery(self.name, self.function))
         body = _body(self.function)
@@ -315,6 +313,20 @@ class Handler:
             raise UndecodableError(type_name, _problem(exc)) from None  # the cause quotes the value
 
 
+def _adapter_of(value_type: Any) -> TypeAdapter[Any] | None:
+    """Return what reads values of a type from JSON; None for bytes."""
+    if value_type in (bytes, bytes | None):
+        return None
+    expected = "expected bytes, dict for JSON, a pydantic model or what pydantic reads from JSON"
+    if isinstance(value_type, str):
+        raise InvalidSettingError("value", value_type, f"{expected}, not its name")
+    try:
+        return TypeAdapter(dict[str, Any] if value_type is dict else value_type)
+    except PydanticUserError as error:
+        problem = f"{expected}; take others as bytes, and decode them in the handler ({error.message.splitlines()[0]})"
+        raise InvalidSettingError("value", value_type, problem) from error
+
+
 def _problem(exc: Exception) -> str:
     """Describe what is wrong without the value: messages travel in logs and headers."""
     if isinstance(exc, ValidationError):
@@ -347,6 +359,10 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     except (TypeError, ValueError) as exc:
         raise HandlerSignatureError(name, f"its signature cannot be read ({exc})") from exc
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if positional and positional[0].name == "self":
+        raise HandlerSignatureError(
+            name, "it takes self: declare it on an object, as retries.handler(...)(made.method)"
+        )
     if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters.values()):
         raise HandlerSignatureError(name, "it has keyword-only arguments without a default")
     if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):

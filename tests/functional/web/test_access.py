@@ -205,6 +205,13 @@ async def test_a_known_name_is_one_of_these_pages(worker: FakeWorker) -> None:
         assert "evil.example" in body
 
 
+@pytest.mark.parametrize("hosts", ["retries.example:443", "https://retries.example", "*.example", "a b"])
+def test_a_host_that_no_request_names_is_refused(hosts: str) -> None:
+    """Else the pages would be refused under the name that was meant."""
+    with pytest.raises(InvalidSettingError, match="RETRYAPP_WEB_HOSTS"):
+        parse_operators("", hosts=hosts)
+
+
 @pytest.mark.parametrize(
     ("text", "proxies"),
     [

@@ -26,12 +26,15 @@ async def test_masked_headers_and_fields_are_shown_to_nobody(worker: FakeWorker,
         b'\xef\xbb\xbf{"card": "secret-card"}',
         '{"card": "secret-card"}'.encode("utf-16"),
         ' [{"card": "secret-card"}]'.encode("utf-32-be"),
+        b'{"in": {"card": "secret-card"}, "in": {}}',
+        b'\x00\x00\x01\x86\xa0{"card": "secret-card"}',
+        b'7\n{"card": "secret-card"}',
     )
     headers = (("Authorization", b"secret-token"), ("tenant", b"north"))
     for number, value in enumerate(values):
         worker.wait(metadata(500 + number), key=b'{"card": "secret-key"}', value=value, headers=headers)
         worker.bury(500 + number, dead_metadata(600 + number), key=None, value=value, headers=headers)
-    async with serving(worker, mask=parse_mask("authorization, /card")) as url:
+    async with serving(worker, mask=parse_mask("authorization, /card, /in/card")) as url:
         for number, kind in product(range(len(values)), ("pending", "dead")):
             status, body = await ask(url, f"{BASE}/{kind}/0/{500 + number}?format={form}")
             assert status == 200
@@ -57,7 +60,8 @@ async def test_masked_headers_and_fields_are_shown_to_nobody(worker: FakeWorker,
     [
         ("header=AUTHORIZATION=secret", 403), ("header=tenant=north", 200), ("field=/card=1", 403),
         ("field=/card/number=1", 403), ("field=/open=1", 200), ("field=/items/*/sku=1", 403), ("field=/items/0=1", 403),
-        ("field=/items/0/id=1", 200),
+        ("field=/items/0/id=1", 200), ("key={\"card\": 1}", 403), ("key=\"card\": [1", 403), ("key={\"open\": 1}", 200),
+        ("key=k1", 200),
     ],
 )  # fmt: skip
 async def test_nobody_searches_by_what_is_masked(worker: FakeWorker, asked: str, status: int) -> None:

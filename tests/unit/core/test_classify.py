@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from retryapp.core.classify import DeadReason, classify, trace_of
+from retryapp.core.classify import DeadReason, classify
 from retryapp.core.errors import InvalidPolicyError, UndecodableError
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_TRACE_BYTES
 from retryapp.core.rules import ErrorClass, non_retryable, retryable, skippable
+from retryapp.core.traces import plain_text, shorten_trace
 from retryapp.core.verdicts import Reject, RetryLater, Skip
 
 
@@ -230,7 +231,7 @@ def test_message_and_trace_are_cut_to_their_bounds() -> None:
         deep(300)
     failure = classify(caught.value)
     assert failure.message == "é" * (MAX_MESSAGE_BYTES // 2)
-    trace = trace_of(caught.value)
+    trace = shorten_trace(caught.value, plain_text)
     assert trace is not None
     assert len(trace.encode()) <= MAX_TRACE_BYTES
     assert trace.splitlines()[-1].startswith("ValueError: é")
@@ -318,10 +319,12 @@ def test_a_trace_shows_the_users_code_and_not_what_called_it() -> None:
         return caught.value.with_traceback(caught.value.__traceback__.tb_next)
 
     error = raised("httpx", "billing", "retryapp.engine.delivery.deliver")
-    assert [line.split('"')[1] for line in str(trace_of(error)).splitlines()[:-1]] == ["billing.py", "httpx.py"]
+    trace = str(shorten_trace(error, plain_text))
+    assert [line.split('"')[1] for line in trace.splitlines()[:-1]] == ["billing.py", "httpx.py"]
     assert classify(error).place == "httpx.py:2 in step"
     assert classify(raised("json.decoder", "billing", "retryapp.engine")).place == "billing.py:2 in step"
-    assert 'File "retryapp.engine.handler.py", line 2' in str(trace_of(raised("retryapp.engine.handler")))
+    trace = str(shorten_trace(raised("retryapp.engine.handler"), plain_text))
+    assert 'File "retryapp.engine.handler.py", line 2' in trace
     assert classify(ValueError("x")).place is None
 
 

@@ -345,3 +345,21 @@ async def test_messages_are_freed_of_what_is_masked() -> None:
         assert "***" in (letter.error_trace or "")
         assert any(each.trace for each in orders.observer.seen)
         assert not [each for each in orders.observer.seen if "secret" in f"{each.message} {each.trace}"]
+
+
+@pytest.mark.parametrize("secret", ["4111-secret-" * 40, 'se"cret\n\\é'], ids=["cut", "escaped"])
+async def test_what_is_masked_is_not_left_in_parts(secret: str) -> None:
+    """Where a long text is cut, and where it stands as a program writes it: escaped."""
+
+    async def charge(value: bytes) -> None:
+        card = json.loads(value)["card"]
+        raise ValueError(
+            f"{'x' * 200}{card} {card!r} {json.dumps(card)} {json.dumps(card, ensure_ascii=False)}{'x' * 800}{card}"
+        )
+
+    async with MemoryPartition(charge, "1s", mask=parse_mask("/card")) as orders:
+        await orders.send(json.dumps({"card": secret}).encode())
+        await orders.to_rest()
+        (letter,) = orders.dead_letters
+        assert letter.error_message.startswith("x" * 200 + "***")
+        assert not [each for each in ("cret", "4111") if each in f"{letter.error_message}{letter.error_trace}"]

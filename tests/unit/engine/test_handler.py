@@ -12,6 +12,7 @@ import pytest
 from doubles import deliver_once, make_context, make_record, the
 
 from retryapp.engine.handler.handler import Delivery, HandlerSignatureError
+from retryapp.testing import MemoryPartition
 
 seen: list[tuple[bytes, int | None, bool]] = []
 """Value, attempt, and whether it ran in the event loop's thread."""
@@ -154,3 +155,18 @@ async def test_what_was_returned_and_cannot_be_run_or_fails_is_a_failure(functio
     _, metadata = the(turn)
     assert metadata.error_type.rsplit(".", 1)[-1] == error_type
     assert seen == []
+
+
+async def test_bytes_that_may_be_null_are_bytes() -> None:
+    """They are what a handler of bytes gets; read as JSON each would be dead."""
+    values: list[bytes | None] = [b"no JSON", None]
+    taken = list[Any]()
+
+    async def take(value: Any) -> None:
+        taken.append(value)
+
+    async with MemoryPartition(take, "1s", value_type=bytes | None) as orders:
+        for value in values:
+            await orders.send(value)
+        await orders.to_rest()
+    assert taken == values

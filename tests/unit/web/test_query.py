@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from samples import key_of, waiting_row
 
@@ -41,6 +41,7 @@ def test_a_cursor_of_dead_letters_reads_back(place: Place) -> None:
     assert question_of({"before": place_text(place)}).before == place
 
 
+@example("since", "0001-01-01T00:00")
 @given(
     st.sampled_from(["limit", "partition", "after", "before", "refresh", "format", "since", "until", "seen"]),
     st.text(min_size=1),
