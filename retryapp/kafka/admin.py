@@ -25,6 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
     ResourceType,
 )
 
+from retryapp.core.durations import MAX_DURATION_MS
 from retryapp.core.errors import RetryAppError, TopicMissingError
 from retryapp.core.record import short_topic_id
 from retryapp.kafka.connection import KafkaConnection, named_error
@@ -80,6 +81,13 @@ class TopicState:
     """Partition → replicas in sync, where these are fewer than its replicas."""
     operations: frozenset[str] | None = None
     """What this login may do to it, in Kafka's words (``DESCRIBE``); None: unknown."""
+
+    @property
+    def deletes_after_ms(self) -> int | None:
+        """After how long it deletes records; None: never by time, or it is not known."""
+        retention_ms = int(self.config.get("retention.ms", "-1"))
+        deletes = "delete" in self.config.get("cleanup.policy", "") and 0 <= retention_ms <= MAX_DURATION_MS
+        return retention_ms if deletes else None
 
 
 @dataclass(frozen=True, slots=True)

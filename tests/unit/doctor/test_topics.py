@@ -11,7 +11,6 @@ from retryapp.core.jobs import Level
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.topics import (
-    deletes_after_ms,
     judge_level,
     judge_main_retention,
     judge_old_handler,
@@ -124,13 +123,18 @@ def test_a_pause_has_a_length_from_its_first_moment_on() -> None:
 
 @pytest.mark.parametrize(
     ("retention_ms", "policy", "after_ms"),
-    [("5", "delete", 5), ("5", "compact", None), ("-1", "delete", None), (str(2**63 - 1), "delete", None)],
+    [
+        ("5", "delete", 5),
+        ("5", "compact,delete", 5),
+        ("5", "compact", None),
+        ("-1", "delete", None),
+        (str(2**63 - 1), "delete", None),
+    ],
 )
 def test_after_how_long_a_topic_deletes_records(retention_ms: str, policy: str, after_ms: int | None) -> None:
     """A compacted topic has a retention.ms, too, and the largest number means never."""
     config = {"retention.ms": retention_ms, "cleanup.policy": policy}
-    assert deletes_after_ms(replace(replicas(), config=config)) == after_ms
-    assert deletes_after_ms(None) is None
+    assert replace(replicas(), config=config).deletes_after_ms == after_ms
 
 
 @pytest.mark.parametrize(("waiting", "severity"), [(0, Severity.NOTE), (7, Severity.WARNING)])
