@@ -30,14 +30,13 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import HeldError
 from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import SessionOptions
-from retryapp.pipeline.sources import retention_of
+from retryapp.pipeline.sources import Life, retention_of
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
     from retryapp.pipeline.archive import Archived, Driven, OnProgress
     from retryapp.pipeline.outlook import TopicOutlook
-    from retryapp.pipeline.state import Life
 
 
 @click.group(name="pipeline")

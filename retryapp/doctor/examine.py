@@ -19,7 +19,6 @@ from retryapp.doctor.findings import Finding, note, ok, problem
 from retryapp.doctor.group import Trace, judge_group, judge_offsets
 from retryapp.doctor.rights import REMEDY, judge_rights
 from retryapp.doctor.topics import (
-    deletes_after_ms,
     judge_level,
     judge_main_retention,
     judge_old_handler,
@@ -190,7 +189,8 @@ class _Cluster:
                 known = remembered(self.subject.connection, topology)
                 paused = {number: each.paused for number, each in known.items() if each.paused is not None}
                 main = self.states.get(topology.main)  # None: somebody has deleted it, which the plan has reported
-                times: Any = {"retention_ms": deletes_after_ms(main), "now_ms": self.wall_ms()}
+                retention_ms = None if main is None else main.deletes_after_ms
+                times: Any = {"retention_ms": retention_ms, "now_ms": self.wall_ms()}
                 levels = [(paused, "handler resume")] * bool(paused)
                 for name in sorted({name for each in known.values() for name in each.forced_open}):
                     forced = {

@@ -47,7 +47,7 @@ def judge_main_retention(
 ) -> Iterator[Finding]:
     """Report main topics that delete records before workers that are down as long as allowed read them."""
     for main in [topology.main for topology in topologies if topology.main in states]:
-        retention_ms = deletes_after_ms(states[main])
+        retention_ms = states[main].deletes_after_ms
         if retention_ms is None or retention_ms >= downtime_ms:
             continue
         yield warning(
@@ -58,14 +58,6 @@ def judge_main_retention(
             remedy=f"Set it: kafka-configs.sh --alter --topic {main} --add-config retention.ms={downtime_ms}; "
             "or set downtime= of Retries to what you allow",
         )
-
-
-def deletes_after_ms(state: TopicState | None) -> int | None:
-    """Return after how long a topic deletes records; None: never, or it is not known."""
-    config = {} if state is None else state.config
-    retention_ms = int(config.get("retention.ms", "-1"))
-    deletes = "delete" in config.get("cleanup.policy", "") and 0 <= retention_ms <= MAX_DURATION_MS
-    return retention_ms if deletes else None
 
 
 def judge_level(main: str, levels: Mapping[int, Level], ends: str, *, retention_ms: int | None, now_ms: int) -> Finding:
@@ -120,6 +112,15 @@ def _replicas(name: str, state: TopicState) -> Iterator[Finding]:
             expected=f"min.insync.replicas={least} or more",
             why="writes are refused until a replica is back",
             remedy="Bring the brokers that have them back",
+        )
+    elif 1 < least >= state.replication:
+        never = state.replication < least
+        yield (problem if never else warning)(
+            name,
+            f"min.insync.replicas={least} with {state.replication} replicas",
+            expected="fewer than there are replicas",
+            why="writes are refused" if never else "writes are refused while one broker is away",
+            remedy="Add replicas with kafka-reassign-partitions.sh, or lower it with kafka-configs.sh",
         )
     elif state.lagging:
         yield warning(

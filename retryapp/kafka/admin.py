@@ -25,6 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
     ResourceType,
 )
 
+from retryapp.core.durations import MAX_DURATION_MS
 from retryapp.core.errors import RetryAppError, TopicMissingError
 from retryapp.core.record import short_topic_id
 from retryapp.kafka.connection import KafkaConnection, named_error
@@ -80,6 +81,13 @@ class TopicState:
     """Partition → replicas in sync, where these are fewer than its replicas."""
     operations: frozenset[str] | None = None
     """What this login may do to it, in Kafka's words (``DESCRIBE``); None: unknown."""
+
+    @property
+    def deletes_after_ms(self) -> int | None:
+        """After how long it deletes records; None: never by time, or it is not known."""
+        retention_ms = int(self.config.get("retention.ms", "-1"))
+        deletes = "delete" in self.config.get("cleanup.policy", "") and 0 <= retention_ms <= MAX_DURATION_MS
+        return retention_ms if deletes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,21 +256,20 @@ class KafkaAdmin:
             threading.Event().wait(PAUSE_S)
             budget_s -= PAUSE_S
 
-    def create(self, specs: Sequence[TopicSpec]) -> tuple[str, ...]:
-        """Create topics, and return the names of those that no other worker created meanwhile.
+    def create(self, specs: Sequence[TopicSpec]) -> None:
+        """Create topics that another worker may create meanwhile.
 
         Raises:
             KafkaRequestError: the broker refused one; the message has its reason.
         """
-        if not specs:
-            return ()
-        return self._create(
-            [NewTopic(s.name, s.partitions, replication_factor=s.replication, config=dict(s.config)) for s in specs]
-        )
+        if specs:
+            self._create(
+                [NewTopic(s.name, s.partitions, replication_factor=s.replication, config=dict(s.config)) for s in specs]
+            )
 
-    def create_main_topic(self, name: str, *, partitions: int) -> tuple[str, ...]:
+    def create_main_topic(self, name: str, *, partitions: int) -> None:
         """Create a user's topic with the brokers' default settings."""
-        return self._create([NewTopic(name, num_partitions=partitions, replication_factor=BROKER_DEFAULT)])
+        self._create([NewTopic(name, num_partitions=partitions, replication_factor=BROKER_DEFAULT)])
 
     def grow(self, topic: str, partitions: int) -> None:
         """Add partitions to a topic until it has ``partitions``."""
@@ -299,18 +306,15 @@ class KafkaAdmin:
         remedy = f"It was created and is not ready after {self.timeout_s:g} s: look at the brokers' health"
         return TopicMissingError(created, self.connection.bootstrap, remedy)
 
-    def _create(self, topics: list[NewTopic]) -> tuple[str, ...]:
+    def _create(self, topics: list[NewTopic]) -> None:
         futures = self._client.create_topics(topics, request_timeout=self.timeout_s, operation_timeout=self.timeout_s)
-        made = []
         for name, future in futures.items():
-            try:
-                future.result(self.timeout_s * 2)
-            except KafkaException as error:
-                if error.args[0].name() == TOPIC_EXISTS:
-                    continue
-                raise self._named(error, doing=f"create topic {name}", topic=name) from error
-            made.append(name)
-        return tuple(made)
+            with self._naming(f"create topic {name}", name):
+                try:
+                    future.result(self.timeout_s * 2)
+                except KafkaException as error:
+                    if error.args[0].name() != TOPIC_EXISTS:
+                        raise
 
     def settings(self, topics: Iterable[str], *, tolerant: bool = False) -> dict[str, dict[str, str]]:
         """Return the effective settings of topics; nothing of a missing one, or, if `tolerant`, of a refused one."""

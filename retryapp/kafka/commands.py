@@ -53,7 +53,7 @@ def send_commands(
     partitions = sorted(set(places.values()))
 
     def write() -> None:
-        write_records(connection, records, doing=f"write to topic {topology.control}", topic=topology.control)
+        write_records(connection, topology.control, records)
 
     outcomes = {} if outcomes is None else outcomes
     for _, event in _told(connection, topology, partitions, write, {(places[name], name) for name in places}, wait_s):
@@ -92,8 +92,7 @@ def send_to_all(
     KafkaAdmin(connection).offsets(topology.control, commands)  # it is there
 
     def write() -> None:
-        doing = f"write to topic {topology.control}"
-        write_together(connection, records, transactional_id=topology.control, doing=doing)
+        write_together(connection, topology.control, records)
 
     return dict(_told(connection, topology, sorted(commands), write, wanted, wait_s))
 

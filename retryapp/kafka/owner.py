@@ -65,13 +65,6 @@ def read_owner_mark(connection: KafkaConnection, changelog: str) -> OwnerMark | 
     return None
 
 
-def write_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> None:
-    """Append a mark and wait until all in-sync brokers have it; `BrokerUnreachableError` when none answers in time."""
-    key, value = encode_owner_mark(mark, secrets.token_hex(16))
-    record = Outgoing(changelog, 0, key, value, ())
-    write_records(connection, [record], doing=f"write the owner mark to topic {changelog}", topic=changelog)
-
-
 def check_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> bool:
     """Return whether a changelog is ours; False: it has no mark yet. Reads only.
 
@@ -114,5 +107,6 @@ def claim_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMar
     if refusal is not None:
         raise refusal
     if not check_owner_mark(connection, changelog, mark):
-        write_owner_mark(connection, changelog, mark)
+        marked = Outgoing(changelog, 0, *encode_owner_mark(mark, secrets.token_hex(16)), ())
+        write_records(connection, changelog, [marked])
         check_owner_mark(connection, changelog, mark)

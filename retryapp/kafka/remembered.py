@@ -52,5 +52,4 @@ def pass_on(connection: KafkaConnection, topology: HandlerTopology, partitions: 
             command = HandlerCommand(id=secrets.token_hex(8), verb=verb, circuit=circuit, by=level.by, why=level.why)
             records += [command.to_record(topology.control, number) for number in partitions]
     if records:
-        doing = f"write to topic {topology.control}"
-        write_together(connection, records, transactional_id=topology.control, doing=doing)
+        write_together(connection, topology.control, records)

@@ -18,14 +18,8 @@ _TRIES: Final = 5
 _FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS"}
 
 
-def write_records(connection: KafkaConnection, records: Iterable[Outgoing], *, doing: str, topic: str) -> None:
-    """Append records, those of a partition in order; return once all are durable.
-
-    Args:
-        connection: the cluster.
-        records: what to append.
-        doing: for an error's text, as `write the owner mark to topic orders`.
-        topic: the same.
+def write_records(connection: KafkaConnection, topic: str, records: Iterable[Outgoing]) -> None:
+    """Append records to a topic, those of a partition in order; return once all are durable.
 
     Raises:
         BrokerUnreachableError: no broker answered in time; some of the records may be there.
@@ -46,28 +40,20 @@ def write_records(connection: KafkaConnection, records: Iterable[Outgoing], *, d
         delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
     )
     for record in records:
-        producer.produce(
-            record.topic, key=record.key, value=record.value, partition=record.partition, on_delivery=delivered
-        )
+        producer.produce(topic, key=record.key, value=record.value, partition=record.partition, on_delivery=delivered)
     unsent = producer.flush(WRITE_TIMEOUT_S + 1)
     error = failures[0] if failures else (KafkaError(KafkaError.REQUEST_TIMED_OUT) if unsent else None)
     if error is not None:
+        doing = f"write to topic {topic}"
         raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from KafkaException(
             error
         )
 
 
-def write_together(
-    connection: KafkaConnection,
-    records: Sequence[Outgoing],
-    *,
-    transactional_id: str,
-    doing: str,
-) -> None:
-    """Append records to topics that exist, in one transaction: readers of committed records see all or none.
+def write_together(connection: KafkaConnection, topic: str, records: Sequence[Outgoing]) -> None:
+    """Append records to a topic that exists, in one transaction: readers of committed records see all or none.
 
-    Writers of the same `transactional_id` come one after the other: a later one ends the transaction of an earlier one,
-    which begins anew.
+    Writers of a topic come one after the other: a later one ends the transaction of an earlier one, which begins anew.
 
     Raises:
         BrokerUnreachableError: no broker answered in time; the records are there, or not.
@@ -76,7 +62,7 @@ def write_together(
     for left in reversed(range(_TRIES)):
         producer = connection.client(
             Producer,
-            transactional_id=transactional_id,
+            transactional_id=topic,
             allow_auto_create_topics=False,
             transaction_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
             delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
@@ -85,10 +71,10 @@ def write_together(
             producer.init_transactions(WRITE_TIMEOUT_S)
             producer.begin_transaction()
             for record in records:
-                producer.produce(record.topic, key=record.key, value=record.value, partition=record.partition)
+                producer.produce(topic, key=record.key, value=record.value, partition=record.partition)
             producer.commit_transaction(WRITE_TIMEOUT_S)
         except KafkaException as error:
             if left and error.args[0].name() in _FENCED:
                 continue
-            raise named_error(error, connection, doing=doing, tried_s=WRITE_TIMEOUT_S) from error
+            raise named_error(error, connection, doing=f"write to topic {topic}", tried_s=WRITE_TIMEOUT_S) from error
         return

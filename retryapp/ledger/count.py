@@ -1,6 +1,6 @@
 """The count of one partition, from traces, workers' own counts and the main topic's offsets.
 
-1. `tell` and `note` take the contents of our topics, in any order.
+1. `tell` and `note` take the contents of our topics.
 2. `judge` follows every record that has a trace to its fate at the cut.
 3. `see` takes the received records of the main topic, in order. Those without a trace were done at their first
    delivery: a failure leaves one, in the transaction that moves the offset, and so does each end.
@@ -128,7 +128,9 @@ class PartitionCount:
             self._traces[former] = self._traces.get(former, b"") + pack(told.trace)
 
     def note(self, told: Progress, where: str) -> None:
-        """Take a worker's own count, and the coordinates of its event."""
+        """Take a worker's own count, and the coordinates of its event; in the order in which they were published."""
+        if told.from_offset == 0:
+            self._ranges.clear()  # of a former life of the main topic, or before the offset was set to 0
         if told.from_offset >= self._start:
             self._ranges.append(_Range(told, where))
 

@@ -40,8 +40,8 @@ from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Offsets, Start, find_start, next_ranges
 from retryapp.pipeline.read import archive_rows, read_range
 from retryapp.pipeline.schemas import RECORDS
-from retryapp.pipeline.sources import find_sources
-from retryapp.pipeline.state import WRITER, Life, State, read_state
+from retryapp.pipeline.sources import Life, find_sources
+from retryapp.pipeline.state import WRITER, State, read_state
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 
 JOB: Final = "archive"

@@ -1,4 +1,4 @@
-"""Small facts of a lake: topics, gaps, runs and erasures, each a file of one JSON object.
+"""Small facts of a lake: gaps, decisions and erasures, each a file of one JSON object.
 
 A file is written once and never changed. Its name is its identity: a fact that is written twice is there once.
 """

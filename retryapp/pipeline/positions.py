@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from retryapp.kafka import KafkaAdmin, Positions
-from retryapp.pipeline.sources import Sources
-from retryapp.pipeline.state import Life, State
+from retryapp.pipeline.sources import Life, Sources
+from retryapp.pipeline.state import State
 
 RETENTION: Final = "retention"
 RECREATED: Final = "re-created"
@@ -65,19 +65,18 @@ def find_start(state: State, admin: KafkaAdmin, sources: Sources) -> Start:
         former = state.life(source.topic)
         is_known = former is not None and former.topic_id == source.topic_id
         epoch = 1 if former is None else former.epoch if is_known else former.epoch + 1
-        life = Life(
-            topic=source.topic, topic_id=source.topic_id, group=source.group, main=source.main,
-            station=source.station, epoch=epoch, next=(None,) * source.partitions,
-        )  # fmt: skip
+        life = replace(source, epoch=epoch)
         lives.append(life)
         if not is_known:
             fresh.append(life)
         kept = dict(enumerate(former.next)) if former is not None and is_known else {}
-        for number in range(source.partitions):
+        for number in range(len(source.next)):
             begin, position = begins[source.topic, number], kept.get(number)
             if position is None:
-                # What a topic lost before the archive knew its name is no gap; of a later life nothing may be missing.
-                position = begin if epoch == 1 else 0
+                # What a topic lost before the archive knew it is no gap. Nothing may be missing of a later life, and
+                # of a partition that was added; without a run, the state is of rows, which do not name all partitions.
+                is_later = epoch > 1 or (state.run_id and kept and number not in kept)
+                position = 0 if is_later else begin
             if begin > position:
                 gaps.append(Gap(life, number, position, begin, RETENTION))
             positions[source.topic, number] = max(begin, position)

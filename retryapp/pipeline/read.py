@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from retryapp.kafka import KafkaConnection
+from retryapp.pipeline.positions import Offsets
 from retryapp.pipeline.schemas import RECORDS
 from retryapp.pipeline.security import java_options
 
@@ -18,8 +18,6 @@ DAY_MS: Final = 86_400_000
 READ_COMMITTED: Final = {"kafka.isolation.level": "read_committed"}
 """The connector's default reads records of aborted transactions too."""
 
-Positions = Mapping[tuple[str, int], int]  # topic and partition → offset
-
 
 def kafka_options(connection: KafkaConnection) -> dict[str, str]:
     """Return what every read of a cluster sets."""
@@ -27,7 +25,7 @@ def kafka_options(connection: KafkaConnection) -> dict[str, str]:
     return {**options, "kafka.bootstrap.servers": connection.bootstrap, "includeHeaders": "true", **READ_COMMITTED}
 
 
-def offsets_json(positions: Positions) -> str:
+def offsets_json(positions: Offsets) -> str:
     """Return offsets as Spark takes them.
 
     >>> offsets_json({("orders", 0): 7})
@@ -39,7 +37,7 @@ def offsets_json(positions: Positions) -> str:
     return json.dumps(nested)
 
 
-def read_range(spark: SparkSession, connection: KafkaConnection, begin: Positions, end: Positions) -> DataFrame:
+def read_range(spark: SparkSession, connection: KafkaConnection, begin: Offsets, end: Offsets) -> DataFrame:
     """Return the records from ``begin`` to before ``end``; both have the same partitions.
 
     Returns:

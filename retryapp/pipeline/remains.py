@@ -8,7 +8,7 @@ from retryapp.core.errors import DamagedRowError
 from retryapp.core.rows import decode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, find_handlers, fold_changelog, read_topic
-from retryapp.pipeline.sources import stations_of
+from retryapp.pipeline.sources import retention_of, stations_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,15 +23,13 @@ class Remains:
 def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ...]:
     """Count a key's records on a group's main, retry and dead-letter topics, and those that wait on its changelogs."""
     handlers, names = find_handlers(admin, group), admin.topic_names()
-    states = admin.describe_topics(_holding_keys(handlers, names))
     found = []
-    for name, state in states.items():
+    for name, kept_ms in retention_of(admin, _holding_keys(handlers, names)).items():
         times = [record.timestamp_ms for record in read_topic(admin.connection, name) if record.key == key]
         if not times:
             continue
-        retention_ms = int(state.config.get("retention.ms", "-1"))
-        kept = retention_ms < 0 or "compact" in state.config.get("cleanup.policy", "delete")
-        found.append(Remains(topic=name, records=len(times), expires_ms=None if kept else max(times) + retention_ms))
+        expires_ms = None if kept_ms is None else max(times) + kept_ms
+        found.append(Remains(topic=name, records=len(times), expires_ms=expires_ms))
     for changelog in {topology.pending_changelog for topology in handlers} & set(names):
         rows = fold_changelog(admin.connection, changelog, lambda _, row: _is_of(key, row))
         if waiting := sum(rows.values()):

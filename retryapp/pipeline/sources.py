@@ -1,29 +1,26 @@
-"""Which topics a job reads, which life of each, and where each partition begins and ends."""
+"""Which topics a job reads, and which life of each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from retryapp.core.errors import TopicMissingError
 from retryapp.core.topology import HandlerTopology, TopicRole
 from retryapp.kafka import KafkaAdmin, find_handlers
 
-if TYPE_CHECKING:
-    from retryapp.pipeline.state import Life
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """One topic in its present life."""
+class Life:
+    """One life of a topic, from its creation to its deletion."""
 
     topic: str
     topic_id: str
     group: str
     main: str
     station: str  # `retry`, `dlq` or `events`
-    partitions: int
+    epoch: int = 1  # 1 for the first life of the name that was seen
+    next: tuple[int | None, ...] = ()  # by partition: all before it is archived; None: not known; empty: it is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +29,12 @@ class Sources:
 
     cluster_id: str
     group: str
-    topics: tuple[Source, ...]  # sorted by name
+    topics: tuple[Life, ...]  # as they are now, sorted by name; of what is archived nothing is known here
 
     @property
     def places(self) -> list[tuple[str, int]]:
         """Every topic and partition."""
-        return [(source.topic, number) for source in self.topics for number in range(source.partitions)]
+        return [(life.topic, number) for life in self.topics for number in range(len(life.next))]
 
 
 def find_sources(admin: KafkaAdmin, group: str, known: Iterable[Life] = ()) -> Sources:
@@ -53,16 +50,14 @@ def find_sources(admin: KafkaAdmin, group: str, known: Iterable[Life] = ()) -> S
     topics = []
     for name, state in sorted(admin.describe_topics(stations).items()) if stations else ():
         main, station = stations[name]
-        ids = {"topic": name, "topic_id": state.topic_id, "group": group, "main": main, "station": station}
-        topics.append(Source(**ids, partitions=state.partitions))
+        unknown = (None,) * state.partitions
+        topics.append(Life(topic=name, topic_id=state.topic_id, group=group, main=main, station=station, next=unknown))
     return Sources(cluster_id=admin.cluster_id(), group=group, topics=tuple(topics))
 
 
 def retention_of(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, int | None]:
     """Return how long topics keep records, in milliseconds; None: without a limit."""
-    states = admin.describe_topics(names).items()
-    lengths = {name: int(state.config.get("retention.ms", "-1")) for name, state in states}
-    return {name: None if length_ms < 0 else length_ms for name, length_ms in lengths.items()}
+    return {name: state.deletes_after_ms for name, state in admin.describe_topics(names).items()}
 
 
 def stations_of(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.errors import NewerLakeError, OtherClusterError, TableReplacedError
+from retryapp.pipeline.sources import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 
 if TYPE_CHECKING:
@@ -27,19 +28,6 @@ _KEEPING: Final = frozenset(
      "ADD COLUMNS", "CHANGE COLUMN"}
 )  # fmt: skip
 """Operations after which what was archived still is, or was deleted on purpose."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """One life of a topic, from its creation to its deletion."""
-
-    topic: str
-    topic_id: str
-    group: str
-    main: str
-    station: str
-    epoch: int  # 1 for the first life of the name that was seen
-    next: tuple[int | None, ...] = ()  # by partition: all before it is archived; None: not known; empty: it is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

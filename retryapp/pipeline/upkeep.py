@@ -22,6 +22,7 @@ from functools import partial
 from typing import Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import ErasureUnfinishedError, TableMissingError
@@ -83,7 +84,9 @@ class Upkeep:
         hashed = hash_key(key, self._lake.salt)
 
         def until_now() -> tuple[Erasure]:
-            return (Erasure(max(self._now_ms(), self._erasures.reach().get(hashed, 0)), hashed),)  # clocks may differ
+            ours = self._tables.read().where(F.col("key_hash") == hashed)
+            newest_ms = ours.agg(F.max("timestamp_ms")).collect()[0][0]  # by the broker's clock, which may be ahead
+            return (Erasure(max(self._now_ms(), newest_ms or 0, self._erasures.reach().get(hashed, 0)), hashed),)
 
         return self._erase(until_now)[0]
 

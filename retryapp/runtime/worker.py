@@ -16,14 +16,14 @@ from types import TracebackType
 from typing import Any, NoReturn, cast
 
 import faust
-from aiokafka.errors import GroupAuthorizationFailedError
+from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 from mode.utils.logging import level_number, setup_logging
 from pythonjsonlogger.json import JsonFormatter
 
 from retryapp.core.errors import InvalidSettingError, RetryAppError
-from retryapp.kafka import AccessDeniedError
+from retryapp.kafka import AccessDeniedError, KafkaRequestError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
 from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, local_address
@@ -87,15 +87,14 @@ class RetryWorker(Worker):
         super().execute_from_commandline()
 
     def stop_and_shutdown(self) -> None:
-        """Stop; if the group may not be joined any more, name it: the client library gives up."""
+        """Stop; if the group does not take this worker, say why: the client library gives up."""
         try:
             super().stop_and_shutdown()
-        except GroupAuthorizationFailedError as exc:
-            _leave(
-                AccessDeniedError(
-                    f"be a member of group {self.app.conf.id}", addresses(cast("faust.App", self.app)), str(exc)
-                )
-            )
+        except (GroupAuthorizationFailedError, InconsistentGroupProtocolError) as exc:
+            doing, where = f"be a member of group {self.app.conf.id}", addresses(cast("faust.App", self.app))
+            if isinstance(exc, GroupAuthorizationFailedError):
+                _leave(AccessDeniedError(doing, where, str(exc)))
+            _leave(KafkaRequestError(doing, where, "members of it are other programs. Stop those, or rename the app"))
 
     async def on_startup_finished(self) -> None:
         """Spare garbage collections that find nothing, and waits of the event loop for threads that compute.

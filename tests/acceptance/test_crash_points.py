@@ -84,6 +84,10 @@ CHAINS = {
         crash("KafkaTransport.release", "before", after=1),
         crash("KafkaTransport.release"),
     ),
+    "marks of suspects": (
+        *[crash("Program.call_service", "before")] * 3,  # of each partition or of one: twice at the same place
+        *(crash("Producer.commit_transaction", moment, "mark") for moment in ("before", "during", "after")),
+    ),
 }
 LOSE_STORE = "openings"
 """The chain whose workers each begin without a local store."""

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from retryapp.core.causes import MAX_CAUSES, OTHER_CAUSE, CauseCount, cause_id, cause_name
+from retryapp.core.causes import MAX_CAUSES, OTHER_CAUSE, CauseCount, cause_bytes, cause_id, cause_name
 from retryapp.core.dead_index import IndexedLetter, hash_of
+from retryapp.core.errors import StoreBrokenError
 from retryapp.core.record import Origin, failure_id
 from retryapp.ports import DeadRow
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
@@ -192,7 +193,7 @@ def test_reopening_keeps_rows_look_up_count_and_next_offset(tmp_path: Path, make
     table.write([make_dead(1, 10), make_dead(2, None)], 3)
     table.close()
     again = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=10**13)
-    assert (again.dropped, again.count(), again.next_offset) == (None, 2, 3)
+    assert (again._store.dropped, again.count(), again.next_offset) == (None, 2, 3)
     assert (at(again.find(name(10))), len(again.page(None, 9))) == (1, 2)
     again.close()
 
@@ -308,4 +309,23 @@ def test_causes_beyond_the_bound_count_together(tmp_path: Path, make_dead: MakeD
     assert table.forget_before(MAX_CAUSES + 3) == MAX_CAUSES + 3
     assert {count.cause_id: count.records for count in table.causes()}[OTHER_CAUSE] == 3
     assert sum(count.records for count in table.causes()) == table.count() == MAX_CAUSES + 3
+    table.close()
+
+
+def test_a_store_whose_counts_cannot_be_read_is_made_anew(tmp_path: Path, make_dead: MakeDead) -> None:
+    """Else each try would open the same one again, and the dead letters of the partition would stay unknown."""
+    letters = [make_dead(n, n, error_type=f"Error{n}") for n in range(MAX_CAUSES)]
+    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    table.write(letters, len(letters))
+    cause = sorted(cause_bytes(count.cause_id) or b"" for count in table.causes())[-5]  # far from the description
+    table.close()
+    (file,) = (tmp_path / "0").glob("*.sst")
+    data = bytearray(file.read_bytes())
+    at = data.rindex(cause[1:])
+    data[at : at + 4] = b"\x00" * 4
+    file.write_bytes(data)
+    with pytest.raises(StoreBrokenError, match="checksum"):
+        RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    table = RocksDeadLetterTable(tmp_path / "0", IDENTITY, now_ms=0)
+    assert (table.next_offset, table.count(), table.causes()) == (0, 0, [])
     table.close()

@@ -93,7 +93,7 @@ def test_a_recovery_that_died_left_exactly_what_it_says(tmp_path: Path, where: C
     """All rows up to the offset that the store claims, their look-ups and their count; the next one goes on there."""
     run(where.__name__, tmp_path / "3")
     table = RocksPendingTable(tmp_path / "3", IDENTITY, now_ms=0, max_age_ms=None)
-    assert table.dropped is None
+    assert table._store.dropped is None
     kept = table.next_offset
     assert 0 < kept <= SLICES * SLICE
     assert where is cut_off_at_the_end or kept < SLICES * SLICE, "the rows in memory went with the process"
@@ -110,7 +110,7 @@ def test_what_is_written_behind_a_recovery_stands_on_all_of_it(tmp_path: Path) -
     """The write-ahead log is replayed onto a store that has what went round it."""
     run("serve_and_die", tmp_path / "3")
     table = RocksPendingTable(tmp_path / "3", IDENTITY, now_ms=0, max_age_ms=None)
-    assert table.dropped is None
+    assert table._store.dropped is None
     end = SLICES * SLICE
     assert table.next_offset == end + 2
     assert list(offsets(table)) == list(range(1, end + 1))

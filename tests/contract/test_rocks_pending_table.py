@@ -56,10 +56,10 @@ def test_a_store_of_another_topic_is_dropped(opened: Open, other: StoreIdentity)
     table.write([waiting_row(1)], 5)
     table.close()
     again = opened(other)
-    assert "it is a copy of" in str(again.dropped)
+    assert "it is a copy of" in str(again._store.dropped)
     assert (again.next_offset, again.page(None, 10), dict(again.counts())) == (0, [], {})
     again.close()
-    assert opened(other).dropped is None
+    assert opened(other)._store.dropped is None
 
 
 def test_a_store_unused_for_too_long_is_dropped(opened: Open) -> None:
@@ -69,10 +69,10 @@ def test_a_store_unused_for_too_long_is_dropped(opened: Open) -> None:
     table.write([waiting_row(1)], 5)
     table.close()
     kept = opened(now_ms=61_000, max_age_ms=60_000)
-    assert (kept.dropped, kept.next_offset) == (None, 6)
+    assert (kept._store.dropped, kept.next_offset) == (None, 6)
     kept.close()
     late = opened(now_ms=61_001, max_age_ms=60_000)
-    assert "not used for 60 s" in str(late.dropped)
+    assert "not used for 60 s" in str(late._store.dropped)
     assert (late.next_offset, late.page(None, 10)) == (0, [])
 
 
@@ -87,7 +87,7 @@ def test_a_store_is_as_young_as_the_last_reading_to_the_end(opened: Open) -> Non
         table = opened(now_ms=now_ms, max_age_ms=60_000)
         table.recover([(row.identity, row.value)], 6)
         table.close()
-    assert opened(now_ms=61_000, max_age_ms=60_000).dropped is not None
+    assert opened(now_ms=61_000, max_age_ms=60_000)._store.dropped is not None
 
 
 def test_a_store_that_is_open_already_is_refused_and_left_alone(opened: Open) -> None:
@@ -126,7 +126,7 @@ def test_a_store_of_another_process_is_to_be_left_alone(opened: Open, tmp_path: 
             other.kill()
     assert "stop that one, or give this worker a data directory of its own" in str(caught.value)
     assert "remove" not in str(caught.value)
-    assert opened().dropped is None
+    assert opened()._store.dropped is None
 
 
 def test_a_store_that_is_broken_may_be_removed(opened: Open, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_an_unreadable_store_is_dropped(opened: Open, tmp_path: Path, pattern: s
     for file in spoilt:
         file.write_bytes(b"x" * file.stat().st_size)
     again = opened()
-    assert "could not be opened" in str(again.dropped)
+    assert "could not be opened" in str(again._store.dropped)
     assert (again.next_offset, again.page(None, 10), dict(again.counts())) == (0, [], {})
 
 
@@ -173,7 +173,7 @@ def test_a_store_that_does_not_say_what_it_is_is_dropped(opened: Open, meta: byt
     table._store.db.put(b"\x02meta", meta)
     table.close()
     again = opened()
-    assert why in str(again.dropped)
+    assert why in str(again._store.dropped)
     assert (again.next_offset, again.page(None, 10)) == (0, [])
 
 
@@ -194,7 +194,7 @@ def test_rows_behind_a_damaged_part_never_look_removed(opened: Open, tmp_path: P
     table.close()
     damage(tmp_path / "data" / "3", slice(4, 5))
     table = opened()
-    assert table.dropped is None
+    assert table._store.dropped is None
     assert len(table.due(1_000, 10)[0]) == 10
     with pytest.raises(StoreBrokenError, match="checksum"):
         table.due(1_000, 1_000)

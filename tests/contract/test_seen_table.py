@@ -88,7 +88,7 @@ def test_reopening_keeps_rows_and_their_expiry(opened: Open) -> None:
     first.write([seen(1, 10, 500), seen(2, 11, 900)], 7, 100)
     first.close()
     again = opened()
-    assert again.dropped is None
+    assert again._store.dropped is None
     assert (found(again, 1), again.next_offset) == (10, 7)
     again.write([], 7, 600)
     assert (found(again, 1), found(again, 2)) == (None, 11)

@@ -18,7 +18,7 @@ def written(connection: KafkaConnection, topic: str, values: list[bytes]) -> dic
 
     def write(value: bytes) -> None:
         records = [Outgoing(topic, number, None, value, ()) for number in range(4)]
-        write_together(connection, records, transactional_id=topic, doing="write")
+        write_together(connection, topic, records)
 
     with ThreadPoolExecutor(len(values)) as pool:
         for done in [pool.submit(write, value) for value in values]:

@@ -137,8 +137,8 @@ def arm(crash: dict[str, Any]) -> None:
     Args:
         crash: `point`: class or module (as in `places`) and function; `moment`: `before`, `during` or `after` the call;
             `holding`: what a call must be about to count: a transaction with a `first failure`, with the `outcome` of
-            a due row, or with a record of the topic of this name; a handler's `due row`; or nothing; `after`: so many
-            calls that count go well before.
+            a due row, with the `mark` of suspects beside an offset that has moved, or with a record of the topic of
+            this name; a handler's `due row`; or nothing; `after`: so many calls that count go well before.
     """
     from aiokafka import AIOKafkaProducer
 
@@ -164,7 +164,8 @@ def arm(crash: dict[str, Any]) -> None:
             return bool(arguments[-1]["attempt"] > 1)
         made: Any = batch.get() or LaneBatch()
         firsts = [row.value is not None and decode_row(row.value).delivery == 1 for row in made.rows]
-        found = {"": True, "first failure": any(firsts), "outcome": not all(firsts)}
+        mark = any(note[:1] in {"g", "s"} and made.offsets[tp] for tp, note in made.notes.items())
+        found = {"": True, "first failure": any(firsts), "outcome": not all(firsts), "mark": mark}
         return found[wanted] if wanted in found else wanted in {out.topic for out in made.publishes}
 
     def counts(arguments: tuple[Any, ...]) -> bool:

@@ -84,9 +84,9 @@ def facts(*, text: str = "HTTP 503 from https://payments.example.org/charge", **
         ],
         "cost": [
             _row(
-                "records recovered dead attempts handler_ms attempts_on_dead handler_ms_on_dead attempts_per_recovered "
-                "minutes_per_recovered wait_p50_ms wait_p90_ms",
-                2_000, 1_680, 431, 4_900, 5_400_000, 1_200, 2_000_000, 2.92, 0.054, 62_000, 370_000,
+                "records recovered pending dead discarded superseded skipped attempts handler_ms attempts_on_dead "
+                "handler_ms_on_dead attempts_per_recovered minutes_per_recovered wait_p50_ms wait_p90_ms",
+                2_000, 1_680, 62, 431, 0, 0, 0, 4_900, 5_400_000, 1_200, 2_000_000, 2.92, 0.054, 62_000, 370_000,
             )
         ],
         "ledger": [
@@ -101,7 +101,8 @@ def facts(*, text: str = "HTTP 503 from https://payments.example.org/charge", **
             _check("records can be read", "warn", 3, "records in quarantine", text),
         ],
     }  # fmt: skip
-    return build({**tables, **changes})
+    tables |= changes
+    return build(tables, tables["cost"])
 
 
 def _check(name: str, severity: str, failures: int, text: str, *examples: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
 from retryapp.pipeline.positions import DELETED, Gap
 from retryapp.pipeline.report.facts import collect
-from retryapp.pipeline.state import Life
+from retryapp.pipeline.sources import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 from retryapp.pipeline.upkeep import Upkeep
 
@@ -143,24 +143,42 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
     assert [check["name"] for check in late["checks"] if check["failures"]] == ["the archive is fresh"]
 
 
-@pytest.mark.parametrize("counts", ["kept", "gone"])
+@pytest.mark.parametrize("counts", ["whole", "cut off", "gone"])
 def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_archive_tells(
     counts: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Unknown is not 0: that would drop every journey, and all checks would hold."""
+    """Unknown is not 0: that would drop every journey, and all checks would hold.
+
+    Workers that were killed have not counted their last minute: the group had passed what failed in it, too.
+    """
     job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()
     Tables(spark, job.lake).ensure_records()
     for offset in range(6):
         archive.failed(offset, 1)
-    if counts == "kept":
+    if counts != "gone":
         archive.counted(0, 2, ok=0, failed=2)
         archive.counted(2, 5, ok=0, failed=3)
+    if counts == "whole":
+        archive.counted(5, 9, ok=3, failed=1)
     job.append(archive)
     found = job.analyse(None)
-    assert (found.journeys, found.is_sound) == (5 if counts == "kept" else 6, True)
+    assert (found.journeys, found.is_sound) == (6, True)
+    (row,) = job.collect()["ledger"]
+    assert (row["cut_offset"], row["uncounted"]) == {"whole": (9, 0), "cut off": (6, 1), "gone": (6, 6)}[counts]
     (told,) = [verdict for verdict in found.verdicts if verdict.failures]
     assert (told.name, told.examples) == ("ledger: the group's offsets are known", (f"{GROUP} {MAIN} 0",))
     assert told.name in {check["name"] for check in job.collect()["checks"] if check["failures"]}
+
+
+def test_a_main_topic_that_was_deleted_is_a_warning(spark: SparkSession, copied: Analysts) -> None:
+    """What failed of it is counted whole, and it keeps no other from being analysed."""
+    taken = TakenCut(GROUP, [], {}, {}, gone=(MAIN,))
+    found = Analysis(spark, copied.lake, now_ms=lambda: NOON_MS).run([taken], broker="kafka-1:9092")
+    assert (found.journeys, found.is_sound) == (6, True)
+    assert [(each.name, each.examples) for each in found.verdicts if each.failures] == [
+        ("ledger: main topics are there", (f"{GROUP} {MAIN}",))
+    ]
+    assert copied.collect()["headline"] == "6 records failed: 1 recovered, 4 waiting, 1 dead"
 
 
 @pytest.mark.extended

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from lives import GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
+from pages import facts
 from pyspark.sql import functions as F
 
 from retryapp.pipeline.analysis import causes, checks, counts, figures
@@ -274,3 +275,22 @@ def test_a_main_topic_made_anew_is_counted_from_its_beginning(spark: SparkSessio
     archive.failed(2, 1)
     names = ("received", "first_try_ok", "pending", "lost", "extra", "gaps", "overlaps")
     assert told(Tables(spark, archive, 5).ledger(), *names) == [(5, 4, 1, 0, 0, 0, 0)]
+
+
+def test_the_headline_adds_up(spark: SparkSession) -> None:
+    """Every record that failed has one fate in it, also of a former life of the main topic, which no ledger counts."""
+    archive = Archive()
+    for offset in range(4):
+        archive.failed(offset, 1, topic_id="earlier1")
+        archive.failed(offset, 1)
+    archive.failed(4, 1, reason="exhausted", topic_id="earlier1")
+    archive.discarded(5, 1)
+    archive.superseded(1, 1)
+    archive.skipped(2, 2, why="old")
+    archive.succeeded(3, 2)
+    archive.held(6)
+    tables = Tables(spark, archive, 7)
+    shown = facts(cost=figures.cost(figures.ways(tables.rollup), ()), ledger=tables.ledger())
+    assert shown["headline"] == (
+        "10 records failed: 1 recovered, 5 waiting, 1 dead, 1 discarded, 1 superseded, 1 skipped, 1 held"
+    )

@@ -129,12 +129,15 @@ def test_what_became_of_dead_letters_is_in_their_marks(spark: SparkSession) -> N
     archive.marked(5, 3, "recovered", replays=1)
     archive.marked(6, 2, "replayed", replays=1)
     archive.marked(7, 1, "restored")
-    archive.counted(0, 9, ok=2, failed=7)
+    archive.failed(8, 2, delivery=3, reason="exhausted")
+    archive.marked(8, 3, "replayed", replays=1)
+    archive.counted(0, 9, ok=1, failed=8)
     readings, end = archive.readings(spark), cut(9)
     made = journeys_of(before_cut(traces_of(readings), end))
     journeys = {row["offset"]: row for row in made.collect()}
     assert {offset: row["fate"] for offset, row in journeys.items()} == {
         1: "done", 2: "dead", 3: "discarded", 4: "dead", 5: "done", 6: "pending", 7: "dead",
+        8: "pending",
     }  # fmt: skip
     assert [(journeys[n]["reason"], journeys[n]["replays"], journeys[n]["copies"]) for n in (1, 2, 3)] == [
         (None, 1, 0),
@@ -148,7 +151,12 @@ def test_what_became_of_dead_letters_is_in_their_marks(spark: SparkSession) -> N
     progress = progress_of(readings, end)
     (row,) = ledger(made, progress, end)
     sums = ("received", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost", "extra")
-    assert [row[name] for name in sums] == [9, 2, 2, 1, 3, 1, 0, 0]
+    assert [row[name] for name in sums] == [9, 1, 2, 2, 3, 1, 0, 0]
+    names = ("replays", "last_attempt", "reason")
+    assert [[journeys[offset][name] for name in names] for offset in (6, 8)] == [[1, 0, None]] * 2
+    assert [journeys[5][name] for name in names] == [1, None, None]
+    funnel = figures.funnel(figures.ways(rollup(made, progress, length_ms=60_000)))
+    assert [(row["replayed"], row["attempt"], row["waiting"]) for row in funnel if row["waiting"]] == [(True, 1, 2)]
     letters = retention(made, {f"{GROUP}.{MAIN}.dlq": 10**12}, now_ms=NOON_MS)
     assert [row["dead"] for row in letters] == [3]
     assert [each.name for each in checks.of_journeys(made)[0] if each.is_error and each.failures] == []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from history import Group
+from lives import NOON_MS
 from lives import Archive as Rows
 from samples import dead, waiting
 
@@ -32,7 +33,7 @@ from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.remains import Remains, find_remains
 from retryapp.pipeline.state import read_state
 from retryapp.pipeline.tables import DERIVED, ERASURES_TABLE, RECORDS_TABLE, Tables, quoted
-from retryapp.pipeline.upkeep import Upkeep
+from retryapp.pipeline.upkeep import Upkeep, hash_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -177,6 +178,19 @@ def test_a_record_that_waited_is_erased_with_its_later_hops(
         assert job.run_once().rows == 2
     assert [erased.rows for erased in maintenance.resume_erasures()] == [2]
     assert keys(spark, lake) == [b"ada", b"ada", b"other"]
+
+
+def test_a_clock_that_is_behind_the_brokers_spares_no_row(spark: SparkSession, lake: Lake) -> None:
+    """What is in the lake has arrived, whatever the time is here; a resumed erasure reaches as far."""
+    rows = Rows()
+    Tables(spark, lake).ensure_records()
+    for number in range(2):
+        key = hash_key(b"ada", lake.salt) if number else "other"
+        rows.failed(number, 1, key=key, first_failed_ms=NOON_MS, arrived_ms=NOON_MS)
+    rows.frame(spark).write.format("delta").mode("append").save(lake.table(RECORDS_TABLE))
+    assert Upkeep(spark, lake, now_ms=lambda: NOON_MS - 300_000).erase(b"ada").rows == 1
+    assert Tables(spark, lake).read().count() == 1
+    assert Erasures(Facts(spark, lake)).reach() == {hash_key(b"ada", lake.salt): NOON_MS}
 
 
 @pytest.mark.extended

@@ -181,7 +181,7 @@ class Rocks(PendingTableAgainstDict):
         self.table = RocksPendingTable(
             self.folder / "0", StoreIdentity(topic="c", topic_id="i", partition=0), now_ms=0, max_age_ms=None
         )
-        assert self.table.dropped is None
+        assert self.table._store.dropped is None
 
 
 class Memory(PendingTableAgainstDict):

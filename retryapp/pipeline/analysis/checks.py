@@ -155,6 +155,12 @@ def known_offsets(forgotten: Sequence[str]) -> Verdict:
     return verdict("ledger: the group's offsets are known", WARN, text, forgotten)
 
 
+def known_topics(gone: Sequence[str]) -> Verdict:
+    """Judge whether the main topics are there; records of one that was deleted count as far as they have failed."""
+    text = "main topics that were deleted: what was received from them is not known, only what failed"
+    return verdict("ledger: main topics are there", WARN, text, gone)
+
+
 def freshness(archived_ms: int, *, now_ms: int, within_ms: int) -> Verdict:
     """Judge whether the archive is recent: ``archived_ms`` is when it was last brought up to date."""
     age_ms = max(0, now_ms - archived_ms)

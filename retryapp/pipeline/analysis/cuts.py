@@ -11,7 +11,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from retryapp.core.errors import TopicMissingError
 from retryapp.kafka import KafkaAdmin, Positions, find_handlers
 from retryapp.pipeline.analysis.schemas import CUT
 from retryapp.pipeline.sources import find_sources, retention_of
@@ -28,6 +27,7 @@ class TakenCut:
     rows: Cut  # an offset is None where Kafka has none
     ends: Mapping[tuple[str, int], int]  # ends of our own topics then, after the open transactions
     retention_ms: Mapping[str, int | None]  # topic of ours → how long it keeps records; None: no limit
+    gone: tuple[str, ...] = ()  # main topics that were deleted, although their handlers' other topics are there
 
     def is_rest(self, later: TakenCut) -> bool:
         """Tell whether nothing has moved until a later cut."""
@@ -39,18 +39,16 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     ours = find_sources(admin, group)
     names = sorted({topology.main for topology in find_handlers(admin, group)})
     states = admin.describe_topics(names)
-    if missing := [name for name in names if name not in states]:
-        remedy = f"Group {group!r} has a handler for it: its records cannot be counted without it"
-        raise TopicMissingError(missing[0], admin.connection.bootstrap, remedy)
-    places = [(name, number) for name in names for number in range(states[name].partitions)]
+    gone = tuple(name for name in names if name not in states)
+    places = [(name, number) for name in names if name in states for number in range(states[name].partitions)]
     positions = Positions(admin.connection)
-    committed = positions.group_offsets(group, places)
+    committed = positions.group_offsets(group, places) if places else {}
     rows = [
         (ours.cluster_id, group, name, states[name].topic_id, number, committed[name, number])
         for name, number in places
     ]
     ends = positions.settled_ends(ours.places)
-    return TakenCut(group, rows, ends, retention_of(admin, [source.topic for source in ours.topics]))
+    return TakenCut(group, rows, ends, retention_of(admin, [life.topic for life in ours.topics]), gone)
 
 
 def to_frame(cut: Cut, spark: SparkSession) -> DataFrame:

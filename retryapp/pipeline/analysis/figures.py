@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from retryapp.pipeline.analysis.rollup import LATE, RECOVERY
 
 MINUTE_MS: Final = 60_000
+FATES: Final = ("recovered", "pending", "dead", "discarded", "superseded", "skipped")  # of records that failed
 QUANTILES: Final = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99}
 
 Row = dict[str, Any]
@@ -64,13 +65,11 @@ def cost(found: Iterable[Row], delays: Iterable[Row]) -> list[Row]:
             continue
         count = sums[row["group"], row["main"]]
         count.update(records=row["journeys"], attempts=row["attempts"], handler_ms=row["handler_ms"])
-        if fate == "done":
-            count["recovered"] += row["journeys"]
-        elif fate == "dead":
-            on_dead = {"attempts_on_dead": row["attempts"], "handler_ms_on_dead": row["handler_ms"]}
-            count.update(dead=row["journeys"], **on_dead)
+        count["recovered" if fate == "done" else fate] += row["journeys"]
+        if fate == "dead":
+            count.update(attempts_on_dead=row["attempts"], handler_ms_on_dead=row["handler_ms"])
     waits = quantiles(row for row in delays if row["kind"] == RECOVERY)
-    names = ("records", "recovered", "dead", "attempts", "handler_ms", "attempts_on_dead", "handler_ms_on_dead")
+    names = ("records", *FATES, "attempts", "handler_ms", "attempts_on_dead", "handler_ms_on_dead")
     rows = []
     for (group, main), count in sorted(sums.items()):
         row = {"group": group, "main": main, **{name: count[name] for name in names}}

@@ -143,6 +143,7 @@ class Analysis:
             *checks.of_ledger(ledger),
             *checks.of_losses(losses),
             checks.known_offsets(forgotten),
+            checks.known_topics([f"{each.group} {main}" for each in taken for main in each.gone]),
         ]
         facts = {"journeys": told["count"], "began_ms": min(begins), "bin_ms": length_ms, "ledger": ledger}
         return {**facts, "offenders": offenders(journeys), "verdicts": verdicts}
@@ -151,8 +152,8 @@ class Analysis:
 def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[Any, ...]], list[str]]:
     """Return the rows of the cut, and the partitions whose offsets Kafka has forgotten.
 
-    It does so when a group was away for a week. Its workers' counts say how far it had come; where these are gone,
-    too (they are kept for a week, dead letters for longer), the last record that failed does.
+    It does so when a group was away for a week. How far it had come is said by its workers' counts, which are kept for
+    a week, and by the last record that failed: a worker that was killed has not counted its last minute.
     """
     rows = [row for each in taken for row in each.rows]
     if all(row[-1] is not None for row in rows):
@@ -167,7 +168,7 @@ def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[A
     known, forgotten = list[tuple[Any, ...]](), list[str]()
     for cluster_id, group, main, topic_id, number, offset in rows:
         if offset is None:
-            offset = reached.get((group, main, number)) or traced.get((group, main, topic_id, number))
-            forgotten += [] if offset is None else [f"{group} {main} {number}"]
-        known.append((cluster_id, group, main, topic_id, number, offset or 0))
+            offset = max(reached.get((group, main, number), 0), traced.get((group, main, topic_id, number), 0))
+            forgotten += [f"{group} {main} {number}"] if offset else []
+        known.append((cluster_id, group, main, topic_id, number, offset))
     return known, forgotten

@@ -25,7 +25,7 @@ STATIONS: Final = ("held", "retry", "dlq", "succeeded", "skipped", "discarded", 
 """In the order of their ranks, which begin at 1."""
 _ORDER: Final = ("late", "delivery", "rank")
 _DEAD: Final = ("dlq", "discarded", "failed")
-_OF_MARK: Final = ("epoch", "found_offset", "topic", "station")
+_OF_MARK: Final = ("epoch", "found_offset", "topic", "station", "replays")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 _LAST: Final = (
     "station", "topic_id", "partition", "offset", "replays", "attempt", "ended_ms", "reason", "due_at_ms", "tier",
@@ -109,20 +109,23 @@ def _columns(steps: GroupedData) -> DataFrame:
         F.min(F.when(has_failed, F.col("step.ended_ms"))).alias("first_failed_ms"),
         F.bool_or(F.col("delivery") != 1).alias("is_told"),  # 0: held; 2: it has failed before
     ).where(F.col("is_told") | (F.col("last.station") != F.lit("skipped")))
-    said = F.array_max(F.filter("marks", _is_of_last))["station"]
-    station = F.when(F.col("last.station") == F.lit(DLQ), F.coalesce(said, F.lit(DLQ))).otherwise(F.col("last.station"))
-    is_pending = station.isin("retry", MOVED, _mark(MarkKind.REPLAYED))
+    said = F.when(F.col("last.station") == F.lit(DLQ), F.array_max(F.filter("marks", _is_of_last)))
+    station = F.coalesce(said["station"], "last.station")
+    # where its copies are gone a replay is known by its mark, whose letter's numbers are of before
+    is_replayed = station == F.lit(_mark(MarkKind.REPLAYED))
+    is_again = is_replayed | (station == F.lit(_mark(MarkKind.RECOVERED)))
+    is_pending = station.isin("retry", MOVED) | is_replayed
     found = {
-        **{
-            name: F.col(f"last.{name}") for name in ("topic_id", "partition", "offset", "replays", "reason", "ended_ms")
-        },
+        **{name: F.col(f"last.{name}") for name in ("topic_id", "partition", "offset", "ended_ms")},
+        "replays": F.coalesce(said["replays"], "last.replays"),
+        "reason": F.when(~is_again, F.col("last.reason")),
         **{name: F.col(f"failure.{name}") for name in _FAILURE},
         "fate": F.when(is_pending, "pending")
         .when(station.isin("dlq", "failed", _mark(MarkKind.RESTORED)), "dead")
         .when(station.isin("held", "skipped", "discarded", "superseded"), station)
         .when(station == F.lit(_mark(MarkKind.DISCARDED)), "discarded")
         .otherwise("done"),
-        "last_attempt": F.col("last.attempt"),
+        "last_attempt": F.when(is_replayed, 0).when(~is_again, F.col("last.attempt")),
         **{name: F.when(is_pending, F.col(f"last.{name}")) for name in ("due_at_ms", "tier")},
         "last_topic": F.col("last.topic"),
         "last_offset": F.col("last.found_offset"),

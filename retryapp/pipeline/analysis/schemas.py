@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from retryapp.pipeline.schemas import struct, table
 
-ANALYSIS_VERSION: Final = 8  # of these tables and of the decoder; a result of another one does not stand
+ANALYSIS_VERSION: Final = 9  # of these tables and of the decoder; a result of another one does not stand
 
 READINGS_TABLE: Final = "readings"
 JOURNEYS_TABLE: Final = "journeys"
@@ -72,7 +72,7 @@ JOURNEYS: Final = table(
     reason string why it is dead, was discarded or skipped; null otherwise
     replays long how often it was replayed
     attempts ATTEMPTS every attempt that is known, by delivery
-    last_attempt long number of the last attempt of the last replay; 0: replayed and not tried yet
+    last_attempt long number of the last attempt of the last replay; 0: replayed and not tried yet; null: not known
     missing long deliveries, and replays, before the last one of which nothing is archived
     copies long hand-offs beyond the first of each
     first_failed_ms long when the first known attempt ended

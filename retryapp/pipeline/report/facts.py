@@ -28,6 +28,7 @@ FACTS_VERSION: Final = 2
 DAY_MS: Final = 86_400_000
 DRAWN: Final = 5  # causes with a colour of their own
 _SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "held", "dead", "discarded", "lost")
+_MORE: Final = ("discarded", "superseded", "skipped", "held", "lost")  # in the headline where there are any
 
 Facts = dict[str, Any]
 
@@ -88,7 +89,7 @@ def collect(
     }  # fmt: skip
     head = {"version": FACTS_VERSION, "now_ms": now_ms, "since_ms": since_ms, "groups": result["state"]["groups"]}
     head |= {name: result[name] for name in ("analysed_ms", "broker", "ledger")}
-    return build({**head, **tables, "checks": checks}, counted, figures.cost(all_ways, ()))
+    return build({**head, **tables, "checks": checks}, figures.cost(all_ways, ()), counted)
 
 
 def _begin(since_ms: int | None, length_ms: int) -> int | None:
@@ -121,18 +122,16 @@ def _causes(
     return judged(found, decided, now_ms=now_ms, since_ms=new_ms if result["began_ms"] < new_ms else None)
 
 
-def build(
-    tables: Mapping[str, Any], counted: Mapping[str, int] | None = None, cost: Sequence[Facts] | None = None
-) -> Facts:
+def build(tables: Mapping[str, Any], cost: Sequence[Facts], counted: Mapping[str, int] | None = None) -> Facts:
     """Add totals, the headline and what to do to the tables; totals are of all time, with its ``cost``."""
-    cost = tables["cost"] if cost is None else cost
     totals = {name: sum(row.get(name, 0) for row in tables["ledger"]) for name in _SUMS}
     covered = all(is_covered(row) for row in tables["ledger"])
     if counted is not None and not covered:
         totals |= counted
-    # what workers have not counted yet, or counted before the archive began, is with the journeys already
-    for name in ("recovered", "dead"):
-        totals[name] = max(totals[name], sum(row[name] for row in cost))
+    # what workers have not counted yet, or counted before the archive began, is with the journeys already, and so are
+    # former lives of the main topic, of which there is no ledger
+    for name in figures.FATES:
+        totals[name] = max(totals.get(name, 0), sum(row[name] for row in cost))
     records = sum(row["records"] for row in cost)
     counted_by = "workers" if covered else "workers, with holes" if counted is None else "topics"
     facts: Facts = {**tables, "counted_by": counted_by, "totals": {**totals, "failed": records}}
@@ -140,7 +139,7 @@ def build(
 
 
 def _headline(totals: Mapping[str, int]) -> str:
-    lost = "".join(f", {totals[name]:,} {name}" for name in ("discarded", "held", "lost") if totals[name])
+    lost = "".join(f", {totals[name]:,} {name}" for name in _MORE if totals[name])
     return (
         f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} waiting, "
         f"{totals['dead']:,} dead{lost}"

@@ -14,9 +14,17 @@ from itertools import chain
 from time import monotonic
 from typing import Any
 
+import aiokafka.client
+import aiokafka.conn
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.client import CoordinationType
-from aiokafka.errors import NotEnoughReplicasAfterAppendError, NotEnoughReplicasError, ProducerClosed
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    ProducerClosed,
+)
 from aiokafka.producer.sender import BACKOFF_OVERRIDE, AddPartitionsToTxnHandler, SendProduceReqHandler
 from mode.utils.logging import get_logger
 from typing_extensions import override
@@ -73,6 +81,24 @@ class _FirstRefusals(logging.Filter):
 
 
 logging.getLogger("aiokafka.producer.sender").addFilter(_FirstRefusals())
+
+
+def survive_failed_logins() -> None:
+    """Have all clients of this process try again after any error of a login; may be called again.
+
+    The library expects errors of its own and of the system. Another one, as of the app's token provider, ends its task
+    that refreshes metadata, silently: a partition whose leader moves is not read any more.
+    """
+    aiokafka.client.create_conn = _connect
+
+
+async def _connect(*args: Any, **options: Any) -> Any:
+    try:
+        return await aiokafka.conn.create_conn(*args, **options)
+    except (OSError, KafkaError):
+        raise
+    except Exception as exc:
+        raise KafkaConnectionError(f"the login failed: {exc!r}") from exc
 
 
 def reconnect_slowly(producer: AIOKafkaProducer) -> None:

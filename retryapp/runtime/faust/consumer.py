@@ -34,6 +34,7 @@ from mode.utils.logging import get_logger
 from retryapp.engine.worker.intake import Intake
 from retryapp.ports import TopicPartition
 from retryapp.runtime.clients import unreadable
+from retryapp.runtime.clients.lifecycle import survive_failed_logins
 from retryapp.runtime.faust.consumer_thread import RetryConsumerThread, listen, look_for_topics, refuse_no_answer
 from retryapp.runtime.machine.clock import counted_s
 
@@ -118,7 +119,7 @@ class RetryConsumer(Consumer):
 
     @Service.task
     async def _watch_group(self) -> None:
-        """Have a broker asked if none has answered for a while; end the worker on an error of the group.
+        """Have a broker asked if none has answered for a while; end the worker on an error of the group or the client.
 
         The client reports such an error only when asked. Until then it neither heartbeats nor joins. Faust bypasses
         the client's own check, so it learns of such an error only while a fetch waits: not in a rebalance, and not
@@ -129,6 +130,9 @@ class RetryConsumer(Consumer):
             if time.monotonic() - self.answered_s() > _WATCH_S:  # it fetches nothing: a rebalance, or all is paused
                 consumer._client.force_metadata_update()
             consumer._coordinator.check_errors()
+            for task in (consumer._fetcher.error_future, consumer._client._sync_task):
+                if task is not None and task.done() and not task.cancelled():
+                    task.result()
 
         while not self.should_stop:
             await self.sleep(_WATCH_S)
@@ -368,5 +372,6 @@ class RetryTransport(Transport):
 
     def __init__(self, *args: Any, intake: Intake, **kwargs: Any) -> None:
         unreadable.install()
+        survive_failed_logins()
         super().__init__(*args, **kwargs)
         self.intake = intake

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from retryapp.core.errors import DiskFullError, PortTakenError, StoreBrokenError
+from retryapp.core.errors import DiskFullError, InvalidSettingError, PortTakenError, StoreBrokenError
 
 MAX_WORKERS = 256  # workers of one group on one machine
 OWN_DATADIR = "give this worker a data directory of its own: RETRYAPP_DATADIR or --datadir"
@@ -32,12 +32,14 @@ class WorkerPlace:
 
 def _locked(path: Path) -> IO[str] | None:
     """Open a file and lock it for this process; None if another process holds the lock."""
-    file = path.open("a+")
+    file = path.open("a")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as exc:
         file.close()
-        return None
+        if isinstance(exc, BlockingIOError):
+            return None
+        raise
     return file
 
 
@@ -45,7 +47,7 @@ def claim_place(base: Path) -> WorkerPlace:
     """Lock the first free `worker-N` below `base`.
 
     Raises:
-        StoreBrokenError: the folder cannot be written, or all are taken.
+        StoreBrokenError: the folder cannot be written or locked, or all are taken.
         DiskFullError: no room.
     """
     for number in range(1, MAX_WORKERS + 1):
@@ -56,12 +58,9 @@ def claim_place(base: Path) -> WorkerPlace:
         except OSError as exc:
             if exc.errno == errno.ENOSPC:
                 raise DiskFullError(str(path), str(exc)) from exc
-            raise StoreBrokenError(str(path), str(exc), f"Let this user write there, or {OWN_DATADIR}") from exc
+            remedy = f"Let this user write and lock files there, or {OWN_DATADIR}"
+            raise StoreBrokenError(str(path), str(exc), remedy) from exc
         if lock is not None:
-            lock.seek(0)
-            lock.truncate()
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
             return WorkerPlace(number, path, lock)
     problem = f"all of worker-1 to worker-{MAX_WORKERS} are locked by running workers"
     raise StoreBrokenError(str(base), problem, f"Stop those that are not needed, or {OWN_DATADIR}")
@@ -81,6 +80,7 @@ def free_port(host: str, first: int, attempts: int = 200) -> int:
 
     Raises:
         PortTakenError: none of `attempts` ports is free.
+        InvalidSettingError: this machine does not have the address.
     """
     for port in range(first, min(first + attempts, 65_536)):
         try:  # workers listen long after they have chosen a port
@@ -90,14 +90,16 @@ def free_port(host: str, first: int, attempts: int = 200) -> int:
         else:
             if lock is None:
                 continue
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
-            except OSError:
-                if lock is not None:
-                    lock.close()
+        except OSError as exc:
+            if lock is not None:
+                lock.close()
+            if exc.errno in {errno.EADDRINUSE, errno.EACCES}:
                 continue
+            raise InvalidSettingError("RETRYAPP_WEB_BIND", host, f"expected an address of this machine: {exc}") from exc
         if lock is not None:
             _reserved.append(lock)
         return port

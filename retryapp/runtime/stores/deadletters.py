@@ -34,6 +34,7 @@ from retryapp.core.dead_index import (
     hash_of,
     index_letter,
 )
+from retryapp.core.errors import StoreBrokenError
 from retryapp.ports import DeadLetterTable, DeadRow
 from retryapp.runtime.stores.causes import OTHER, CauseTally
 from retryapp.runtime.stores.store import RocksTable, StoreIdentity
@@ -88,7 +89,11 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
 
     def __init__(self, path: Path, identity: StoreIdentity, *, now_ms: int) -> None:
         super().__init__(path, identity, now_ms=now_ms)
-        self._causes = CauseTally(self._store)
+        try:
+            self._causes = CauseTally(self._store)
+        except StoreBrokenError:
+            self.close()  # which deletes it: else each try would open it again
+            raise
 
     @override
     def write(self, rows: Sequence[DeadRow], next_offset: int | None) -> None:

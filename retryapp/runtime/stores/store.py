@@ -294,11 +294,6 @@ class RocksTable:
         self._now_ms = now_ms
 
     @property
-    def dropped(self) -> str | None:
-        """Why the old local copy was dropped, or None."""
-        return self._store.dropped
-
-    @property
     def next_offset(self) -> int:
         """The table reflects its topic up to here, exclusive."""
         return self._store.meta.next_offset

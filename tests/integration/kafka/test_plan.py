@@ -110,7 +110,7 @@ def test_partitions_that_are_added_are_paused_as_the_others(admin, connection, t
     ensure_topics(admin, [topology])
     value = progress_value({}, "id", steering=steering.written)
     progress = Outgoing(topology.pending_changelog, 1, PROGRESS, value, ())
-    write_records(connection, [progress], doing="write", topic=progress.topic)
+    write_records(connection, progress.topic, [progress])
     admin.grow(topology.main, 5)
     admin.wait_for_topics([topology.main], {topology.main: 5})
     grow_topics(admin, [topology])

@@ -11,7 +11,6 @@ from retryapp.core.jobs import Level
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.topics import (
-    deletes_after_ms,
     judge_level,
     judge_main_retention,
     judge_old_handler,
@@ -64,6 +63,9 @@ def replicas(lagging: Mapping[int, int] | None = None, leaderless: tuple[int, ..
         (replicas({0: 2, 5: 2}), {"min.insync.replicas": "2"}, Severity.WARNING, "out of sync of partition 0, 5"),
         (replicas({0: 2, 5: 1}), {"min.insync.replicas": "2"}, Severity.PROBLEM, "fewer than 2 replicas in sync of pa"),
         (replicas(dict.fromkeys(range(12), 2)), {}, Severity.WARNING, "8, 9 and 2 more"),
+        (replicas(), {"min.insync.replicas": "2"}, Severity.OK, "1 topic with a leader"),
+        (replicas(), {"min.insync.replicas": "3"}, Severity.WARNING, "min.insync.replicas=3 with 3 replicas"),
+        (replicas(), {"min.insync.replicas": "4"}, Severity.PROBLEM, "min.insync.replicas=4 with 3 replicas"),
         (replicas(), {"unclean.leader.election.enable": "true"}, Severity.WARNING, "election.enable=true"),
     ],
 )
@@ -121,13 +123,18 @@ def test_a_pause_has_a_length_from_its_first_moment_on() -> None:
 
 @pytest.mark.parametrize(
     ("retention_ms", "policy", "after_ms"),
-    [("5", "delete", 5), ("5", "compact", None), ("-1", "delete", None), (str(2**63 - 1), "delete", None)],
+    [
+        ("5", "delete", 5),
+        ("5", "compact,delete", 5),
+        ("5", "compact", None),
+        ("-1", "delete", None),
+        (str(2**63 - 1), "delete", None),
+    ],
 )
 def test_after_how_long_a_topic_deletes_records(retention_ms: str, policy: str, after_ms: int | None) -> None:
     """A compacted topic has a retention.ms, too, and the largest number means never."""
     config = {"retention.ms": retention_ms, "cleanup.policy": policy}
-    assert deletes_after_ms(replace(replicas(), config=config)) == after_ms
-    assert deletes_after_ms(None) is None
+    assert replace(replicas(), config=config).deletes_after_ms == after_ms
 
 
 @pytest.mark.parametrize(("waiting", "severity"), [(0, Severity.NOTE), (7, Severity.WARNING)])

@@ -64,6 +64,17 @@ def test_every_received_record_has_one_fate(counted):
     assert made.problems == []
 
 
+@pytest.mark.parametrize("start", [0, 2])
+def test_counts_of_a_former_life_of_the_main_topic_do_not_count(counted, start):
+    """They begin at offset 0 again: held against the records of now they would be losses."""
+    told = (
+        progress(0, 4, received=4, failed=3), progress(4, 9, received=5, failed=5),
+        progress(0, 2, received=2, failed=0), progress(2, 10, received=8, failed=1),
+    )  # fmt: skip
+    made = counted({3: "T1 W1"}, progress=told, start=start, offsets=range(start, 10))
+    assert (fates(made.balance)["done"], made.balance.lost, made.problems) == (9 - start, 0, [])
+
+
 def test_copies_on_the_main_topic_are_no_records(topics, way, make_cut):
     """They are counted apart; one that a worker has taken for a record is a stranger, and its range is off."""
     made = PartitionCount(partition=3, topics=topics, topic_id=ID)

@@ -8,6 +8,7 @@ import pwd
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,12 +21,17 @@ from retryapp.cli import _spark
 from retryapp.cli._analyse import causes
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
+from retryapp.kafka import TopicState
+from retryapp.pipeline import sources
+from retryapp.pipeline.analysis import cuts
 from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError, SparkVersionError
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import named_failure
 from retryapp.pipeline.lake import lake_uri
+from retryapp.pipeline.positions import RETENTION, find_start
 from retryapp.pipeline.session import _check_version, _collector, java_home
-from retryapp.pipeline.sources import stations_of
+from retryapp.pipeline.sources import Life, Sources, stations_of
+from retryapp.pipeline.state import State
 
 
 def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +67,34 @@ def test_stations_of_a_group() -> None:
         "billing.orders.events": ("orders", "events"),
         "billing.orders.eu.dlq": ("orders.eu", "dlq"),
     }
+
+
+def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The archive knew the topic; only what was gone before that is nobody's loss."""
+    life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7, None))
+    present = Sources(cluster_id="c", group="g", topics=(replace(life, next=(None,) * 3),))
+    begins = {("t", 0): 4, ("t", 1): 4, ("t", 2): 4}
+    monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: Mock(begins=lambda _: begins))
+    start = find_start(State(run_id="r", lives=(life,)), Mock(), present)
+    assert [(gap.partition, gap.from_offset, gap.to_offset, gap.reason) for gap in start.gaps] == [(2, 0, 4, RETENTION)]
+    assert start.positions == {("t", 0): 7, ("t", 1): 4, ("t", 2): 4}
+    for unsure in (State(), State(lives=(life,))):
+        assert find_start(unsure, Mock(), present).gaps == ()
+
+
+def test_a_main_topic_that_was_deleted_leaves_the_others_to_be_analysed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records that failed are counted as those of a former life are; it is named."""
+    handlers = [HandlerTopology("billing", main) for main in ("orders", "refunds")]
+    there = {name: TopicState(name, "id", 1, 1, {}) for name in ("orders", *(each.dlq for each in handlers))}
+    admin, positions = Mock(), Mock()
+    admin.topic_names.return_value, admin.cluster_id.return_value = tuple(there), "c"
+    admin.describe_topics.side_effect = lambda names: {name: there[name] for name in names if name in there}
+    positions.group_offsets.side_effect = lambda _, places: dict.fromkeys(places, 7)
+    for module in (cuts, sources):
+        monkeypatch.setattr(module, "find_handlers", lambda *_: handlers)
+    monkeypatch.setattr(cuts, "Positions", lambda _: positions)
+    taken = cuts.take_cut(admin, "billing")
+    assert (taken.rows, taken.gone) == ([("c", "billing", "orders", "id", 0, 7)], ("refunds",))
 
 
 def test_a_lake_is_a_path_or_a_uri(tmp_path: Path) -> None:

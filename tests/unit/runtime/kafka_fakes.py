@@ -264,6 +264,8 @@ class ScriptedClient:
     lost_coordinators: int = 0
     answered: dict[Any, Any] = field(default_factory=lambda: {1: SimpleNamespace(_last_action=inf)})
     """Connections with the time of their last answer; at first one that answers all the time."""
+    tasks: list[asyncio.Future[None] | None] = field(default_factory=lambda: [asyncio.Future(), None])
+    """The client's own: that fetches, that refreshes metadata (not begun)."""
 
     async def _do_heartbeat(self) -> bool:
         return self.member
@@ -279,7 +281,13 @@ class ScriptedClient:
 
     @property
     def _client(self) -> Any:
-        return SimpleNamespace(cluster=self, force_metadata_update=self._look, _conns=self.answered)
+        return SimpleNamespace(
+            cluster=self, force_metadata_update=self._look, _conns=self.answered, _sync_task=self.tasks[1]
+        )
+
+    @property
+    def _fetcher(self) -> Any:
+        return SimpleNamespace(error_future=self.tasks[0])
 
     def partitions_for_topic(self, topic: str) -> set[int] | None:
         return None if self.unseen and topic in self.unseen[0] else {0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from math import inf
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.errors import GroupAuthorizationFailedError
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaError
 
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.observe.contact import EVERY_S, SILENT_S, Contact
@@ -93,3 +94,22 @@ async def test_a_broker_is_asked_when_nothing_else_asks_it(
     with pytest.raises(GroupAuthorizationFailedError):
         await consumer._watch_group.fun(consumer)
     assert len(metadata) == asked
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["fetching", "refreshing metadata"])
+async def test_a_worker_whose_client_does_its_work_no_more_ends(
+    consumer: RetryConsumer, thread: Any, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """Nothing else asks for the error that ended a task of it: partitions would stand still, and look well."""
+    client, rounds = thread.client, itertools.count()
+    client.tasks[which] = ended = asyncio.get_running_loop().create_future()
+
+    async def rest(_seconds: float) -> None:
+        if (number := next(rounds)) == 1:
+            ended.set_exception(KafkaError("unexpected"))
+        assert number < 3, "it goes on"
+
+    monkeypatch.setattr(type(client), "check_errors", lambda _client: None, raising=False)
+    monkeypatch.setattr(consumer, "sleep", rest)
+    with pytest.raises(KafkaError, match="unexpected"):
+        await consumer._watch_group.fun(consumer)

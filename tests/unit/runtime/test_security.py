@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ import faust
 import pytest
 import trustme
 from aiokafka.abc import AbstractTokenProvider
+from aiokafka.client import AIOKafkaClient
+from aiokafka.structs import BrokerMetadata
 
 from retryapp.core.errors import InvalidSettingError
+from retryapp.runtime.clients.lifecycle import survive_failed_logins
 from retryapp.runtime.clients.security import admin_connection, client_options
 
 AUTHORITY = trustme.CA()
@@ -138,3 +142,30 @@ def test_kerberos() -> None:
     """Its service name."""
     derived = admin_connection(app(broker_credentials=faust.GSSAPICredentials(kerberos_service_name="k"))).options
     assert (derived["sasl.mechanism"], derived["sasl.kerberos.service.name"]) == ("GSSAPI", "k")
+
+
+async def test_a_token_provider_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error ended the task that refreshes metadata, silently: a partition whose leader moved was read no more."""
+    asked = []
+
+    async def connect(*_: Any, sasl_oauth_token_provider: AbstractTokenProvider, **_options: Any) -> None:
+        asked.append(await sasl_oauth_token_provider.token())
+
+    class Failing(AbstractTokenProvider):
+        async def token(self) -> str:
+            asked.append("")
+            raise ValueError("the identity server answered 503")
+
+    monkeypatch.setattr("aiokafka.conn.create_conn", connect)
+    monkeypatch.setattr("aiokafka.client.create_conn", connect)
+    survive_failed_logins()
+    options = client_options(app(broker_credentials=faust.OAuthCredentials(oauth_cb=Failing())))
+    client = AIOKafkaClient(**options)
+    client.cluster._brokers = {1: BrokerMetadata(1, "a", 9093, None)}
+    refreshing = asyncio.create_task(client._md_synchronizer())
+    for times in (1, 2):
+        refresh = client.force_metadata_update()
+        await asyncio.wait({refresh, refreshing}, return_when=asyncio.FIRST_COMPLETED)
+        assert not refreshing.done()
+        assert (await refresh, asked) == (False, [""] * times)
+    refreshing.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import runpy
 import sys
 import warnings
@@ -12,6 +13,7 @@ from typing import Any
 
 import faust
 import pytest
+from aiokafka.errors import InconsistentGroupProtocolError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 
@@ -121,3 +123,20 @@ def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     assert str(settled(monkeypatch, tmp_path, canonical_url=own, **bind).canonical_url) == own
     assert str(settled(monkeypatch, tmp_path).canonical_url) == "http://127.0.0.1:6070"
     assert local_address("nowhere.invalid:9092") is None
+
+
+def test_a_group_of_other_programs_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where the consumers that it replaces still run: one line with what to do, in place of a traceback."""
+
+    def stop(_self: Worker) -> None:
+        raise InconsistentGroupProtocolError
+
+    monkeypatch.setattr(Worker, "stop_and_shutdown", stop)
+    worker = RetryWorker.__new__(RetryWorker)
+    worker.app = faust.App("billing", broker="kafka://b:9092")
+    with pytest.raises(SystemExit) as end:
+        worker.stop_and_shutdown()
+    assert end.value.code == 3
+    assert re.search("group billing on b:9092: members .* other programs", capsys.readouterr().err)

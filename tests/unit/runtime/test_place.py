@@ -1,15 +1,18 @@
-"""A port of one's own among workers that start at once."""
+"""A folder and a port of one's own among workers that start at once."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from retryapp.core.errors import PortTakenError
-from retryapp.runtime.machine.place import free_port
+from retryapp.core.errors import InvalidSettingError, PortTakenError, StoreBrokenError
+from retryapp.runtime.machine.place import claim_place, free_port
 
 CHOOSE = """
 import sys
@@ -47,3 +50,21 @@ def test_a_port_that_someone_listens_on_is_passed_over(first: int) -> None:
         with pytest.raises(PortTakenError, match=str(taken)):
             free_port("127.0.0.1", taken, attempts=1)
     assert free_port("127.0.0.1", taken, attempts=1) == taken
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"], ids=["another machine's", "unknown name"])
+def test_an_address_that_is_not_of_this_machine_is_named(host: str) -> None:
+    """Its ports are not in use, and no other port helps."""
+    with pytest.raises(InvalidSettingError, match=rf"RETRYAPP_WEB_BIND=.?{host}.* address of this machine"):
+        free_port(host, 7_000)
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other worker has the folder, and there is none to stop."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreBrokenError, match=r"No locks available.*lock files there"):
+        claim_place(tmp_path)
