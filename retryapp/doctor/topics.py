@@ -114,12 +114,12 @@ def _replicas(name: str, state: TopicState) -> Iterator[Finding]:
             remedy="Bring the brokers that have them back",
         )
     elif 1 < least >= state.replication:
-        never = state.replication < least
-        yield (problem if never else warning)(
+        always = ", and always by brokers before Kafka 3.7" if least > state.replication else ""
+        yield warning(
             name,
             f"min.insync.replicas={least} with {state.replication} replicas",
             expected="fewer than there are replicas",
-            why="writes are refused" if never else "writes are refused while one broker is away",
+            why=f"writes are refused while one broker is away{always}",
             remedy="Add replicas with kafka-reassign-partitions.sh, or lower it with kafka-configs.sh",
         )
     elif state.lagging:

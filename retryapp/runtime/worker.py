@@ -94,7 +94,8 @@ class RetryWorker(Worker):
             doing, where = f"be a member of group {self.app.conf.id}", addresses(cast("faust.App", self.app))
             if isinstance(exc, GroupAuthorizationFailedError):
                 _leave(AccessDeniedError(doing, where, str(exc)))
-            _leave(KafkaRequestError(doing, where, "members of it are other programs. Stop those, or rename the app"))
+            remedy = "Stop those, or start again when they have left, or rename the app"
+            _leave(KafkaRequestError(doing, where, f"members of it are other programs. {remedy}"))
 
     async def on_startup_finished(self) -> None:
         """Spare garbage collections that find nothing, and waits of the event loop for threads that compute.

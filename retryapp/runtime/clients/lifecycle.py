@@ -15,9 +15,9 @@ from time import monotonic
 from typing import Any
 
 import aiokafka.client
-import aiokafka.conn
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.client import CoordinationType
+from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import (
     KafkaConnectionError,
     KafkaError,
@@ -93,12 +93,14 @@ def survive_failed_logins() -> None:
 
 
 async def _connect(*args: Any, **options: Any) -> Any:
+    connection = AIOKafkaConnection(*args, **options)  # an error of it would come each time
     try:
-        return await aiokafka.conn.create_conn(*args, **options)
+        await connection.connect()
     except (OSError, KafkaError):
         raise
     except Exception as exc:
-        raise KafkaConnectionError(f"the login failed: {exc!r}") from exc
+        raise KafkaConnectionError(f"could not connect: {exc!r}") from exc
+    return connection
 
 
 def reconnect_slowly(producer: AIOKafkaProducer) -> None:

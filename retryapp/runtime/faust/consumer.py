@@ -131,8 +131,10 @@ class RetryConsumer(Consumer):
                 consumer._client.force_metadata_update()
             consumer._coordinator.check_errors()
             for task in (consumer._fetcher.error_future, consumer._client._sync_task):
-                if task is not None and task.done() and not task.cancelled():
-                    task.result()
+                if task is not None and task.done() and not consumer._closed:
+                    if not task.cancelled():
+                        task.result()
+                    raise KafkaError("a task of the Kafka client has ended")
 
         while not self.should_stop:
             await self.sleep(_WATCH_S)

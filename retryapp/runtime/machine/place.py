@@ -99,7 +99,10 @@ def free_port(host: str, first: int, attempts: int = 200) -> int:
                 lock.close()
             if exc.errno in {errno.EADDRINUSE, errno.EACCES}:
                 continue
-            raise InvalidSettingError("RETRYAPP_WEB_BIND", host, f"expected an address of this machine: {exc}") from exc
+            if exc.errno != errno.EADDRNOTAVAIL and not isinstance(exc, socket.gaierror):
+                raise
+            expected = f"expected an address of this machine: {exc}"
+            raise InvalidSettingError("RETRYAPP_WEB_BIND or web_bind", host, expected) from exc
         if lock is not None:
             _reserved.append(lock)
         return port

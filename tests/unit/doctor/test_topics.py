@@ -64,8 +64,8 @@ def replicas(lagging: Mapping[int, int] | None = None, leaderless: tuple[int, ..
         (replicas({0: 2, 5: 1}), {"min.insync.replicas": "2"}, Severity.PROBLEM, "fewer than 2 replicas in sync of pa"),
         (replicas(dict.fromkeys(range(12), 2)), {}, Severity.WARNING, "8, 9 and 2 more"),
         (replicas(), {"min.insync.replicas": "2"}, Severity.OK, "1 topic with a leader"),
-        (replicas(), {"min.insync.replicas": "3"}, Severity.WARNING, "min.insync.replicas=3 with 3 replicas"),
-        (replicas(), {"min.insync.replicas": "4"}, Severity.PROBLEM, "min.insync.replicas=4 with 3 replicas"),
+        (replicas(), {"min.insync.replicas": "3"}, Severity.WARNING, "=3 with 3 replicas: writes are refused while"),
+        (replicas(), {"min.insync.replicas": "4"}, Severity.WARNING, "is away, and always by brokers before Kafka 3.7"),
         (replicas(), {"unclean.leader.election.enable": "true"}, Severity.WARNING, "election.enable=true"),
     ],
 )
@@ -73,7 +73,7 @@ def test_replicas_and_leaders(state: TopicState, config: dict[str, str], severit
     """Refused writes and missing leaders are problems, a replica that lags is a warning."""
     (found,) = judge_replicas({"t": replace(state, config=config)})
     assert found.severity is severity
-    assert words in found.seen
+    assert words in f"{found.seen}: {found.why}"
 
 
 @pytest.mark.parametrize(

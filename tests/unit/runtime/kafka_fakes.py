@@ -266,6 +266,7 @@ class ScriptedClient:
     """Connections with the time of their last answer; at first one that answers all the time."""
     tasks: list[asyncio.Future[None] | None] = field(default_factory=lambda: [asyncio.Future(), None])
     """The client's own: that fetches, that refreshes metadata (not begun)."""
+    _closed: bool = False
 
     async def _do_heartbeat(self) -> bool:
         return self.member

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -96,20 +97,54 @@ async def test_a_broker_is_asked_when_nothing_else_asks_it(
     assert len(metadata) == asked
 
 
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (lambda task: task.set_exception(KafkaError("unexpected")), "unexpected"),
+        (lambda task: task.cancel(), "has ended"),
+        (lambda task: task.set_result(None), "has ended"),
+    ],
+    ids=["error", "cancelled", "returned"],
+)
 @pytest.mark.parametrize("which", [0, 1], ids=["fetching", "refreshing metadata"])
 async def test_a_worker_whose_client_does_its_work_no_more_ends(
-    consumer: RetryConsumer, thread: Any, monkeypatch: pytest.MonkeyPatch, which: int
+    consumer: RetryConsumer,
+    thread: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    which: int,
+    end: Callable[[asyncio.Future[None]], object],
+    words: str,
 ) -> None:
-    """Nothing else asks for the error that ended a task of it: partitions would stand still, and look well."""
+    """Nothing else asks how a task of it ended: partitions would stand still, and look well."""
     client, rounds = thread.client, itertools.count()
     client.tasks[which] = ended = asyncio.get_running_loop().create_future()
 
     async def rest(_seconds: float) -> None:
         if (number := next(rounds)) == 1:
-            ended.set_exception(KafkaError("unexpected"))
+            end(ended)
         assert number < 3, "it goes on"
 
     monkeypatch.setattr(type(client), "check_errors", lambda _client: None, raising=False)
     monkeypatch.setattr(consumer, "sleep", rest)
-    with pytest.raises(KafkaError, match="unexpected"):
+    with pytest.raises(KafkaError, match=words):
         await consumer._watch_group.fun(consumer)
+
+
+async def test_the_tasks_of_a_client_that_is_closed_may_end(
+    consumer: RetryConsumer, thread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing cancels them; the consumer may still look once."""
+    client = thread.client
+    client._closed = True
+    client.tasks[0].cancel()
+    rounds: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rounds.append(seconds)
+        if len(rounds) == 2:
+            consumer._stopped.set()
+
+    monkeypatch.setattr(type(client), "check_errors", lambda _client: None, raising=False)
+    monkeypatch.setattr(consumer, "sleep", rest)
+    await consumer._watch_group.fun(consumer)
+    assert len(rounds) == 2

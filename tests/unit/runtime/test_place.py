@@ -55,8 +55,19 @@ def test_a_port_that_someone_listens_on_is_passed_over(first: int) -> None:
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"], ids=["another machine's", "unknown name"])
 def test_an_address_that_is_not_of_this_machine_is_named(host: str) -> None:
     """Its ports are not in use, and no other port helps."""
-    with pytest.raises(InvalidSettingError, match=rf"RETRYAPP_WEB_BIND=.?{host}.* address of this machine"):
+    with pytest.raises(InvalidSettingError, match=rf"RETRYAPP_WEB_BIND or web_bind=.?{host}.* address of this"):
         free_port(host, 7_000)
+
+
+def test_too_many_open_files_are_no_wrong_address(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address is right, and another one does not help."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("retryapp.runtime.machine.place.socket.socket", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        free_port("127.0.0.1", first)
 
 
 def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

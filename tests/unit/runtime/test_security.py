@@ -7,11 +7,14 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+import aiokafka.client
 import faust
 import pytest
 import trustme
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection, create_conn
+from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import BrokerMetadata
 
 from retryapp.core.errors import InvalidSettingError
@@ -148,16 +151,16 @@ async def test_a_token_provider_that_fails_is_asked_again(monkeypatch: pytest.Mo
     """Its error ended the task that refreshes metadata, silently: a partition whose leader moved was read no more."""
     asked = []
 
-    async def connect(*_: Any, sasl_oauth_token_provider: AbstractTokenProvider, **_options: Any) -> None:
-        asked.append(await sasl_oauth_token_provider.token())
+    async def connect(connection: AIOKafkaConnection) -> None:
+        asked.append(await connection._sasl_oauth_token_provider.token())
 
     class Failing(AbstractTokenProvider):
         async def token(self) -> str:
             asked.append("")
             raise ValueError("the identity server answered 503")
 
-    monkeypatch.setattr("aiokafka.conn.create_conn", connect)
-    monkeypatch.setattr("aiokafka.client.create_conn", connect)
+    monkeypatch.setattr(AIOKafkaConnection, "connect", connect)
+    monkeypatch.setattr("aiokafka.client.create_conn", create_conn)  # put back afterwards
     survive_failed_logins()
     options = client_options(app(broker_credentials=faust.OAuthCredentials(oauth_cb=Failing())))
     client = AIOKafkaClient(**options)
@@ -169,3 +172,14 @@ async def test_a_token_provider_that_fails_is_asked_again(monkeypatch: pytest.Mo
         assert not refreshing.done()
         assert (await refresh, asked) == (False, [""] * times)
     refreshing.cancel()
+
+
+async def test_what_is_no_failed_login_is_not_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider of the wrong kind fails at each attempt; a host name may be none."""
+    monkeypatch.setattr("aiokafka.client.create_conn", create_conn)  # put back afterwards
+    survive_failed_logins()
+    wrong = client_options(app(broker_credentials=faust.OAuthCredentials(oauth_cb=object())))
+    with pytest.raises(ValueError, match="AbstractTokenProvider"):
+        await AIOKafkaClient(**wrong).bootstrap()
+    with pytest.raises(KafkaConnectionError, match="could not connect: UnicodeE"):
+        await aiokafka.client.create_conn("a" * 64, 9092)

@@ -139,4 +139,4 @@ def test_a_group_of_other_programs_is_named(
     with pytest.raises(SystemExit) as end:
         worker.stop_and_shutdown()
     assert end.value.code == 3
-    assert re.search("group billing on b:9092: members .* other programs", capsys.readouterr().err)
+    assert re.search("group billing on b:9092: members .* other programs.*start again when", capsys.readouterr().err)
