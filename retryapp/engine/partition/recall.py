@@ -37,6 +37,8 @@ READ_BYTES: Final = 1 << 20
 FAULT_WAIT_S: Final = 1.0
 LOOKS: Final = 20
 """How often the time that the main topic keeps records is divided, to look for rows that wait on."""
+FIRST_LOOK_S: Final = 60.0
+"""After an opening, where records wait as copies."""
 _PAGE: Final = 200
 
 Rows = list[tuple[Claim, Record]]
@@ -97,10 +99,19 @@ class Recall:
             await self._read()
 
     async def keep(self) -> None:
-        """Have copies wait in place of references that are not safe any more, until the session is over."""
-        while (kept_ms := self._context.kept_ms) is not None and self._context.handler.by_reference:
+        """Have copies wait in place of references that are not safe any more, until the session is over.
+
+        Where records wait as copies some may still wait by reference, since the handler was declared otherwise. There
+        are few, if any, so that an opening is not the time to look at all rows.
+        """
+        if (kept_ms := self._context.kept_ms) is None:
+            return
+        pause_s = kept_ms / LOOKS / 1000
+        if not self._context.handler.by_reference:
+            await asyncio.sleep(min(pause_s, FIRST_LOOK_S))
+        while True:
             await self._keep()
-            await asyncio.sleep(kept_ms / LOOKS / 1000)
+            await asyncio.sleep(pause_s)
 
     async def _read(self) -> None:
         """Read the next few of those that are claimed."""

@@ -176,6 +176,22 @@ async def test_a_row_that_waits_on_becomes_a_copy_before_the_topic_may_lose_it(w
     assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"]
 
 
+async def test_what_waits_by_reference_becomes_a_copy_also_where_records_wait_as_copies_now() -> None:
+    """The handler was declared otherwise when it failed, and its pause outlasts what the topic keeps."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
+        await orders.send(LARGE)
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
+    async with MemoryPartition(script, "1h", kept_ms=2 * DAY_MS, transport=orders.transport) as orders:
+        await orders.advance(27 * 3_600_000)
+        (row,) = rows(orders)
+        change(orders, 0, None)
+        await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME, by="me"))
+        await orders.to_rest()
+    assert row.reference is None
+    assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"]
+
+
 async def test_a_hold_that_begins_after_a_run_keeps_the_reference() -> None:
     """And the release ends it."""
     gate = asyncio.Event()
