@@ -21,6 +21,7 @@ from retryapp.engine.handler.handler import Order
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Script
 from retryapp.testing.broker import Entry
+from retryapp.testing.tables import MemoryPendingTable
 
 ORDERS: Final = TopicPartition("orders", 0)
 RETRIES: Final = "app.orders.retry"
@@ -190,6 +191,19 @@ async def test_what_waits_by_reference_becomes_a_copy_also_where_records_wait_as
         await orders.to_rest()
     assert row.reference is None
     assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"]
+
+
+async def test_a_topic_that_keeps_records_for_no_time_is_not_looked_at_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A compacted one says so; where no row is a reference, there will be none."""
+    pages: list[int] = []
+    page = MemoryPendingTable.page
+    monkeypatch.setattr(MemoryPendingTable, "page", lambda *given: pages.append(1) or page(*given))
+    async with MemoryPartition(Script("fail"), "1h", kept_ms=0) as orders:
+        await orders.send(LARGE)
+        await orders.advance(600_000)
+    assert 1 < len(pages) < 10
 
 
 async def test_a_hold_that_begins_after_a_run_keeps_the_reference() -> None:
