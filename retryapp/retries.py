@@ -320,6 +320,7 @@ class Retries:
         check_kind("topic", main, str, "the name of one topic, as text")  # callers without type checks pass a list
         if isinstance(publishes, str) or not isinstance(publishes, Iterable):
             raise InvalidSettingError("publishes", publishes, "expected a list of topics: publishes=['receipts']")
+        publishes = tuple(publishes)
         for each in publishes:
             check_kind("publishes", each, str, "names of topics, as text")
         check_count("concurrency", settings["concurrency"])

@@ -21,7 +21,7 @@ MASKED: Final = "***"
 LEAST_CHARS: Final = 3
 """Shorter values are not looked for in messages: they would be found in any."""
 _EVERY: Final = "*"
-_WRONG: Final = re.compile(r"\A/.*(~|[;\s]/)|\A[^/].*[/;\s]")
+_WRONG: Final = re.compile(r"\A/.*(~|[;\s]/)|\A[^/].*[/;]")
 """An escape that is none, or something else than a comma between entries."""
 
 
@@ -66,12 +66,12 @@ class Mask:
     def free(self, text: str, headers: Headers, value: bytes | None) -> str:
         """Return a text without what is masked in a record, also where it is quoted as in Python or JSON."""
         secrets = {raw.decode("utf-8", "replace") for name, raw in headers if raw and name.lower() in self.headers}
-        secrets |= {word for secret in secrets for word in secret.split()}  # a token without its scheme
+        secrets |= {secret.partition(" ")[2] for secret in secrets}  # a token without its scheme
         with suppress(ValueError, RecursionError):  # it is no JSON, or is nested too deep to be looked into
             found = json.loads(value) if self.pointers and value else None
             places = [place for pointer in self.pointers for place in places_of(found, pointer)]
             secrets.update(leaf for container, key in places for leaf in _leaves(container[key]))
-        for quote in (json.dumps, partial(json.dumps, ensure_ascii=False), repr):
+        for quote in (json.dumps, partial(json.dumps, ensure_ascii=False), repr, _bytes_quoted):
             secrets |= {quote(secret)[1:-1] for secret in secrets}
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, MASKED) if len(secret) >= LEAST_CHARS else text
@@ -95,14 +95,18 @@ def parse_mask(text: str) -> Mask:
                 "RETRYAPP_MASK", entry, f"{expected}commas between: authorization, /customer/email"
             )
     return Mask(
-        headers=frozenset(entry.lower() for entry in entries if entry[0] != "/"),
+        headers=frozenset(_unescaped(entry).lower() for entry in entries if entry[0] != "/"),
         pointers=tuple(parts_of(entry) for entry in entries if entry[0] == "/"),
     )
 
 
 def parts_of(pointer: str) -> tuple[str, ...]:
     """Return the names of a pointer (RFC 6901), one for each level."""
-    return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/"))
+    return tuple(map(_unescaped, pointer[1:].split("/")))
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("~1", "/").replace("~0", "~")
 
 
 def places_of(value: Any, pointer: tuple[str, ...]) -> Iterator[tuple[Any, Any]]:
@@ -117,6 +121,10 @@ def places_of(value: Any, pointer: tuple[str, ...]) -> Iterator[tuple[Any, Any]]
             yield value, key
         else:
             yield from places_of(value[key], pointer[1:])
+
+
+def _bytes_quoted(text: str) -> str:
+    return repr(text.encode())[1:]
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

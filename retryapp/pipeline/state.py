@@ -21,7 +21,7 @@ from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2  # 1: a life that was over had no `next`
 WRITER: Final = "retryapp archive"  # Delta's name for the writer: of two commits with one sequence the later one fails
 _KEEPING: Final = frozenset(
     {"OPTIMIZE", "VACUUM START", "VACUUM END", "DELETE", "UPDATE", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES",
@@ -46,7 +46,7 @@ class State:
 
     def of_group(self, group: str) -> tuple[Life, ...]:
         """Return the lives of a group's topics that have not ended."""
-        return tuple(life for life in self.lives if life.group == group and life.next)
+        return tuple(life for life in self.lives if life.group == group and life.next and not life.over)
 
     def check_cluster(self, cluster_id: str, lake: str) -> None:
         """Raise if the lake has another cluster's records."""
@@ -56,7 +56,7 @@ class State:
     def after(self, group: str, present: Sequence[Life], cluster_id: str, run_id: str) -> State:
         """Return the state that a commit makes of this one: the group has these lives, its others are over."""
         names = {life.topic for life in present}
-        over = (replace(life, next=()) if life.group == group else life for life in self.lives)
+        over = (replace(life, over=True) if life.group == group else life for life in self.lives)
         lives = (*(life for life in over if life.topic not in names), *present)
         return State(cluster_id=cluster_id, sequence=self.sequence + 1, run_id=run_id, lives=lives)
 

@@ -164,11 +164,8 @@ class Operators:
     def _is_known(self, host: str | None, url: str) -> bool:
         if host is None:
             return False
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
-            return host in {*_LOOPBACK_NAMES, *self.hosts, socket.gethostname().lower(), urlsplit(url).hostname}
-        return True  # no name can be made to point to an address that stands for itself
+        names = {*_LOOPBACK_NAMES, *self.hosts, socket.gethostname().lower(), urlsplit(url).hostname}
+        return _is_ip(host) or host in names  # no name can be made to point to an address that stands for itself
 
 
 NOBODY: Final = Operators()
@@ -216,7 +213,7 @@ def parse_operators(
             expected += "NAME:SHA256:ROLE; ROLE is look, operate or admin, SHA256 the hash of a token in hexadecimal"
             raise InvalidSettingError("RETRYAPP_WEB_OPERATORS", "(not shown)", expected)
     names = frozenset(entry.lower() for entry in _entries(hosts))
-    if wrong := [name for name in names if not _HOST.fullmatch(name)]:
+    if wrong := [name for name in names if not _HOST.fullmatch(name) and not _is_ip(name.strip("[]"))]:
         raise InvalidSettingError("RETRYAPP_WEB_HOSTS", wrong[0], "expected names of hosts, without scheme and port")
     return Operators(
         local=local,
@@ -247,6 +244,14 @@ def _host(text: str) -> str | None:
         return urlsplit(f"//{text}").hostname
     except ValueError:
         return None
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _address(request: web.Request) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

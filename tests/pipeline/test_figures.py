@@ -292,5 +292,5 @@ def test_the_headline_adds_up(spark: SparkSession) -> None:
     tables = Tables(spark, archive, 7)
     shown = facts(cost=figures.cost(figures.ways(tables.rollup), ()), ledger=tables.ledger())
     assert shown["headline"] == (
-        "10 records failed: 1 recovered, 5 waiting, 1 dead, 1 discarded, 1 superseded, 1 skipped, 1 held"
+        "10 records failed: 1 recovered, 5 waiting, 1 dead, 1 discarded, 1 superseded, 1 skipped; 1 held"
     )

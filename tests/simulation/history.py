@@ -32,7 +32,7 @@ from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
 from simulation.plan import FEED_S, HELD, Plan
-from simulation.referring import age_ms
+from simulation.referring import KEPT_MS, age_ms
 from simulation.scripts import SERVICES
 from simulation.sessions import opened_store
 from simulation.steering import Steering
@@ -132,6 +132,7 @@ class History:
             observe=self._observe,
             commanded=bool(self.plan.commands),
             slow_letters=self.plan.slow_letters,
+            kept_ms=KEPT_MS if self.plan.referred else None,
         )
         self.slots[slot] = worker
         worker.start()

@@ -26,7 +26,6 @@ from simulation.disk import SimDisk
 from simulation.lanes import SimLane
 from simulation.loop import Process
 from simulation.network import Network, Wire
-from simulation.referring import KEPT_MS
 
 TOPIC_ID = "simulated"
 MAX_BYTES = 1 << 20
@@ -109,6 +108,7 @@ class SimWorker(Observer):
         observe: Callable[[SimWorker, Observation], None],
         commanded: bool = False,
         slow_letters: bool = False,
+        kept_ms: int | None = None,
     ) -> None:
         loop = network.loop
         self.process = Process(name)
@@ -126,6 +126,7 @@ class SimWorker(Observer):
         self._commanded = commanded
         self.slow_letters = slow_letters
         """It takes long until its lanes know all dead letters."""
+        self._kept_ms = kept_ms
         self.handlers = make_handlers(self)
         self.topics = [topic for handler in self.handlers for topic in handler.topology.consumed]
         self.ownership = Ownership(clock=self.clock, observer=self, drain_s=GRACE_S)
@@ -154,7 +155,7 @@ class SimWorker(Observer):
                 complete=self.broker.partitions,
                 topic_id=TOPIC_ID,
                 max_bytes=MAX_BYTES,
-                kept_ms=KEPT_MS if handler.by_reference else None,
+                kept_ms=self._kept_ms,
             )
             for topic in (*handler.topology.consumed, *handler.topology.retry_topics):
                 feed.channels[topic] = _Channel(feed.accept)

@@ -361,7 +361,7 @@ def _takes_delivery(name: str, function: HandlerFunction) -> bool:
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if positional and positional[0].name == "self":
         raise HandlerSignatureError(
-            name, "it takes self: declare it on an object, as retries.handler(...)(made.method)"
+            name, "it takes self: declare the bound method, as retries.handler(...)(obj.method)"
         )
     if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters.values()):
         raise HandlerSignatureError(name, "it has keyword-only arguments without a default")

@@ -37,6 +37,10 @@ READ_BYTES: Final = 1 << 20
 FAULT_WAIT_S: Final = 1.0
 LOOKS: Final = 20
 """How often the time that the main topic keeps records is divided, to look for rows that wait on."""
+FIRST_LOOK_S: Final = 60.0
+"""After an opening, where records wait as copies."""
+SHORTEST_PAUSE_S: Final = 1.0
+"""Between two looks: a compacted topic may keep a record for no time at all."""
 _PAGE: Final = 200
 
 Rows = list[tuple[Claim, Record]]
@@ -97,10 +101,20 @@ class Recall:
             await self._read()
 
     async def keep(self) -> None:
-        """Have copies wait in place of references that are not safe any more, until the session is over."""
-        while (kept_ms := self._context.kept_ms) is not None and self._context.handler.by_reference:
-            await self._keep()
-            await asyncio.sleep(kept_ms / LOOKS / 1000)
+        """Have copies wait in place of references that are not safe any more, until the session is over.
+
+        Where records wait as copies some may still wait by reference, since the handler was declared otherwise. An
+        opening is not the time to look for them, and where there is none there will be none.
+        """
+        if (kept_ms := self._context.kept_ms) is None:
+            return
+        by_reference, pause_s = self._context.handler.by_reference, max(kept_ms / LOOKS / 1000, SHORTEST_PAUSE_S)
+        if not by_reference:
+            await asyncio.sleep(min(pause_s, FIRST_LOOK_S))
+        while True:
+            if not await self._keep() and not by_reference:
+                return
+            await asyncio.sleep(pause_s)
 
     async def _read(self) -> None:
         """Read the next few of those that are claimed."""
@@ -160,14 +174,18 @@ class Recall:
 
     # -- rows that wait on --------------------------------------------------------------------------------------
 
-    async def _keep(self) -> None:
-        after: bytes | None = None
+    async def _keep(self) -> bool:
+        """Look at all rows; tell whether there was a reference."""
+        after, found = None, False
         while self._pending is not None and (rows := self._pending.page(after, _PAGE)):
             for key, value in rows:
-                if is_reference(value) and self._is_unsafe(value):
-                    await self._copy(key, value)
+                if is_reference(value):
+                    found = True
+                    if self._is_unsafe(value):
+                        await self._copy(key, value)
             after = rows[-1][0]
             await asyncio.sleep(0)
+        return found
 
     def _is_unsafe(self, value: bytes) -> bool:
         with suppress(RecordError):  # whoever claims it says so

@@ -28,7 +28,8 @@ FACTS_VERSION: Final = 2
 DAY_MS: Final = 86_400_000
 DRAWN: Final = 5  # causes with a colour of their own
 _SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "held", "dead", "discarded", "lost")
-_MORE: Final = ("discarded", "superseded", "skipped", "held", "lost")  # in the headline where there are any
+_MORE: Final = ("discarded", "superseded", "skipped")  # in the headline where there are any
+_BESIDE: Final = ("held", "lost")  # the same; these have not failed
 
 Facts = dict[str, Any]
 
@@ -139,8 +140,9 @@ def build(tables: Mapping[str, Any], cost: Sequence[Facts], counted: Mapping[str
 
 
 def _headline(totals: Mapping[str, int]) -> str:
-    lost = "".join(f", {totals[name]:,} {name}" for name in _MORE if totals[name])
+    more = [f", {totals[name]:,} {name}" for name in _MORE if totals[name]]
+    more += [f"; {totals[name]:,} {name}" for name in _BESIDE if totals[name]]
     return (
         f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} waiting, "
-        f"{totals['dead']:,} dead{lost}"
+        f"{totals['dead']:,} dead{''.join(more)}"
     )

@@ -197,7 +197,9 @@ async def test_two_users_in_a_proxys_headers_are_none(worker: FakeWorker) -> Non
 async def test_a_known_name_is_one_of_these_pages(worker: FakeWorker) -> None:
     """Of this worker, of this machine, or a listed one; another is named in the refusal."""
     worker.address = "http://worker-1.example:6066"
-    async with serving(worker, parse_operators("anyone:look", hosts="retries.example, other.example")) as url:
+    async with serving(
+        worker, parse_operators("anyone:look", hosts="retries.example, other.example, ::1, [2001:db8::2], 10.0.0.1")
+    ) as url:
         for host in ("worker-1.example:6066", "Retries.example", "other.example:80", "localhost", "[2001:db8::1]:6066"):
             assert (await ask(url, "/retries/", {"Host": host}))[0] == 200, host
         status, body = await ask(url, "/retries/", {"Host": "evil.example"})

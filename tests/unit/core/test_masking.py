@@ -51,11 +51,20 @@ def test_a_text_is_freed_of_masked_values() -> None:
         "ann: card *** with *** and *** was refused 1 time"
     )
     assert mask.free("token t0k-3n of ann", (("X-Token", b"Bearer t0k-3n"),), None) == "token *** of ann"
+    name = "José of Ann".encode()
+    assert mask.free(f"name {name} of her", (("X-Token", name),), None) == "name b'***' of her"
     assert mask.free(text, (), b"\xff") == text
     assert mask.free(text, (), b"[" * 100_000) == text
 
 
-@pytest.mark.parametrize("text", ["/a~2b", "authorization;/card", "authorization /card", "customer/card", "/card;/pin"])
+def test_names_of_headers_may_have_any_letters() -> None:
+    """With a slash as a pointer has it."""
+    assert parse_mask("Card Number, x~1y").headers == {"card number", "x/y"}
+
+
+@pytest.mark.parametrize(
+    "text", ["/a~2b", "authorization;/card", "a; b", "authorization /card", "customer/card", "/card;/pin"]
+)
 def test_a_setting_that_is_no_pointer_is_refused(text: str) -> None:
     """Else it would mask nothing, in silence."""
     assert parse_mask("") == Mask()

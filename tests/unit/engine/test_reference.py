@@ -21,6 +21,7 @@ from retryapp.engine.handler.handler import Order
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Script
 from retryapp.testing.broker import Entry
+from retryapp.testing.tables import MemoryPendingTable
 
 ORDERS: Final = TopicPartition("orders", 0)
 RETRIES: Final = "app.orders.retry"
@@ -174,6 +175,35 @@ async def test_a_row_that_waits_on_becomes_a_copy_before_the_topic_may_lose_it(w
     assert [row.reference is None for row in early + late] == [False, True]
     assert [row.hold for row in early + late] == [2 * (way == "hold")] * 2
     assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"]
+
+
+async def test_what_waits_by_reference_becomes_a_copy_also_where_records_wait_as_copies_now() -> None:
+    """The handler was declared otherwise when it failed, and its pause outlasts what the topic keeps."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
+        await orders.send(LARGE)
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
+    async with MemoryPartition(script, "1h", kept_ms=2 * DAY_MS, transport=orders.transport) as orders:
+        await orders.advance(27 * 3_600_000)
+        (row,) = rows(orders)
+        change(orders, 0, None)
+        await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME, by="me"))
+        await orders.to_rest()
+    assert row.reference is None
+    assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"]
+
+
+async def test_a_topic_that_keeps_records_for_no_time_is_not_looked_at_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A compacted one says so; where no row is a reference, there will be none."""
+    pages: list[int] = []
+    page = MemoryPendingTable.page
+    monkeypatch.setattr(MemoryPendingTable, "page", lambda *given: pages.append(1) or page(*given))
+    async with MemoryPartition(Script("fail"), "1h", kept_ms=0) as orders:
+        await orders.send(LARGE)
+        await orders.advance(600_000)
+    assert 1 < len(pages) < 10
 
 
 async def test_a_hold_that_begins_after_a_run_keeps_the_reference() -> None:

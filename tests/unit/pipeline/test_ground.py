@@ -28,7 +28,7 @@ from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRun
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import named_failure
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.positions import RETENTION, find_start
+from retryapp.pipeline.positions import DELETED, RETENTION, find_start
 from retryapp.pipeline.session import _check_version, _collector, java_home
 from retryapp.pipeline.sources import Life, Sources, stations_of
 from retryapp.pipeline.state import State
@@ -80,6 +80,23 @@ def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(monkeypatch:
     assert start.positions == {("t", 0): 7, ("t", 1): 4, ("t", 2): 4}
     for unsure in (State(), State(lives=(life,))):
         assert find_start(unsure, Mock(), present).gaps == ()
+
+
+def test_a_topic_that_was_away_for_a_run_is_read_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may not have been seen, as where a right was taken away; its end is told once. Another id is another life."""
+    life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
+    monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: Mock(begins=lambda _: {("t", 0): 0}))
+    away = Sources(cluster_id="c", group="g", topics=())
+    state = State(run_id="r", lives=(life,))
+    assert [gap.reason for gap in find_start(state, Mock(), away).gaps] == [DELETED]
+    state = state.after("g", (), "c", "r")
+    assert find_start(state, Mock(), away).gaps == ()
+    for topic_id, position, epoch in (("id", 7, 1), ("other", 0, 2)):
+        back = Sources(cluster_id="c", group="g", topics=(replace(life, topic_id=topic_id, next=(None,)),))
+        start = find_start(state, Mock(), back)
+        assert (start.positions, start.lives[0].epoch, start.gaps) == ({("t", 0): position}, epoch, ())
+        (again,) = state.after("g", start.lives_at({("t", 0): 9}), "c", "r").lives
+        assert (again.next, again.over) == ((9,), False)
 
 
 def test_a_main_topic_that_was_deleted_leaves_the_others_to_be_analysed(monkeypatch: pytest.MonkeyPatch) -> None:
