@@ -12,7 +12,7 @@ from harness.brokers import running_broker
 ASK = """
 import sys
 from retryapp.kafka import KafkaConnection, Positions
-positions = Positions(KafkaConnection(sys.argv[1]))
+positions = Positions(KafkaConnection(sys.argv[1]), timeout_s=45)  # a busy broker is slow to make its topic of offsets
 for number in range(5):
     found = positions.group_offsets(f"nobody{number}", [("orders", partition) for partition in range(8)])
     assert set(found.values()) == {None}
