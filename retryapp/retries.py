@@ -115,7 +115,8 @@ class Retries:
         if create_main_partitions is not None:
             check_count("create_main_partitions", create_main_partitions)
         check_kind("admin_options", admin_options or {}, Mapping, "properties by name, as {'ssl.ca.location': ...}")
-        check_kind("login", login or repr, Callable, "a function of the request")  # type: ignore[arg-type]  # an ABC
+        if login and not callable(login):
+            raise InvalidSettingError("login", login, "expected a function of the request")
         self.app = app
         settings = load_settings()
         operators = parse_operators(

@@ -67,11 +67,10 @@ class Deduplicate:
         object.__setattr__(self, "window_ms", named_duration_ms("deduplicate window", self.window))
         if self.window_ms < SHORTEST_WINDOW_MS:
             raise InvalidSettingError("deduplicate window", self.window, "expected at least 1s")
-        if isinstance(self.by, str):
-            object.__setattr__(self, "_header", self.by.removeprefix(_HEADER))
-        header = self._header or ""
-        named = isinstance(self.by, str) and self.by == f"{_HEADER}{header.strip()}" != _HEADER
-        if not named and not callable(self.by):
+        header = self.by.removeprefix(_HEADER) if isinstance(self.by, str) else None
+        object.__setattr__(self, "_header", header)
+        is_named = header and self.by == f"{_HEADER}{header.strip()}"
+        if not is_named and not callable(self.by):
             raise InvalidSettingError(
                 "deduplicate", self.by, 'expected a function, or "header:" and the name of a header'
             )

@@ -21,7 +21,7 @@ class Life:
     station: str  # `retry`, `dlq` or `events`
     epoch: int = 1  # 1 for the first life of the name that was seen
     next: tuple[int | None, ...] = ()  # by partition: all before it is archived; None: not known
-    over: bool = False  # the topic was not there: maybe deleted, maybe only not to be seen by this login
+    over: bool = False  # the topic was deleted, or this login could not see it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ def test_stations_of_a_group() -> None:
 
 
 def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The archive knew the topic; only what was gone before that is nobody's loss."""
+    """The archive knew the topic by then. What a topic lost before its first run is no gap."""
     life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7, None))
     present = Sources(cluster_id="c", group="g", topics=(replace(life, next=(None,) * 3),))
     begins = {("t", 0): 4, ("t", 1): 4, ("t", 2): 4}
@@ -83,7 +83,7 @@ def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(monkeypatch:
 
 
 def test_a_topic_that_was_away_for_a_run_is_read_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may not have been seen, as where a right was taken away; its end is told once. Another id is another life."""
+    """A login without rights does not see a topic. The gap is reported once; a new id is a new life."""
     life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
     monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: Mock(begins=lambda _: {("t", 0): 0}))
     away = Sources(cluster_id="c", group="g", topics=())
