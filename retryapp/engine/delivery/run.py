@@ -66,6 +66,8 @@ class Claim:
     """The same: too many records wait for it."""
     on_hold: Row | None = None
     """The row as it waits on: somebody has held it before its run has begun."""
+    changing: bool = False
+    """A turn on its way changes the row: what came of the run, a copy, or a command."""
     expired: bool = False
     """Nobody has released it: its deadline is what is due."""
     sent: bool = False

@@ -111,6 +111,11 @@ class Lane:
         return 0 if full or self.state is not LaneState.OPEN else self._limits.backlog - len(self._queue)
 
     @property
+    def failing(self) -> bool:
+        """Whether its session is about to end."""
+        return self._failure is not None
+
+    @property
     def refusal(self) -> HandOffRefusedError | None:
         """Why it holds turns back, or None."""
         return self._refused.error

@@ -104,8 +104,6 @@ class Commands:
         self._submit = submit
         self._busy = busy
         self._reread = read
-        self.over: set[bytes] = set()
-        """Keys of claims whose outcome, or copy, is in the lane, or that a command has taken."""
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
         self._unsettled = 0
@@ -338,8 +336,8 @@ class Commands:
         await self._settled(identity)
         table = self._table
         key = table.find(identity)
-        if key is not None and key in self._scheduler.claimed and key in self.over:
-            await self._settle()  # its run has ended, and what came of that is on its way, or its copy is
+        if key is not None and self._changes(key):
+            await self._settle()
             key = table.find(identity)
         value = None if key is None else table.get(key)
         if key is None or value is None:
@@ -359,7 +357,7 @@ class Commands:
         if command.state is not None and command.state != before:
             raise RefusedError(Refusal.CHANGED, f"its state is {before}, not {command.state}")
         runs = key in self._scheduler.claimed
-        if runs and key in self.over:
+        if self._changes(key):
             raise RefusedError(Refusal.RUNNING, "a topic refuses what came of its last attempt, or its copy")
         if row.reference is not None and command.verb is Verb.CANCEL and not runs:
             row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
@@ -368,6 +366,10 @@ class Commands:
         if not runs:
             effect.claim = self._take(key, len(value))
         return effect
+
+    def _changes(self, key: bytes) -> bool:
+        claim = self._scheduler.claimed.get(key)
+        return claim is not None and claim.changing
 
     async def _whole(self, row: PendingRow, key: bytes, value: bytes) -> PendingRow:
         """Return a row that waits by reference as a copy."""
@@ -383,8 +385,7 @@ class Commands:
 
     def _take(self, key: bytes, size: int) -> bytes:
         """Claim a row that a command changes; return its key."""
-        self._scheduler.take(key, key[IDENTITY_AT:], size)
-        self.over.add(key)
+        self._scheduler.take(key, key[IDENTITY_AT:], size).changing = True
         return key
 
     def take_held(self, key: bytes, row: PendingRow) -> bool:

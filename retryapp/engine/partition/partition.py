@@ -105,10 +105,13 @@ class PartitionEngine(RunOwner):
 
     @override
     def alive(self, run: Run) -> bool:
-        alive = self._session_of(run.session) is not None
-        if lapsed := alive and self.context.lapsed():  # stopped or cut off: another worker may own the partition
+        if (session := self._session_of(run.session)) is None:
+            return False
+        if self.context.lapsed():  # stopped or cut off: another worker may own the partition
             self.lane.fail(MembershipLapsedError(self.lane.name))
-        return alive and not lapsed
+        if self.lane.failing:  # no outcome would count, and its last transaction may take long
+            session.end_tasks()
+        return not self.lane.failing
 
     def _session_of(self, number: int) -> Session | None:
         """Return the session of a number; None once it has ended, or drains."""

@@ -5,7 +5,7 @@ bounded number of bytes at once: neighbours come in one request. A fault of the 
 claimed, and are read a little later.
 
 A row that waits on (a hold, a rate, a pause, an outage, workers that were away) becomes a copy, before the main topic
-may lose the record.
+may lose the record; so does one that is claimed, and does not begin for as long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from retryapp.core.errors import RecordError
 from retryapp.core.headers import RETRY_TIER
 from retryapp.core.record import Record
 from retryapp.core.row_keys import IDENTITY_AT, origin_offset, parse_row_key
-from retryapp.core.rows import PendingRow, Reference, decode_row, encode_row, is_reference, row_header
+from retryapp.core.rows import CANCELLED, PendingRow, Reference, decode_row, encode_row, is_reference, row_header
 from retryapp.engine.delivery.reference import whole
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.lane.turn import Turn
@@ -194,20 +194,46 @@ class Recall:
         return False
 
     async def _copy(self, key: bytes, value: bytes) -> None:
-        if self._pending is None or key in self.scheduler.claimed or self._pending.get(key) != value:
+        if self._pending is None or self._pending.get(key) != value:
             return
-        identity = key[IDENTITY_AT:]
-        self.scheduler.take(key, identity, len(value))
-        claim = self.scheduler.claimed[key]
+        identity, delivered = key[IDENTITY_AT:], self.scheduler.claimed.get(key)
+        claim = self.scheduler.take(key, identity, len(value)) if delivered is None else delivered
         row = None
         try:
             row = await self.read_row(decode_row(value), identity)
         except Exception as exc:  # noqa: BLE001 - lost, or a fault of the broker: its claim will see
             logger.debug("Row %s stays a reference: %r", identity.hex(), exc)
+        if delivered is not None:
+            if row is not None and self.scheduler.claimed.get(key) is claim and self._pending.get(key) == value:
+                self._copy_claimed(claim, row, value)
+            return
         if row is None or claim.cancelled or claim.on_hold is not None:  # a command has written it meanwhile
             self.scheduler.give_back(replace(claim, due_at_ms=parse_row_key(key).due_at_ms))
             return
         if self._sequences is not None:
             self._sequences.moved(identity, row)
-        tier = (row_header(value, RETRY_TIER.encode()) or b"?").decode("ascii", "replace")
-        self._submit(Turn(rows=(Row(identity, encode_row(row), tier),), claim=key))
+        claim.changing = True
+        self._submit(Turn(rows=(_written(identity, row, value),), claim=key))
+
+    def _copy_claimed(self, claim: Claim, row: PendingRow, value: bytes) -> None:
+        """Submit the copy of a row that is being delivered: under the same key, so its claim stays."""
+        unwritten = claim.cancelled != bool(row.flags & CANCELLED) or (claim.on_hold is None) != (
+            row.hold_next_ms is None
+        )
+        if claim.changing or unwritten:  # by a command: the next look sees what it has written
+            return
+
+        def settled(_committed: bool, _offsets: tuple[int, ...]) -> None:
+            claim.changing = False
+
+        claim.changing = True
+        if claim.on_hold is not None and claim.on_hold.value is not None:
+            held = decode_row(claim.on_hold.value)
+            held = replace(held, value=row.value, headers=row.headers, reference=None, revision=row.revision + 1)
+            claim.on_hold = claim.on_hold._replace(value=encode_row(held))
+        self._submit(Turn(rows=(_written(claim.identity, row, value),), on_settled=settled))
+
+
+def _written(identity: bytes, row: PendingRow, value: bytes) -> Row:
+    tier = (row_header(value, RETRY_TIER.encode()) or b"?").decode("ascii", "replace")
+    return Row(identity, encode_row(row), tier)

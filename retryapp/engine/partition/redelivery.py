@@ -54,8 +54,6 @@ class Redelivery:
             deliver: takes rows that are to be delivered now.
             submit: takes a turn of this session.
         """
-        self.changing: set[bytes] = set()
-        """Keys of rows with a turn on the way that notes their copies: no command changes them."""
         self._main = main
         self._pending = pending
         self._read_to = start
@@ -113,7 +111,7 @@ class Redelivery:
         tier = None if claim.metadata is None else claim.metadata.tier
 
         def settled(committed: bool, offsets: tuple[int, ...]) -> None:
-            self.changing.discard(claim.key)
+            claim.changing = False
             if committed:
                 self._await(row, offsets[0] + 1)
                 self.reach(self._read_to)  # it may have been read before the answer came
@@ -121,7 +119,7 @@ class Redelivery:
         # without the claim, which lasts until the outcome
         turn = Turn(rows=(Row(claim.identity, as_sent(value), tier or "?"),), publishes=(copy,), on_settled=settled)
         self._submit(turn)
-        self.changing.add(claim.key)
+        claim.changing = True
 
 
 def passed(copy: Record) -> Turn:

@@ -131,8 +131,6 @@ class Session:
                 applied_to=lambda: self._applied_to,
                 read=self._recall.read_row,
             )
-        if self.commands is not None and self._redelivery is not None:
-            self._redelivery.changing = self.commands.over
         self._duplicates = begin_duplicates(context, transport.seen, main.partition)
         tally = transport.counted_from(start, context.clock.wall_ms())
         self._counting = Counting(context.handler, main, tally, start)
@@ -281,8 +279,7 @@ class Session:
             self.window.finish(run.record.offset, outcome, more)
         elif isinstance(outcome, Turn):
             self._outcomes.append(outcome)
-            if self.commands is not None:
-                self.commands.over.add(run.claim.key)
+            run.claim.changing = True
         if self.sequences is not None and self.sequences.ended(run, outcome):
             self.release(ahead=True)
         if outcome is not None and not self._unreleased:
@@ -365,8 +362,6 @@ class Session:
                     scheduler.changed(row_due_ms(row.value))
             if turn.claim is not None:
                 scheduler.release(turn.claim)
-                if self.commands is not None:
-                    self.commands.over.discard(turn.claim)
             self._applied_to = max(self._applied_to, turn.moves_to)
         if self.commands is not None:
             self.commands.applied(turns)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
-from doubles import scheduler_of
+from doubles import reopen, scheduler_of
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
@@ -25,6 +25,7 @@ from retryapp.testing.tables import MemoryPendingTable
 
 ORDERS: Final = TopicPartition("orders", 0)
 RETRIES: Final = "app.orders.retry"
+DEAD: Final = "app.orders.dlq"
 LARGE: Final = b"x" * 100_000
 DAY_MS: Final = 86_400_000
 HEADERS: Final = (("trace", b"1"), ("trace", None), ("retry-due-ms", b"mine"))
@@ -69,7 +70,7 @@ async def test_a_dead_letter_has_the_whole_record() -> None:
     async with MemoryPartition(Script("fail", "fail"), "1s", by_reference=True) as orders:
         await orders.send(LARGE, key=b"k", headers=(("trace", b"1"),))
         await orders.to_rest()
-        (letter,) = orders.records("app.orders.dlq")
+        (letter,) = orders.records(DEAD)
         (metadata,) = orders.dead_letters
     assert (letter.key, letter.value, letter.headers[0]) == (b"k", LARGE, ("trace", b"1"))
     assert (metadata.reason, metadata.attempt, metadata.no_payload) == ("exhausted", 2, False)
@@ -93,7 +94,7 @@ async def test_another_record_in_its_place_is_never_delivered(to: Callable[[Reco
         change(orders, 0, to)
         await orders.to_rest()
         (metadata,) = orders.dead_letters
-        (letter,) = orders.records("app.orders.dlq")
+        (letter,) = orders.records(DEAD)
         outcome = await orders.command("replay", 0)
     assert len(script.calls) == 1
     assert (metadata.reason, metadata.attempt, metadata.delivery, metadata.no_payload) == ("gone", 1, 2, True)
@@ -177,6 +178,40 @@ async def test_a_row_that_waits_on_becomes_a_copy_before_the_topic_may_lose_it(w
     assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"]
 
 
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("command", ["", "hold", "cancel"])
+async def test_a_claimed_row_that_does_not_begin_becomes_a_copy_too(command: str, dies: bool) -> None:
+    """It was due and read again when somebody paused the handler; commands meanwhile wait for the run, too."""
+    script = Script("fail")
+    async with MemoryPartition(script, "1h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
+        await orders.send(LARGE)
+        orders.transport.fail("records", ConnectionError("the leader is away"), times=2)
+        await orders.advance(3_600_000)
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
+        await orders.advance(5_000)
+        (claim,) = scheduler_of(orders).claimed.values()
+        if command:
+            assert (await orders.command(command, 0))["refused"] is None
+        await orders.advance(27 * 3_600_000)
+        (row,) = rows(orders)
+        assert scheduler_of(orders).claimed == {claim.key: claim}
+        change(orders, 0, None)
+        if dies:
+            await reopen(orders)
+        await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME, by="me"))
+        await orders.advance(1_000)
+        if command == "hold":
+            (held,) = rows(orders)
+            assert (held.hold, held.reference) == (2, None)
+            await orders.command("release", 0)
+        await orders.to_rest()
+        letters = [letter.value for letter in orders.records(DEAD)]
+        reasons = [metadata.reason for metadata in orders.dead_letters]
+    assert row.reference is None
+    assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"][: 1 if command == "cancel" else 2]
+    assert (letters, reasons) == (([LARGE], ["cancelled"]) if command == "cancel" else ([], []))
+
+
 async def test_what_waits_by_reference_becomes_a_copy_also_where_records_wait_as_copies_now() -> None:
     """The handler was declared otherwise when it failed, and its pause outlasts what the topic keeps."""
     script = Script("fail")
@@ -237,7 +272,7 @@ async def test_a_cancelled_record_is_whole_or_the_command_is_refused() -> None:
         await orders.send(b"there", b"gone")
         change(orders, 1, None)
         outcomes = [await orders.command("cancel", offset) for offset in (0, 1)]
-        letters = orders.records("app.orders.dlq")
+        letters = orders.records(DEAD)
         told = [(metadata.reason, metadata.no_payload) for metadata in orders.dead_letters]
     assert told == [("cancelled", False)]
     assert [outcome["refused"] for outcome in outcomes] == [None, "damaged"]

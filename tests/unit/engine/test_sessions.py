@@ -47,6 +47,35 @@ async def test_no_record_starts_where_the_group_may_have_given_it_to_another(mon
         assert gate.started == [b"a", b"a", b"b"]
 
 
+@pytest.mark.parametrize("due", [False, True])
+async def test_no_record_starts_once_its_lane_is_to_close(monkeypatch: pytest.MonkeyPatch, due: bool) -> None:
+    """Its last transaction may take long, and the worker be the owner after all; but no outcome would count."""
+    gate, lapsed = Gate(), list[bool]()
+    async with MemoryPartition(gate, "1s", concurrency=1) as orders:
+        context = replace(orders.engine.context, lapsed=lambda: bool(lapsed and lapsed.pop()))
+        monkeypatch.setattr(orders.engine, "context", context)
+        await orders.send(b"a", b"b", *([] if due else [b"c", b"d"]))
+        if due:
+            gate.let(b"a", BankDownError("no"))
+            await orders.advance(100)
+        commit = orders.transport.pause(Step.COMMIT)
+        gate.let(b"b" if due else b"a", BankDownError("no"))
+        await orders.advance(100)
+        assert commit.reached
+        begun = list(gate.started)
+        lapsed.append(True)
+        if due:
+            await orders.advance(1_000)
+        else:
+            gate.let(b"b")
+        await orders.advance(100)
+        assert (lapsed, gate.started) == ([], begun)
+        gate.let_all()
+        commit.set()
+        await orders.to_rest()
+        assert set(gate.done) == {*gate.started}
+
+
 async def test_records_of_an_ended_session_are_not_taken_in() -> None:
     """They were fetched before: they come again."""
     async with MemoryPartition(fine, "5m") as orders:
