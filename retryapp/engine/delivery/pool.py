@@ -289,7 +289,7 @@ class DeliveryPool:
                 await orphans.room()
             except asyncio.CancelledError:
                 await self._over(run)  # raises, unless it was somebody's stray cancellation
-        if run.aborted:
+        if run.aborted or not run.owner.alive(run):  # it may have been long
             raise RunAbortedError
 
     @property

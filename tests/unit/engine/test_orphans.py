@@ -6,10 +6,12 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from doubles import MAIN, Stubborn, crowd, deliver_once, down, make_context, make_record, settle, the
 
+from retryapp.core.batch import Batch
 from retryapp.core.policy import RetryPolicy
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.handler.orphans import MIN_ORPHANS
@@ -212,6 +214,34 @@ async def test_a_drain_gives_up_at_once_what_has_not_begun(hanging: Hanging) -> 
         assert orders.handler.orphans.waiting == 1
         await asyncio.wait_for(orders.finish(25.0), None)  # no time passes
         assert (hanging.begun, orders.transport.offsets[MAIN]) == ([], 0)
+
+
+@pytest.mark.parametrize("batch", [None, Batch(2, "1ms")])
+async def test_what_has_waited_does_not_begin_where_another_worker_may_have_it(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, batch: Batch | None
+) -> None:
+    """The wait for an orphan may have been long, and the worker cut off since."""
+    lapsed: list[bool] = []
+
+    def handle(values: list[bytes]) -> None:
+        hanging(*values)
+
+    async with MemoryPartition(handle if batch else hanging, TIMEOUT, batch=batch) as orders:
+        context = replace(orders.engine.context, lapsed=lambda: bool(lapsed))
+        monkeypatch.setattr(orders.engine, "context", context)
+        ends = crowd(orders.handler.orphans)
+        await orders.send(b"fine")
+        await orders.advance(1)
+        assert orders.handler.orphans.waiting == 1
+        lapsed.append(True)
+        ends[0].set_result(None)
+        await orders.settle()
+        assert hanging.begun == []
+        assert "MembershipLapsedError" in str(orders.lane.last_error)
+        lapsed.clear()
+        await orders.advance(200)
+        await orders.advance(1)
+        await orders.until(lambda: hanging.begun == [b"fine"])
 
 
 async def test_a_thread_that_cannot_be_had_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
