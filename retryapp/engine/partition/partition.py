@@ -110,7 +110,7 @@ class PartitionEngine(RunOwner):
         if self.context.lapsed():  # stopped or cut off: another worker may own the partition
             self.lane.fail(MembershipLapsedError(self.lane.name))
         if self.lane.failing:  # no outcome would count, and its last transaction may take long
-            session.end_tasks()
+            session.scheduler.over = True
         return not self.lane.failing
 
     def _session_of(self, number: int) -> Session | None:

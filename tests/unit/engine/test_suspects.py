@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from doubles import MAIN, Gate, Refusing, committed, reopen
+from doubles import MAIN, BankDownError, Gate, Refusing, committed, reopen
 from suspected import GATHER_MS, Killer, disk_rows, found, marks, names, with_rows, without_life
 from test_beyond import noted
 
 from retryapp.core.deduplicate import Deduplicate
+from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
+from retryapp.engine.lane.turn import Turn
 from retryapp.testing import MemoryPartition, Step
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -270,3 +272,30 @@ async def test_a_refused_outcome_of_a_record_that_ran_alone_does_not_hold_up_oth
             assert (list(first.running), list(second.running)) == ([], [b"a"])
             assert without_life(one.transport.broker.notes[MAIN]) == "r0"
             assert (one.transport.offsets[MAIN], len(refusing.tries) > 0) == (0, True)
+
+
+async def test_a_record_that_runs_alone_does_so_until_its_session_has_ended() -> None:
+    """Its lane is to close, and a row of the same session does not begin; its last transaction takes long."""
+    first, second = Gate(), Gate()
+    policy = RetryPolicy("30s", timeout="10m")
+    async with MemoryPartition(first, policy) as one:
+        await one.send(b"row")
+        first.let(b"row", BankDownError())
+        await one.settle()
+    one.transport.append(MAIN, None, b"alone")
+    one.transport.broker.notes[MAIN] = "s1:old@1"
+    one = MemoryPartition(first, policy, transport=one.transport, concurrency=4)
+    async with one, beside(one, second, "s1:old@0", b"other") as two:
+        await one.advance(20_000)
+        assert (list(first.running), list(second.running)) == ([b"alone"], [])
+        commit = one.transport.pause(Step.COMMIT)
+        one.lane.submit(1, Turn(hurried=True))
+        await one.settle()
+        one.lane.fail(RuntimeError("a fault of ours"))
+        await one.advance(15_000)
+        await two.settle()
+        assert (commit.reached, list(first.running), list(second.running)) == (True, [b"alone"], [])
+        commit.set()
+        await one.settle()
+        await two.settle()
+        assert (list(first.running), list(second.running)) == ([], [b"other"])
