@@ -11,7 +11,7 @@ obeys, or after a crash the next claim; if the handler is done with it, that cou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -51,6 +51,7 @@ from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, appended_ms
 from retryapp.engine.partition.levels import Levels
+from retryapp.engine.partition.recall import Recall
 from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
@@ -81,7 +82,7 @@ class Commands:
         submit: Callable[[Turn], None],
         busy: Callable[[], bool],
         taken_in: Callable[[int], bool],
-        read: Callable[[PendingRow, bytes], Awaitable[PendingRow]],
+        recall: Recall,
         applied_to: Callable[[], int],
     ) -> None:
         """Begin where the lane has obeyed all before.
@@ -94,7 +95,7 @@ class Commands:
             submit: takes a turn of this session.
             busy: whether the lane has turns that are not in the tables.
             taken_in: whether the record at an offset is a first delivery without an outcome.
-            read: returns a row, and its identity, that waits by reference as a copy (`engine.partition.recall`).
+            recall: returns rows that wait by reference as copies.
             applied_to: the offset of the main topic before which what became of all records is in the tables.
         """
         self._context = context
@@ -103,7 +104,7 @@ class Commands:
         self._sequences = sequences
         self._submit = submit
         self._busy = busy
-        self._reread = read
+        self._recall = recall
         self._touched: set[bytes] = set()
         """Identities that turns change which are not in the tables yet."""
         self._unsettled = 0
@@ -322,8 +323,8 @@ class Commands:
         await over
 
     async def _settled(self, identity: bytes) -> bool:
-        """Wait for the turns about a record that a command has changed; note that this one changes it, too."""
-        touched = identity in self._touched
+        """Wait for the turns about a record, of commands and of its copy; note that this command changes it, too."""
+        touched = identity in self._touched or identity in self._recall.on_way
         if touched:
             await self._settle()
         self._touched.add(identity)
@@ -351,6 +352,8 @@ class Commands:
             raise RefusedError(Refusal.DAMAGED, str(error)) from error
         if metadata is None:
             raise RefusedError(Refusal.DAMAGED, "its row has no retry metadata")
+        if self._sequences is not None and not self._sequences.has(identity, row.key):
+            raise RefusedError(Refusal.NOT_WAITING, "a newer record of its key takes its place")
         if command.delivery is not None and not (row.hold & TOKEN and metadata.delivery == command.delivery):
             return self._releases.keep(origin, command.delivery, metadata.delivery)
         before = row_state(metadata.replays, metadata.attempt, row.due_at_ms)
@@ -374,7 +377,7 @@ class Commands:
     async def _whole(self, row: PendingRow, key: bytes, value: bytes) -> PendingRow:
         """Return a row that waits by reference as a copy."""
         try:
-            row = await self._reread(row, key[IDENTITY_AT:])
+            row = await self._recall.read_row(row, key[IDENTITY_AT:])
         except RecordError as error:
             raise RefusedError(Refusal.DAMAGED, str(error)) from error
         except Exception as error:
@@ -385,7 +388,7 @@ class Commands:
 
     def _take(self, key: bytes, size: int) -> bytes:
         """Claim a row that a command changes; return its key."""
-        self._scheduler.take(key, key[IDENTITY_AT:], size).changing = True
+        self._scheduler.take(key, key[IDENTITY_AT:], size)
         return key
 
     def take_held(self, key: bytes, row: PendingRow) -> bool:

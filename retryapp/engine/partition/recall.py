@@ -21,13 +21,14 @@ from typing import Final
 from retryapp.core.errors import RecordError
 from retryapp.core.headers import RETRY_TIER
 from retryapp.core.record import Record
-from retryapp.core.row_keys import IDENTITY_AT, origin_offset, parse_row_key
-from retryapp.core.rows import CANCELLED, PendingRow, Reference, decode_row, encode_row, is_reference, row_header
+from retryapp.core.row_keys import IDENTITY_AT, origin_offset
+from retryapp.core.rows import CANCELLED, PendingRow, decode_row, encode_row, is_reference, row_header
 from retryapp.engine.delivery.reference import whole
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
+from retryapp.engine.partition.stops import BESIDE_ROW_BYTES
 from retryapp.ports import PendingTable, Row, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,9 @@ class Recall:
         self._queue: Rows = []
         self._wake = asyncio.Event()
         self._troubled = False
+        self.on_way: dict[bytes, int] = {}
+        """Bytes of copies that are not in the table yet, by identity."""
+        self._written = asyncio.Event()
 
     def take(self, rows: Rows) -> None:
         """Take claimed rows: those with their records are delivered at once."""
@@ -109,10 +113,11 @@ class Recall:
         if (kept_ms := self._context.kept_ms) is None:
             return
         by_reference, pause_s = self._context.handler.by_reference, max(kept_ms / LOOKS / 1000, SHORTEST_PAUSE_S)
+        await self.scheduler.known.wait()
         if not by_reference:
             await asyncio.sleep(min(pause_s, FIRST_LOOK_S))
         while True:
-            if not await self._keep() and not by_reference:
+            if not await self._keep(kept_ms) and not by_reference:
                 return
             await asyncio.sleep(pause_s)
 
@@ -135,14 +140,11 @@ class Recall:
         if claim.reference is None:
             return waiting
         try:
-            return self.whole(waiting, claim.identity, claim.reference, found)
+            read = found.get(origin_offset(claim.identity))
+            return whole(self._context, waiting, claim.identity, claim.reference, read)
         except RecordError as lost:
             claim.lost = lost
             return waiting
-
-    def whole(self, waiting: Record, identity: bytes, told: Reference, found: Mapping[int, Record]) -> Record:
-        """Return a record that waits, with its payload; raise `RecordError` if that is not to be had."""
-        return whole(self._context, waiting, identity, told, found.get(origin_offset(identity)))
 
     async def _find(self, offsets: list[int]) -> Mapping[int, Record]:
         while True:
@@ -169,71 +171,63 @@ class Recall:
         offset = origin_offset(identity)
         found = await self._reader.records(self._main, [offset])
         waiting = Record(self._main.topic, self._main.partition, offset, row.since_ms, row.key, row.value, row.headers)
-        read = self.whole(waiting, identity, row.reference, found)
+        read = whole(self._context, waiting, identity, row.reference, found.get(offset))
         return replace(row, value=read.value, headers=read.headers, reference=None, revision=row.revision + 1)
 
     # -- rows that wait on --------------------------------------------------------------------------------------
 
-    async def _keep(self) -> bool:
+    async def _keep(self, kept_ms: int) -> bool:
         """Look at all rows; tell whether there was a reference."""
         after, found = None, False
         while self._pending is not None and (rows := self._pending.page(after, _PAGE)):
             for key, value in rows:
                 if is_reference(value):
                     found = True
-                    if self._is_unsafe(value):
+                    if self._is_unsafe(value, kept_ms):
                         await self._copy(key, value)
             after = rows[-1][0]
             await asyncio.sleep(0)
         return found
 
-    def _is_unsafe(self, value: bytes) -> bool:
+    def _is_unsafe(self, value: bytes, kept_ms: int) -> bool:
         with suppress(RecordError):  # whoever claims it says so
             told = decode_row(value).reference
-            return told is not None and told.safe_until_ms < self._context.clock.wall_ms()
+            return told is not None and told.timestamp_ms + kept_ms // 2 < self._context.clock.wall_ms()
         return False
 
     async def _copy(self, key: bytes, value: bytes) -> None:
-        if self._pending is None or self._pending.get(key) != value:
-            return
-        identity, delivered = key[IDENTITY_AT:], self.scheduler.claimed.get(key)
-        claim = self.scheduler.take(key, identity, len(value)) if delivered is None else delivered
-        row = None
+        """Submit the copy of a row, under the same key: a claim stays, and what its run comes to is behind the copy."""
+        while sum(self.on_way.values()) >= READ_BYTES:
+            self._written.clear()
+            await self._written.wait()
+        identity = key[IDENTITY_AT:]
         try:
             row = await self.read_row(decode_row(value), identity)
         except Exception as exc:  # noqa: BLE001 - lost, or a fault of the broker: its claim will see
             logger.debug("Row %s stays a reference: %r", identity.hex(), exc)
-        if delivered is not None:
-            if row is not None and self.scheduler.claimed.get(key) is claim and self._pending.get(key) == value:
-                self._copy_claimed(claim, row, value)
             return
-        if row is None or claim.cancelled or claim.on_hold is not None:  # a command has written it meanwhile
-            self.scheduler.give_back(replace(claim, due_at_ms=parse_row_key(key).due_at_ms))
+        copy, claim = encode_row(row), self.scheduler.claimed.get(key)
+        if len(copy) + BESIDE_ROW_BYTES > self._context.max_bytes or self._is_changed(key, value, row, claim):
             return
-        if self._sequences is not None:
-            self._sequences.moved(identity, row)
-        claim.changing = True
-        self._submit(Turn(rows=(_written(identity, row, value),), claim=key))
-
-    def _copy_claimed(self, claim: Claim, row: PendingRow, value: bytes) -> None:
-        """Submit the copy of a row that is being delivered: under the same key, so its claim stays."""
-        unwritten = claim.cancelled != bool(row.flags & CANCELLED) or (claim.on_hold is None) != (
-            row.hold_next_ms is None
-        )
-        if claim.changing or unwritten:  # by a command: the next look sees what it has written
-            return
-
-        def settled(_committed: bool, _offsets: tuple[int, ...]) -> None:
-            claim.changing = False
-
-        claim.changing = True
-        if claim.on_hold is not None and claim.on_hold.value is not None:
-            held = decode_row(claim.on_hold.value)
+        if claim is not None and claim.on_hold is not None:
+            held = decode_row(claim.on_hold.value or b"")
             held = replace(held, value=row.value, headers=row.headers, reference=None, revision=row.revision + 1)
             claim.on_hold = claim.on_hold._replace(value=encode_row(held))
-        self._submit(Turn(rows=(_written(claim.identity, row, value),), on_settled=settled))
+        tier = (row_header(value, RETRY_TIER.encode()) or b"?").decode("ascii", "replace")
 
+        def settled(_committed: bool, _offsets: tuple[int, ...]) -> None:
+            del self.on_way[identity]
+            self._written.set()
 
-def _written(identity: bytes, row: PendingRow, value: bytes) -> Row:
-    tier = (row_header(value, RETRY_TIER.encode()) or b"?").decode("ascii", "replace")
-    return Row(identity, encode_row(row), tier)
+        self._submit(Turn(rows=(Row(identity, copy, tier),), on_settled=settled))
+        self.on_way[identity] = len(copy)
+
+    def _is_changed(self, key: bytes, value: bytes, row: PendingRow, claim: Claim | None) -> bool:
+        """Tell whether a row is another one than was read, or is to be: the next look sees what is left of it."""
+        identity = key[IDENTITY_AT:]
+        replaced = self._sequences is not None and not self._sequences.has(identity, row.key)
+        changed = self._pending is None or self._pending.get(key) != value or replaced or identity in self.on_way
+        if changed or claim is None:
+            return changed
+        held_to_ms = None if claim.on_hold is None else decode_row(claim.on_hold.value or b"").due_at_ms
+        return claim.changing or claim.cancelled != bool(row.flags & CANCELLED) or row.hold_next_ms != held_to_ms

@@ -6,8 +6,8 @@
 3. A later session delivers a row with the note once the main topic is read up to where it ended when that session
    began: its copy was read by then, or is gone. It is not published again.
 
-What needs no run is not published, nor a first delivery, nor what the main topic may not take: that is delivered at
-once.
+What needs no run is not published, nor a first delivery, nor what the main topic may not take, or has already, as it
+waits by reference: that is delivered at once.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Redelivery:
 
     def _copy(self, claim: Claim, waiting: Record) -> Publication | None:
         """Return the copy of a row for the main topic; None: it is delivered without one."""
-        if not claim.runs:
+        if not claim.runs or claim.reference is not None:
             return None
         try:
             metadata = claim.metadata or decode_metadata(waiting.headers)

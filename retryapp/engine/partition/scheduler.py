@@ -133,12 +133,11 @@ class Scheduler:
         if self._limited or (self._blocked and self.room):
             self._wake.set()
 
-    def take(self, key: bytes, identity: bytes, size: int) -> Claim:
-        """Claim a row that is not delivered, but changed: until the turn of that is applied."""
+    def take(self, key: bytes, identity: bytes, size: int) -> None:
+        """Claim a row that is not delivered, but changed by a command: until the turn of that is applied."""
         self._fresh.pop(identity, None)
-        claim = self.claimed[key] = Claim(key=key, identity=identity, due_at_ms=0, size=size)
+        self.claimed[key] = Claim(key=key, identity=identity, due_at_ms=0, size=size, changing=True)
         self.claimed_bytes += size
-        return claim
 
     def remember(self, identity: bytes, raw: bytes, row: PendingRow, metadata: RetryMetadata) -> None:
         """Keep what a row that is written now and due at once says, so that its claim need not decode it."""

@@ -38,7 +38,7 @@ from retryapp.engine.lane.turn import Turn, observed, settling, to_event
 from retryapp.engine.partition.caps import Caps
 from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.line import Line
-from retryapp.engine.partition.stops import stop
+from retryapp.engine.partition.stops import BESIDE_ROW_BYTES, stop
 from retryapp.engine.partition.unread import Unread
 from retryapp.ports import Event, PendingTable, Row
 
@@ -48,8 +48,6 @@ _LOAD_ROWS: Final = 500
 _TIME: Final = RETRY_ORIGIN_TIMESTAMP_MS.encode()
 _KEY_BYTES: Final = 32
 """Longer keys are named by their hash."""
-_ROW_OVERHEAD_BYTES: Final = 200
-"""Of a held row in a transaction, beside its bytes."""
 
 
 def up_to(rows: Iterable[tuple[bytes, bytes]], limit: int, max_bytes: int) -> list[tuple[bytes, bytes]]:
@@ -214,7 +212,7 @@ class Sequences:
             now_ms=now_ms,
         )
         value, identity = encode_row(row), identity_of(origin)
-        if len(value) + _ROW_OVERHEAD_BYTES > self._context.max_bytes:
+        if len(value) + BESIDE_ROW_BYTES > self._context.max_bytes:
             return False
         name_of_failure = failure_id(handler.group, origin)
         event = Held(
@@ -404,6 +402,11 @@ class Sequences:
         if line.rows and line.rows[0] == identity:
             line.failed = row.hold != SEQUENCE
             self._ready.pop(name, None)
+
+    def has(self, identity: bytes, key: bytes | None) -> bool:
+        """Tell whether a row waits in its sequence: else a newer record has replaced it, or is to."""
+        name = self.name(key) if self.by_key else None
+        return name is None or ((line := self._lines.get(name)) is not None and identity in line.rows)
 
     def may_come_back(self, _key: bytes | None) -> bool:
         """Tell whether a record of this key may be tried again that was dead."""

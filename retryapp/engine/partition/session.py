@@ -129,7 +129,7 @@ class Session:
                 busy=lambda: lane.busy,
                 taken_in=self.window.has,
                 applied_to=lambda: self._applied_to,
-                read=self._recall.read_row,
+                recall=self._recall,
             )
         self._duplicates = begin_duplicates(context, transport.seen, main.partition)
         tally = transport.counted_from(start, context.clock.wall_ms())

@@ -26,9 +26,9 @@ from retryapp.ports import Event, PendingTable, Row
 
 logger = logging.getLogger("retryapp.events")
 
-_PAGE: Final = 100
-_ROW_OVERHEAD_BYTES: Final = 200
+BESIDE_ROW_BYTES: Final = 200
 """Of a row in a transaction, beside its bytes."""
+_PAGE: Final = 100
 
 
 def stop(run: Run, turn: Turn) -> None:
@@ -42,7 +42,7 @@ def stop(run: Run, turn: Turn) -> None:
         raise DamagedMetadataError("retry-version", None, "a dead letter that was just made has none")
     value = encode_row(to_stopped_row(run.record.key, metadata))
     facts: Any = {"failure_id": metadata.failure_id, "attempt": metadata.attempt, "reason": metadata.reason}
-    if len(value) + _ROW_OVERHEAD_BYTES > context.max_bytes:  # its key alone fills a record: else its lane would end
+    if len(value) + BESIDE_ROW_BYTES > context.max_bytes:  # its key alone fills a record: else its lane would end
         logger.error("retryapp.sequence_not_stopped", extra={"handler": context.handler.main, **facts})
         return
     turn.observations += (observed(Event.STOPPED, context.handler.main, run.shown, **facts),)

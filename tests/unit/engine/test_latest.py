@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from doubles import BankDownError, Gate, Refusing, committed, held, reopen
 
+from retryapp.core.control import Command, Verb
 from retryapp.core.lifecycle import Superseded, decode_event
+from retryapp.core.record import Origin, failure_id
 from retryapp.core.verdicts import Reject, Skip
 from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.engine.partition.latest import READ_S
@@ -243,3 +245,35 @@ async def test_a_newer_record_waits_until_the_older_ones_row_is_in_the_table() -
         gate.let_all()
         await orders.to_rest()
         assert superseded(orders) == [(0, 1, 1, 1), (1, 2, 1, 1)]
+
+
+async def test_no_command_brings_a_row_back_that_a_newer_record_has_replaced() -> None:
+    """What replaces it is on its way when the command comes to it, behind others that were taken with it."""
+    gate = Gate()
+    async with latest(gate, "1h") as orders:
+        await orders.send(b"other", key=b"b")
+        await orders.send(b"old", key=b"a")
+        gate.let(b"other", BankDownError())
+        gate.let(b"old", BankDownError())
+        await orders.settle()
+        await orders.advance(60_000)
+        await orders.advance(1_000)
+        await orders.send(b"new", key=b"a")
+        commit = orders.transport.pause(Step.COMMIT)
+        for number, offset in enumerate((0, 0, 1)):
+            origin = Origin("orders", orders.engine.context.topic_id, 0, offset)
+            command = Command(id=f"{number}", verb=Verb.HOLD, failure_id=failure_id("app", origin))
+            sent = command.to_record("app.orders.control", 0)
+            orders.transport.append(TopicPartition("app.orders.control", 0), sent.key, sent.value)
+        await orders.settle()
+        assert commit.reached
+        gate.let(b"new")
+        await orders.settle()
+        commit.set()
+        for _ in range(4):
+            await orders.advance(100)
+        assert superseded(orders) == [(1, 2, 1, 1)]
+        assert orders.waiting == {"1h": 1}
+        gate.let_all()
+        await orders.advance(400 * 86_400_000)
+        assert gate.started == [b"other", b"old", b"new", b"other"]

@@ -1,0 +1,236 @@
+"""A row that waits by reference becomes a copy while others change it: its run, commands, a newer record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from doubles import Gate, Refusing
+
+from retryapp import RetryPolicy
+from retryapp.core.control import Command, Verb
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.record import Origin, failure_id
+from retryapp.core.rows import OPERATOR, decode_row
+from retryapp.engine.handler.handler import Order
+from retryapp.ports import TopicPartition
+from retryapp.testing import MemoryPartition, Script, Step
+
+HOUR_MS: Final = 3_600_000
+OPTIONS: Final[Any] = {"by_reference": True, "concurrency": 2, "kept_ms": 2 * HOUR_MS + 20_000}
+"""It is safe for an hour and 10 s: so a failure that waits for an hour waits by reference."""
+LOOK_MS: Final = 400_000
+LARGE: Final = b"x" * 100_000
+PAUSE: Final = HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy")
+RESUME: Final = HandlerCommand(id="r", verb=HandlerVerb.RESUME, by="me")
+POLICY: Final = RetryPolicy("1h", timeout="1h")
+
+
+def rows(partition: MemoryPartition) -> list[Any]:
+    table = partition.transport.pending
+    return [] if table is None else [decode_row(value) for _, value in table.page(None, 100)]
+
+
+def put(partition: MemoryPartition, verb: Verb, offset: int, **more: Any) -> None:
+    """Put a command on the control topic, and do not wait."""
+    origin = Origin("orders", partition.engine.context.topic_id, 0, offset)
+    command = Command(id=f"{verb}-{offset}", verb=verb, failure_id=failure_id("app", origin), **more)
+    sent = command.to_record(partition.handler.topology.control, 0)
+    partition.transport.append(TopicPartition(sent.topic, sent.partition), sent.key, sent.value)
+
+
+async def pass_on(partition: MemoryPartition) -> None:
+    """Have the lane rest, and go on."""
+    for _ in range(3):
+        await partition.advance(100)
+
+
+async def test_no_command_changes_a_row_whose_outcome_a_topic_refuses() -> None:
+    """Also where its copy was on the way when it ended."""
+    gate = Gate()
+    async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
+        await orders.send(b"a")
+        gate.let(b"a", ConnectionError("down"))
+        await orders.settle()
+        await orders.advance(HOUR_MS)
+        await orders.advance(1_000)
+        assert [row.reference is None for row in rows(orders)] == [False]
+        commit = orders.transport.pause(Step.COMMIT)
+        await orders.advance(LOOK_MS)
+        assert commit.reached
+        refusing = Refusing(orders.transport, b"a")
+        refusing.topics = "dlq"
+        gate.let(b"a", ConnectionError("down"))
+        await orders.settle()
+        commit.set()
+        await pass_on(orders)
+        assert refusing.tries
+        assert [row.reference is None for row in rows(orders)] == [True]
+        assert (await orders.command("hold", 0))["refused"] == "running"
+        refusing.prefixes = ()
+        await orders.to_rest()
+        assert len(orders.dead_letters) == 1
+
+
+async def test_no_row_comes_back_after_its_outcome() -> None:
+    """Its copy is durable, its outcome is not yet, and a command is next that was taken before both."""
+    gate = Gate()
+    async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
+        await orders.send(b"a")
+        gate.let(b"a", ConnectionError("down"))
+        await orders.settle()
+        await orders.advance(600_000)
+        await orders.send(b"x")
+        gate.let(b"x", ConnectionError("down"))
+        await orders.settle()
+        await orders.advance(3_000_000)
+        await orders.advance(1_000)
+        assert gate.started == [b"a", b"x", b"a"]
+        assert [row.reference is None for row in rows(orders)] == [False, False]
+        read = orders.transport.pause("records")  # type: ignore[arg-type]
+        put(orders, Verb.CANCEL, 1)
+        put(orders, Verb.HOLD, 0)
+        await orders.settle()
+        assert read.reached
+        copy, outcome = orders.transport.pause(Step.COMMIT), orders.transport.pause(Step.COMMIT)
+        await orders.advance(LOOK_MS)
+        assert copy.reached
+        gate.let(b"a")
+        await orders.settle()
+        copy.set()
+        await pass_on(orders)
+        assert outcome.reached
+        read.set()
+        await orders.settle()
+        outcome.set()
+        gate.let_all()
+        await orders.to_rest()
+        assert rows(orders) == []
+        assert gate.done.count(b"a") == 1
+
+
+async def test_a_command_waits_for_the_copy_of_its_row() -> None:
+    """Else it would write the row as it was read before, without what it waits for."""
+    async with MemoryPartition(Script("fail", "fail"), POLICY, **OPTIONS) as orders:
+        await orders.send(b"a")
+        await orders.obey(PAUSE)
+        await orders.advance(600_000)
+        await orders.send(b"x")
+        await orders.obey(RESUME)
+        await orders.obey(PAUSE.model_copy(update={"id": "p2"}))
+        await orders.advance(3_000_000)
+        await orders.advance(1_000)
+        assert [row.reference is None for row in rows(orders)] == [False, False]
+        read = orders.transport.pause("records")  # type: ignore[arg-type]
+        put(orders, Verb.CANCEL, 1)
+        put(orders, Verb.HOLD, 0)
+        await orders.settle()
+        assert read.reached
+        commit = orders.transport.pause(Step.COMMIT)
+        await orders.advance(LOOK_MS)
+        assert commit.reached
+        read.set()
+        await orders.settle()
+        commit.set()
+        await pass_on(orders)
+        (row,) = rows(orders)
+        assert (row.hold, row.reference) == (OPERATOR, None)
+
+
+async def test_a_second_hold_of_a_claimed_row_is_not_undone_by_its_copy() -> None:
+    """It has another deadline, which is on its way when the copy is made."""
+    async with MemoryPartition(Script("fail"), POLICY, **OPTIONS) as orders:
+        await orders.send(b"a")
+        orders.transport.fail("records", ConnectionError("the leader is away"), times=2)  # type: ignore[arg-type]
+        await orders.advance(HOUR_MS)
+        await orders.obey(PAUSE)
+        await orders.advance(5_000)
+        await orders.advance(345_000)
+        assert (await orders.command("hold", 0, hold_ms=HOUR_MS))["refused"] is None
+        await pass_on(orders)
+        commit, now_ms = orders.transport.pause(Step.COMMIT), orders.clock.wall_ms()
+        put(orders, Verb.HOLD, 0, hold_ms=5 * HOUR_MS)
+        await orders.settle()
+        assert commit.reached
+        await orders.advance(15_000)
+        commit.set()
+        await pass_on(orders)
+        (row,) = rows(orders)
+    assert row.hold_next_ms == now_ms + 5 * HOUR_MS
+
+
+async def test_what_is_too_large_for_the_topics_of_ours_stays_a_reference() -> None:
+    """A lane would try to write it for ever; it comes as ever while the main topic has it."""
+    script = Script("fail")
+    orders = MemoryPartition(script, POLICY, **OPTIONS)
+    orders.engine.context = replace(orders.engine.context, max_bytes=50_000)
+    async with orders:
+        await orders.send(LARGE)
+        await orders.obey(PAUSE)
+        await orders.advance(HOUR_MS + LOOK_MS)
+        await orders.advance(LOOK_MS)
+        assert [row.reference is None for row in rows(orders)] == [False]
+        await orders.obey(RESUME)
+        await orders.to_rest()
+    assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"]
+
+
+async def test_copies_wait_for_a_lane_that_is_slow() -> None:
+    """They are as large as their records, and all may be unsafe at once."""
+    async with MemoryPartition(Script(*["fail"] * 80), POLICY, **OPTIONS) as orders:
+        await orders.send(*[LARGE] * 80)
+        await orders.obey(PAUSE)
+        await orders.advance(HOUR_MS)
+        await orders.advance(1_000)
+        commit = orders.transport.pause(Step.COMMIT)
+        await orders.advance(LOOK_MS)
+        assert commit.reached
+        assert orders.lane._queued_bytes < 12 * len(LARGE)
+        commit.set()
+        for _ in range(10):
+            await pass_on(orders)
+        assert [row.reference is None for row in rows(orders)] == [True] * 80
+
+
+async def test_a_topic_that_keeps_records_for_less_time_now_is_heeded() -> None:
+    """After the next start: what a row says is as old as its failure."""
+    async with MemoryPartition(Script("fail"), POLICY, by_reference=True) as orders:
+        await orders.send(b"a")
+        await orders.obey(PAUSE)
+    async with MemoryPartition(Script(), POLICY, transport=orders.transport, **OPTIONS) as orders:
+        await orders.advance(HOUR_MS)
+        assert [row.reference is None for row in rows(orders)] == [False]
+        await orders.advance(LOOK_MS)
+        assert [row.reference is None for row in rows(orders)] == [True]
+
+
+async def test_a_newer_record_replaces_a_row_also_while_that_is_copied() -> None:
+    """The handler waited by reference before; only the newest counts now."""
+    async with MemoryPartition(Script("fail"), POLICY, **OPTIONS) as orders:
+        await orders.send(b"old", key=b"k")
+    gate = Gate()
+    orders.clock.advance(HOUR_MS + LOOK_MS)
+    options: Any = {**OPTIONS, "by_reference": False, "order": Order.LATEST}
+    orders.transport.append(TopicPartition("orders", 0), b"k", b"new")
+    async with MemoryPartition(gate, POLICY, transport=orders.transport, **options) as orders:
+        assert gate.started == [b"new"]
+        read = orders.transport.pause("records")  # type: ignore[arg-type]
+        await orders.advance(60_000)
+        assert read.reached
+        gate.let(b"new")
+        await orders.settle()
+        read.set()
+        await pass_on(orders)
+        assert rows(orders) == []
+
+
+async def test_what_waits_by_reference_is_not_copied_to_the_main_topic_without_its_payload() -> None:
+    """The handler waited by reference before; its record is on the main topic already."""
+    script = Script("fail")
+    async with MemoryPartition(script, POLICY, **OPTIONS) as orders:
+        await orders.send(b"a", headers=(("trace", b"1"),))
+    async with MemoryPartition(script, POLICY, through_main=True, transport=orders.transport) as orders:
+        await orders.to_rest()
+        main = orders.records("orders")
+    assert [(each.value, each.headers[0]) for each in main] == [(b"a", ("trace", b"1"))] * len(main)
+    assert [(seen.value, seen.came_to) for seen in script.calls] == [(b"a", "ConnectionError"), (b"a", "ok")]
