@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
 from rich.console import Group as Stack
-from rich.live import Live
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,9 +17,6 @@ from retryapp.lookup.activity import Rates
 from retryapp.lookup.instants import length_text
 from retryapp.lookup.payloads import printable
 
-PLAIN_INTERVAL_S: Final = 3.0
-"""Time between two moments that are printed."""
-REFRESH_PER_S: Final = 4
 _STATE_STYLES: Final = {"open": "green", "opening": "yellow", "idle": "yellow", "closed": "red"}
 _NUMBERS: Final = {
     "pending": "pending",
@@ -63,50 +58,6 @@ class Group:
     todo: Sequence[str] = ()
     """What needs action, the worst first."""
     note: str = ""
-
-
-class LiveView:
-    """Shows moments in one place of a terminal, else one after the other; a context manager."""
-
-    def __init__(self, console: Console, *, live: bool) -> None:
-        self._console = console
-        self._live = Live(console=console, refresh_per_second=REFRESH_PER_S, transient=True) if live else None
-        self._shown_s = -PLAIN_INTERVAL_S
-
-    def draw(self, at_s: float, moment: Callable[[], RenderableType]) -> None:
-        """Show a moment, `at_s` after the start, unless it is too early for the next one."""
-        interval_s = 1 / REFRESH_PER_S if self._live is not None else PLAIN_INTERVAL_S
-        if at_s - self._shown_s < interval_s:
-            return
-        self._shown_s = at_s
-        if self._live is not None:
-            self._live.update(moment())
-        else:
-            self._console.print(moment(), soft_wrap=True)
-
-    def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
-
-    @contextmanager
-    def busy(self, text: str) -> Iterator[None]:
-        """Print a line and, on a terminal, show a spinner in place of the table."""
-        self.say(text)
-        if self._live is None:
-            yield
-            return
-        self._live.stop()
-        with self._console.status("this takes a while"):
-            yield
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            with suppress(OSError):  # the terminal is gone
-                self._live.stop()
 
 
 def _plain(text: str) -> str:

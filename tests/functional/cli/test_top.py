@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 from retryapp.lookup.activity import Rates
-from retryapp.terminal import Group, HandlerFigures, LiveView, group_table
+from retryapp.terminal import Group, HandlerFigures, group_table
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -108,15 +107,6 @@ def test_what_is_not_known_is_said() -> None:
     for fact in ("742", "last known 42s ago; without 2 partitions, not known now", "unknown", "without 1 partition,"):
         assert fact in shown
     assert re.search(r"late by +-", shown)
-
-
-def test_plain_lines_keep_brackets() -> None:
-    """Nothing of a group is taken for a style."""
-    file = io.StringIO()
-    with LiveView(Console(file=file, width=80), live=False) as view:
-        view.draw(0.0, lambda: Text("a [red]b[/]"))
-        view.draw(0.1, lambda: Text("too early"))
-    assert file.getvalue() == "a [red]b[/]\n"
 
 
 @pytest.mark.broker
