@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 WRITE_TIMEOUT_S: Final = 15.0
+_ABORT_S: Final = 5.0
 _FULL_S: Final = 0.05
 _TRIES: Final = 5
 _FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS"}
@@ -90,5 +92,7 @@ def write_together(connection: KafkaConnection, topic: str, records: Sequence[Ou
         except KafkaException as error:
             if left and error.args[0].name() in _FENCED:
                 continue
+            with suppress(KafkaException):  # it has not begun, is fenced, or no broker answers: it ends by itself
+                producer.abort_transaction(_ABORT_S)
             raise named_error(error, connection, doing=f"write to topic {topic}", tried_s=WRITE_TIMEOUT_S) from error
         return
