@@ -35,7 +35,7 @@ class Group:
     """Addresses of those that answered."""
     handlers: Sequence[Mapping[str, Any]]
     """Facts of each handler over all workers, as the overview has them: main, pending, next_due_ms, dead, as_of_ms,
-    unknown_partitions and rates; and due_next_minute, with due_is_exact."""
+    unknown_partitions and rates."""
     lanes: Sequence[Mapping[str, Any]]
     """Facts of each partition: main, partition, worker, state, since_ms, last_error, and those of `_NUMBERS`."""
     todo: Sequence[str] = ()
@@ -64,8 +64,6 @@ def _figures_table(figures: Mapping[str, Any], now_ms: int) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_row("waiting", f"[yellow]{_number_text(figures['pending'])}[/]{_due_text(figures, now_ms)}")
-    if (due := figures["due_next_minute"]) is not None:
-        table.add_row("due", f"{due:,}{'' if figures['due_is_exact'] else '+'} in the next minute")
     table.add_row("dead", f"[red]{_number_text(figures['dead'])}[/]")
     if limits := _limits_text(figures, now_ms):
         table.add_row("", f"[yellow]{limits}[/]")

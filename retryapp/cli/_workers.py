@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 import aiohttp
 
-from retryapp.lookup.records import known_sum
 from retryapp.ports import PAGES_PREFIX
 from retryapp.terminal import Group
 
@@ -34,7 +33,6 @@ class _Worker:
 
     url: str
     index: dict[str, Any]
-    due: dict[str, dict[str, Any]] = field(default_factory=dict)
     partitions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -90,9 +88,8 @@ class Workers:
             for handler in index["handlers"]:
                 main = handler["main"]
                 if self._only in (None, main):
-                    base = f"{url}{PAGES_PREFIX}/{quote(main, safe='')}"
-                    worker.due[main] = (await ask(f"{base}/"))["due"]
-                    worker.partitions[main] = (await ask(f"{base}/partitions"))["partitions"]
+                    page = await ask(f"{url}{PAGES_PREFIX}/{quote(main, safe='')}/partitions")
+                    worker.partitions[main] = page["partitions"]
         except _ERRORS:
             return None
         return worker
@@ -100,18 +97,13 @@ class Workers:
     @staticmethod
     def _figures(workers: Sequence[_Worker]) -> list[dict[str, Any]]:
         figures = []
-        for main in sorted({main for worker in workers for main in worker.due}):
+        for main in sorted({main for worker in workers for main in worker.partitions}):
             # each worker says what it knows of the whole group; one that has no broker, or hears others not, knows less
             whole = min(
                 (each["group"] for worker in workers for each in worker.index["handlers"] if each["main"] == main),
                 key=lambda facts: (len(facts["unknown_partitions"]), facts["as_of_ms"] is not None),
             )
-            minutes = [worker.due[main]["minute"] for worker in workers if main in worker.due]
-            due = {
-                "due_next_minute": known_sum(minute["count"] for minute in minutes),
-                "due_is_exact": not any(minute["more"] for minute in minutes),
-            }
-            figures.append({"main": main, **{name: whole[name] for name in _FIGURES}, **due})
+            figures.append({"main": main, **{name: whole[name] for name in _FIGURES}})
         return figures
 
 

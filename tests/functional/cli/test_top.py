@@ -26,8 +26,6 @@ GROUP = Group(
             "main": "orders",
             "pending": 1_200,
             "next_due_ms": 102_500,
-            "due_next_minute": 300,
-            "due_is_exact": False,
             "dead": 9,
             "as_of_ms": None,
             "unknown_partitions": [],
@@ -65,7 +63,6 @@ def test_table_shows_each_lane() -> None:
     """Worker, state, since when, lag and error; brackets in an error are text."""
     shown = drawn(GROUP)
     assert "2 workers" in shown
-    assert "300+ in the next minute" in shown
     for fact in ("127.0.0.1:6066", "open", "1m", "17", "opening", "no [broker]"):
         assert fact in shown
 
@@ -90,7 +87,7 @@ def test_what_holds_a_lane_is_said() -> None:
 
 def test_what_is_not_known_is_said() -> None:
     """Unknown is a word, old numbers have an age, and sums say what they leave out."""
-    none = dict.fromkeys(("next_due_ms", "due_next_minute", "as_of_ms", "rates"))
+    none = dict.fromkeys(("next_due_ms", "as_of_ms", "rates"))
     known = {**none, "main": "orders", "pending": 742, "dead": 3, "as_of_ms": 58_000, "unknown_partitions": [2, 5]}
     nothing = {**none, "main": "flights", "pending": None, "dead": None, "unknown_partitions": [0]}
     group = Group(group="g", now_ms=100_000, workers=(), handlers=[known, nothing], lanes=())
