@@ -141,10 +141,9 @@ class Answers:
             "live_s": LIVE_S,
         }
 
-    def _facts_of(self, info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
-        activity = self.view.activity(info.main)
-        ours = {"activity": None if activity is None else asdict(activity)}
-        return {**asdict(info), **totals(here), **ours, "group": group.totals}
+    @staticmethod
+    def _facts_of(info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
+        return {**asdict(info), **totals(here), "group": group.totals}
 
     async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""
