@@ -58,12 +58,10 @@ def write_records(connection: KafkaConnection, topic: str, records: Iterable[Out
             break
         produce(producer, topic, record.value, record.key, partition=record.partition, on_delivery=delivered)
     unsent = producer.flush(WRITE_TIMEOUT_S + 1)
-    error = failures[0] if failures else (KafkaError(KafkaError.REQUEST_TIMED_OUT) if unsent else None)
-    if error is not None:
+    if failures or unsent:
+        error = KafkaException(failures[0] if failures else KafkaError(KafkaError.REQUEST_TIMED_OUT))
         doing = f"write to topic {topic}"
-        raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from KafkaException(
-            error
-        )
+        raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from error
 
 
 def write_together(connection: KafkaConnection, topic: str, records: Sequence[Outgoing]) -> None:
