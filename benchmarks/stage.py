@@ -20,6 +20,7 @@ from benchmarks.spec import WorkerSpec
 from benchmarks.worker import WorkerProcess
 from retryapp.core.record import Headers
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, read_topic
+from retryapp.kafka.writer import produce
 from retryapp.settings import load_settings
 from retryapp.stage import NotInTimeError, Run, wait_for
 
@@ -199,13 +200,7 @@ class Stage:
 
 def publish(producer: Producer, topic: str, partition: int, key: bytes, value: bytes, headers: Headers = ()) -> None:
     """Publish a record; while the producer's memory is full, wait."""
-    while True:
-        try:
-            producer.produce(topic, value, key, partition=partition, headers=list(headers))
-        except BufferError:
-            producer.poll(0.05)
-        else:
-            return
+    produce(producer, topic, value, key, partition=partition, headers=list(headers))
 
 
 def flush(producer: Producer) -> None:

@@ -39,7 +39,7 @@ def _setting(name: str, default: object, help_text: str, **limits: Any) -> Any:
 class Settings(BaseSettings):
     """All settings of this process; frozen. Make it with :func:`load_settings`, which names a wrong variable."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", validate_default=False)
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", validate_default=False, env_ignore_empty=True)
 
     cache_dir: Path = _setting(
         "CACHE_DIR",

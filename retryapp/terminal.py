@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
 from rich.console import Group as Stack
-from rich.live import Live
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from retryapp.core.circuit import CircuitState
-from retryapp.lookup.activity import Rates
 from retryapp.lookup.instants import length_text
 from retryapp.lookup.payloads import printable
 
-PLAIN_INTERVAL_S: Final = 3.0
-"""Time between two moments that are printed."""
-REFRESH_PER_S: Final = 4
 _STATE_STYLES: Final = {"open": "green", "opening": "yellow", "idle": "yellow", "closed": "red"}
 _NUMBERS: Final = {
     "pending": "pending",
@@ -33,23 +26,6 @@ _NUMBERS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerFigures:
-    """One handler, over all workers that answered."""
-
-    main: str
-    pending: int | None
-    next_due_ms: int | None
-    due_next_minute: int | None = None
-    due_is_exact: bool = True
-    dead: int | None = 0
-    as_of_ms: int | None = None
-    """Time of the oldest number in the sums of waiting and dead records; None: all are current."""
-    unknown_partitions: Sequence[int] = ()
-    """Partitions that these sums leave out."""
-    rates: Rates | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """One moment of a group."""
 
@@ -57,56 +33,14 @@ class Group:
     now_ms: int
     workers: Sequence[str]
     """Addresses of those that answered."""
-    handlers: Sequence[HandlerFigures]
+    handlers: Sequence[Mapping[str, Any]]
+    """Facts of each handler over all workers, as the overview has them: main, pending, next_due_ms, dead, as_of_ms,
+    unknown_partitions and rates."""
     lanes: Sequence[Mapping[str, Any]]
     """Facts of each partition: main, partition, worker, state, since_ms, last_error, and those of `_NUMBERS`."""
     todo: Sequence[str] = ()
     """What needs action, the worst first."""
     note: str = ""
-
-
-class LiveView:
-    """Shows moments in one place of a terminal, else one after the other; a context manager."""
-
-    def __init__(self, console: Console, *, live: bool) -> None:
-        self._console = console
-        self._live = Live(console=console, refresh_per_second=REFRESH_PER_S, transient=True) if live else None
-        self._shown_s = -PLAIN_INTERVAL_S
-
-    def draw(self, at_s: float, moment: Callable[[], RenderableType]) -> None:
-        """Show a moment, `at_s` after the start, unless it is too early for the next one."""
-        interval_s = 1 / REFRESH_PER_S if self._live is not None else PLAIN_INTERVAL_S
-        if at_s - self._shown_s < interval_s:
-            return
-        self._shown_s = at_s
-        if self._live is not None:
-            self._live.update(moment())
-        else:
-            self._console.print(moment(), soft_wrap=True)
-
-    def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
-
-    @contextmanager
-    def busy(self, text: str) -> Iterator[None]:
-        """Print a line and, on a terminal, show a spinner in place of the table."""
-        self.say(text)
-        if self._live is None:
-            yield
-            return
-        self._live.stop()
-        with self._console.status("this takes a while"):
-            yield
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            with suppress(OSError):  # the terminal is gone
-                self._live.stop()
 
 
 def _plain(text: str) -> str:
@@ -120,24 +54,22 @@ def group_table(group: Group) -> RenderableType:
         parts.append(f"[yellow]{_plain(group.note)}[/]")
     parts += [f"[red]{_plain(text)}[/]" for text in group.todo]
     for figures in group.handlers:
-        parts += ["", f"[bold cyan]{_plain(figures.main)}[/]", _figures_table(figures, group.now_ms)]
+        parts += ["", f"[bold cyan]{_plain(figures['main'])}[/]", _figures_table(figures, group.now_ms)]
     if group.lanes:
-        parts += ["", _lanes_table(group), *_held_lines(group)]
+        parts += ["", _lanes_table(group)]
     return Stack(*parts)
 
 
-def _figures_table(figures: HandlerFigures, now_ms: int) -> Table:
+def _figures_table(figures: Mapping[str, Any], now_ms: int) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
-    table.add_row("waiting", f"[yellow]{_number_text(figures.pending)}[/]{_due_text(figures, now_ms)}")
-    if figures.due_next_minute is not None:
-        table.add_row("due", f"{figures.due_next_minute:,}{'' if figures.due_is_exact else '+'} in the next minute")
-    table.add_row("dead", f"[red]{_number_text(figures.dead)}[/]")
+    table.add_row("waiting", f"[yellow]{_number_text(figures['pending'])}[/]{_due_text(figures, now_ms)}")
+    table.add_row("dead", f"[red]{_number_text(figures['dead'])}[/]")
     if limits := _limits_text(figures, now_ms):
         table.add_row("", f"[yellow]{limits}[/]")
-    if (rates := figures.rates) is not None:
-        failures = f"[red]{rates.failures_per_min:,.0f} failed[/]"
-        table.add_row("a minute", f"{rates.deliveries_per_min:,.0f} delivered, {failures}")
+    if (rates := figures["rates"]) is not None:
+        failures = f"[red]{rates['failures_per_min']:,.0f} failed[/]"
+        table.add_row("a minute", f"{rates['deliveries_per_min']:,.0f} delivered, {failures}")
     table.add_row("late by", _late_text(rates))
     return table
 
@@ -147,31 +79,6 @@ def _circuit_text(lane: Mapping[str, Any]) -> str:
     circuits = {"": {"state": lane.get("circuit") or "closed"}, **(lane.get("circuits") or {})}
     away = [f"{name} {each['state']}".strip() for name, each in circuits.items() if each["state"] != "closed"]
     return paused + "".join(f"[red], circuit {_plain(text)}[/]" for text in away)
-
-
-def _held_lines(group: Group) -> Iterator[str]:
-    """Say of each handler who has paused it or forced its circuit open, since when, and where."""
-    held: dict[tuple[str, str], list[tuple[Mapping[str, Any], int | None]]] = {}
-    for lane in group.lanes:
-        own = {
-            "state": lane.get("circuit"),
-            "since_ms": lane.get("circuit_since_ms"),
-            "cause": lane.get("circuit_cause"),
-        }
-        circuits = {"": own, **(lane.get("circuits") or {})}
-        facts = [
-            (f"{name} {each['cause']}".strip(), each["since_ms"])
-            for name, each in circuits.items()
-            if each["state"] == CircuitState.FORCED_OPEN
-        ]
-        for text, since_ms in [(lane.get("paused"), lane.get("paused_since_ms")), *facts]:
-            if text:
-                held.setdefault((lane["main"], text), []).append((lane, since_ms))
-    for (main, text), lines in held.items():
-        lanes, since = [lane for lane, _ in lines], [since_ms for _, since_ms in lines if since_ms is not None]
-        age = f" for {length_text(max(0, group.now_ms - min(since)))}" if since else ""
-        numbers = ", ".join(str(lane["partition"]) for lane in sorted(lanes, key=lambda lane: lane["partition"]))
-        yield f"[red]{_plain(main)} {_plain(text)}[/]{age}, partition {numbers}"
 
 
 def _lanes_table(group: Group) -> Table:
@@ -198,20 +105,20 @@ def _number_text(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
 
-def _limits_text(figures: HandlerFigures, now_ms: int) -> str:
+def _limits_text(figures: Mapping[str, Any], now_ms: int) -> str:
     """Return how old the numbers of waiting and dead records are, and what they leave out."""
-    age = [] if figures.as_of_ms is None else [f"last known {length_text(max(0, now_ms - figures.as_of_ms))} ago"]
-    count = len(figures.unknown_partitions)
+    as_of_ms, count = figures["as_of_ms"], len(figures["unknown_partitions"])
+    age = [] if as_of_ms is None else [f"last known {length_text(max(0, now_ms - as_of_ms))} ago"]
     return "; ".join([*age, f"without {count} partition{'s' * (count > 1)}, not known now"] if count else age)
 
 
-def _due_text(figures: HandlerFigures, now_ms: int) -> str:
-    due_ms = figures.next_due_ms
+def _due_text(figures: Mapping[str, Any], now_ms: int) -> str:
+    due_ms = figures["next_due_ms"]
     return "" if due_ms is None else f" (next due in {max(0, due_ms - now_ms) / 1000:.1f} s)"
 
 
-def _late_text(rates: Rates | None) -> str:
-    if rates is None or not rates.retries:
+def _late_text(rates: Mapping[str, Any] | None) -> str:
+    if rates is None or not rates["retries"]:
         return "-"
-    shares = {"p50": rates.late_p50_ms, "p99": rates.late_p99_ms}
+    shares = {"p50": rates["late_p50_ms"], "p99": rates["late_p99_ms"]}
     return ", ".join(f"{name} " + ("> 1m" if ms is None else f"<= {ms:,.0f} ms") for name, ms in shares.items())

@@ -165,7 +165,7 @@ def metrics() -> str:
     text = observer.text().decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
-    rows = ((f"`{name}`", kinds[name], helps[name]) for name in helps if not name.endswith("_created"))
+    rows = ((f"`{name}`", kinds[name], helps[name]) for name in helps)
     return table(("metric", "type", "meaning"), rows)
 
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import click
@@ -16,32 +15,24 @@ from pydantic import ValidationError
 from retryapp.cli._jobs import filter_options
 from retryapp.cli._options import Length, Place, Rate, Words, decorated, json_option, place_options, user_name
 from retryapp.cli._output import table
-from retryapp.cli._target import resolve, resolve_failure
+from retryapp.cli._target import origin_named, resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.control import Command, Verb, named_by
-from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.rates import parse_rate
-from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.commands import WAIT_S, send_commands
 from retryapp.lookup.payloads import printable
 from retryapp.lookup.records import list_waiting
 
+_Target = tuple[KafkaConnection, HandlerTopology]
+"""A handler whose records are steered."""
 _Records = Mapping[str, Mapping[str, Any]]
 """By failure id: the fields of its command that name it."""
 BATCH: Final = 500
 """Commands that are sent together."""
-
-
-@dataclass(frozen=True, eq=False)
-class Target:
-    """A handler whose records are steered."""
-
-    connection: KafkaConnection
-    topology: HandlerTopology
 
 
 def steer_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +89,7 @@ def steer(
     """
     per_s = None if rate is None else 1_000 / parse_rate(rate).share_ms(1)
     job = secrets.token_hex(6)
-    known: dict[str, Target] = {}
+    known: dict[tuple[str, str], _Target] = {}
     if wanted is not None:
         failure_ids = _fitting(verb, failure_ids, place, wanted, yes=yes)
     elif not failure_ids:
@@ -106,16 +97,14 @@ def steer(
             "say which records: failure ids, - to read them from stdin, or a filter, as --cause, --error or --all"
         )
     records = {facts["failure_id"]: facts for facts in (_named(verb, name) for name in _names(failure_ids))}
-    for name in (names := list(records)):
-        handler = "/".join(name.split("/")[:2])
+    names, targets = list(records), dict[str, _Target]()
+    for name in names:
+        group, origin = origin_named(name)
+        handler = group, origin.topic
         if handler not in known:
             connection, topology, _ = resolve_failure(place, name)
-            known[handler] = Target(connection, topology)
-        try:
-            parse_failure_id(name)
-        except DamagedMetadataError as error:
-            raise click.UsageError(f"{name!r} is no failure id: expected group/topic@id/partition/offset") from error
-    targets = {name: known["/".join(name.split("/")[:2])] for name in names}
+            known[handler] = connection, topology
+        targets[name] = known[handler]
     size = BATCH if per_s is None else max(1, min(BATCH, int(per_s)))
     began_s, asked, outcomes = time.monotonic(), 0, dict[str, Commanded]()
     try:
@@ -174,7 +163,7 @@ def _names(failure_ids: Sequence[str]) -> Iterator[str]:
 
 def _send(
     verb: Verb,
-    targets: Mapping[str, Target],
+    targets: Mapping[str, _Target],
     records: _Records,
     first: int,
     job: str,
@@ -196,8 +185,8 @@ def _send(
         fault = error.errors(include_url=False, include_input=False)[0]
         raise click.UsageError(": ".join([*map(str, fault["loc"]), fault["msg"]])) from error
     for target in dict.fromkeys(targets.values()):
-        some = [command for name, command in commands.items() if targets[name] is target]
-        send_commands(target.connection, target.topology, some, wait_s=wait_ms / 1000, outcomes=outcomes)
+        some = [command for name, command in commands.items() if targets[name] == target]
+        send_commands(*target, some, wait_s=wait_ms / 1000, outcomes=outcomes)
 
 
 def _facts(name: str, command: str, outcomes: Mapping[str, Commanded], *, asked: bool) -> dict[str, Any]:

@@ -53,16 +53,25 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
     return Target(connection, _only(handlers, place.topic))
 
 
+def origin_named(failure: str) -> tuple[str, Origin]:
+    """Return the group and the record that a failure id names.
+
+    Raises:
+        click.UsageError: it is no failure id.
+    """
+    try:
+        return parse_failure_id(failure)
+    except DamagedMetadataError as error:
+        raise click.UsageError(f"{failure!r} is no failure id: expected group/topic@id/partition/offset") from error
+
+
 def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, HandlerTopology, Origin]:
     """Return where a failure id points to: it contains group and main topic, so ``--group`` is not needed.
 
     Raises:
         click.UsageError: it is no failure id, or no cluster is named.
     """
-    try:
-        group, origin = parse_failure_id(failure)
-    except DamagedMetadataError as error:
-        raise click.UsageError(f"{failure!r} is no failure id: expected group/topic@id/partition/offset") from error
+    group, origin = origin_named(failure)
     if place.app_spec is not None:
         _refuse_with_app(place, "broker", "client_config")
         connection = load_handlers(place.app_spec).connection

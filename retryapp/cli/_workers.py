@@ -9,25 +9,21 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
-from pydantic import TypeAdapter
 
-from retryapp.lookup.activity import rates_of
-from retryapp.lookup.records import known_sum
-from retryapp.ports import PAGES_PREFIX, Activity
-from retryapp.terminal import Group, HandlerFigures
+from retryapp.ports import PAGES_PREFIX
+from retryapp.terminal import Group
 
-_ACTIVITY: Final = TypeAdapter[Activity | None](Activity | None)  # of another release, more facts are passed over
 ANSWER_S: Final = 5.0
 CONNECT_S: Final = 1.0
 """Timeout of the first request to an address where a worker may be."""
 
 _LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight", "last_error", "partition",
-                "circuit", "circuit_cause", "circuit_since_ms", "circuits", "paused", "paused_since_ms")  # fmt: skip
+                "circuit", "circuits", "paused")  # fmt: skip
+_FIGURES: Final = ("pending", "next_due_ms", "dead", "as_of_ms", "unknown_partitions", "rates")
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, OSError)
 
 
@@ -37,7 +33,6 @@ class _Worker:
 
     url: str
     index: dict[str, Any]
-    due: dict[str, dict[str, Any]] = field(default_factory=dict)
     partitions: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -93,40 +88,22 @@ class Workers:
             for handler in index["handlers"]:
                 main = handler["main"]
                 if self._only in (None, main):
-                    base = f"{url}{PAGES_PREFIX}/{quote(main, safe='')}"
-                    worker.due[main] = (await ask(f"{base}/"))["due"]
-                    worker.partitions[main] = (await ask(f"{base}/partitions"))["partitions"]
+                    page = await ask(f"{url}{PAGES_PREFIX}/{quote(main, safe='')}/partitions")
+                    worker.partitions[main] = page["partitions"]
         except _ERRORS:
             return None
         return worker
 
     @staticmethod
-    def _figures(workers: Sequence[_Worker]) -> list[HandlerFigures]:
+    def _figures(workers: Sequence[_Worker]) -> list[dict[str, Any]]:
         figures = []
-        for main in sorted({main for worker in workers for main in worker.due}):
-            numbers = max(h["partitions"] for w in workers for h in w.index["handlers"] if h["main"] == main)
-            # without a broker two workers may claim a partition: the newest known numbers count
-            claims = [
-                item for worker in workers for item in worker.partitions.get(main, ()) if item["pending"] is not None
-            ]
-            claims.sort(key=lambda item: inf if item["as_of_ms"] is None else item["as_of_ms"])
-            places = {item["partition"]: item for item in claims}.values()
-            whole = {item["partition"] for item in places if item["dead"] is not None}
-            minutes = [worker.due[main]["minute"] for worker in workers if main in worker.due]
-            here = [h for worker in workers for h in worker.index["handlers"] if h["main"] == main]
-            figures.append(
-                HandlerFigures(
-                    main=main,
-                    pending=known_sum(item["pending"] for item in places),
-                    next_due_ms=min((p["next_due_ms"] for p in places if p["next_due_ms"] is not None), default=None),
-                    due_next_minute=known_sum(minute["count"] for minute in minutes),
-                    due_is_exact=not any(minute["more"] for minute in minutes),
-                    dead=known_sum(item["dead"] for item in places),
-                    as_of_ms=min((item["as_of_ms"] for item in places if item["as_of_ms"] is not None), default=None),
-                    unknown_partitions=[number for number in range(numbers) if number not in whole],
-                    rates=rates_of(_ACTIVITY.validate_python(each.get("activity")) for each in here),
-                )
+        for main in sorted({main for worker in workers for main in worker.partitions}):
+            # each worker says what it knows of the whole group; one that has no broker, or hears others not, knows less
+            whole = min(
+                (each["group"] for worker in workers for each in worker.index["handlers"] if each["main"] == main),
+                key=lambda facts: (len(facts["unknown_partitions"]), facts["as_of_ms"] is not None),
             )
+            figures.append({"main": main, **{name: whole[name] for name in _FIGURES}})
         return figures
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Final, NoReturn
 
 import click
 from rich.console import Console
+from rich.live import Live
 
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._target import Target, resolve
@@ -19,7 +19,7 @@ from retryapp.core.errors import BrokerUnreachableError
 from retryapp.kafka import KafkaAdmin, KafkaRequestError
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
-from retryapp.terminal import Group, LiveView, group_table
+from retryapp.terminal import Group, group_table
 
 _MEMBERS_S = 5.0
 MORE_PORTS: Final = 8
@@ -70,12 +70,9 @@ def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool,
 
 
 def _show_frames(watch: _Watch, interval_s: float) -> NoReturn:
-    clock = SystemClock()
-    began_s = clock.monotonic_s()
-    with LiveView(Console(), live=True) as view:
+    with Live(auto_refresh=False, transient=True) as view:
         while True:
-            group = watch.look()
-            view.draw(clock.monotonic_s() - began_s, partial(group_table, group))
+            view.update(group_table(watch.look()), refresh=True)
             time.sleep(interval_s)
 
 

@@ -20,6 +20,7 @@ from retryapp.core.errors import EnvironmentFault
 from retryapp.demo.data import Flight, read_flights
 from retryapp.demo.settings import MAIN_TOPIC, DemoSettings
 from retryapp.kafka import KafkaConnection
+from retryapp.kafka.writer import produce
 
 TRICKLE_PER_S: Final = 5.0
 _TURN_S: Final = 0.1
@@ -63,13 +64,7 @@ class Feeder:
         key = None if flight.tailnum is None else flight.tailnum.encode()
         value = flight.model_dump_json().encode()
         self._handed_over += 1
-        while True:
-            try:
-                self._producer.produce(MAIN_TOPIC, value, key, on_delivery=partial(self._acknowledge, flight.id))
-            except BufferError:  # the client's queue is full: wait until the broker takes some
-                self._producer.poll(0.1)
-            else:
-                return
+        produce(self._producer, MAIN_TOPIC, value, key, on_delivery=partial(self._acknowledge, flight.id))
 
     def _acknowledge(self, flight_id: int, error: KafkaError | None, _message: Message) -> None:
         if error is None:

@@ -14,11 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import Console
+
 from retryapp.demo.balance import Balance
 from retryapp.demo.settings import DEFAULT_GROUP
 from retryapp.jvm import missing_jars, spark_jars
 from retryapp.stage import ChildFailedError, Run
-from retryapp.terminal import LiveView
 
 PAGE: Final = "demo-report.html"
 TIMEOUT_S: Final = 900.0
@@ -50,7 +51,7 @@ class Report:
         return "\n".join([*lines, *(f"  - {problem}" for problem in self.problems)])
 
 
-def make_report(run: Run, broker: str, balance: Balance, view: LiveView, *, cache_dir: Path, page: Path) -> Report:
+def make_report(run: Run, broker: str, balance: Balance, console: Console, *, cache_dir: Path, page: Path) -> Report:
     """Archive the run's topics, analyse them, and compare the page with the balance; an older page is removed."""
     if find_spec("pyspark") is None:
         return Report(reason="PySpark is not installed. Install it: pip install '/path/to/retryapp[spark]' (565 MB)")
@@ -60,7 +61,8 @@ def make_report(run: Run, broker: str, balance: Balance, view: LiveView, *, cach
         page.unlink(missing_ok=True)  # an earlier run's page is not this one's
     except OSError as error:
         return Report(reason=f"{page} cannot be written: {error.strerror}. Name another folder: RETRYAPP_DATADIR")
-    with view.busy(_announcement(cache_dir)):
+    console.print(_announcement(cache_dir), highlight=False, soft_wrap=True)
+    with console.status("this takes a while"):
         child = run.child("report", _command(run.folder, broker, page), env=_variables(run.folder, cache_dir))
         try:
             code = child.wait(TIMEOUT_S)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.text import Text
+from rich.status import Status
 
 from retryapp.broker import Broker
 from retryapp.broker.probe import free_ports
@@ -35,7 +35,6 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.ledger import Ledger, take_ledger
 from retryapp.ports import PAGES_PREFIX
 from retryapp.stage import Child, Run, stop_all, wait_for
-from retryapp.terminal import LiveView
 
 DEFAULT_RECORDS: Final = 20_000
 RATE: Final = 500.0
@@ -51,6 +50,8 @@ RESTART_AFTER_S: Final = SESSION_TIMEOUT_S + 3.0
 STILL_S: Final = 90.0
 """The run is given up when nothing has moved for this long: longer than a scheduler's longest sleep (60 s)."""
 _TURN_S: Final = 0.05
+_PLAIN_INTERVAL_S: Final = 3.0
+"""Time between two lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +91,17 @@ def run_demo(
     options: DemoOptions, console: Console, *, progress: Progress | None, on_result: Callable[[DemoResult], None]
 ) -> DemoResult:
     """Run the demo; `on_result` is called before `keep` lingers. After an error the logs are kept."""
-    with Run() as run, LiveView(console, live=console.is_terminal) as view:
+    with Run() as run:
+        demo = _Demo(options, run, console)
         try:
             run.kept = options.keep
-            demo = _Demo(options, run, view)
             balance = demo.play(progress)
             report = None
             if options.page is not None:
                 report = make_report(
-                    run, demo.broker.bootstrap, balance, view, cache_dir=options.cache_dir, page=options.page
+                    run, demo.broker.bootstrap, balance, console, cache_dir=options.cache_dir, page=options.page
                 )
-                view.say(report.text)
+                demo.say(report.text)
             result = DemoResult(balance=balance, report=report)
             on_result(result)
             if options.keep:
@@ -111,7 +112,7 @@ def run_demo(
             raise
         finally:
             if run.kept:
-                view.say(f"kept: {run.folder} (all logs, the workers' state, the service's log)")
+                demo.say(f"kept: {run.folder} (all logs, the workers' state, the service's log)")
     return result
 
 
@@ -121,11 +122,12 @@ class _Demo:
     broker: Broker
     _service: Child
 
-    def __init__(self, options: DemoOptions, run: Run, view: LiveView) -> None:
+    def __init__(self, options: DemoOptions, run: Run, console: Console) -> None:
         self._options = options
         self._run = run
-        self._view = view
+        self._console = console
         self._began_s = time.monotonic()
+        self._shown_s = 0.0
         self._schedule = RetryPolicy(POLICY).schedule
         self._workers: list[Child] = []
         self._pages: list[str] = []
@@ -138,6 +140,9 @@ class _Demo:
         self._visits: list[Visit] = []
         self._final: set[int] = set()
         self._waiting: set[int] = set()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def play(self, progress: Progress | None) -> Balance:
         self._announce()
@@ -156,12 +161,12 @@ class _Demo:
             kills=int(self._killed_s is not None),
             seconds=time.monotonic() - self._began_s,
         )
-        self._view.say(balance.text)
+        self.say(balance.text)
         return balance
 
     def linger(self) -> None:
         """Leave everything running until Ctrl-C."""
-        self._view.say(
+        self.say(
             f"All is left running. Pages: {'   '.join(self._pages)}   broker: {self.broker.bootstrap}\n"
             "Press Ctrl-C here (or send SIGTERM to this process) to stop it."
         )
@@ -170,13 +175,13 @@ class _Demo:
                 time.sleep(1.0)
                 self._check()
         except KeyboardInterrupt:
-            self._view.say("stopping")
+            self.say("stopping")
 
     def _announce(self) -> None:
         planes = load_planes()
         self._fates = {flight.id: fate_of(flight, planes) for flight in read_flights(self._options.records)}
         fates = list(self._fates.values())
-        self._view.say(
+        self.say(
             f"{len(fates):,} flights of {TOTAL_FLIGHTS:,}, {self._options.rate:.0f} a second; "
             f"policy: {RetryPolicy(POLICY).text}, one retry topic per delay\n"
             f"By the data alone {len(fates) - fates.count(Outcome.DONE):,} flights must end dead, about one in six: "
@@ -207,7 +212,7 @@ class _Demo:
             }
             self._workers.append(run.child(f"worker-{number}", worker, env=env))
             self._pages.append(f"http://127.0.0.1:{port}{PAGES_PREFIX}/")
-        self._view.say(f"pages of the workers: {'   '.join(self._pages)}   broker: {self.broker.bootstrap}")
+        self.say(f"pages of the workers: {'   '.join(self._pages)}   broker: {self.broker.bootstrap}")
         wait_for(self._are_ready, "both workers have lanes", timeout_s=60)
 
     def _are_ready(self) -> bool:
@@ -223,25 +228,26 @@ class _Demo:
             raise Child("broker", [], log_file=self.broker.log).failure("ended")
         for worker in self._workers:
             if worker.ended() and worker is not self._victim:
-                self._view.say(f"{worker.name} ended by itself with exit code {worker.exit_code}; it is started again")
+                self.say(f"{worker.name} ended by itself with exit code {worker.exit_code}; it is started again")
                 worker.start()
 
     def _watch(self, feeder: Feeder) -> None:
         """Feed and disturb until every flight has its final answer and the killed worker is back, or nothing moves."""
         moved_s, before = time.monotonic(), (-1, -1)
-        while not (feeder.finished and feeder.fed <= self._final and self._victim is None):
-            time.sleep(_TURN_S)
-            feeder.turn()
-            self._check()
-            self._read_log()
-            self._disturb(feeder)
-            self._show(feeder)
-            state = (len(feeder.fed), len(self._visits))
-            if state != before:
-                before, moved_s = state, time.monotonic()
-            if time.monotonic() - moved_s > STILL_S:
-                self._view.say(f"nothing has moved for {STILL_S:g} s: giving up")
-                return
+        with self._console.status("feeding") as status:
+            while not (feeder.finished and feeder.fed <= self._final and self._victim is None):
+                time.sleep(_TURN_S)
+                feeder.turn()
+                self._check()
+                self._read_log()
+                self._disturb(feeder)
+                self._show(feeder, status)
+                state = (len(feeder.fed), len(self._visits))
+                if state != before:
+                    before, moved_s = state, time.monotonic()
+                if time.monotonic() - moved_s > STILL_S:
+                    self.say(f"nothing has moved for {STILL_S:g} s: giving up")
+                    return
 
     def _read_log(self) -> None:
         for visit in self._tail.read():
@@ -258,19 +264,22 @@ class _Demo:
             self._victim = self._workers[0]
             self._victim.kill()
             self._killed_s = time.monotonic()
-            self._view.say(f"killed {self._victim.name} with SIGKILL while {len(self._waiting):,} flights wait")
+            self.say(f"killed {self._victim.name} with SIGKILL while {len(self._waiting):,} flights wait")
         if self._victim and self._killed_s is not None and time.monotonic() - self._killed_s > RESTART_AFTER_S:
             self._victim.start()
-            self._view.say(f"started {self._victim.name} again")
+            self.say(f"started {self._victim.name} again")
             self._victim = None
 
-    def _show(self, feeder: Feeder) -> None:
+    def _show(self, feeder: Feeder, status: Status) -> None:
         elapsed_s = time.monotonic() - self._began_s
         line = (
             f"{elapsed_s:5.0f} s  fed {len(feeder.fed):,}/{self._options.records:,}  "
             f"done or dead {len(self._final):,}  waiting {len(self._waiting):,}"
         )
-        self._view.draw(elapsed_s, lambda: Text(line))
+        status.update(line)
+        if not self._console.is_terminal and elapsed_s - self._shown_s >= _PLAIN_INTERVAL_S:
+            self._shown_s = elapsed_s
+            self.say(line)
 
     def _settle(self, feeder: Feeder) -> Ledger:
         """Take the ledger until it has every flight done or dead, or for `STILL_S`."""

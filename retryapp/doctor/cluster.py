@@ -1,4 +1,4 @@
-"""Facts about the cluster: brokers and their settings, the group. Changes nothing.
+"""Facts about the cluster: brokers and their settings. Changes nothing.
 
 What a login may not see is None or missing, not an error: most clusters show an application little about themselves.
 """
@@ -28,23 +28,8 @@ class ClusterFacts:
     """What this login may do to the cluster, in Kafka's words (``DESCRIBE``); None: unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFacts:
-    """The consumer group."""
-
-    state: str
-    """Kafka's word: ``stable``, ``empty``, ``dead``, ``preparing_rebalancing``, ``completing_rebalancing``."""
-    kind: str
-    """``classic`` or ``consumer`` (KIP-848); ``unknown`` on older brokers."""
-    protocol: str
-    """Name of the assignor that the members agreed on; empty without members."""
-    hosts: tuple[str, ...]
-    """Address of each member."""
-    operations: frozenset[str] | None
-
-
 class ClusterReader(KafkaAdmin):
-    """Asks one cluster; every request ends within ``timeout_s``, or raises a named error."""
+    """Asks one cluster, also for its brokers."""
 
     def brokers(self) -> ClusterFacts:
         """Return the brokers and their settings.
@@ -58,16 +43,5 @@ class ClusterReader(KafkaAdmin):
         return ClusterFacts(
             brokers=ids,
             settings=self.broker_settings(ids[:MOST_BROKERS]),
-            operations=operation_names(described.authorized_operations),
-        )
-
-    def group(self, name: str) -> GroupFacts:
-        """Return a consumer group; one that never existed is ``dead``."""
-        described = self.describe_group(name)
-        return GroupFacts(
-            state=described.state.name.lower(),
-            kind=str(getattr(getattr(described, "type", None), "name", "unknown")).lower(),
-            protocol=described.partition_assignor or "",
-            hosts=tuple(member.host.lstrip("/") for member in described.members),
             operations=operation_names(described.authorized_operations),
         )

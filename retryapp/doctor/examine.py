@@ -38,6 +38,7 @@ from retryapp.kafka import (
     read_topic,
 )
 from retryapp.kafka.acls import needed_acls
+from retryapp.kafka.admin import operation_names
 from retryapp.kafka.remembered import remembered
 
 REACH_S: Final = 5.0
@@ -151,10 +152,10 @@ class _Cluster:
         yield from judge_main_retention(self.topologies, plan.states, self.subject.options.downtime_ms)
 
     def _group(self) -> Iterator[Finding]:
-        facts = self.admin.group(self.subject.group)
-        self.group_rights = facts.operations
+        group = self.admin.describe_group(self.subject.group)
+        self.group_rights = operation_names(group.authorized_operations)
         mains = [self.states[t.main].partitions for t in self.topologies if t.main in self.states]
-        yield judge_group(self.subject.group, facts, partitions=max(mains, default=0))
+        yield judge_group(self.subject.group, group, partitions=max(mains, default=0))
 
     def _offsets(self) -> Iterator[Finding]:
         mains = {topology.main for topology in self.topologies if topology.main in self.states}

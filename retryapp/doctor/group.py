@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from retryapp.core.topology import HandlerTopology
-from retryapp.doctor.cluster import GroupFacts
 from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem
 
 PROTOCOL: Final = "faust"
@@ -19,26 +18,30 @@ Ranges = Mapping[str, Mapping[int, range]]
 """Topic → partition → the offsets that it keeps, of the topics that exist."""
 
 
-def judge_group(name: str, facts: GroupFacts, *, partitions: int) -> Finding:
-    """Report the state of the group. Kafka does not report the generation of a classic group like Faust's."""
-    members = len(facts.hosts)
-    hosts = ", ".join(sorted(set(facts.hosts)))
+def judge_group(name: str, group: Any, *, partitions: int) -> Finding:
+    """Report the state of the group, as `KafkaAdmin.describe_group` returns it; one that never existed is ``dead``.
+
+    Kafka does not report the generation of a classic group like Faust's.
+    """
+    members, state, protocol = len(group.members), group.state.name.lower(), group.partition_assignor or ""
+    hosts = ", ".join(sorted({member.host.lstrip("/") for member in group.members}))
     subject = f"group {name}"
-    seen = f"{facts.state}, {counted(members, 'member')}{f' on {hosts}' if hosts else ''}"
-    if facts.kind == "consumer" or facts.protocol not in {"", PROTOCOL}:
+    seen = f"{state}, {counted(members, 'member')}{f' on {hosts}' if hosts else ''}"
+    kind = str(getattr(getattr(group, "type", None), "name", "unknown")).lower()  # ``consumer``: that of KIP-848
+    if kind == "consumer" or protocol not in {"", PROTOCOL}:
         return problem(
             subject,
-            f"{seen}, protocol {facts.protocol or facts.kind}",
+            f"{seen}, protocol {protocol or kind}",
             expected=f"workers, whose protocol is {PROTOCOL}",
             why="another program uses this group id; no worker can join",
             remedy="Stop that program, or give it or the app (faust.App id) another group",
         )
-    if facts.state in {"empty", "dead"}:
+    if state in {"empty", "dead"}:
         return note(
             subject,
-            "no worker runs" if facts.state == "empty" else "no worker has run yet, or its offsets have expired",
+            "no worker runs" if state == "empty" else "no worker has run yet, or its offsets have expired",
         )
-    if facts.state != "stable":
+    if state != "stable":
         why = "members join or leave; if it stays so, one of them does not answer"
         return note(subject, seen, expected="stable", why=why, remedy="Look again in a minute")
     if members > partitions > 0:

@@ -8,7 +8,7 @@ from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaR
 from retryapp.kafka.owner import OwnerMark, claim_owner_mark, read_owner_mark
 from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, ensure_topics, grow_topics, plan_topics
 from retryapp.kafka.positions import OpenTransactionError, Positions
-from retryapp.kafka.reader import fold_changelog, read_main, read_offsets, read_record, read_topic
+from retryapp.kafka.reader import fold_changelog, read_offsets, read_record, read_topic
 
 __all__ = [
     "AccessDeniedError",
@@ -32,7 +32,6 @@ __all__ = [
     "fold_changelog",
     "grow_topics",
     "plan_topics",
-    "read_main",
     "read_offsets",
     "read_owner_mark",
     "read_record",

@@ -53,15 +53,13 @@ def read_topic(connection: KafkaConnection, topic: str, **bounds: Unpack[Bounds]
     return _read(connection, topic, _record, bounds)
 
 
-def read_offsets(connection: KafkaConnection, topic: str, **bounds: Unpack[Bounds]) -> Iterator[tuple[int, int, int]]:
-    """Yield (partition, offset, timestamp in ms) as ``read_topic`` does, also of records that it cannot decode."""
-    return _read(connection, topic, _place, bounds)
-
-
-def read_main(
+def read_offsets(
     connection: KafkaConnection, topic: str, **bounds: Unpack[Bounds]
 ) -> Iterator[tuple[int, int, int, bool]]:
-    """Yield the same of a main topic, and whether the record is a copy of one that is due again."""
+    """Yield records as ``read_topic`` does, also those that it cannot decode: where each is, and what it is.
+
+    That is partition, offset, timestamp in ms, and whether it is a copy of a record that is due again.
+    """
     return _read(connection, topic, _place_or_copy, bounds)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -14,8 +15,21 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 WRITE_TIMEOUT_S: Final = 15.0
+_ABORT_S: Final = 5.0
+_FULL_S: Final = 0.05
 _TRIES: Final = 5
 _FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS"}
+
+
+def produce(producer: Producer, topic: str, value: bytes | None, key: bytes | None = None, **more: Any) -> None:
+    """Hand a record to a client, as its method `produce`; while the client's queue is full, wait."""
+    while True:
+        try:
+            producer.produce(topic, value, key, **more)
+        except BufferError:
+            producer.poll(_FULL_S)
+        else:
+            return
 
 
 def write_records(connection: KafkaConnection, topic: str, records: Iterable[Outgoing]) -> None:
@@ -40,14 +54,14 @@ def write_records(connection: KafkaConnection, topic: str, records: Iterable[Out
         delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
     )
     for record in records:
-        producer.produce(topic, key=record.key, value=record.value, partition=record.partition, on_delivery=delivered)
+        if failures:  # known early only where the queue was full
+            break
+        produce(producer, topic, record.value, record.key, partition=record.partition, on_delivery=delivered)
     unsent = producer.flush(WRITE_TIMEOUT_S + 1)
-    error = failures[0] if failures else (KafkaError(KafkaError.REQUEST_TIMED_OUT) if unsent else None)
-    if error is not None:
+    if failures or unsent:
+        error = KafkaException(failures[0] if failures else KafkaError(KafkaError.REQUEST_TIMED_OUT))
         doing = f"write to topic {topic}"
-        raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from KafkaException(
-            error
-        )
+        raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from error
 
 
 def write_together(connection: KafkaConnection, topic: str, records: Sequence[Outgoing]) -> None:
@@ -71,10 +85,12 @@ def write_together(connection: KafkaConnection, topic: str, records: Sequence[Ou
             producer.init_transactions(WRITE_TIMEOUT_S)
             producer.begin_transaction()
             for record in records:
-                producer.produce(topic, key=record.key, value=record.value, partition=record.partition)
+                produce(producer, topic, record.value, record.key, partition=record.partition)
             producer.commit_transaction(WRITE_TIMEOUT_S)
         except KafkaException as error:
             if left and error.args[0].name() in _FENCED:
                 continue
+            with suppress(KafkaException):  # it has not begun, is fenced, or no broker answers: it ends by itself
+                producer.abort_transaction(_ABORT_S)
             raise named_error(error, connection, doing=f"write to topic {topic}", tried_s=WRITE_TIMEOUT_S) from error
         return

@@ -18,7 +18,7 @@ from retryapp.core.row_keys import is_identity
 from retryapp.core.rows import is_stopped
 from retryapp.core.settled import decode_settled
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, TopicState, read_main, read_topic
+from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, TopicState, read_offsets, read_topic
 from retryapp.ledger.bounds import Bounds, OnStep, take_bounds
 from retryapp.ledger.count import Balance, PartitionCount, total
 from retryapp.ledger.journey import WHOLE, Cut, Problem
@@ -249,7 +249,7 @@ class _Taking:
     def _read_main(self) -> None:
         name, stops = self.topics.main, self._main_stops()
         self._say(f"reading {name}")
-        places = read_main(self.connection, name, partitions=sorted(stops), start=self.starts, stop=stops)
+        places = read_offsets(self.connection, name, partitions=sorted(stops), start=self.starts, stop=stops)
         for number, offset, timestamp_ms, copy in places:
             self.counts[number].see(offset, timestamp_ms, copy=copy)
 

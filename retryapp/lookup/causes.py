@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
-from retryapp.core.causes import CauseCount
+from retryapp.core.causes import CauseCount, summed
 from retryapp.core.control import is_mark, is_open, mark_of
 from retryapp.core.failed import failed_of, row_failed_of
 from retryapp.core.topology import HandlerTopology
@@ -17,14 +18,19 @@ def list_causes(connection: KafkaConnection, topologies: Sequence[HandlerTopolog
 
     Memory is some 300 bytes for each letter. What is damaged has no cause, and is left out.
     """
-    causes: dict[tuple[str, str], dict[str, Any]] = {}
+    causes: list[dict[str, Any]] = []
     for topology in topologies:
         rows = fold_changelog(connection, topology.pending_changelog, lambda _, value: value)
-        for value in rows.values():
-            _count(causes, topology.main, row_failed_of(value), "waiting")
-        for failure in _lying(connection, topology):
-            _count(causes, topology.main, failure, "dead")
-    return sorted(causes.values(), key=lambda each: (-each["waiting"] - each["dead"], each["cause_id"]))
+        waits = summed(filter(None, map(row_failed_of, rows.values())))
+        waiting = {each.cause_id: each.records for each in waits}
+        for each in summed(chain(waits, filter(None, _lying(connection, topology)))):
+            count = waiting.get(each.cause_id, 0)
+            causes.append({
+                "main": topology.main, "cause_id": each.cause_id, "cause": each.name, "attempts": each.attempts,
+                "first_failed_ms": each.first_ms, "last_failed_ms": each.last_ms, "waiting": count,
+                "dead": each.records - count, "sample": each.sample,
+            })  # fmt: skip
+    return sorted(causes, key=lambda each: (-each["waiting"] - each["dead"], each["cause_id"]))
 
 
 def _lying(connection: KafkaConnection, topology: HandlerTopology) -> Iterator[CauseCount | None]:
@@ -37,18 +43,3 @@ def _lying(connection: KafkaConnection, topology: HandlerTopology) -> Iterator[C
             elif (mark := mark_of(record.headers, record.value)) is not None:
                 gone[record.partition, mark.letter] = not is_open(mark.mark)
         yield from (failure for place, failure in letters.items() if not gone.get(place))
-
-
-def _count(causes: dict[tuple[str, str], dict[str, Any]], main: str, failure: CauseCount | None, state: str) -> None:
-    if failure is None:
-        return
-    new = {
-        "main": main, "cause_id": failure.cause_id, "cause": failure.name, "attempts": 0,
-        "first_failed_ms": failure.first_ms, "last_failed_ms": failure.last_ms, "waiting": 0, "dead": 0,
-    }  # fmt: skip
-    cause = causes.setdefault((main, failure.cause_id), new)
-    cause[state] += 1
-    cause["attempts"] += failure.attempts
-    cause["first_failed_ms"] = min(cause["first_failed_ms"], failure.first_ms)
-    cause["last_failed_ms"] = max(cause["last_failed_ms"], failure.last_ms)
-    cause["sample"] = failure.sample

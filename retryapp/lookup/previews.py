@@ -1,7 +1,7 @@
 """What a job would do: how many dead letters fit a filter, of which causes, and what became of others that fit.
 
 A letter is counted when it is read, and moved when a later mark says what became of it. So at any moment the numbers
-are those of what was read so far. Memory: 21 bytes for each letter that fits, and some 100 for each different key.
+are those of what was read so far. Memory: 13 bytes for each letter that fits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic, with_dead_letters
 
 MOST_SAMPLES: Final = 5
-MOST_KEYS: Final = 100_000
-"""Different keys that are told apart."""
 _KEPT_SAMPLES: Final = 100
 """Some of them may turn out to be replayed."""
 _TELL_EVERY: Final = 1_000
@@ -59,8 +57,6 @@ class Preview:
     """Of the causes."""
     samples: dict[tuple[str, int, int], str] = field(default_factory=dict)
     """Failure ids of some, by topic, partition and offset."""
-    keys: int = 0
-    """Different keys of letters that it would take, `MOST_KEYS` at most."""
     looked: int = 0
     whole: int = 0
     """Offsets of the dead-letter topics: at least as many as there are letters."""
@@ -89,7 +85,7 @@ class Preview:
             for cause, count in (+self.causes).most_common()
         ]
         return {"letters": self.letters, "refused": dict(+self.done), "causes": causes, "samples": self.examples,
-                "looked": self.looked, "of": self.whole, "complete": self.complete, "keys": self.keys}  # fmt: skip
+                "looked": self.looked, "of": self.whole, "complete": self.complete}  # fmt: skip
 
     @property
     def examples(self) -> list[str]:
@@ -106,7 +102,7 @@ class _Letters:
     """Those that fit, of one partition of a topic, the oldest first."""
 
     def __init__(self) -> None:
-        self.offsets, self.keys, self.causes, self.states = array("q"), array("q"), array("I"), bytearray()
+        self.offsets, self.causes, self.states = array("q"), array("I"), bytearray()
 
 
 class _Count:
@@ -122,8 +118,6 @@ class _Count:
         """Numbers of causes, in the order in which they came."""
         self._names: list[str] = []
         """Causes by number."""
-        self._keys: Counter[int] = Counter()
-        """Letters that the job takes, by the hash of their key."""
 
     def take(self, record: Record) -> None:
         """Count a record of a dead-letter topic."""
@@ -149,7 +143,6 @@ class _Count:
             self._names.append(cause)
         letters = self._letters.setdefault((record.topic, record.partition), _Letters())
         letters.offsets.append(record.offset)
-        letters.keys.append(hash(record.key))
         letters.causes.append(self._causes[cause])
         letters.states.append(_STATES.index(None))
         self._move(letters, -1, 1, (record.topic, record.partition, record.offset), metadata.failure_id)
@@ -166,17 +159,12 @@ class _Count:
 
     def _move(self, letters: _Letters, at: int, by: int, place: tuple[str, int, int], name: str) -> None:
         """Count a letter in, or out."""
-        found, state, key = self.found, _STATES[letters.states[at]], letters.keys[at]
+        found, state = self.found, _STATES[letters.states[at]]
         if state is not self._able:
             found.done[_OPEN if state is None else str(state)] += by
             return
         found.fitting[place[1]] += by
         found.causes[self._names[letters.causes[at]]] += by
-        if key in self._keys or len(self._keys) < MOST_KEYS:
-            self._keys[key] += by
-            if self._keys[key] <= 0:
-                del self._keys[key]
-            found.keys = len(self._keys)
         if by < 0:
             found.samples.pop(place, None)
         elif len(found.samples) < _KEPT_SAMPLES:

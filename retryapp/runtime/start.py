@@ -16,6 +16,7 @@ from mode import Service
 from prometheus_client import CONTENT_TYPE_LATEST
 from typing_extensions import override
 
+from retryapp.core.errors import RetryAppError
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event
 from retryapp.runtime.app import Runtime
@@ -69,13 +70,12 @@ class BriefStart:
 
 
 async def announce(runtime: Runtime, pages: str | None, metrics: str | None, on_end: Callable[[], None]) -> None:
-    """Wait until all lanes of a worker are open, and say so; `on_end` is called then, or after `BRIEF_S`."""
+    """Wait until all lanes of a worker are open and counted; say so. `on_end` is called then, or after `BRIEF_S`."""
     timer = asyncio.get_running_loop().call_later(BRIEF_S, on_end)
     try:
-        while not _is_ready(runtime):  # noqa: ASYNC110 - what it consists of has no event
+        while (waiting := _waiting(runtime)) is None:  # noqa: ASYNC110 - what it consists of has no event
             await asyncio.sleep(_LOOK_S)
-        infos = _here(runtime)
-        facts = {"partitions": len(infos), "waiting": sum(info.pending or 0 for info in infos)}
+        facts = {"partitions": len(waiting), "waiting": sum(waiting)}
         text = f"retryapp.ready: {facts['partitions']} partitions, {facts['waiting']} waiting"
         text += "" if pages is None else f", pages at {pages}"
         text += "" if metrics is None else f", metrics at {metrics}"
@@ -85,13 +85,16 @@ async def announce(runtime: Runtime, pages: str | None, metrics: str | None, on_
         on_end()
 
 
-def _here(runtime: Runtime) -> list[Any]:
-    return [info for infos in runtime.gauges().values() for info in infos if info.state != _ELSEWHERE]
-
-
-def _is_ready(runtime: Runtime) -> bool:
-    settled = runtime.assigned and not runtime.app.rebalancing
-    return settled and all(info.state == LaneState.OPEN for info in _here(runtime))
+def _waiting(runtime: Runtime) -> list[int] | None:
+    """Return the number of waiting records of each partition here; None until all are open and counted."""
+    if not runtime.assigned or runtime.app.rebalancing:
+        return None
+    try:
+        here = [info for infos in runtime.gauges().values() for info in infos if info.state != _ELSEWHERE]
+    except RetryAppError:  # a store that cannot be read fails its lane, which says so
+        return None
+    counted = [info.pending for info in here if info.state == LaneState.OPEN and info.as_of_ms is None]
+    return None if len(counted) < len(here) or None in counted else counted
 
 
 class MetricsPort(Service):

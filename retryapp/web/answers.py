@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from retryapp.core.causes import MAX_CAUSES, OTHER_CAUSE, CauseCount
+from retryapp.core.causes import OTHER_CAUSE, CauseCount
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
@@ -141,10 +141,9 @@ class Answers:
             "live_s": LIVE_S,
         }
 
-    def _facts_of(self, info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
-        activity = self.view.activity(info.main)
-        ours = {"activity": None if activity is None else asdict(activity)}
-        return {**asdict(info), **totals(here), **ours, "group": group.totals}
+    @staticmethod
+    def _facts_of(info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
+        return {**asdict(info), **totals(here), "group": group.totals}
 
     async def _everywhere(self, main: str, infos: Sequence[PartitionInfo]) -> Group:
         """Return what all workers have of a handler."""
@@ -292,9 +291,7 @@ class Answers:
         whole, causes = known_sum(numbers), group.waiting if name == "pending" else group.causes
         if cause is None:
             return whole, whole
-        others = len(causes) >= MAX_CAUSES or (
-            name == "pending" and any(each.cause_id == OTHER_CAUSE for each in causes)
-        )  # dead letters without a cause are such, too
+        others = any(each.cause_id == OTHER_CAUSE for each in causes)
         if others or any(item.state != OPEN for item in chosen):
             return None, whole  # a table may have counted some of it among its others, or tells its last numbers only
         return next((each.records for each in causes if each.cause_id == cause), 0), whole

@@ -23,7 +23,7 @@ from retryapp.core.record import Origin
 from retryapp.lookup.activity import Rates
 from retryapp.lookup.payloads import Kind
 from retryapp.lookup.previews import Scope
-from retryapp.ports import PAGES_PREFIX, Activity, HandlerInfo, PartitionInfo
+from retryapp.ports import PAGES_PREFIX, HandlerInfo, PartitionInfo
 from retryapp.web.access import Role
 from retryapp.web.lists import Line
 from retryapp.web.query import DEFAULT_LIMIT, FILTERS, MAX_LIMIT
@@ -73,14 +73,13 @@ _Totals = _model(
     partitions_here=int, partitions_open=int, pending=_Int, pending_by_tier=_Counts, next_due_ms=_Int, dead=_Int,
     as_of_ms=_Int, unknown_partitions=list[int], in_flight=int, circuits=_Counts, workers=list[str],
 )  # fmt: skip
-_Activity = _model("Activity", "What ended on this worker lately.", **_of(Activity))
 _Rates = _model("Rates", "The last minute of all workers.", **_of(Rates))
 _Group = _model(
     "Group", "Sums over all workers, and which do not answer.", _Totals, silent=list[str], rates=_Rates | None
 )
 _Handler = _model(
     "Handler", "A handler with its sums.", _Totals,
-    **{**_of(HandlerInfo), "group": _Group, "activity": _Activity | None},
+    **{**_of(HandlerInfo), "group": _Group},
 )  # fmt: skip
 _Todo = _model("Todo", "Something that needs action.", weight=int, main=str, text=str, path=str)
 _Due = _model("Due", "How many are due; more: at least so many.", count=_Int, more=bool)

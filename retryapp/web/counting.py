@@ -25,7 +25,7 @@ HURRIED_S: Final = 8.0
 PAUSE_S: Final = 0.03
 COPY_S: Final = 0.5
 MOST_COUNTED: Final = 5_000_000
-"""Letters that fit: some 100 MB."""
+"""Letters that fit: some 65 MB."""
 _REMEMBERED: Final = 8
 
 Asked = tuple[str, Verb, LetterFilter]

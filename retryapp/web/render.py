@@ -45,8 +45,9 @@ def to_html(template: str, facts: Mapping[str, Any]) -> str:
 @cache
 def environment() -> Environment:
     """Return the templates with their filters; made once."""
+    loader = PackageLoader("retryapp.web", "templates")
     env = Environment(
-        loader=PackageLoader("retryapp.web", "templates"),
+        loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -67,7 +68,7 @@ def environment() -> Environment:
         utc=utc_text,
     )
     for name, file in (("style", "style.css"), ("live", "live.js")):
-        env.globals[name] = Markup(_source(env, file))  # noqa: S704 - our own files, no facts in them
+        env.globals[name] = Markup(loader.get_source(env, file)[0])  # noqa: S704 - our own files, no facts in them
     return env
 
 
@@ -92,13 +93,6 @@ def _delay(tier: str) -> str:
         return spaced(length_text(round(parse_duration_ms(tier))))
     except InvalidDurationError:
         return tier
-
-
-def _source(env: Environment, file: str) -> str:
-    loader = env.loader
-    if loader is None:
-        raise LookupError("the templates have no loader")
-    return loader.get_source(env, file)[0]
 
 
 def _digest(name: str) -> str:

@@ -88,7 +88,8 @@ def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(spark: S
     archive.succeeded(2, 1, lateness_ms=0)
     archive.failed(3, 1)
     archive.skipped(4, 1)
-    journeys = [found(spark, archive)[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2, 3, 4)]
+    by_place = found(spark, archive)
+    journeys = [by_place[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2, 3, 4)]
     assert [each["fate"] for each in journeys] == ["held", "done", "pending", "skipped"]
     assert [tried(each, "attempt", "tier", "outcome") for each in journeys] == [
         [],
@@ -333,7 +334,8 @@ def test_a_record_may_be_skipped_after_a_failure(spark: SparkSession) -> None:
     archive.skipped(2, 1, why="old")
     archive.skipped(3, 0, first_offset=1)
     archive.skipped(4, 2, why="old")
-    journey, late = (found(spark, archive)[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 4))
+    by_place = found(spark, archive)
+    journey, late = (by_place[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 4))
     assert (journey["fate"], journey["reason"], journey["missing"]) == ("skipped", "old", 0)
     assert (late["fate"], late["missing"]) == ("skipped", 1)
     assert tried(journey, "attempt", "outcome", "ended_ms", "tier") == [

@@ -44,6 +44,14 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, v
     assert caught.value.exit_code == 2
 
 
+def test_an_empty_variable_is_as_if_it_were_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a compose file leaves it. The folder of local state was the current one."""
+    unset = load_settings()
+    for field in Settings.model_fields.values():
+        monkeypatch.setenv(str(field.validation_alias), "")
+    assert load_settings() == unset
+
+
 def test_variables_that_are_no_settings_are_found() -> None:
     """With the setting that was meant; what the demo, tests and other programs read is left out."""
     environment = {"RETRYAPP_GARCE": "60s", "RETRYAPP_COLOUR": "red", "RETRYAPP_GRACE": "60s"}

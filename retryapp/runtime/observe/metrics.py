@@ -154,11 +154,21 @@ class Sources:
     silent_s: Callable[[], float] = float
 
 
+class _Registry(CollectorRegistry):
+    """Leaves out since when each series is, a quarter of the page: in this format it is a gauge that nobody reads."""
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        for family in super().collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+
+
 class MetricsObserver(Observer):
     """Counts observations for Prometheus; shows gauges too if it has sources."""
 
     def __init__(self, sources: Sources | None = None) -> None:
-        self._registry = registry = CollectorRegistry()
+        self._registry = registry = _Registry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"retryapp_{name}", text, ("handler", *labels), registry=registry)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,7 +75,6 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["wk_good:other"], "has no 'other'"),
         (["wk_plain"], "app 'plain' has no Retries"),
         (["-A", "wk_empty"], "wk_empty has no handlers"),
-        (["retryapp.main"], "retryapp.main has no handlers"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(
@@ -125,14 +123,10 @@ def test_a_taken_port_is_named(handed_over: list[list[str]], retryapp: Callable[
     assert handed_over[0][-2:] == ["--web-port", port]
 
 
-def test_the_configured_app_refuses_under_faust(folder: Path) -> None:
-    """`faust -A retryapp.main worker` ends in the same way, and takes no folder."""
-    command = [sys.executable, "-m", "faust", "-A", "retryapp.main", "worker"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == ExitCode.USAGE
-    assert ended.stderr.startswith("retryapp: retryapp.main has no handlers")
-    assert "'retryapp worker MODULE'" in ended.stderr
-    assert not (folder / ".retryapp").exists()
+def test_a_plan_needs_handlers(retryapp: Callable[..., Any]) -> None:
+    """An app without any is refused before a broker is asked."""
+    done = retryapp("plan", "-A", "wk_empty")
+    assert (done.code, "wk_empty has no handlers" in done.err) == (ExitCode.USAGE, True)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from retryapp.demo.balance import Balance
 from retryapp.demo.report import Report, make_report, read_report
 from retryapp.demo.run import DemoResult
 from retryapp.stage import Run
-from retryapp.terminal import LiveView
 
 TOTALS = {"received": 4, "done": 2, "first_try_ok": 1, "recovered": 1, "pending": 0, "dead": 2, "lost": 0, "failed": 3}
 BALANCE = Balance(
@@ -113,8 +112,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def _make(program: str, page: Path) -> tuple[Report, str]:
         monkeypatch.setattr(report, "_command", lambda *_: [sys.executable, "-c", program])
         console = Console(file=StringIO(), width=200)
-        view = LiveView(console, live=False)
-        made = make_report(run, "127.0.0.1:1", BALANCE, view, cache_dir=tmp_path / "cache", page=page)
+        made = make_report(run, "127.0.0.1:1", BALANCE, console, cache_dir=tmp_path / "cache", page=page)
         return made, console.file.getvalue()  # type: ignore[attr-defined]
 
     monkeypatch.setattr(report, "find_spec", lambda name: object())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import faust
 import pytest
 
 from retryapp import Retries
 from retryapp.core.topology import HandlerTopology
-from retryapp.doctor.cluster import GroupFacts
 from retryapp.doctor.findings import Finding, Severity
 from retryapp.doctor.group import PROTOCOL, Trace, judge_group, judge_offsets
 
@@ -26,18 +28,24 @@ def test_the_protocol_is_the_runtimes() -> None:
     ("state", "changes", "severity", "words"),
     [
         ("stable", {}, Severity.OK, "stable, 1 member on 10.0.0.1"),
-        ("stable", {"hosts": ("10.0.0.1",) * 3}, Severity.NOTE, "3 members"),
+        ("stable", {"hosts": ("/10.0.0.1",) * 3}, Severity.NOTE, "3 members"),
         ("preparing_rebalancing", {"protocol": ""}, Severity.NOTE, "preparing_rebalancing"),
         ("empty", {"protocol": "", "hosts": ()}, Severity.NOTE, "no worker runs"),
         ("dead", {"protocol": "", "hosts": ()}, Severity.NOTE, "no worker has run yet"),
         ("stable", {"protocol": "range"}, Severity.PROBLEM, "protocol range"),
-        ("stable", {"protocol": "", "kind": "consumer"}, Severity.PROBLEM, "consumer"),
+        ("stable", {"protocol": "", "kind": "CONSUMER"}, Severity.PROBLEM, "consumer"),
     ],
 )
-def test_states_of_a_group(state: str, changes: dict[str, object], severity: Severity, words: str) -> None:
+def test_states_of_a_group(state: str, changes: dict[str, Any], severity: Severity, words: str) -> None:
     """Another program in our group is a problem; members that join and leave are not."""
-    facts = {"kind": "classic", "protocol": "faust", "hosts": ("10.0.0.1",), "operations": None, **changes}
-    found = judge_group("g", GroupFacts(state=state, **facts), partitions=2)  # type: ignore[arg-type]
+    facts = {"kind": "CLASSIC", "protocol": "faust", "hosts": ("/10.0.0.1",), **changes}
+    group = SimpleNamespace(
+        state=SimpleNamespace(name=state.upper()),
+        type=SimpleNamespace(name=facts["kind"]),
+        partition_assignor=facts["protocol"],
+        members=[SimpleNamespace(host=host) for host in facts["hosts"]],
+    )
+    found = judge_group("g", group, partitions=2)
     assert found.severity is severity
     assert words in found.seen
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from samples import partition
 
@@ -196,6 +197,16 @@ def test_the_series_of_a_handler_begin_at_zero() -> None:
         ("retry_age_seconds_count", ()),
     ):
         assert found[f"retryapp_{name}", ("orders", *labels)] == 0
+
+
+def test_the_series_do_not_say_since_when_they_are() -> None:
+    """Prometheus would keep that as one more series each; the user's own metrics go on to say it."""
+    metrics = MetricsObserver(Sources(partitions=dict))
+    metrics.begin("orders")
+    users = CollectorRegistry()
+    Counter("users", "Of the user.", registry=users)
+    assert b"_created" not in metrics.text()
+    assert b"users_created" in generate_latest(users)
 
 
 def test_a_program_cannot_make_series_without_bound() -> None:

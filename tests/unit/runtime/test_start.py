@@ -1,12 +1,18 @@
-"""What a worker hides while it starts."""
+"""What a worker hides while it starts, and the line that says that it is ready."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from retryapp.runtime.start import BriefStart
+from retryapp.core.errors import StoreBrokenError
+from retryapp.ports import PartitionInfo
+from retryapp.runtime import start
+from retryapp.runtime.app import Runtime
+from retryapp.runtime.start import BriefStart, announce
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,26 @@ def test_the_levels_of_the_app_are_back_after_a_brief_start(own: int, meanwhile:
         assert logger.level == logging.CRITICAL
     finally:
         logger.setLevel(before)
+
+
+async def test_the_start_line_waits_for_stores_that_break_and_for_numbers(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that broke during a look ended the worker, and an unknown number of waiting records was shown as 0."""
+    numbers = iter([{"pending": None}, {"pending": 5, "as_of_ms": 1}, {"pending": 7}])
+    broken = [StoreBrokenError("store", "damaged")]
+
+    def gauges() -> Mapping[str, Any]:
+        if broken:
+            raise broken.pop()
+        here = PartitionInfo(partition=0, state="open", **next(numbers))
+        return {"orders": [here, PartitionInfo(partition=1, state="elsewhere")]}
+
+    ended: list[bool] = []
+    monkeypatch.setattr(start, "_LOOK_S", 0)
+    monkeypatch.setattr(runtime, "gauges", gauges)
+    runtime.assigned = True
+    with caplog.at_level(logging.INFO, logger="retryapp"):
+        await announce(runtime, None, None, lambda: ended.append(True))
+    assert [record.message for record in caplog.records] == ["retryapp.ready: 1 partitions, 7 waiting"]
+    assert ended == [True]

@@ -1,0 +1,52 @@
+"""Writers of records, against the broker that the client library has for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from confluent_kafka import Producer
+from typing_extensions import override
+
+from retryapp.core.hops import Outgoing
+from retryapp.kafka import KafkaConnection, writer
+from retryapp.kafka.errors import KafkaRequestError
+from retryapp.kafka.writer import write_records, write_together
+
+
+@pytest.fixture
+def bootstrap() -> Iterator[str]:
+    """Address of a broker in this process, with a topic `orders`."""
+    owner = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "127.0.0.1:1"})
+    owner.list_topics("orders", 10)
+    (broker,) = owner.list_topics(timeout=10).brokers.values()
+    yield f"{broker.host}:{broker.port}"
+    owner.flush(0)  # it lives until here
+
+
+def record(value: bytes = b"x") -> Outgoing:
+    return Outgoing("orders", 0, None, value, ())
+
+
+@pytest.mark.parametrize("write", [write_records, write_together])
+def test_writers_wait_while_the_queue_of_the_client_is_full(
+    bootstrap: str, write: Callable[[KafkaConnection, str, Sequence[Outgoing]], None]
+) -> None:
+    """At 100,000 records, by the client's default, they raised its `BufferError`."""
+    write(KafkaConnection(bootstrap, {"queue.buffering.max.messages": "1"}), "orders", [record()] * 3)
+
+
+def test_a_transaction_that_fails_is_aborted(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who read committed records waited 15 s for its end."""
+    aborted: list[Producer] = []
+
+    class Watched(Producer):
+        @override
+        def abort_transaction(self, timeout: float = -1) -> None:
+            super().abort_transaction(timeout)
+            aborted.append(self)
+
+    monkeypatch.setattr(writer, "Producer", Watched)
+    with pytest.raises(KafkaRequestError, match="too large"):
+        write_together(KafkaConnection(bootstrap), "orders", [record(), record(bytes(2_000_000))])
+    assert len(aborted) == 1
