@@ -120,5 +120,5 @@ def _due_text(figures: Mapping[str, Any], now_ms: int) -> str:
 def _late_text(rates: Mapping[str, Any] | None) -> str:
     if rates is None or not rates["retries"]:
         return "-"
-    shares = {"p50": rates["late_p50_ms"], "p99": rates["late_p99_ms"]}
-    return ", ".join(f"{name} " + ("> 1m" if ms is None else f"<= {ms:,.0f} ms") for name, ms in shares.items())
+    late_ms = rates["late_p99_ms"]
+    return "p99 > 1m" if late_ms is None else f"p99 <= {late_ms:,.0f} ms"
