@@ -337,15 +337,18 @@ class Lane:
         if alone and any(isinstance(out, Publication) and out.topic == refusal.topic for out in first.publishes):
             self._put_back(turns)
             raise refusal  # in the next session the attempt that publishes it fails
-        told = first.refusal is not None
+        spare, told = alone and first.spare, first.refusal is not None
         self._most = max(1, len(turns) // 2)
-        if alone:
+        if spare:
+            if first.on_settled is not None:
+                first.on_settled(False, ())
+        elif alone:
             self._refused.hold(first, refusal)
         else:
             self._put_back(turns)
         async with within(self._limits.open_s, "a new producer"):
             await self._transport.renew()
-        if alone and not told:
+        if alone and not told and not spare:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_EXPLAIN_S):
                     first.refusal = await self._transport.explain(refusal)

@@ -55,6 +55,8 @@ class Turn:
     """It settles a first delivery that has not begun, or that waits for a release: its record waits in a row."""
     hurried: bool = False
     """Others wait until it is settled."""
+    spare: bool = False
+    """Where a topic refuses it, it is dropped, and nothing is lost."""
     patient: bool = False
     """What it publishes may wait as long as an offset."""
     control: int | None = None

@@ -219,7 +219,8 @@ class Recall:
             del self.on_way[identity]
             self._written.set()
 
-        self._submit(Turn(rows=(Row(identity, copy, tier),), on_settled=settled))
+        # held back where the changelog refuses it, it would put back a row that is settled meanwhile
+        self._submit(Turn(rows=(Row(identity, copy, tier),), on_settled=settled, spare=True))
         self.on_way[identity] = len(copy)
 
     def _is_changed(self, key: bytes, value: bytes, row: PendingRow, claim: Claim | None) -> bool:

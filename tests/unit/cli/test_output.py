@@ -9,7 +9,7 @@ from rich.console import Console
 from retryapp.cli._options import When
 from retryapp.cli._output import table
 from retryapp.cli.console import emit, emit_error
-from retryapp.terminal import Group, HandlerFigures, group_table
+from retryapp.terminal import Group, group_table
 
 
 def test_a_table_shows_text_as_it_is():
@@ -22,7 +22,8 @@ def test_a_table_shows_text_as_it_is():
 def test_no_text_steers_the_terminal(capsys):
     """Whatever prints it: a result, an error, a group that is watched."""
     hostile = "a\x1b]0;owned\x07\u202e\x9b2J[red]"
-    figures = HandlerFigures(main=hostile, pending=1, next_due_ms=None)
+    unknown = dict.fromkeys(("next_due_ms", "dead", "as_of_ms", "rates"))
+    figures = {"main": hostile, "pending": 1, "unknown_partitions": [], **unknown}
     lane = {
         "worker": hostile,
         "main": hostile,

@@ -72,6 +72,28 @@ async def test_no_command_changes_a_row_whose_outcome_a_topic_refuses() -> None:
         assert len(orders.dead_letters) == 1
 
 
+async def test_a_copy_that_the_changelog_refuses_is_dropped() -> None:
+    """Else it would come later, behind the outcome: the record would run again. The next look makes another one."""
+    gate = Gate()
+    async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
+        await orders.send(b"a")
+        gate.let(b"a", ConnectionError("down"))
+        await orders.settle()
+        await orders.advance(HOUR_MS)
+        await orders.advance(1_000)
+        refusing = Refusing(orders.transport, b"\x02\x00")
+        refusing.topics = orders.handler.topology.pending_changelog
+        await orders.advance(LOOK_MS)
+        assert refusing.tries
+        gate.let(b"a")
+        await pass_on(orders)
+        assert rows(orders) == []
+        refusing.prefixes = ()
+        await orders.advance(31_000)
+        assert (rows(orders), gate.started) == ([], [b"a", b"a"])
+        assert orders.lane.refusal is None
+
+
 async def test_no_row_comes_back_after_its_outcome() -> None:
     """Its copy is durable, its outcome is not yet, and a command is next that was taken before both."""
     gate = Gate()
