@@ -196,7 +196,7 @@ class Recall:
         return False
 
     async def _copy(self, key: bytes, value: bytes) -> None:
-        """Submit the copy of a row, under the same key: a claim stays, and what its run comes to is behind the copy."""
+        """Submit the copy of a row. Its key stays the same, so a claim stays too, and its outcome follows the copy."""
         while sum(self.on_way.values()) >= READ_BYTES:
             self._written.clear()
             await self._written.wait()

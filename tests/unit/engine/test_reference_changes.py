@@ -45,15 +45,20 @@ async def pass_on(partition: MemoryPartition) -> None:
         await partition.advance(100)
 
 
+async def run_again(partition: MemoryPartition, gate: Gate) -> None:
+    """Have a record fail, wait by reference, and run once more."""
+    await partition.send(b"a")
+    gate.let(b"a", ConnectionError("down"))
+    await partition.settle()
+    await partition.advance(HOUR_MS)
+    await partition.advance(1_000)
+
+
 async def test_no_command_changes_a_row_whose_outcome_a_topic_refuses() -> None:
     """Also where its copy was on the way when it ended."""
     gate = Gate()
     async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
-        await orders.send(b"a")
-        gate.let(b"a", ConnectionError("down"))
-        await orders.settle()
-        await orders.advance(HOUR_MS)
-        await orders.advance(1_000)
+        await run_again(orders, gate)
         assert [row.reference is None for row in rows(orders)] == [False]
         commit = orders.transport.pause(Step.COMMIT)
         await orders.advance(LOOK_MS)
@@ -76,11 +81,7 @@ async def test_a_copy_that_the_changelog_refuses_is_dropped() -> None:
     """Else it would come later, behind the outcome: the record would run again. The next look makes another one."""
     gate = Gate()
     async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
-        await orders.send(b"a")
-        gate.let(b"a", ConnectionError("down"))
-        await orders.settle()
-        await orders.advance(HOUR_MS)
-        await orders.advance(1_000)
+        await run_again(orders, gate)
         refusing = Refusing(orders.transport, b"\x02\x00")
         refusing.topics = orders.handler.topology.pending_changelog
         await orders.advance(LOOK_MS)
@@ -181,8 +182,8 @@ async def test_a_second_hold_of_a_claimed_row_is_not_undone_by_its_copy() -> Non
     assert row.hold_next_ms == now_ms + 5 * HOUR_MS
 
 
-async def test_what_is_too_large_for_the_topics_of_ours_stays_a_reference() -> None:
-    """A lane would try to write it for ever; it comes as ever while the main topic has it."""
+async def test_what_is_too_large_for_our_topics_stays_a_reference() -> None:
+    """Its lane would try to write it for ever. It is delivered while the main topic has it."""
     script = Script("fail")
     orders = MemoryPartition(script, POLICY, **OPTIONS)
     orders.engine.context = replace(orders.engine.context, max_bytes=50_000)
