@@ -12,7 +12,7 @@ import click
 from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retryapp.cli._options import Pair, Place, When, decorated
+from retryapp.cli._options import Place, decorated, pair, when
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
@@ -62,27 +62,27 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--has-header",
             "header",
-            type=Pair("NAME=TEXT", "tenant=acme"),
+            type=pair("NAME=TEXT", "tenant=acme"),
             metavar="NAME=TEXT",
             help="Only of records with this header.",
         ),
         click.option(
             "--field",
-            type=Pair("/POINTER=TEXT", "/customer/id=17", begins="/"),
+            type=pair("/POINTER=TEXT", "/customer/id=17", begins="/"),
             metavar="/POINTER=TEXT",
             help="Only of records with this text in a field of their JSON value (RFC 6901).",
         ),
         click.option(
             "--since",
             "from_ms",
-            type=When(back=True),
+            type=when(back=True),
             metavar="WHEN",
             help="Only what failed then or later: '2h' ago, or UTC.",
         ),
         click.option(
             "--until",
             "until_ms",
-            type=When(back=True),
+            type=when(back=True),
             metavar="WHEN",
             help="Only what failed before then: '10m' ago, or UTC.",
         ),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retryapp.cli._analyse import analyse, causes, report
-from retryapp.cli._options import Length, json_option
+from retryapp.cli._options import LENGTH, json_option
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import (
     broker_options,
@@ -66,7 +66,7 @@ for _other in (analyse, report, causes, expire, vacuum, gaps, erase):
 @command.command()
 @broker_options
 @group_option
-@click.option("--every", metavar="LENGTH", type=Length(), help="Keep running, one round per interval ('1m').")
+@click.option("--every", metavar="LENGTH", type=LENGTH, help="Keep running, one round per interval ('1m').")
 @click.option(
     "--rows-per-batch", type=click.IntRange(min=1), show_default="500,000",
     help="Maximum number of offsets in one batch.",
