@@ -237,7 +237,6 @@ def _archive(archives: Sequence[Archive], wait_s: float, stopped: threading.Even
 
 
 def _write(out: Path, facts: Mapping[str, Any]) -> str:
-    """Write the page, and return a line about it."""
     from retryapp.pipeline.report.page import to_page
 
     page = to_page(facts)
@@ -262,7 +261,6 @@ class Compared:
 
 
 def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut]) -> Compared:
-    """Count the topics, and compare."""
     from retryapp.pipeline.analysis.comparison import compare
     from retryapp.pipeline.analysis.cuts import take_cut
     from retryapp.pipeline.analysis.derived import Derived

@@ -195,7 +195,6 @@ def watch(
 
 
 def show_jobs(connection: KafkaConnection, topology: HandlerTopology, *, as_json: bool) -> ExitCode:
-    """List the jobs that the partitions remember."""
     jobs = parts_of(connection, topology)
     wholes = {job: summed(parts) for job, parts in jobs.items()}
     rows = [[job, each.verb, str(each.state), str(each.done), str(each.refused.total()), each.by, each.why]
@@ -206,7 +205,6 @@ def show_jobs(connection: KafkaConnection, topology: HandlerTopology, *, as_json
 
 
 def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *, as_json: bool) -> ExitCode:
-    """Show one job by partition."""
     parts = parts_of(connection, topology).get(job)
     if parts is None:
         emit({"job": job, "found": False}, f"no partition knows a job {job}", as_json=as_json)
@@ -217,7 +215,6 @@ def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *
 
 
 def steer_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
-    """Pause, resume or cancel a job."""
     if not re.fullmatch(JOB_ID, job):
         raise click.UsageError(f"{job!r} is no id of a job")
     connection, topology = only_handler(place)

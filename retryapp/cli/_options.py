@@ -45,7 +45,6 @@ def app_option(*, required: bool) -> Decorator:
 
 
 def client_config_option(text: str) -> Decorator:
-    """Add ``--client-config``."""
     return click.option("--client-config", type=click.Path(path_type=Path, exists=True, dir_okay=False), help=text)
 
 
@@ -85,7 +84,6 @@ def place_options(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def list_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--partition`` and ``--limit``."""
     return decorated(
         command,
         click.option("--partition", type=click.IntRange(0), help="Only this partition number."),

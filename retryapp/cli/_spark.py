@@ -55,7 +55,6 @@ def wait_option(default: str | None, text: str) -> Decorator:
 
 
 def print_waiting(holder: str) -> None:
-    """Print the run that is waited for."""
     stderr_console.print(f"waiting for another run: {holder}", highlight=False)
 
 

@@ -28,7 +28,6 @@ R = TypeVar("R")
 
 
 def _upkeep_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of every command."""
     wait = wait_option("10m", "How long to wait for others who write to the same table ('2h').")
     return wait(lake_options(json_option(function)))
 

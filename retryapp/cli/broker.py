@@ -26,7 +26,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _broker_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--port``, ``--data`` and ``--json``."""
     command = json_option(command)
     command = click.option(
         "--data",

@@ -219,13 +219,11 @@ def _record_round(
 
 @contextmanager
 def _progress(group: str) -> Iterator[OnProgress]:
-    """Show rows, rate and lag, on a terminal."""
     with stderr_console.status(f"{group}: starting") as line:
         yield lambda done: line.update(f"{group}: {progress_text(done)}")
 
 
 def progress_text(progress: Driven) -> str:
-    """Return how far a run is, for people."""
     parts = [f"{progress.rows:,} rows", f"{progress.rows_per_s:,.0f}/s"]
     parts.append(f"{progress.behind:,} offsets behind")
     if progress.rows_per_s > 0:
@@ -234,8 +232,6 @@ def progress_text(progress: Driven) -> str:
 
 
 def archived_facts(result: Archived) -> dict[str, Any]:
-    """Return a run for programs."""
-
     def of(life: Life) -> dict[str, Any]:
         return {"topic": life.topic, "topic_id": life.topic_id, "epoch": life.epoch}
 
@@ -254,7 +250,6 @@ def archived_facts(result: Archived) -> dict[str, Any]:
 
 
 def archived_text(result: Archived) -> str:
-    """Return a run for people."""
     lines = [
         f"{result.group}: {result.rows:,} records of {result.topics} topics archived in "
         f"{result.elapsed_ms / 1_000:.1f} s ({result.rows_per_s:,.0f}/s)"
@@ -274,7 +269,6 @@ def archived_text(result: Archived) -> str:
 
 
 def outlook_text(topics: Sequence[TopicOutlook], now_ms: int) -> str:
-    """Return how far the archive lags, for people."""
     rows = [
         (
             topic.topic,

@@ -170,7 +170,6 @@ def _check(spec: str, port: int | None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run Faust's own command line in this process."""
     faust_cli: Any = import_module("faust.cli.faust").cli  # loads Faust, so only when a worker runs
     faust_cli.main(args=arguments, prog_name="faust", standalone_mode=False)
     return ExitCode.FINE

@@ -83,7 +83,6 @@ class DemoResult:
         return not self.balance.problems and not (self.report is not None and self.report.problems)
 
     def as_json(self) -> dict[str, object]:
-        """Return the object that `--json` prints."""
         return {**asdict(self.balance), "report": None if self.report is None else asdict(self.report)}
 
 

@@ -272,7 +272,6 @@ class KafkaAdmin:
         self._create([NewTopic(name, num_partitions=partitions, replication_factor=BROKER_DEFAULT)])
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Add partitions to a topic until it has ``partitions``."""
         futures = self._client.create_partitions([NewPartitions(topic, partitions)], request_timeout=self.timeout_s)
         self._result(futures[topic], doing=f"add partitions to topic {topic}", topic=topic)
 

@@ -109,7 +109,6 @@ class Plan:
 
     @property
     def ok(self) -> bool:
-        """Whether every topic exists and serves."""
         return all(step.action is Action.OK for step in self.steps)
 
     @property

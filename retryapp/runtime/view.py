@@ -83,7 +83,6 @@ class RuntimeView:
         ]
 
     def partition(self, main: str, number: int) -> PartitionInfo | None:
-        """Return one of them, or None when there is no such partition."""
         if not 0 <= number < self._runtime.served[main].partitions:
             return None
         here = (main, number) in self._runtime.placed
@@ -127,7 +126,6 @@ class RuntimeView:
         return list(islice(heapq.merge(*rows, key=lambda entry: due_order(entry.key)), limit))
 
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        """Return the waiting record of this first delivery, or None."""
         placed = self._open(main, partition)
         table = placed.transport.pending if placed else None
         origin = Origin(main, self._runtime.served[main].topic_id, partition, origin_offset)
@@ -173,7 +171,6 @@ class RuntimeView:
         return [DeadEntry(partition=partition, row=row, letters=letters, max_attempts=most) for row in rows]
 
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
-        """Return the newest dead letter of a failure id, or None."""
         placed, topology = self._open(main, partition), self._runtime.served[main].handler.topology
         tables = placed.transport.dead if placed else {}
         found = [
@@ -230,7 +227,6 @@ class RuntimeView:
         return read_topic(self._runtime.connection, topic, partitions=ranges, start=starts, stop=stops)
 
     def silence(self) -> str | None:
-        """Return which broker has not answered for how long; None while one answers."""
         return self._runtime.contact.silence()
 
     def ready(self) -> bool:

@@ -50,7 +50,6 @@ class Action(Page):
         return await self.act(request, await _sent(request, self.most_bytes), person)
 
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
-        """Do what was sent."""
         raise NotImplementedError
 
 
