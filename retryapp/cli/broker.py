@@ -110,7 +110,7 @@ def run(*, port: int | None, data: Path, as_json: bool) -> int:
         except KeyboardInterrupt:
             return ExitCode.FINE
         finally:
-            broker.close()
+            broker.stop()
     raise BrokerFailedError(f"exited with code {code}", kept.log)
 
 
