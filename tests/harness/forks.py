@@ -1,8 +1,8 @@
 """Start workers and commands without loading Faust and retryapp once more: two thirds of a start's CPU.
 
-A process without threads loads both, and forks for each start. The child gets the arguments, the environment, the folder
-and the files that a start would give it, so only what was imported before differs. Workers of the README and of a
-Procfile are started as their users start them.
+A process without threads loads both, and forks for each start. The child gets the arguments, the environment, the
+folder and the files that a start would give it, so only what was imported before differs. Workers of the README and of
+a Procfile are started as their users start them.
 """
 
 from __future__ import annotations
