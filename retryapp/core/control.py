@@ -27,6 +27,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.masking import Mask
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Headers, Record
+from retryapp.core.values import value_type
 
 COMMAND_AGE_MS: Final = 15 * 60_000
 """How long a command waits for a worker, by the broker's time; an older one is refused."""
@@ -316,9 +317,17 @@ class LetterMark(BaseModel):
     original: str = ""
     """Of an edited one: coordinates of the letter, and the hash of its value."""
 
-    def to_record(self, topic: str, partition: int) -> Outgoing:
+    def to_record(self, topic: str, partition: int) -> OutgoingMark:
         headers: Headers = ((RETRY_MARK, self.mark.encode()),)
-        return Outgoing(topic, partition, self.failure_id.encode(), self.model_dump_json().encode(), headers)
+        return OutgoingMark(topic, partition, self.failure_id.encode(), self.model_dump_json().encode(), headers, self)
+
+
+@value_type
+class OutgoingMark(Outgoing):
+    """A mark that is to be published."""
+
+    told: LetterMark
+    """What its value says."""
 
 
 def mark_of(headers: Headers, value: bytes | None) -> LetterMark | None:
