@@ -78,7 +78,6 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its module on first use."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOME[name]), name)

@@ -98,7 +98,6 @@ Progress = Callable[[Jar], None]
 
 @cache
 def kafka_jars() -> JarList:
-    """Read the list of a broker's pinned jars from the package."""
     return _jar_list("kafka")
 
 

@@ -127,7 +127,7 @@ class Retries:
             hook=login,
         )
         options = RuntimeOptions(
-            grace_ms=settings.grace_ms if grace is None else named_duration_ms("grace", grace),
+            grace_ms=settings.grace if grace is None else named_duration_ms("grace", grace),
             drain_ms=named_duration_ms("drain", drain),
             start_timeout_ms=named_duration_ms("start_timeout", start_timeout),
             plan=PlanOptions(

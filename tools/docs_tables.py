@@ -26,7 +26,7 @@ from retryapp.retries import Retries
 from retryapp.runtime.observe.metrics import MetricsObserver, Sources
 from retryapp.runtime.observe.observers import EVENT_IDS, NEW_CAUSE, SUMMARY
 from retryapp.runtime.options import SETTINGS
-from retryapp.settings import Settings
+from retryapp.settings import Settings, variable_of
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -42,9 +42,9 @@ def settings() -> str:
     """Variables of the environment."""
     rows = []
     for name, field in Settings.model_fields.items():
-        default = format_duration_ms(field.default) if name.endswith("_ms") else str(field.default)
+        default = format_duration_ms(field.default) if name == "grace" else str(field.default)
         shown = "the user's cache folder" if name == "cache_dir" else f"`{default}`"  # differs by system and user
-        rows.append((f"`{field.validation_alias}`", shown, field.description or ""))
+        rows.append((f"`{variable_of(name)}`", shown, " ".join((field.description or "").split())))
     return table(("variable", "default", "meaning"), rows)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from retryapp.cli._options import Length, json_option, user_name
+from retryapp.cli._options import LENGTH, json_option, user_name
 from retryapp.cli._output import table
 from retryapp.cli._spark import (
     broker_options,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 DAY_MS: Final = 86_400_000
 
 since_option = click.option(
-    "--since", metavar="LENGTH", type=Length(), help="Only what happened in this time ('7d'). [default: all]"
+    "--since", metavar="LENGTH", type=LENGTH, help="Only what happened in this time ('7d'). [default: all]"
 )
 
 
@@ -130,7 +130,7 @@ def analyse(
     show_default=True, help="The page; one file with everything in it.",
 )  # fmt: skip
 @click.option(
-    "--fresh-within", "within_ms", metavar="LENGTH", default="1d", show_default=True, type=Length(),
+    "--fresh-within", "within_ms", metavar="LENGTH", default="1d", show_default=True, type=LENGTH,
     help="Maximum age of the analysis; an older one is a failed check.",
 )  # fmt: skip
 @since_option
@@ -163,7 +163,7 @@ def report(
 @click.option("--resolve", metavar="CAUSE", multiple=True, help="It is mended; it comes back as 'regressed'.")
 @click.option("--ignore", metavar="CAUSE", multiple=True, help="Leave it out of what to do.")
 @click.option("--reopen", metavar="CAUSE", multiple=True, help="Neither resolved nor ignored any more.")
-@click.option("--until", metavar="LENGTH", type=Length(), help="--ignore ends after this time ('7d'). [default: never]")
+@click.option("--until", metavar="LENGTH", type=LENGTH, help="--ignore ends after this time ('7d'). [default: never]")
 @click.option("--topic", "main", metavar="NAME", help="Only of this main topic. [default: all]")
 @click.option("--by", "who", default=user_name, show_default="the user's name", help="Who decides.")
 @click.option("--note", default="", help="Why.")
@@ -237,7 +237,6 @@ def _archive(archives: Sequence[Archive], wait_s: float, stopped: threading.Even
 
 
 def _write(out: Path, facts: Mapping[str, Any]) -> str:
-    """Write the page, and return a line about it."""
     from retryapp.pipeline.report.page import to_page
 
     page = to_page(facts)
@@ -262,7 +261,6 @@ class Compared:
 
 
 def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut]) -> Compared:
-    """Count the topics, and compare."""
     from retryapp.pipeline.analysis.comparison import compare
     from retryapp.pipeline.analysis.cuts import take_cut
     from retryapp.pipeline.analysis.derived import Derived

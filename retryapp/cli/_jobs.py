@@ -12,7 +12,7 @@ import click
 from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retryapp.cli._options import Pair, Place, When, decorated
+from retryapp.cli._options import Place, decorated, pair, when
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
@@ -62,27 +62,27 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--has-header",
             "header",
-            type=Pair("NAME=TEXT", "tenant=acme"),
+            type=pair("NAME=TEXT", "tenant=acme"),
             metavar="NAME=TEXT",
             help="Only of records with this header.",
         ),
         click.option(
             "--field",
-            type=Pair("/POINTER=TEXT", "/customer/id=17", begins="/"),
+            type=pair("/POINTER=TEXT", "/customer/id=17", begins="/"),
             metavar="/POINTER=TEXT",
             help="Only of records with this text in a field of their JSON value (RFC 6901).",
         ),
         click.option(
             "--since",
             "from_ms",
-            type=When(back=True),
+            type=when(back=True),
             metavar="WHEN",
             help="Only what failed then or later: '2h' ago, or UTC.",
         ),
         click.option(
             "--until",
             "until_ms",
-            type=When(back=True),
+            type=when(back=True),
             metavar="WHEN",
             help="Only what failed before then: '10m' ago, or UTC.",
         ),
@@ -195,7 +195,6 @@ def watch(
 
 
 def show_jobs(connection: KafkaConnection, topology: HandlerTopology, *, as_json: bool) -> ExitCode:
-    """List the jobs that the partitions remember."""
     jobs = parts_of(connection, topology)
     wholes = {job: summed(parts) for job, parts in jobs.items()}
     rows = [[job, each.verb, str(each.state), str(each.done), str(each.refused.total()), each.by, each.why]
@@ -206,7 +205,6 @@ def show_jobs(connection: KafkaConnection, topology: HandlerTopology, *, as_json
 
 
 def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *, as_json: bool) -> ExitCode:
-    """Show one job by partition."""
     parts = parts_of(connection, topology).get(job)
     if parts is None:
         emit({"job": job, "found": False}, f"no partition knows a job {job}", as_json=as_json)
@@ -217,7 +215,6 @@ def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *
 
 
 def steer_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
-    """Pause, resume or cancel a job."""
     if not re.fullmatch(JOB_ID, job):
         raise click.UsageError(f"{job!r} is no id of a job")
     connection, topology = only_handler(place)

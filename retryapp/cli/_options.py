@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from retryapp.core.control import MAX_WORDS
 from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import InvalidDurationError, InvalidSettingError
+from retryapp.core.errors import ConfigurationError, InvalidSettingError
 from retryapp.core.rates import parse_rate
 from retryapp.lookup.instants import parse_instant
 from retryapp.runtime.machine.clock import SystemClock
@@ -45,7 +45,6 @@ def app_option(*, required: bool) -> Decorator:
 
 
 def client_config_option(text: str) -> Decorator:
-    """Add ``--client-config``."""
     return click.option("--client-config", type=click.Path(path_type=Path, exists=True, dir_okay=False), help=text)
 
 
@@ -85,7 +84,6 @@ def place_options(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def list_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--partition`` and ``--limit``."""
     return decorated(
         command,
         click.option("--partition", type=click.IntRange(0), help="Only this partition number."),
@@ -104,79 +102,56 @@ def user_name() -> str:
 raw_option = click.option("--raw", is_flag=True, help="Write the value's bytes to stdout, and nothing else.")
 
 
-class Words(click.ParamType):
-    """A text that commands take: at most `MAX_WORDS` characters."""
+class Parsed(click.ParamType):
+    """What a function makes of a text; why it refuses one is in its error."""
 
-    name = "text"
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self.read = read
 
     @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = str(value)
-        if len(text) > MAX_WORDS:
-            self.fail(f"{len(text)} characters; at most {MAX_WORDS} are possible", param, ctx)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            text.encode()
-        except UnicodeEncodeError:
-            self.fail("it is no UTF-8", param, ctx)
+            return self.read(str(value))
+        except (ValueError, ConfigurationError) as error:
+            self.fail(str(error), param, ctx)
+
+
+def _words(text: str) -> str:
+    if len(text) > MAX_WORDS:
+        raise ValueError(f"{len(text)} characters; at most {MAX_WORDS} are possible")
+    text.encode()  # raises where the command line was no UTF-8
+    return text
+
+
+def _rate(text: str) -> str:
+    try:
+        parse_rate(text)
+    except InvalidSettingError as error:
+        raise ValueError(f"{text!r}: {error.expected}") from error
+    return text
+
+
+WORDS: Final = Parsed("text", _words)
+"""A text that commands take: at most `MAX_WORDS` characters."""
+LENGTH: Final = Parsed("length", parse_duration_ms)
+"""A length of time with a unit; becomes milliseconds."""
+RATE: Final = Parsed("rate", _rate)
+"""A rate as ``100/s``; stays text."""
+
+
+def pair(shape: str, example: str, *, begins: str = "") -> Parsed:
+    """Return the type of a name and a text with ``=`` between; stays text."""
+
+    def read(text: str) -> str:
+        name, equals, _ = text.partition("=")
+        if not name or not equals or not name.startswith(begins):
+            raise ValueError(f"{text!r}: expected {shape}, as {example}")
         return text
 
-
-class Length(click.ParamType):
-    """A length of time with a unit; becomes milliseconds."""
-
-    name = "length"
-
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return parse_duration_ms(str(value))
-        except InvalidDurationError as error:
-            self.fail(str(error), param, ctx)
+    return Parsed("pair", read)
 
 
-class Rate(click.ParamType):
-    """A rate as ``100/s``; stays text."""
-
-    name = "rate"
-
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            parse_rate(value)
-        except InvalidSettingError as error:
-            self.fail(f"{value!r}: {error.expected}", param, ctx)
-        return str(value)
-
-
-class Pair(click.ParamType):
-    """A name and a text with ``=`` between; stays text."""
-
-    name = "pair"
-
-    def __init__(self, shape: str, example: str, *, begins: str = "") -> None:
-        self.shape = shape
-        self.example = example
-        self.begins = begins
-
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        name, equals, _ = str(value).partition("=")
-        if not name or not equals or not name.startswith(self.begins):
-            self.fail(f"{value!r}: expected {self.shape}, as {self.example}", param, ctx)
-        return str(value)
-
-
-class When(click.ParamType):
-    """A length from now (``back``: before now) with a unit, or a UTC time; becomes epoch milliseconds, from 0."""
-
-    name = "when"
-
-    def __init__(self, *, back: bool = False) -> None:
-        self.back = back
-
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return max(0, parse_instant(str(value), SystemClock().wall_ms(), back=self.back))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def when(*, back: bool = False) -> Parsed:
+    """Return the type of a length from now (``back``: before now) or a UTC time; becomes epoch milliseconds, from 0."""
+    return Parsed("when", lambda text: max(0, parse_instant(text, SystemClock().wall_ms(), back=back)))

@@ -127,6 +127,5 @@ def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_
 
 
 def show_missing(failure_id: str, text: str, *, as_json: bool) -> ExitCode:
-    """Print why a record is not there."""
     emit({"found": False, "failure_id": failure_id}, f"{failure_id} {text}", as_json=as_json)
     return ExitCode.FINDING

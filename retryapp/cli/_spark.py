@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from retryapp.cli._options import Decorator, Length, pipeline_client_config
+from retryapp.cli._options import LENGTH, Decorator, pair, pipeline_client_config
 from retryapp.cli._target import connect, reach
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import on_signals, stderr_console
@@ -49,13 +49,12 @@ group_option = click.option(
 def wait_option(default: str | None, text: str) -> Decorator:
     """Add ``--wait`` as ``wait_s``; None where neither the user nor ``default`` says how long."""
     return click.option(
-        "--wait", "wait_s", metavar="LENGTH", type=Length(), default=default, show_default=default is not None,
+        "--wait", "wait_s", metavar="LENGTH", type=LENGTH, default=default, show_default=default is not None,
         callback=lambda _context, _option, length_ms: None if length_ms is None else length_ms / 1_000, help=text,
     )  # fmt: skip
 
 
 def print_waiting(holder: str) -> None:
-    """Print the run that is waited for."""
     stderr_console.print(f"waiting for another run: {holder}", highlight=False)
 
 
@@ -65,15 +64,20 @@ def lake_options(function: Callable[..., R]) -> Callable[..., R]:
     @click.option("--lake", metavar="URI", help="Folder or URI of the lake. [default: .retryapp/lake]")
     @click.option("--master", metavar="URL", help="Spark's master. [default: this machine, all processors]")
     @click.option("--memory", default="2g", show_default=True, help="Heap of the driver, in Java's notation.")
-    @click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated.")
+    @click.option(
+        "--conf",
+        type=pair("NAME=VALUE", "spark.ui.enabled=true"),
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A setting of Spark; may be repeated.",
+    )
     @wraps(function)
     def with_lake(*, lake: str | None, master: str | None, memory: str, conf: tuple[str, ...], **others: Any) -> R:
         if find_spec("pyspark") is None:
             raise SparkMissingError("no module named 'pyspark'")
         settings = load_settings()
-        options = SessionOptions(
-            cache_dir=settings.cache_dir, master=master, memory=memory, conf=dict(map(_setting, conf))
-        )
+        pairs = {name: value for name, _, value in (each.partition("=") for each in conf)}
+        options = SessionOptions(cache_dir=settings.cache_dir, master=master, memory=memory, conf=pairs)
         return function(lake=lake or str(settings.datadir / LAKE), session=options, **others)
 
     return with_lake
@@ -91,13 +95,6 @@ def broker_options(function: Callable[..., R]) -> Callable[..., R]:
         return function(connection=connection, **others)
 
     return with_broker
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise click.BadParameter(f"{text!r}: expected NAME=VALUE", param_hint="--conf")
-    return name, value
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import click
 from pydantic import ValidationError
 
 from retryapp.cli._jobs import filter_options
-from retryapp.cli._options import Length, Place, Rate, Words, decorated, json_option, place_options, user_name
+from retryapp.cli._options import LENGTH, RATE, WORDS, Place, decorated, json_option, place_options, user_name
 from retryapp.cli._output import table
 from retryapp.cli._target import origin_named, resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
@@ -44,7 +44,7 @@ def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what commands about waiting records take: the same, or a filter, and a rate."""
     return decorated(
         command,
-        click.option("--rate", type=Rate(), metavar="N/s", help="Maximum rate, as 100/s or 600/m."),
+        click.option("--rate", type=RATE, metavar="N/s", help="Maximum rate, as 100/s or 600/m."),
         click.option("--yes", is_flag=True, help="Do not ask before doing it to all that a filter selects."),
         filter_options,
         steer_options,
@@ -56,10 +56,10 @@ def audit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return decorated(
         command,
         click.option(
-            "--by", type=Words(), default=user_name, help="Who asks, for the audit; default: the name of this login."
+            "--by", type=WORDS, default=user_name, help="Who asks, for the audit; default: the name of this login."
         ),
-        click.option("--why", type=Words(), default="", help="Why, for the audit."),
-        click.option("--wait", "wait_ms", type=Length(), default=f"{WAIT_S:g}s", show_default=True,
+        click.option("--why", type=WORDS, default="", help="Why, for the audit."),
+        click.option("--wait", "wait_ms", type=LENGTH, default=f"{WAIT_S:g}s", show_default=True,
                      help="How long to wait for the workers' answer."),
         json_option,
         place_options,

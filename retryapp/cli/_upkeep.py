@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from retryapp.cli._options import Length, json_option, pipeline_client_config
+from retryapp.cli._options import LENGTH, json_option, pipeline_client_config
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import interruptible, lake_options, print_waiting, spark_session, wait_option
 from retryapp.cli._target import connect, reach
@@ -28,7 +28,6 @@ R = TypeVar("R")
 
 
 def _upkeep_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options of every command."""
     wait = wait_option("10m", "How long to wait for others who write to the same table ('2h').")
     return wait(lake_options(json_option(function)))
 
@@ -46,7 +45,7 @@ def _upkeep(lake: str, session: SessionOptions, wait_s: float) -> Iterator[Upkee
 
 @click.command()
 @click.option(
-    "--older-than", "age_ms", metavar="LENGTH", required=True, type=Length(),
+    "--older-than", "age_ms", metavar="LENGTH", required=True, type=LENGTH,
     help="Age of the youngest day to delete ('400d').",
 )  # fmt: skip
 @_upkeep_options

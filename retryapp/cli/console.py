@@ -42,7 +42,6 @@ class ExitCode(IntEnum):
 
 @contextmanager
 def on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Handle signals while the body runs."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Final
 import click
 
 from retryapp.cli._jobs import begin_job, filter_options, job_options, reason_option
-from retryapp.cli._options import Place, Rate, decorated, json_option, list_options, place_options, raw_option
+from retryapp.cli._options import RATE, Place, decorated, json_option, list_options, pair, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
@@ -60,7 +60,7 @@ def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
             if value is not None and value_file is not None:
                 raise click.UsageError("--value and --value-file exclude each other")
             data = value_file.read() if value_file is not None else None if value is None else _bytes(value)
-            pairs = dict(_pair(text) for text in headers)
+            pairs = {name: _bytes(text) for name, _, text in (each.partition("=") for each in headers)}
             try:
                 edit = Edit.of(
                     idempotency, value=data, key=None if key is None else key.encode(), headers=pairs, drop=drop
@@ -78,7 +78,14 @@ def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--value-file", type=click.File("rb"), help="Edit: a file with the new value, byte for byte; -: stdin."
         ),
-        click.option("--header", "headers", metavar="NAME=TEXT", multiple=True, help="Edit: set a header; repeatable."),
+        click.option(
+            "--header",
+            "headers",
+            type=pair("NAME=TEXT", "tenant=acme"),
+            metavar="NAME=TEXT",
+            multiple=True,
+            help="Edit: set a header; repeatable.",
+        ),
         click.option("--drop-header", "drop", metavar="NAME", multiple=True, help="Edit: remove a header; repeatable."),
         click.option(
             "--idempotency",
@@ -86,13 +93,6 @@ def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Edit: the idempotency key stays, or ends with -e1.",
         ),
     )
-
-
-def _pair(text: str) -> tuple[str, bytes]:
-    name, is_pair, value = text.partition("=")
-    if not is_pair or not name:
-        raise click.UsageError(f"--header {text}: expected NAME=TEXT")
-    return name, _bytes(value)
 
 
 def _bytes(text: str) -> bytes:
@@ -172,7 +172,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 @job_options
 @click.option(
     "--rate",
-    type=Rate(),
+    type=RATE,
     metavar="N/s",
     help="Maximum rate, as 100/s or 600/m. [default: none]",
 )

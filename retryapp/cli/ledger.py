@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from retryapp.cli._options import Place, When, json_option, place_options
+from retryapp.cli._options import Place, json_option, place_options, when
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
@@ -28,7 +28,7 @@ HEADINGS: Final = {"unknown": "unknown (expired)"}
 @click.option(
     "--since",
     metavar="WHEN",
-    type=When(back=True),
+    type=when(back=True),
     help="Only records of the main topic from then on: a length back from now with a unit ('2h', '7d'), or UTC "
     "('2030-01-31T12:00').",
 )

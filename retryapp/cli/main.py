@@ -37,18 +37,15 @@ class LazyGroup(click.Group):
     """A group whose subcommands are imported on use, so that ``retryapp broker`` does not load Faust."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List them in the order of the table."""
         return list(SUBCOMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one."""
         if cmd_name not in SUBCOMMANDS:
             return None
         command: click.Command = import_module(f"retryapp.cli.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Show the summaries of the table, without importing anything."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, SUBCOMMANDS[name]) for name in SUBCOMMANDS])
 
@@ -66,7 +63,6 @@ def cli(*, show_traceback: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit."""
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from retryapp.cli._levels import show_levels, tell_handler
-from retryapp.cli._options import Place, Words, json_option, place_options
+from retryapp.cli._options import WORDS, Place, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode
 from retryapp.core.jobs import HandlerVerb
@@ -24,7 +24,7 @@ def command() -> None:
 
 
 _circuit = click.option(
-    "--circuit", type=Words(), default="", metavar="NAME", help="One of the handler's circuits with a name."
+    "--circuit", type=WORDS, default="", metavar="NAME", help="One of the handler's circuits with a name."
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 
 from retryapp.cli._jobs import filter_options
-from retryapp.cli._options import Length, Place, When, json_option, list_options, place_options, raw_option
+from retryapp.cli._options import LENGTH, Place, json_option, list_options, place_options, raw_option, when
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, waiting_options
 from retryapp.cli._target import resolve, resolve_failure
@@ -46,7 +46,7 @@ def command() -> None:
 @click.option(
     "--due-before",
     metavar="WHEN",
-    type=When(),
+    type=when(),
     help="Only records due before: a length from now with a unit ('10m', '1h30m'), or UTC ('2030-01-31T12:00').",
 )
 @filter_options
@@ -138,7 +138,7 @@ def retry_now(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> 
 @click.option(
     "--at",
     "due_at_ms",
-    type=When(),
+    type=when(),
     required=True,
     metavar="WHEN",
     help="When: a length from now with a unit ('10m'), or UTC ('2030-01-31T12:00'); never before now.",
@@ -158,7 +158,7 @@ def reschedule(*, failure_ids: tuple[str, ...], place: Place, **options: Any) ->
 @click.option(
     "--for",
     "hold_ms",
-    type=Length(),
+    type=LENGTH,
     default="7d",
     show_default=True,
     help="How long the hold lasts without a release; then the worker releases the records and logs a warning.",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from retryapp.cli._analyse import analyse, causes, report
-from retryapp.cli._options import Length, json_option
+from retryapp.cli._options import LENGTH, json_option
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import (
     broker_options,
@@ -66,7 +66,7 @@ for _other in (analyse, report, causes, expire, vacuum, gaps, erase):
 @command.command()
 @broker_options
 @group_option
-@click.option("--every", metavar="LENGTH", type=Length(), help="Keep running, one round per interval ('1m').")
+@click.option("--every", metavar="LENGTH", type=LENGTH, help="Keep running, one round per interval ('1m').")
 @click.option(
     "--rows-per-batch", type=click.IntRange(min=1), show_default="500,000",
     help="Maximum number of offsets in one batch.",
@@ -219,13 +219,11 @@ def _record_round(
 
 @contextmanager
 def _progress(group: str) -> Iterator[OnProgress]:
-    """Show rows, rate and lag, on a terminal."""
     with stderr_console.status(f"{group}: starting") as line:
         yield lambda done: line.update(f"{group}: {progress_text(done)}")
 
 
 def progress_text(progress: Driven) -> str:
-    """Return how far a run is, for people."""
     parts = [f"{progress.rows:,} rows", f"{progress.rows_per_s:,.0f}/s"]
     parts.append(f"{progress.behind:,} offsets behind")
     if progress.rows_per_s > 0:
@@ -234,8 +232,6 @@ def progress_text(progress: Driven) -> str:
 
 
 def archived_facts(result: Archived) -> dict[str, Any]:
-    """Return a run for programs."""
-
     def of(life: Life) -> dict[str, Any]:
         return {"topic": life.topic, "topic_id": life.topic_id, "epoch": life.epoch}
 
@@ -254,7 +250,6 @@ def archived_facts(result: Archived) -> dict[str, Any]:
 
 
 def archived_text(result: Archived) -> str:
-    """Return a run for people."""
     lines = [
         f"{result.group}: {result.rows:,} records of {result.topics} topics archived in "
         f"{result.elapsed_ms / 1_000:.1f} s ({result.rows_per_s:,.0f}/s)"
@@ -274,7 +269,6 @@ def archived_text(result: Archived) -> str:
 
 
 def outlook_text(topics: Sequence[TopicOutlook], now_ms: int) -> str:
-    """Return how far the archive lags, for people."""
     rows = [
         (
             topic.topic,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from retryapp.cli._app import load_application
-from retryapp.cli._options import app_option
+from retryapp.cli._options import Parsed, app_option
 from retryapp.cli._processes import run_processes, stop_with_parent
 from retryapp.cli.console import ExitCode
 from retryapp.core.errors import NoHandlersError, PortTakenError
@@ -26,15 +26,8 @@ _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 """Where a Linux container reads how much of the machine's processors it may use: microseconds, and of how many."""
 
 
-class _Processes(click.ParamType):
-    """A number of processes, or ``auto``."""
-
-    name = "processes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if value == "auto":
-            return min(usable_cores(), MAX_WORKERS)
-        return int(click.IntRange(1, MAX_WORKERS).convert(value, param, ctx))
+def _processes(text: str) -> int:
+    return min(usable_cores(), MAX_WORKERS) if text == "auto" else int(click.IntRange(1, MAX_WORKERS)(text))
 
 
 @click.command(name="worker")
@@ -72,7 +65,7 @@ class _Processes(click.ParamType):
 )
 @click.option(
     "--processes",
-    type=_Processes(),
+    type=Parsed("processes", _processes),
     metavar="N|auto",
     default=1,
     show_default=True,
@@ -177,7 +170,6 @@ def _check(spec: str, port: int | None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run Faust's own command line in this process."""
     faust_cli: Any = import_module("faust.cli.faust").cli  # loads Faust, so only when a worker runs
     faust_cli.main(args=arguments, prog_name="faust", standalone_mode=False)
     return ExitCode.FINE

@@ -58,13 +58,11 @@ class Flight(BaseModel):
 
 
 def load_planes() -> dict[str, dict[str, str]]:
-    """Read all planes: row of the file by tail number."""
     with _rows("planes.csv") as rows:
         return {row["tailnum"]: row for row in rows}
 
 
 def read_flights(limit: int | None = None) -> Iterator[Flight]:
-    """Read the first `limit` flights, or all, in file order."""
     with _rows("flights.csv") as rows:
         for number, row in enumerate(islice(rows, limit), start=1):
             values = {name: None if value == _MISSING else value for name, value in row.items()}

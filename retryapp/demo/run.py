@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -60,7 +59,6 @@ class DemoOptions:
 
     cache_dir: Path
     records: int = DEFAULT_RECORDS
-    keep: bool = False
     page: Path | None = None
     """Where the report goes; None: no report."""
 
@@ -83,18 +81,14 @@ class DemoResult:
         return not self.balance.problems and not (self.report is not None and self.report.problems)
 
     def as_json(self) -> dict[str, object]:
-        """Return the object that `--json` prints."""
         return {**asdict(self.balance), "report": None if self.report is None else asdict(self.report)}
 
 
-def run_demo(
-    options: DemoOptions, console: Console, *, progress: Progress | None, on_result: Callable[[DemoResult], None]
-) -> DemoResult:
-    """Run the demo; `on_result` is called before `keep` lingers. After an error the logs are kept."""
+def run_demo(options: DemoOptions, console: Console, *, progress: Progress | None) -> DemoResult:
+    """Run the demo. After an error the logs are kept."""
     with Run() as run:
         demo = _Demo(options, run, console)
         try:
-            run.kept = options.keep
             balance = demo.play(progress)
             report = None
             if options.page is not None:
@@ -103,10 +97,7 @@ def run_demo(
                 )
                 demo.say(report.text)
             result = DemoResult(balance=balance, report=report)
-            on_result(result)
-            if options.keep:
-                demo.linger()
-            run.kept = run.kept or not result.is_in_order
+            run.kept = not result.is_in_order
         except Exception:
             run.kept = True
             raise
@@ -130,7 +121,6 @@ class _Demo:
         self._shown_s = 0.0
         self._schedule = RetryPolicy(POLICY).schedule
         self._workers: list[Child] = []
-        self._pages: list[str] = []
         self._victim: Child | None = None
         """The killed worker, until it is started again."""
         self._killed_s: float | None = None
@@ -150,8 +140,7 @@ class _Demo:
         feeder = Feeder(self._connection, read_flights(self._options.records), rate=self._options.rate)
         self._watch(feeder)
         ledger = self._settle(feeder)
-        if not self._options.keep:
-            stop_all(self._workers)
+        stop_all(self._workers)
         self._read_log()
         balance = count(
             {flight_id: self._fates[flight_id] for flight_id in feeder.fed},
@@ -163,19 +152,6 @@ class _Demo:
         )
         self.say(balance.text)
         return balance
-
-    def linger(self) -> None:
-        """Leave everything running until Ctrl-C."""
-        self.say(
-            f"All is left running. Pages: {'   '.join(self._pages)}   broker: {self.broker.bootstrap}\n"
-            "Press Ctrl-C here (or send SIGTERM to this process) to stop it."
-        )
-        try:
-            while True:
-                time.sleep(1.0)
-                self._check()
-        except KeyboardInterrupt:
-            self.say("stopping")
 
     def _announce(self) -> None:
         planes = load_planes()
@@ -201,6 +177,7 @@ class _Demo:
         self._service = run.child("service", [sys.executable, "-m", "retryapp.demo.service", *options])
         url = self._service.wait_for_line(r"^listening on (http://\S+)").group(1)
         worker = [sys.executable, "-m", "faust", "-A", "retryapp.demo.app", "worker", "-l", "info"]
+        pages = []
         for number, port in enumerate(free_ports(2), start=1):
             env = {
                 f"{PREFIX}BROKER": self.broker.bootstrap,
@@ -211,8 +188,8 @@ class _Demo:
                 "TMPDIR": str(run.folder),  # for their port locks
             }
             self._workers.append(run.child(f"worker-{number}", worker, env=env))
-            self._pages.append(f"http://127.0.0.1:{port}{PAGES_PREFIX}/")
-        self.say(f"pages of the workers: {'   '.join(self._pages)}   broker: {self.broker.bootstrap}")
+            pages.append(f"http://127.0.0.1:{port}{PAGES_PREFIX}/")
+        self.say(f"pages of the workers: {'   '.join(pages)}   broker: {self.broker.bootstrap}")
         wait_for(self._are_ready, "both workers have lanes", timeout_s=60)
 
     def _are_ready(self) -> bool:

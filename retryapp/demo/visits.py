@@ -17,7 +17,6 @@ DUE_HEADER: Final = "X-Retry-Due-Ms"
 
 
 def wall_ms() -> int:
-    """Return the time now as epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 

@@ -51,17 +51,14 @@ def ok(name: str, seen: str, expected: str = "") -> Finding:
 
 
 def note(name: str, seen: str, *, expected: str = "", why: str = "", remedy: str = "") -> Finding:
-    """Report something worth knowing."""
     return Finding(name=name, severity=Severity.NOTE, seen=seen, expected=expected, why=why, remedy=remedy)
 
 
 def warning(name: str, seen: str, *, expected: str = "", why: str, remedy: str) -> Finding:
-    """Report what fails under a condition."""
     return Finding(name=name, severity=Severity.WARNING, seen=seen, expected=expected, why=why, remedy=remedy)
 
 
 def problem(name: str, seen: str, *, expected: str = "", why: str = "", remedy: str) -> Finding:
-    """Report what stops a worker or loses something."""
     return Finding(name=name, severity=Severity.PROBLEM, seen=seen, expected=expected, why=why, remedy=remedy)
 
 

@@ -27,7 +27,6 @@ SCARCE_BYTES: Final = 1 << 30
 
 
 def judge_programs() -> Iterator[Finding]:
-    """Report Python, the libraries and Java."""
     yield ok("python", f"{platform.python_version()} ({sys.platform}, {platform.machine()})", "3.11 or newer")
     for name in LIBRARIES:
         yield ok(f"library {name}", metadata.version(name))

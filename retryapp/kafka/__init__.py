@@ -1,6 +1,6 @@
 """Topic administration and bounded reading over confluent-kafka, without joining a group."""
 
-from retryapp.kafka.admin import KafkaAdmin, TopicState
+from retryapp.kafka.admin import ClusterState, KafkaAdmin, TopicState
 from retryapp.kafka.compare import Problem
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.discovery import GroupMissingError, find_handlers, with_dead_letters
@@ -13,6 +13,7 @@ from retryapp.kafka.reader import fold_changelog, read_offsets, read_record, rea
 __all__ = [
     "AccessDeniedError",
     "Action",
+    "ClusterState",
     "ContextRefusedError",
     "GroupMissingError",
     "KafkaAdmin",

@@ -109,7 +109,6 @@ class Plan:
 
     @property
     def ok(self) -> bool:
-        """Whether every topic exists and serves."""
         return all(step.action is Action.OK for step in self.steps)
 
     @property
@@ -171,7 +170,7 @@ def plan_topics(
             else:
                 steps.append(step)
         steps += [_published_step(topology, name, others.get(name)) for name in topology.publishes if name in published]
-    plan = Plan(tuple(steps), cluster.brokers, admin.connection.bootstrap, states)
+    plan = Plan(tuple(steps), len(cluster.brokers), admin.connection.bootstrap, states)
     if plan.to_create:
         check_replication(cluster, options)
     return plan
@@ -182,8 +181,9 @@ def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
     default = cluster.default_replication
     if options.allow_low_replication or default is None:
         return
-    if default < SAFE_REPLICATION <= cluster.brokers:
-        raise ReplicationTooLowError(default, cluster.brokers)
+    brokers = len(cluster.brokers)
+    if default < SAFE_REPLICATION <= brokers:
+        raise ReplicationTooLowError(default, brokers)
 
 
 def plan_handler(
@@ -264,7 +264,7 @@ def _own_step(
     problems: tuple[Problem, ...] = ()
     if state is not None:
         low = options.allow_low_replication
-        problems = tuple(compare(spec, state, brokers=cluster.brokers, allow_low_replication=low))
+        problems = tuple(compare(spec, state, brokers=len(cluster.brokers), allow_low_replication=low))
     return PlanStep(
         topic=spec.name,
         role=spec.role.value,

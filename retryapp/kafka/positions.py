@@ -43,7 +43,6 @@ class _Patience:
         self._pause_s = FIRST_PAUSE_S
 
     def wait(self, what: str) -> None:
-        """Wait once more for what is named, unless it has been too long."""
         if self._waited_s > self._longest_s:
             raise OpenTransactionError(what, self._longest_s)
         if self._on_wait is not None and self._waited_s > 1:

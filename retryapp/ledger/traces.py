@@ -94,7 +94,6 @@ class Trace(NamedTuple):
 
 
 def pack(trace: Trace) -> bytes:
-    """Write a trace in the layout of the module's text."""
     delivery, station, *place, loose = trace
     return _PACKED.pack(delivery, station | _LOOSE if loose else station, *place)
 

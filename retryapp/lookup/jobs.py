@@ -101,7 +101,6 @@ def _tell_all(
 
 
 def outcomes(told: Told) -> list[dict[str, Any]]:
-    """Return what partitions say of a command as JSON has it."""
     return [
         {
             "partition": number,
@@ -136,7 +135,6 @@ def job_facts(job: str, parts: Mapping[int, Part]) -> dict[str, Any]:
 
 
 def by_job(parts: Iterable[tuple[int, Part]]) -> dict[str, dict[int, Part]]:
-    """Return the parts of partitions by job."""
     jobs: dict[str, dict[int, Part]] = {}
     for partition, part in parts:
         jobs.setdefault(part.job, {})[partition] = part

@@ -94,7 +94,6 @@ def _attempt(read: RetryMetadata) -> dict[str, Any]:
 
 
 def _told(record: Record, topology: HandlerTopology, origin: Origin) -> Iterator[dict[str, Any]]:
-    """Return what an event says."""
     if record.key != failure_id(topology.group, origin).encode():
         return
     with suppress(DamagedEventError):

@@ -52,7 +52,6 @@ class Payload:
 
     @property
     def truncated(self) -> bool:
-        """Whether less than the whole is here."""
         return len(self.content) < self.size_bytes
 
     @property

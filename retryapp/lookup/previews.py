@@ -69,7 +69,6 @@ class Preview:
 
     @property
     def letters(self) -> int:
-        """How many it would take."""
         return self.fitting.total()
 
     @property
@@ -79,7 +78,6 @@ class Preview:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
         causes = [
             {"cause_id": cause, "cause": self.names[cause], "letters": count}
             for cause, count in (+self.causes).most_common()

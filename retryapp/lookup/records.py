@@ -75,7 +75,6 @@ def key_text(key: bytes | None) -> str | None:
 
 
 def pending_detail(entry: PendingEntry) -> Facts:
-    """Return one waiting record with its headers, key and value."""
     row, key, damaged = _row(entry)
     return {
         **_detail(row.headers, damaged),

@@ -193,7 +193,6 @@ class Runtime(Ownership):
 
     @property
     def connection(self) -> KafkaConnection:
-        """Address and security for the administration client."""
         return admin_connection(self.app, self.options.admin_options)
 
     @property
@@ -376,7 +375,6 @@ class Runtime(Ownership):
         )
 
     async def stop(self) -> None:
-        """Stop what `start` started."""
         for task in self._tasks:
             task.cancel()
         self.assigned = False
@@ -415,7 +413,6 @@ class Runtime(Ownership):
         return 0.0 if since_s is None else self.clock.monotonic_s() - since_s
 
     def rebalanced(self, duration_s: float) -> None:
-        """Report a rebalance to observers, once for all handlers."""
         if self.served:
             self.observer.observe(
                 Observation(

@@ -76,7 +76,6 @@ def prepare(
 
 
 def _refuse_second_readers(app: faust.App, served: Mapping[str, Served]) -> None:
-    """Refuse agents of the user on topics that a handler reads."""
     readers = {topic: each.handler for each in served.values() for topic in each.handler.topology.consumed}
     for agent in app.agents.values():
         channel = agent.channel  # not `_channel`: Faust makes it on first use

@@ -13,27 +13,21 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, Final, Unpack, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
 
 from retryapp.core.causes import CauseCount, summed
-from retryapp.core.control import Command, Verb
 from retryapp.core.dead_index import IndexedLetter, newest_letter
 from retryapp.core.errors import BrokerUnreachableError
-from retryapp.core.jobs import HandlerVerb, JobVerb, LetterFilter, Part
-from retryapp.core.lifecycle import Commanded
+from retryapp.core.jobs import Part
 from retryapp.core.record import Origin, Record
 from retryapp.core.row_keys import STOPPED_MS, due_order, identity_of
 from retryapp.core.topology import GROW, HandlerTopology
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
 from retryapp.kafka import KafkaConnection, read_record, read_topic
-from retryapp.kafka.commands import send_commands
-from retryapp.lookup.jobs import Order, Told, Words, begin, parts_of, tell_handler, tell_job
-from retryapp.lookup.journeys import Journey, journey
-from retryapp.lookup.previews import Preview, Scope, preview
 from retryapp.ports import (
     Activity,
     CircuitInfo,
@@ -54,6 +48,9 @@ LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
 _LEAST_CHUNK: Final = 4
 _ELSEWHERE: Final = "elsewhere"
 _IDLE: Final = str(LaneState.IDLE)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class RuntimeView:
@@ -86,7 +83,6 @@ class RuntimeView:
         ]
 
     def partition(self, main: str, number: int) -> PartitionInfo | None:
-        """Return one of them, or None when there is no such partition."""
         if not 0 <= number < self._runtime.served[main].partitions:
             return None
         here = (main, number) in self._runtime.placed
@@ -130,7 +126,6 @@ class RuntimeView:
         return list(islice(heapq.merge(*rows, key=lambda entry: due_order(entry.key)), limit))
 
     def pending_find(self, main: str, partition: int, origin_offset: int) -> PendingEntry | None:
-        """Return the waiting record of this first delivery, or None."""
         placed = self._open(main, partition)
         table = placed.transport.pending if placed else None
         origin = Origin(main, self._runtime.served[main].topic_id, partition, origin_offset)
@@ -176,7 +171,6 @@ class RuntimeView:
         return [DeadEntry(partition=partition, row=row, letters=letters, max_attempts=most) for row in rows]
 
     def dead_find(self, main: str, partition: int, failure_id: str) -> DeadEntry | None:
-        """Return the newest dead letter of a failure id, or None."""
         placed, topology = self._open(main, partition), self._runtime.served[main].handler.topology
         tables = placed.transport.dead if placed else {}
         found = [
@@ -186,42 +180,21 @@ class RuntimeView:
         ]
         return newest_letter(found, lambda each: each.row.age) if found else None
 
-    def command(self, main: str, command: Command, *, wait_s: float) -> Commanded | None:
-        """Send a command and wait for its outcome; None: no worker has answered. Blocks: call it in a thread."""
-        return send_commands(*self._steered(main), [command], wait_s=wait_s).get(command.id)
-
     def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
         numbers = range(self._runtime.served[main].partitions)
         placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
         known = {number: each.engine.commands for number, each in placed.items()}
         return {number: list(each.parts) for number, each in known.items() if each is not None}
 
-    def jobs(self, main: str) -> Mapping[str, Mapping[int, Part]]:
-        """Return the parts of jobs that all partitions remember, by job, from the changelog. Blocks."""
-        return parts_of(*self._steered(main))
-
-    def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[Preview], bool]) -> Preview:
-        """Count what a job would take. Blocks."""
-        return preview(*self._steered(main), verb, wanted, go_on=go_on)
-
-    def begin_job(self, main: str, order: Order, scope: Scope, *, wait_s: float) -> Told:
-        """Begin a job, and wait for what the partitions say. Blocks."""
-        return begin(*self._steered(main), order, scope, wait_s=wait_s)
-
-    def tell_job(self, main: str, job: str, verb: JobVerb, **more: Unpack[Words]) -> Told:
-        """Pause, resume or cancel a job. Blocks."""
-        return tell_job(*self._steered(main), job, verb, **more)
-
-    def tell_handler(self, main: str, verb: HandlerVerb, circuit: str, **more: Unpack[Words]) -> Told:
-        """Pause or resume a handler, or steer a circuit of it. Blocks."""
-        return tell_handler(*self._steered(main), verb, circuit, **more)
-
-    def journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
-        """Return what the topics say of one record. Blocks."""
-        return journey(*self._steered(main), origin, since_ms, go_on)
-
-    def _steered(self, main: str) -> tuple[KafkaConnection, HandlerTopology]:
-        return self._runtime.connection, self._runtime.served[main].handler.topology
+    def on_topics(
+        self,
+        main: str,
+        call: Callable[Concatenate[KafkaConnection, HandlerTopology, P], T],
+        *args: P.args,
+        **more: P.kwargs,
+    ) -> T:
+        """Call what reads a handler's topics, or writes commands to them, as the command line does. Blocks."""
+        return call(self._runtime.connection, self._runtime.served[main].handler.topology, *args, **more)
 
     def causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
         """Return the causes of open dead letters by partition, of those here, the most frequent first."""
@@ -254,7 +227,6 @@ class RuntimeView:
         return read_topic(self._runtime.connection, topic, partitions=ranges, start=starts, stop=stops)
 
     def silence(self) -> str | None:
-        """Return which broker has not answered for how long; None while one answers."""
         return self._runtime.contact.silence()
 
     def ready(self) -> bool:

@@ -38,7 +38,6 @@ _SWITCH_S = 0.0005  # after which a thread that computes lets another one run
 
 
 def runtime_of(app: Any) -> Runtime | None:
-    """Return the runtime that extends an app, or None."""
     return getattr(app, "_retryapp_runtime", None)
 
 

@@ -150,7 +150,6 @@ class Operators:
         return Person(ANYONE, self.anyone, can_log_in)
 
     def owner_of(self, token: str) -> Person | None:
-        """Return whose token it is, or None."""
         digest = hashlib.sha256(token.encode("utf-8", "backslashreplace")).hexdigest()
         found = [person for known, person in self.tokens.items() if compare_digest(known, digest)]  # looks at all
         return found[0] if found else None

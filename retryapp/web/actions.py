@@ -18,6 +18,7 @@ from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, Verb, named_
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import DamagedMetadataError, InvalidDurationError
 from retryapp.core.record import parse_failure_id
+from retryapp.kafka.commands import send_commands
 from retryapp.lookup.instants import parse_instant
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
@@ -49,7 +50,6 @@ class Action(Page):
         return await self.act(request, await _sent(request, self.most_bytes), person)
 
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
-        """Do what was sent."""
         raise NotImplementedError
 
 
@@ -65,7 +65,8 @@ class CommandPage(Action):
         command = _command(sent, person.name, main, self.answers.now_ms())
         if command.edit is not None and command.edit.is_masked(self.answers.mask):
             raise PageError(400, "masked", "the edit has *** where something is masked", "Send what it replaces")
-        told = await self.turns.take(partial(self.answers.view.command, main, command, wait_s=WAIT_S))
+        send = partial(self.answers.view.on_topics, main, send_commands, [command], wait_s=WAIT_S)
+        told = (await self.turns.take(send)).get(command.id)
         outcome = "queued" if told is None else "done" if told.refused is None else "refused"
         queued = "no worker has its partition now; the command waits 15 minutes for one"
         facts: Facts = {

@@ -94,7 +94,6 @@ class Answers:
         self.peers = Peers(self.now_ms, operators.peer_secret)
 
     def now_ms(self) -> int:
-        """Return the epoch time in milliseconds."""
         return self.clock.wall_ms()
 
     async def person(self, request: Any, needs: Role) -> Person:

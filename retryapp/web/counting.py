@@ -11,7 +11,7 @@ from typing import Final
 
 from retryapp.core.control import Verb
 from retryapp.core.jobs import LetterFilter
-from retryapp.lookup.previews import Preview, Scope
+from retryapp.lookup.previews import Preview, Scope, preview
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.errors import SOON, PageError
 from retryapp.web.turns import Turns
@@ -79,17 +79,15 @@ class Counting:
         if asked not in self._going:
             if (others := sum(not task.done() for _, task in self._going.values())) >= MOST_AT_ONCE:
                 raise PageError(503, "busy", f"{others} others are counted", "Ask again soon", SOON)
-            begun = _Count(said)
-            self._going[asked] = (
-                begun,
-                asyncio.create_task(self._turns.take(partial(self._view.preview, *asked, begun.go_on)), name="preview"),
-            )
-        count, task = self._going[asked]
-        count.asked_s = time.monotonic()
+            begun, (main, verb, wanted) = _Count(said), asked
+            count = partial(self._view.on_topics, main, preview, verb, wanted, go_on=begun.go_on)
+            self._going[asked] = begun, asyncio.create_task(self._turns.take(count), name="preview")
+        known, task = self._going[asked]
+        known.asked_s = time.monotonic()
         await asyncio.wait([task], timeout=wait_s)
         if not task.done():
-            return asked, count.seen, True
-        if self._going.get(asked) == (count, task):
+            return asked, known.seen, True
+        if self._going.get(asked) == (known, task):
             del self._going[asked]
         found = task.result()
         self._given.append((asked, found))

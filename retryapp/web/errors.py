@@ -37,12 +37,10 @@ class PageError(RetryAppError):
 
 
 def bad_parameter(name: str, value: str, expected: str) -> PageError:
-    """Return 400 for a query parameter that cannot be used."""
     return PageError(400, "bad-parameter", f"parameter {name}={shown(value)} cannot be used", f"Expected {expected}")
 
 
 def not_found(code: str, message: str, hint: str) -> PageError:
-    """Return 404."""
     return PageError(404, code, message, hint)
 
 

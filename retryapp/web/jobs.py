@@ -18,6 +18,8 @@ from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import HANDLER_VERBS, HandlerVerb, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
+from retryapp.lookup import jobs as steering
+from retryapp.lookup import previews
 from retryapp.lookup.jobs import Order, Told, by_job, job_facts, outcomes, part_facts
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.lookup.records import Facts
@@ -63,7 +65,7 @@ async def job(answers: Answers, question: Question) -> Facts:
     parts, silent, paused = await answers.parts(info.main)
     mine: Mapping[int, Part] | None = by_job(parts).get(question.job)
     if mine is None:  # it has begun just now, or is not of this handler
-        mine = (await asyncio.to_thread(answers.view.jobs, info.main)).get(question.job)
+        mine = (await asyncio.to_thread(answers.view.on_topics, info.main, steering.parts_of)).get(question.job)
     if mine is None:
         hint = "A handler remembers those that go on and the last 5 that are over; the events topic has all"
         raise not_found("no-such-job", f"no partition of {info.main} knows a job {question.job}", hint)
@@ -175,15 +177,15 @@ class StartJob(_JobAction):
                 ends = ((found.upto.get(number, {}).get(topic, 0), end) for number, topic, end in _ends(scope))
                 if any(counted < end for counted, end in ends):  # it would take what dies later, again and again
                     raise bad_sent("scope", "what the preview gave")
-            return self.answers.view.begin_job(info.main, order, scope, wait_s=words["wait_s"])
+            return self.answers.view.on_topics(info.main, steering.begin, order, scope, wait_s=words["wait_s"])
 
         return begin, f"jobs/{name}"
 
     def _found(self, asked: Asked, scope: Scope) -> Preview:
         """Return what was counted with this scope, or count anew; blocks."""
-        until_s = time.monotonic() + PREVIEW_S
-        known = self.answers.counting.known(asked, scope)
-        return known or self.answers.view.preview(*asked, lambda _found: time.monotonic() < until_s)
+        until_s, (main, verb, wanted) = time.monotonic() + PREVIEW_S, asked
+        known, soon = self.answers.counting.known(asked, scope), lambda _found: time.monotonic() < until_s
+        return known or self.answers.view.on_topics(main, previews.preview, verb, wanted, go_on=soon)
 
 
 def _ends(scope: Scope) -> Iterator[tuple[int, str, int]]:
@@ -213,11 +215,11 @@ class TellJob(_JobAction):
             raise bad_sent("job", "the id of a job")
 
         def tell() -> Told:
-            view = self.answers.view
-            if verb == "resume" and person.role < Role.ADMIN and (parts := view.jobs(info.main).get(name)):
+            on_topics, may = self.answers.view.on_topics, verb != "resume" or person.role >= Role.ADMIN
+            if not may and (parts := on_topics(info.main, steering.parts_of).get(name)):
                 letters = job_facts(name, parts)["letters"]
                 person.require(Role.OPERATE if letters is not None and letters <= MOST_LETTERS else Role.ADMIN)
-            return view.tell_job(info.main, name, JobVerb(f"job-{verb}"), **words)
+            return on_topics(info.main, steering.tell_job, name, JobVerb(f"job-{verb}"), **words)
 
         return tell, f"jobs/{quote(name, safe='')}"
 
@@ -233,7 +235,7 @@ class TellHandler(_JobAction):
         circuit = sent.get("circuit", "") if verb in (HandlerVerb.OPEN, HandlerVerb.CLOSE) else ""
         if len(circuit) > MAX_WORDS:
             raise bad_sent("circuit", "the name of one of the handler's circuits")
-        return lambda: self.answers.view.tell_handler(info.main, verb, circuit, **words), ""
+        return lambda: self.answers.view.on_topics(info.main, steering.tell_handler, verb, circuit, **words), ""
 
 
 def _verb(sent: Mapping[str, str], *verbs: str) -> str:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from retryapp.core.errors import RetryAppError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin, failure_id, idempotency_key
+from retryapp.lookup.journeys import journey as read_journey
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
 from retryapp.web.answers import READ_TIMEOUT_S, Answers, origin_asked
@@ -50,7 +51,7 @@ async def journey(answers: Answers, question: Question) -> Facts:
         raise bad_parameter("id", name, f"a failure id of {info.group}/{info.main}")
     since_ms, until_s = await _begun(answers, origin), time.monotonic() + READ_S
     found = await _readings.take(
-        lambda: answers.view.journey(info.main, origin, since_ms, lambda: time.monotonic() < until_s)
+        lambda: answers.view.on_topics(info.main, read_journey, origin, since_ms, lambda: time.monotonic() < until_s)
     )
     if not found.steps and found.complete:
         hint = "It may be done at its first delivery, run now, or have left the topics by their retention"

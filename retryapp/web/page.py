@@ -65,7 +65,6 @@ class Page:
             raise PageError(405, "method-not-allowed", message, self.how, allow)
 
     async def answer(self, request: web.Request, person: Person) -> web.StreamResponse:
-        """Ask, and present the answer."""
         address, now_ms = request.rel_url.raw_path, self.answers.now_ms()
         question = question_of(request.query, request.match_info, address, person.role, now_ms)
         if any(getattr(question.wanted, name) is not None for name in PROBING):
@@ -109,7 +108,6 @@ class Page:
         return self.respond(body, JSON if as_json or not template else HTML, status)
 
     def refuse(self, request: web.Request, person: Person, error: PageError) -> web.Response:
-        """Answer with an error."""
         if not is_browser(request):
             return self.respond(to_json(error.facts), JSON, error.status, error.headers)
         facts = {**self._frame(request, person), **error.facts, "status": status_text(error.status)}

@@ -209,12 +209,10 @@ def merged(
 
 
 def parts_of(main: str, answers: Mapping[str, Answer]) -> list[HandlerPart]:
-    """Return what these workers have of a handler."""
     return [each.part.handlers.get(main, HandlerPart()) for each in answers.values()]
 
 
 def jobs_of(main: str, answers: Mapping[str, Answer]) -> dict[int, list[Part]]:
-    """Return the parts of jobs of these workers, by partition."""
     return {number: parts for each in parts_of(main, answers) for number, parts in each.jobs.items()}
 
 

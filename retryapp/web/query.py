@@ -170,7 +170,6 @@ def _row_key(text: str | None) -> bytes | None:
 
 
 def place_of(text: str) -> Place:
-    """Read a cursor of the dead letters."""
     append, partition, offset, letters = (*text.split("-", 3), "", "", "", "")[:4]
     if not all(map(is_number, (append, partition, offset))):
         raise bad_parameter("before", text, "a cursor as the link to the next page has it")

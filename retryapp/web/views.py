@@ -57,17 +57,14 @@ async def slash(answers: Answers, question: Question) -> Facts:
 
 
 async def health(_answers: Answers, _question: Question) -> Facts:
-    """Return that pages are served."""
     return {"ok": True}
 
 
 async def metrics(answers: Answers, _question: Question) -> tuple[bytes, str]:
-    """Return the metrics in the Prometheus text format."""
     return await answers.view.metrics_text(), METRICS_TYPE
 
 
 async def openapi(_answers: Answers, _question: Question) -> tuple[bytes, str]:
-    """Return what the API is, as OpenAPI 3.1."""
     needs = {path: role for path, (_, _, role) in ROUTES} | {path: role for path, (_, role) in ACTIONS}
     return to_json(document(tuple(needs.items()))).encode(), JSON
 

@@ -26,7 +26,7 @@ from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings
 from retryapp.ledger.journey import Fault
 from retryapp.ports import PAGES_PREFIX
-from retryapp.settings import Settings
+from retryapp.settings import Settings, variable_of
 
 TABLES, ENVIRONMENT = load_tool("docs_tables"), load_tool("environment")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -178,7 +178,7 @@ def test_downloads_are_as_large_as_said() -> None:
 @pytest.mark.parametrize("path", [*DOCUMENTS, *DEPLOYMENT], ids=lambda path: path.name)
 def test_settings_exist(path: Path) -> None:
     """Every RETRYAPP_ variable named is one."""
-    known = {str(field.validation_alias) for field in Settings.model_fields.values()}
+    known = {*map(variable_of, Settings.model_fields)}
     known |= {DEMO_PREFIX + name.upper() for name in DemoSettings.model_fields}
     named = set(re.findall(r"RETRYAPP_[A-Z_]+", path.read_text())) - {"RETRYAPP_TEST_BROKER"}
     assert named <= known

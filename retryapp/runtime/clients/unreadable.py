@@ -113,7 +113,6 @@ class KeptRecords:
         self.size_in_bytes = records.size_in_bytes
 
     def next_batch(self) -> Any:
-        """Return the next batch; raises if its frame is broken."""
         self._at = self._end
         batch = self._next_batch()
         self._end = _frame_end(self._raw, self._at)

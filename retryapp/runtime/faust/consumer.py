@@ -232,7 +232,6 @@ class RetryConsumer(Consumer):
                 self._committed_offset[TP(*tp)] = offset
 
     async def seek_wait(self, partitions: Mapping[TP, int]) -> None:
-        """Seek changelogs, as a recovery does."""
         self.seeks += 1
         await super().seek_wait(partitions)
 

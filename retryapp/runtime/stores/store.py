@@ -295,14 +295,12 @@ class RocksTable:
 
     @property
     def next_offset(self) -> int:
-        """The table reflects its topic up to here, exclusive."""
         return self._store.meta.next_offset
 
     def close(self) -> None:
         self._store.close()
 
     def drop(self) -> None:
-        """Close the store and delete it: the topic has everything."""
         self._store.drop()
 
 

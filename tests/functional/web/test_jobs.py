@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -116,11 +117,11 @@ async def test_a_preview_goes_on_while_somebody_looks(worker: FakeWorker, monkey
     found, more = worker.fits, threading.Semaphore(0)
     found.whole = 3_000
 
-    def preview(*asked: Any) -> Preview:
-        worker.asked.append(asked[:3])
+    def preview(*asked: Any, go_on: Callable[[Preview], bool]) -> Preview:
+        worker.asked.append(asked)
         for looked in (1_000, 2_000):
             found.looked, found.complete = looked, False
-            assert asked[3](found), "somebody looks"
+            assert go_on(found), "somebody looks"
             assert more.acquire(timeout=20)
         found.looked, found.complete = 3_000, True
         return found
@@ -154,7 +155,7 @@ async def test_pages_are_answered_while_others_wait(worker: FakeWorker, monkeypa
         assert over.wait(20)
         return {}
 
-    for name in ("command", "tell_job", "preview", "journey", "read_range"):
+    for name in ("on_topics", "read_range"):
         monkeypatch.setattr(worker, name, wait)
     record = f"{GROUP}/{MAIN}@kq8G0bTz/0/1"
     async with pages(worker, ADMIN) as site:
@@ -181,9 +182,9 @@ async def test_a_preview_ends_when_nobody_looks(worker: FakeWorker, monkeypatch:
     monkeypatch.setattr(web_jobs, "LOOK_S", 0.05)
     ended = threading.Semaphore(0)
 
-    def preview(*asked: Any) -> Preview:
+    def preview(*_asked: Any, go_on: Callable[[Preview], bool]) -> Preview:
         found = Preview(complete=False)
-        while asked[3](found):
+        while go_on(found):
             found.looked += 1
         ended.release()
         return found

@@ -192,43 +192,41 @@ class FakeWorker(RuntimeView):
         )
 
     @override
-    def command(self, main: str, command: Command, *, wait_s: float) -> Commanded | None:
+    def on_topics(self, main: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        return getattr(self, call.__name__)(main, *args, **more)
+
+    def send_commands(self, main: str, commands: Sequence[Command], *, wait_s: float) -> Mapping[str, Commanded]:
+        (command,) = commands
         self.commands.append(command)
         if self.answer is None:
-            return None
+            return {}
         facts: Any = {"group": GROUP, "handler": "h", "main": main, "partition": 0, "at_ms": NOW_MS}
         asked = {"command": command.id, "verb": command.verb, "failure_id": command.failure_id}
-        return Commanded(**facts, **asked, refused=self.answer or None, text="a sentence")
+        return {command.id: Commanded(**facts, **asked, refused=self.answer or None, text="a sentence")}
 
     @override
     def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
         return self.remembered.get(main, {})
 
-    @override
-    def jobs(self, main: str) -> Mapping[str, Mapping[int, Part]]:
+    def parts_of(self, main: str) -> Mapping[str, Mapping[int, Part]]:
         return self.known
 
-    @override
     def preview(self, main: str, verb: Verb, wanted: LetterFilter, go_on: Callable[[Preview], bool]) -> Preview:
         self.asked.append((main, verb, wanted))
         return self.fits
 
-    @override
-    def begin_job(self, main: str, order: Order, scope: Scope, *, wait_s: float) -> Told:
+    def begin(self, main: str, order: Order, scope: Scope, *, wait_s: float) -> Told:
         self.asked.append((main, order, scope))
         return {number: self._told(number, "job-start") for number in scope.letters}
 
-    @override
     def tell_job(self, main: str, job: str, verb: JobVerb, **more: Any) -> Told:
         self.asked.append((main, job, verb, more))
         return {number: self._told(number, verb) for number in self.remembered.get(main, {})}
 
-    @override
     def tell_handler(self, main: str, verb: HandlerVerb, circuit: str, **more: Any) -> Told:
         self.asked.append((main, verb, circuit, more))
         return {number: self._told(number, verb) for number in range(2)}
 
-    @override
     def journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
         return Journey([] if origin.offset == UNTOLD else steps(), 12, complete=True)
 

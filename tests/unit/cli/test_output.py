@@ -6,7 +6,7 @@ import click
 import pytest
 from rich.console import Console
 
-from retryapp.cli._options import When
+from retryapp.cli._options import when
 from retryapp.cli._output import table
 from retryapp.cli.console import emit, emit_error
 from retryapp.terminal import Group, group_table
@@ -57,11 +57,11 @@ def test_no_text_steers_the_terminal(capsys):
 def test_an_instant_is_a_length_from_now_or_utc(text, expected, monkeypatch):
     """Bare times are UTC."""
     monkeypatch.setattr("retryapp.cli._options.SystemClock.wall_ms", lambda _: 1_000)
-    assert When().convert(text, None, None) == expected
+    assert when().convert(text, None, None) == expected
 
 
 @pytest.mark.parametrize("text", ["10", "soon", "", "10 parsecs", "1m1h", "2030-13-01"])
 def test_what_is_no_instant_is_refused(text):
     """A bare number has no unit."""
     with pytest.raises(click.BadParameter):
-        When().convert(text, None, None)
+        when().convert(text, None, None)
