@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from retryapp.cli._levels import show_levels, tell_handler
 from retryapp.cli._options import WORDS, Place, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode
+from retryapp.cli.handler import show_levels, tell_handler
 from retryapp.core.jobs import HandlerVerb
 
 
