@@ -51,7 +51,13 @@ def command() -> None:
 
     While it is paused no record is delivered, neither a new one nor a retry. The group keeps its partitions, nothing is
     lost, and restarts change nothing. Mind the retention of the main topic: what it deletes was never delivered.
-    """
+
+    \b
+    Examples:
+      retryapp handler pause -A billing --topic orders --why "ledger migrates"
+      retryapp handler resume -A billing --topic orders
+      retryapp handler show -A billing --topic orders
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
 @command.command()
@@ -61,10 +67,6 @@ def pause(*, place: Place, **options: Any) -> ExitCode:
 
     \b
     Exit codes: 0 all partitions are paused, 1 some have no worker now: they are when they get one.
-
-    \b
-    Examples:
-      retryapp handler pause -A billing --topic orders --why "ledger migrates"
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return tell_handler(HandlerVerb.PAUSE, place, **options)
 
@@ -76,10 +78,6 @@ def resume(*, place: Place, **options: Any) -> ExitCode:
 
     \b
     Exit codes: 0 all partitions go on, 1 some have no worker now, or have been paused since: read why, send it again.
-
-    \b
-    Examples:
-      retryapp handler resume -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return tell_handler(HandlerVerb.RESUME, place, **options)
 
@@ -92,9 +90,5 @@ def show(*, place: Place, as_json: bool) -> ExitCode:
 
     \b
     Exit codes: 0 it is not paused, 1 it is.
-
-    \b
-    Examples:
-      retryapp handler show -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return show_levels(place, "paused", none="not paused", as_json=as_json)
