@@ -10,8 +10,7 @@ import aiohttp
 import pytest
 
 from retryapp.demo.data import Flight, read_flights
-from retryapp.demo.faults import planned_failures, planned_fault
-from retryapp.demo.service import EnrichmentService, serve
+from retryapp.demo.service import EnrichmentService, planned_failures, planned_fault, serve
 from retryapp.demo.visits import ATTEMPT_HEADER, DUE_HEADER, Outcome, VisitTail
 
 TIMEOUT_S = 1.0
