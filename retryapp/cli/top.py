@@ -13,13 +13,12 @@ from rich.live import Live
 
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._target import Target, resolve
-from retryapp.cli._workers import Workers
+from retryapp.cli._workers import Group, Workers, group_table
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.kafka import KafkaAdmin, KafkaRequestError
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
-from retryapp.terminal import Group, group_table
 
 _MEMBERS_S = 5.0
 _FRAME_S = 2.0

@@ -15,8 +15,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import clock, machine
 from retryapp.doctor.brokers import INTERNAL, judge_brokers
 from retryapp.doctor.findings import Finding, note, ok, problem
-from retryapp.doctor.group import Trace, judge_group, judge_offsets
-from retryapp.doctor.rights import REMEDY, judge_rights
+from retryapp.doctor.group import REMEDY, Trace, judge_group, judge_offsets, judge_rights
 from retryapp.doctor.topics import (
     judge_level,
     judge_main_retention,
