@@ -76,7 +76,7 @@ class Report:
 
 def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
     """Run all checks; changes nothing unless the subject says ``write``."""
-    findings = [*machine.judge_programs(), *machine.judge_settings(os.environ), *machine.judge_folder(subject.datadir)]
+    findings = [*machine.judge_settings(os.environ), *machine.judge_folder(subject.datadir)]
     try:
         for finding in _Cluster(subject, wall_ms).check():
             findings.append(finding)  # noqa: PERF402 - findings before a broker went silent are kept

@@ -165,20 +165,14 @@ def _failed(record: Record, topology: HandlerTopology, origin: Origin) -> Iterat
 
 
 def _attempt(read: RetryMetadata) -> dict[str, Any]:
+    same = ("attempt", "delivery", "replays", "worker", "error_type", "due_at_ms", "reason", "edited")
     return {
+        **{name: getattr(read, name) for name in same},
         "kind": "failed" if read.reason is None else "dead",
         "at_ms": read.last_failed_ms,
-        "attempt": read.attempt,
-        "delivery": read.delivery,
-        "replays": read.replays,
         "duration_ms": max(0, read.last_failed_ms - read.started_ms),
-        "worker": read.worker,
-        "error_type": read.error_type,
         "message": read.error_message,
         "cause_id": cause_id(read.error_type, read.fingerprint, read.error_message),
-        "due_at_ms": read.due_at_ms,
-        "reason": read.reason,
-        "edited": read.edited,
     }
 
 
