@@ -9,7 +9,7 @@ from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.demo.data import TOTAL_FLIGHTS
 from retryapp.demo.report import PAGE
-from retryapp.demo.run import DEFAULT_RECORDS, DemoOptions, run_demo
+from retryapp.demo.run import DEFAULT_RECORDS, run_demo
 from retryapp.settings import load_settings
 
 
@@ -41,13 +41,10 @@ def command(*, records: int, no_report: bool, as_json: bool) -> int:
       retryapp demo --records 6000 --json
       retryapp demo --no-report
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    options = DemoOptions(
-        cache_dir=load_settings().cache_dir,
-        records=records,
-        page=None if no_report else load_settings().datadir / PAGE,
-    )
+    settings = load_settings()
+    page = None if no_report else settings.datadir / PAGE
     with download_progress() as progress:
-        result = run_demo(options, stderr_console, progress=progress)
+        result = run_demo(records, stderr_console, cache_dir=settings.cache_dir, page=page, progress=progress)
     if as_json:
         emit(result.as_json(), "", as_json=True)
     return ExitCode.FINE if result.is_in_order else ExitCode.FINDING

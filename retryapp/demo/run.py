@@ -54,20 +54,6 @@ _PLAIN_INTERVAL_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """Options of `run_demo`."""
-
-    cache_dir: Path
-    records: int = DEFAULT_RECORDS
-    page: Path | None = None
-    """Where the report goes; None: no report."""
-
-    @property
-    def rate(self) -> float:
-        return min(RATE, self.records / LEAST_FEED_S)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
     """The result of a run."""
 
@@ -84,17 +70,17 @@ class DemoResult:
         return {**asdict(self.balance), "report": None if self.report is None else asdict(self.report)}
 
 
-def run_demo(options: DemoOptions, console: Console, *, progress: Progress | None) -> DemoResult:
-    """Run the demo. After an error the logs are kept."""
+def run_demo(
+    records: int, console: Console, *, cache_dir: Path, page: Path | None, progress: Progress | None
+) -> DemoResult:
+    """Run the demo with the first flights; `page`: where the report goes, None: no report. An error keeps the logs."""
     with Run() as run:
-        demo = _Demo(options, run, console)
+        demo = _Demo(records, run, console)
         try:
-            balance = demo.play(progress)
+            balance = demo.play(cache_dir, progress)
             report = None
-            if options.page is not None:
-                report = make_report(
-                    run, demo.broker.bootstrap, balance, console, cache_dir=options.cache_dir, page=options.page
-                )
+            if page is not None:
+                report = make_report(run, demo.broker.bootstrap, balance, console, cache_dir=cache_dir, page=page)
                 demo.say(report.text)
             result = DemoResult(balance=balance, report=report)
             run.kept = not result.is_in_order
@@ -113,8 +99,9 @@ class _Demo:
     broker: Broker
     _service: Child
 
-    def __init__(self, options: DemoOptions, run: Run, console: Console) -> None:
-        self._options = options
+    def __init__(self, records: int, run: Run, console: Console) -> None:
+        self._records = records
+        self._rate = min(RATE, records / LEAST_FEED_S)
         self._run = run
         self._console = console
         self._began_s = time.monotonic()
@@ -134,10 +121,10 @@ class _Demo:
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def play(self, progress: Progress | None) -> Balance:
+    def play(self, cache_dir: Path, progress: Progress | None) -> Balance:
         self._announce()
-        self._open(progress)
-        feeder = Feeder(self._connection, read_flights(self._options.records), rate=self._options.rate)
+        self._open(cache_dir, progress)
+        feeder = Feeder(self._connection, read_flights(self._records), rate=self._rate)
         self._watch(feeder)
         ledger = self._settle(feeder)
         stop_all(self._workers)
@@ -155,10 +142,10 @@ class _Demo:
 
     def _announce(self) -> None:
         planes = load_planes()
-        self._fates = {flight.id: fate_of(flight, planes) for flight in read_flights(self._options.records)}
+        self._fates = {flight.id: fate_of(flight, planes) for flight in read_flights(self._records)}
         fates = list(self._fates.values())
         self.say(
-            f"{len(fates):,} flights of {TOTAL_FLIGHTS:,}, {self._options.rate:.0f} a second; "
+            f"{len(fates):,} flights of {TOTAL_FLIGHTS:,}, {self._rate:.0f} a second; "
             f"policy: {RetryPolicy(POLICY).text}, one retry topic per delay\n"
             f"By the data alone {len(fates) - fates.count(Outcome.DONE):,} flights must end dead, about one in six: "
             f"{fates.count(Outcome.NOT_FOUND):,} have a tail number that no plane has (404), "
@@ -166,9 +153,9 @@ class _Demo:
             f"Everything else must recover, through 503s, time-outs, resets and an outage of {OUTAGE_S:g} s."
         )
 
-    def _open(self, progress: Progress | None) -> None:
-        run, outage_after = self._run, max(1, int(self._options.records * OUTAGE_AT))
-        self.broker = run.broker(self._options.cache_dir, progress=progress)
+    def _open(self, cache_dir: Path, progress: Progress | None) -> None:
+        run, outage_after = self._run, max(1, int(self._records * OUTAGE_AT))
+        self.broker = run.broker(cache_dir, progress=progress)
         self._connection = KafkaConnection(self.broker.bootstrap)
         admin = KafkaAdmin(self._connection)
         admin.create_main_topic(MAIN_TOPIC, partitions=PARTITIONS)
@@ -237,7 +224,7 @@ class _Demo:
 
     def _disturb(self, feeder: Feeder) -> None:
         """Kill one worker in mid-run, and start it again later."""
-        if self._killed_s is None and len(feeder.fed) >= KILL_AT * self._options.records:
+        if self._killed_s is None and len(feeder.fed) >= KILL_AT * self._records:
             self._victim = self._workers[0]
             self._victim.kill()
             self._killed_s = time.monotonic()
@@ -250,7 +237,7 @@ class _Demo:
     def _show(self, feeder: Feeder, status: Status) -> None:
         elapsed_s = time.monotonic() - self._began_s
         line = (
-            f"{elapsed_s:5.0f} s  fed {len(feeder.fed):,}/{self._options.records:,}  "
+            f"{elapsed_s:5.0f} s  fed {len(feeder.fed):,}/{self._records:,}  "
             f"done or dead {len(self._final):,}  waiting {len(self._waiting):,}"
         )
         status.update(line)

@@ -15,8 +15,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import clock, machine
 from retryapp.doctor.brokers import INTERNAL, judge_brokers
 from retryapp.doctor.findings import Finding, note, ok, problem
-from retryapp.doctor.group import Trace, judge_group, judge_offsets
-from retryapp.doctor.rights import REMEDY, judge_rights
+from retryapp.doctor.group import REMEDY, Trace, judge_group, judge_offsets, judge_rights
 from retryapp.doctor.topics import (
     judge_level,
     judge_main_retention,
@@ -77,7 +76,7 @@ class Report:
 
 def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
     """Run all checks; changes nothing unless the subject says ``write``."""
-    findings = [*machine.judge_programs(), *machine.judge_settings(os.environ), *machine.judge_folder(subject.datadir)]
+    findings = [*machine.judge_settings(os.environ), *machine.judge_folder(subject.datadir)]
     try:
         for finding in _Cluster(subject, wall_ms).check():
             findings.append(finding)  # noqa: PERF402 - findings before a broker went silent are kept

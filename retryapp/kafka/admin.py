@@ -151,9 +151,7 @@ class KafkaAdmin:
     def describe_topics(self, names: Iterable[str], *, tolerant: bool = False) -> dict[str, TopicState]:
         """Return the state of those of the named topics that exist.
 
-        Args:
-            names: the topics.
-            tolerant: leave out topics that we may not describe, and settings that we may not read.
+        `tolerant` leaves out topics that we may not describe, and settings that we may not read.
 
         Raises:
             AccessDeniedError: a topic may not be described by us.
@@ -293,11 +291,7 @@ class KafkaAdmin:
     def wait_for_topics(
         self, names: Sequence[str], partitions: Mapping[str, int] | None = None
     ) -> dict[str, TopicState]:
-        """Wait until the metadata shows topics and a leader for each partition; return their states.
-
-        Args:
-            names: the topics.
-            partitions: how many partitions a topic must have at least.
+        """Wait until the metadata shows topics, as many `partitions`, and a leader for each; return their states.
 
         Raises:
             TopicMissingError: one was not shown in time.

@@ -183,7 +183,11 @@ def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
         return
     brokers = len(cluster.brokers)
     if default < SAFE_REPLICATION <= brokers:
-        raise ReplicationTooLowError(default, brokers)
+        raise ReplicationTooLowError(
+            f"default.replication.factor={default} on {brokers} brokers: losing {default} would lose the records that "
+            f"wait; set default.replication.factor=3 on the brokers, or accept it: Retries(app, "
+            f"allow_low_replication=True), or --allow-low-replication of 'retryapp topics create'"
+        )
 
 
 def plan_handler(

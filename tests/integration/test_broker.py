@@ -19,7 +19,8 @@ from harness import wait_for
 from harness.brokers import running_broker
 from one_broker import RunBroker
 
-from retryapp.broker import Broker, BrokerFailedError, broker_status, stop_kept_broker
+from retryapp.broker.kept import broker_status, stop_kept_broker
+from retryapp.broker.node import Broker, BrokerFailedError
 from retryapp.broker.probe import broker_count, free_ports, port_is_free
 from retryapp.core.errors import DiskFullError, PortTakenError
 

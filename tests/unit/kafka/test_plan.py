@@ -12,20 +12,18 @@ from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import (
     Action,
     KafkaConnection,
-    OwnerMark,
     Plan,
     PlanOptions,
     PlanStep,
-    Problem,
     TopicState,
     plan_topics,
 )
 from retryapp.kafka.acls import needed_acls
 from retryapp.kafka.admin import ClusterState
-from retryapp.kafka.compare import compare, keeps, kept_ms
+from retryapp.kafka.compare import Problem, compare, keeps, kept_ms
 from retryapp.kafka.discovery import with_dead_letters
 from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
-from retryapp.kafka.owner import decode_owner_mark, encode_owner_mark
+from retryapp.kafka.owner import OwnerMark, decode_owner_mark, encode_owner_mark
 from retryapp.kafka.plan import check_replication, plan_handler
 
 TOPOLOGY = HandlerTopology(group="billing", main="orders", delays_ms=(60_000, 3_600_000))
