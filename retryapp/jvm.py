@@ -42,15 +42,6 @@ _DOWNLOAD_TIMEOUT_S = 60
 class JarDamagedError(EnvironmentFault):
     """A downloaded jar is not the one that is pinned. Operator action: look for a proxy or mirror that changes it."""
 
-    def __init__(self, jar: str, expected: str, actual: str) -> None:
-        self.jar = jar
-        self.expected = expected
-        self.actual = actual
-        super().__init__(
-            f"{jar} has SHA-256 {actual}, expected {expected}: the download is damaged and not used. Try again; if it "
-            f"stays so, a proxy or mirror serves another file"
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
@@ -216,7 +207,10 @@ def _fetch(jar: Jar, staging: Path, folder: Path) -> None:
         raise OfflineError(megabytes, "the repository did not serve it") from error
     actual = _sha256(path)
     if actual != jar.sha256:
-        raise JarDamagedError(jar.coordinates, jar.sha256, actual)
+        raise JarDamagedError(
+            f"{jar.coordinates} has SHA-256 {actual}, expected {jar.sha256}: the download is damaged and not used. Try "
+            f"again; if it stays so, a proxy or mirror serves another file"
+        )
     path.replace(folder / jar.name)
 
 
@@ -255,20 +249,15 @@ def disk_errors_named(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFullError(str(path), error.strerror or str(error)) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
-            raise FolderUnusableError(str(path), error.strerror or str(error)) from error
+            raise FolderUnusableError(
+                f"cannot write in {path}: {error.strerror or error}. Choose another folder (RETRYAPP_CACHE_DIR, "
+                "--data) or change its rights"
+            ) from error
         raise
 
 
 class FolderUnusableError(EnvironmentFault):
     """A folder cannot be written. Operator action: choose another, or change its rights."""
-
-    def __init__(self, path: str, problem: str) -> None:
-        self.path = path
-        self.problem = problem
-        super().__init__(
-            f"cannot write in {path}: {problem}. Choose another folder (RETRYAPP_CACHE_DIR, --data) "
-            f"or change its rights"
-        )
 
 
 @contextmanager

@@ -56,13 +56,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 class NoRetriesError(ConfigurationError):
     """No `Retries` extends the app."""
 
-    def __init__(self, app: str) -> None:
-        self.app = app
-        super().__init__(
-            f"{app} has no Retries: write `retries = Retries(app)` below `app = faust.App(...)`, and declare handlers "
-            f"with @retries.handler(topic, policy=...)"
-        )
-
 
 class Retries:
     """Extends a Faust app: declares handlers, and runs them when the app's worker runs.
@@ -471,7 +464,9 @@ def retries_of(app: faust.App) -> Retries:
     found = getattr(app, "_retryapp_retries", None)
     if not isinstance(found, Retries):
         given: object = app  # a module may have anything under this name
+        what = f"app {app.conf.id!r}" if isinstance(given, faust.App) else f"{shown(given)} is no Faust app and"
         raise NoRetriesError(
-            f"app {app.conf.id!r}" if isinstance(given, faust.App) else f"{shown(given)} is no Faust app and"
+            f"{what} has no Retries: write `retries = Retries(app)` below `app = faust.App(...)`, and declare handlers "
+            f"with @retries.handler(topic, policy=...)"
         )
     return found

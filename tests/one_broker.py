@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,10 +104,15 @@ def _keep(folder: Path, cache_dir: Path) -> None:
     """Run the broker until no process of the run is left."""
     guard()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with Broker(cache_dir, settings=_SETTINGS) as broker, (folder / _USERS).open("rb") as users:
-        entrust(broker.data)
-        _write(folder, {"bootstrap": broker.bootstrap, "data": str(broker.data), "pid": broker.pid})
-        fcntl.flock(users, fcntl.LOCK_EX)
+    broker = Broker(cache_dir, data=Path(tempfile.mkdtemp(prefix="retryapp-broker-")), settings=_SETTINGS)
+    entrust(broker.data)  # removed with this process
+    try:
+        broker.start()
+        with (folder / _USERS).open("rb") as users:
+            _write(folder, {"bootstrap": broker.bootstrap, "data": str(broker.data), "pid": broker.pid})
+            fcntl.flock(users, fcntl.LOCK_EX)
+    finally:
+        broker.stop()
 
 
 def _write(folder: Path, fact: dict[str, object]) -> None:

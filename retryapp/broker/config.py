@@ -67,11 +67,6 @@ rootLogger.appenderRef.file.ref = file
 class FormatFailedError(EnvironmentFault):
     """Kafka's storage tool refused to prepare a data folder. Operator action: read its output."""
 
-    def __init__(self, folder: str, output: str) -> None:
-        self.folder = folder
-        self.output = output
-        super().__init__(f"cannot prepare the data folder {folder} for Kafka: {output}")
-
 
 def properties(data: Path, *, port: int, controller_port: int, extra: Mapping[str, str]) -> dict[str, str]:
     """Return all settings of the broker: one node that is broker and controller, on loopback."""
@@ -162,7 +157,8 @@ def _make_template(checkpoint: Path, java: Java, jars: tuple[Path, ...]) -> None
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603 - all words are ours
         made = log_dir(data) / _BOOTSTRAP
         if result.returncode != 0 or not made.exists():
-            raise FormatFailedError(name, (result.stderr or result.stdout).strip()[-500:])
+            output = (result.stderr or result.stdout).strip()[-500:]
+            raise FormatFailedError(f"cannot prepare the data folder {name} for Kafka: {output}")
         made.replace(checkpoint)
 
 

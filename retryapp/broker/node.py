@@ -7,12 +7,10 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Self
 
 from retryapp.broker import config, probe
 from retryapp.core.errors import DiskFullError, EnvironmentFault, PortTakenError
@@ -44,17 +42,17 @@ class BrokerFailedError(EnvironmentFault):
 class Broker:
     """A real Kafka node, in its own session: Ctrl-C in the terminal does not reach it, its owner stops it.
 
-    Without ``data`` it is ephemeral: a temporary folder that `close` removes; without ``port`` it uses a free one. As a
-    context manager it is started and closed. ``settings`` come on top of ours, ``heap_mb`` is Java's heap in megabytes.
-    Nodes that are to be one cluster need one ``cluster_id``, and a ``node.id`` each in their settings.
+    Topics, settings and log are in the folder ``data``; without ``port`` it uses a free one. ``settings`` come on top
+    of ours, ``heap_mb`` is Java's heap in megabytes. Nodes that are to be one cluster need one ``cluster_id``, and a
+    ``node.id`` each in their settings.
     """
 
     def __init__(
         self,
         cache_dir: Path,
         *,
+        data: Path,
         port: int | None = None,
-        data: Path | None = None,
         log: Path | None = None,
         heap_mb: int = 512,
         settings: Mapping[str, str] | None = None,
@@ -63,9 +61,8 @@ class Broker:
         self._cache_dir = cache_dir
         self._fixed_port = port is not None
         self._port = port
-        self._kept = data
-        self._data = data.absolute() if data is not None else None
-        self._log = log.absolute() if log is not None else None
+        self.data = data.absolute()
+        self.log = self.data / "broker.log" if log is None else log.absolute()
         self._heap_mb = heap_mb
         self._settings = dict(settings or {})
         self._cluster_id = cluster_id
@@ -85,17 +82,6 @@ class Broker:
     def pid(self) -> int | None:
         """Process id; None when not running."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
-
-    @property
-    def data(self) -> Path:
-        """Folder of topics, settings and log."""
-        if self._data is None:
-            self._data = Path(tempfile.mkdtemp(prefix="retryapp-broker-"))
-        return self._data
-
-    @property
-    def log(self) -> Path:
-        return self._log or self.data / "broker.log"
 
     def start(self, *, progress: Progress | None = None) -> None:
         """Start and return once clients are served; `progress` is called for each jar that is downloaded.
@@ -162,24 +148,6 @@ class Broker:
     def wait(self) -> int:
         """Wait for the process to end by itself; return its exit code, negative for a signal."""
         return self._process.wait() if self._process is not None else 0
-
-    def close(self) -> None:
-        """Stop; remove a temporary folder."""
-        self.stop()
-        if self._kept is None and self._data is not None:
-            shutil.rmtree(self._data, ignore_errors=True)
-            self._data = None
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _prepare_folder(self) -> None:
         with disk_errors_named(self.data):
@@ -264,15 +232,7 @@ class Broker:
         causes = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): .+$", text, re.MULTILINE)
         errors = causes or re.findall(r"^(?:\[.*?\] (?:ERROR|FATAL) |Error).*$", text, re.MULTILINE)
         last = f": {errors[-1].strip()}" if errors else ""
-        return BrokerFailedError(f"exited with code {code} before it was ready{last}", self._keep_log())
-
-    def _keep_log(self) -> str:
-        """Save the log of an ephemeral broker that failed, since its folder goes away."""
-        if self._kept is not None or self._log is not None or not self.log.exists():
-            return str(self.log)
-        with tempfile.NamedTemporaryFile(prefix="retryapp-broker-failed-", suffix=".log", delete=False) as file:
-            shutil.copyfile(self.log, file.name)
-            return file.name
+        return BrokerFailedError(f"exited with code {code} before it was ready{last}", str(self.log))
 
     def _wait(self, timeout_s: float) -> bool:
         try:

@@ -30,14 +30,6 @@ class AppNotFoundError(ConfigurationError):
 class AppImportError(ConfigurationError):
     """The module of ``-A`` raised an exception while it was imported. Operator action: correct the module."""
 
-    def __init__(self, spec: str, module: str, error: BaseException, where: str) -> None:
-        self.spec = spec
-        self.where = where
-        """File and line of the user's code; empty if unknown."""
-        super().__init__(
-            f"-A {spec}: {module} raised {type(error).__name__}: {error}" + (f" ({where})" if where else "")
-        )
-
 
 def load_application(spec: str) -> Retries:
     """Import the user's module and return the ``Retries`` of its Faust app; `spec`: ``module[:attribute]``.
@@ -83,7 +75,9 @@ def _import(spec: str, name: str) -> Any:
     except Exception as error:  # the user's code raises anything
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             raise AppNotFoundError(spec, f"no module {error.name!r}") from error
-        raise AppImportError(spec, name, error, _worker().user_line(error)) from error
+        line = _worker().user_line(error)
+        where = f" ({line})" if line else ""
+        raise AppImportError(f"-A {spec}: {name} raised {type(error).__name__}: {error}{where}") from error
 
 
 def _worker() -> Any:

@@ -49,7 +49,8 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
             return Target(connection, (with_dead_letters(topology, names),))
     handlers = find_handlers(admin, place.group)
     if not handlers:
-        raise GroupMissingError(place.group, connection.bootstrap)
+        where = f"group {place.group!r} has no handlers on {connection.bootstrap}"
+        raise GroupMissingError(f"{where}. Correct --group (the Faust app's id) or --broker")
     return Target(connection, _only(handlers, place.topic))
 
 

@@ -35,7 +35,7 @@ def _broker_options(command: Callable[..., R]) -> Callable[..., R]:
     )(command)
     return click.option(
         "--port",
-        type=click.IntRange(0, 65_535),
+        type=click.IntRange(1, 65_535),
         help=f"Port for clients, on 127.0.0.1. [default: the running broker's, else {DEFAULT_PORT}]",
     )(command)
 
@@ -63,10 +63,11 @@ def start(*, port: int | None, data: Path, as_json: bool) -> None:
 
     Does nothing if it runs already. Topics stay in the data folder.
     """
-    running = broker_status(data)
-    wanted = running.port if running is not None and port is None else _kept_port(port)
+    if port is None:
+        running = broker_status(data)
+        port = DEFAULT_PORT if running is None else running.port
     with download_progress() as progress:
-        kept, started = start_kept_broker(load_settings().cache_dir, data, port=wanted, progress=progress)
+        kept, started = start_kept_broker(load_settings().cache_dir, data, port=port, progress=progress)
     facts = {**kept.as_dict(), "state": "running", "started": started}
     emit(facts, _line(kept, "is ready" if started else "is already running"), as_json=as_json)
 
@@ -96,16 +97,9 @@ def status(*, port: int | None, data: Path, as_json: bool) -> int:
 
 @command.command()
 @_broker_options
-@click.option(
-    "--ephemeral", is_flag=True, help="Use a temporary folder, removed at the end. With --port 0: any free port."
-)
-@click.pass_context
-def run(context: click.Context, *, port: int | None, data: Path, ephemeral: bool, as_json: bool) -> int:
+def run(*, port: int | None, data: Path, as_json: bool) -> int:
     """Run it in the foreground until SIGTERM or Ctrl-C, for a Procfile; stops within 4 seconds."""
-    if ephemeral and context.get_parameter_source("data") is not click.core.ParameterSource.DEFAULT:
-        raise click.UsageError("--ephemeral and --data exclude each other")
-    fixed = None if ephemeral and port == 0 else _kept_port(port)
-    broker = Broker(load_settings().cache_dir, port=fixed, data=None if ephemeral else data)
+    broker = Broker(load_settings().cache_dir, port=DEFAULT_PORT if port is None else port, data=data)
     with on_signals(_interrupt, *STOP_SIGNALS):
         try:
             with download_progress() as progress:
@@ -116,7 +110,7 @@ def run(context: click.Context, *, port: int | None, data: Path, ephemeral: bool
         except KeyboardInterrupt:
             return ExitCode.FINE
         finally:
-            broker.close()
+            broker.stop()
     raise BrokerFailedError(f"exited with code {code}", kept.log)
 
 
@@ -148,12 +142,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     for name in STOP_SIGNALS:  # a second one must not interrupt the stop
         signal.signal(name, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def _kept_port(port: int | None) -> int:
-    if port == 0:
-        raise click.UsageError("--port 0 (any free port) requires 'run --ephemeral': other commands must find a broker")
-    return DEFAULT_PORT if port is None else port
 
 
 def _running(data: Path, port: int | None) -> KeptBroker | None:

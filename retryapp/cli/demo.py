@@ -9,7 +9,7 @@ from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.demo.data import TOTAL_FLIGHTS
 from retryapp.demo.report import PAGE
-from retryapp.demo.run import DEFAULT_RECORDS, DemoOptions, DemoResult, run_demo
+from retryapp.demo.run import DEFAULT_RECORDS, run_demo
 from retryapp.settings import load_settings
 
 
@@ -22,10 +22,9 @@ from retryapp.settings import load_settings
     help="Feed the first N flights of the file.",
     metavar="N",
 )
-@click.option("--keep", is_flag=True, help="Leave all running at the end, until Ctrl-C, and keep the logs.")
 @click.option("--no-report", is_flag=True, help="Make no report with the pipeline on Spark.")
 @json_option
-def command(*, records: int, keep: bool, no_report: bool, as_json: bool) -> int:
+def command(*, records: int, no_report: bool, as_json: bool) -> int:
     """Watch real records fail, wait, come back on time, and end done or dead.
 
     Starts a Kafka broker, a failing HTTP service and two workers; feeds flights of 2013; kills one worker in mid-run;
@@ -40,19 +39,12 @@ def command(*, records: int, keep: bool, no_report: bool, as_json: bool) -> int:
     Examples:
       retryapp demo
       retryapp demo --records 6000 --json
-      retryapp demo --keep --no-report
+      retryapp demo --no-report
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    options = DemoOptions(
-        cache_dir=load_settings().cache_dir,
-        records=records,
-        keep=keep,
-        page=None if no_report else load_settings().datadir / PAGE,
-    )
-
-    def print_json(result: DemoResult) -> None:
-        if as_json:
-            emit(result.as_json(), "", as_json=True)
-
+    settings = load_settings()
+    page = None if no_report else settings.datadir / PAGE
     with download_progress() as progress:
-        result = run_demo(options, stderr_console, progress=progress, on_result=print_json)
+        result = run_demo(records, stderr_console, cache_dir=settings.cache_dir, page=page, progress=progress)
+    if as_json:
+        emit(result.as_json(), "", as_json=True)
     return ExitCode.FINE if result.is_in_order else ExitCode.FINDING

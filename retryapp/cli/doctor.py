@@ -34,7 +34,7 @@ from retryapp.settings import load_settings
 def command(*, app_spec: str, datadir: Path | None, write: bool, as_json: bool) -> ExitCode:
     """Check everything that a worker depends on, and how to fix what is wrong. Changes nothing.
 
-    Programs, data folder and disk of this machine; brokers and their settings; topics, rights, the group and its
+    Variables, data folder and disk of this machine; brokers and their settings; topics, rights, the group and its
     offsets; the clock. Run it where the workers run, as their user. It is safe while workers run.
 
     \b

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from retryapp.cli._levels import show_levels, tell_handler
+from retryapp.cli._jobs import answers, only_handler
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
-from retryapp.cli.console import ExitCode
+from retryapp.cli.console import ExitCode, emit
 from retryapp.core.jobs import HandlerVerb
+from retryapp.kafka.remembered import remembered
+from retryapp.lookup import jobs
+from retryapp.lookup.instants import utc_text
+
+
+def tell_handler(
+    verb: HandlerVerb, place: Place, *, by: str, why: str, wait_ms: int, as_json: bool, circuit: str = ""
+) -> ExitCode:
+    """Send a command about a handler to all partitions, and say what they answer."""
+    connection, topology = only_handler(place)
+    told = jobs.tell_handler(connection, topology, verb, circuit, by=by, why=why, wait_s=wait_ms / 1000)
+    return answers({"main": topology.main, "verb": verb}, told, as_json=as_json)
+
+
+def show_levels(
+    place: Place, name: Literal["paused", "forced"], *, none: str, as_json: bool, circuit: str = ""
+) -> ExitCode:
+    """Show on which partitions it is set, of all circuits or of one; `none`: what to say where it is not."""
+    connection, topology = only_handler(place)
+    facts: dict[str, dict[str, Any]] = {}
+    lines = []
+    for number, each in remembered(connection, topology).items():
+        paused = {} if each.paused is None else {"": each.paused}
+        for at, level in (paused if name == "paused" else each.forced_open).items():
+            if circuit in ("", at):
+                facts.setdefault(at, {})[str(number)] = level.model_dump()
+                what = f"circuit {at} of partition" if at else "partition"
+                lines.append(f"{what} {number} since {utc_text(level.since_ms)}: {level.text}")
+                lines += [f"  the record: {level.record}"] * bool(level.record)
+    shown = {"main": topology.main, name: facts.pop(circuit, {})} | ({"circuits": facts} if name == "forced" else {})
+    emit(shown, "\n".join(lines) or none, as_json=as_json)
+    return ExitCode.FINDING if lines else ExitCode.FINE
 
 
 @click.group(name="handler")
@@ -19,7 +51,13 @@ def command() -> None:
 
     While it is paused no record is delivered, neither a new one nor a retry. The group keeps its partitions, nothing is
     lost, and restarts change nothing. Mind the retention of the main topic: what it deletes was never delivered.
-    """
+
+    \b
+    Examples:
+      retryapp handler pause -A billing --topic orders --why "ledger migrates"
+      retryapp handler resume -A billing --topic orders
+      retryapp handler show -A billing --topic orders
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
 @command.command()
@@ -29,10 +67,6 @@ def pause(*, place: Place, **options: Any) -> ExitCode:
 
     \b
     Exit codes: 0 all partitions are paused, 1 some have no worker now: they are when they get one.
-
-    \b
-    Examples:
-      retryapp handler pause -A billing --topic orders --why "ledger migrates"
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return tell_handler(HandlerVerb.PAUSE, place, **options)
 
@@ -44,10 +78,6 @@ def resume(*, place: Place, **options: Any) -> ExitCode:
 
     \b
     Exit codes: 0 all partitions go on, 1 some have no worker now, or have been paused since: read why, send it again.
-
-    \b
-    Examples:
-      retryapp handler resume -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return tell_handler(HandlerVerb.RESUME, place, **options)
 
@@ -60,9 +90,5 @@ def show(*, place: Place, as_json: bool) -> ExitCode:
 
     \b
     Exit codes: 0 it is not paused, 1 it is.
-
-    \b
-    Examples:
-      retryapp handler show -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return show_levels(place, "paused", none="not paused", as_json=as_json)

@@ -19,19 +19,22 @@ def command() -> None:
 
     A job is begun by `dead replay`, `dead discard` or `dead restore` with a filter. The workers do it, so it goes on
     when the terminal is closed. `list` and `show` read topics, so they work with all workers down.
-    """
+
+    \b
+    Examples:
+      retryapp job list -A billing
+      retryapp job show -A billing 3f9ca81b02 --watch
+      retryapp job pause -A billing 3f9ca81b02 --why "the service is slow"
+      retryapp job resume -A billing 3f9ca81b02
+      retryapp job cancel -A billing 3f9ca81b02
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
 @command.command(name="list")
 @json_option
 @place_options
 def list_(*, place: Place, as_json: bool) -> ExitCode:
-    """List jobs that have not ended, and the last ones that have.
-
-    \b
-    Examples:
-      retryapp job list -A billing
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """List jobs that have not ended, and the last ones that have."""
     return show_jobs(*only_handler(place), as_json=as_json)
 
 
@@ -45,10 +48,6 @@ def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
 
     \b
     Exit codes: 0 it is known; with --watch: it has ended and nothing was refused; 1 otherwise.
-
-    \b
-    Examples:
-      retryapp job show -A billing 3f9ca81b02 --watch
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     connection, topology = only_handler(place)
     if follow:
@@ -60,12 +59,7 @@ def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
 @click.argument("job")
 @audit_options
 def pause(*, job: str, place: Place, **options: Any) -> ExitCode:
-    """Pause a job. Records that it has replayed already are still tried.
-
-    \b
-    Examples:
-      retryapp job pause -A billing 3f9ca81b02 --why "the service is slow"
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """Pause a job. Records that it has replayed already are still tried."""
     return steer_job(place, job, JobVerb.PAUSE, **options)
 
 
@@ -73,12 +67,7 @@ def pause(*, job: str, place: Place, **options: Any) -> ExitCode:
 @click.argument("job")
 @audit_options
 def resume(*, job: str, place: Place, **options: Any) -> ExitCode:
-    """Resume a paused job, also one that paused itself: it tries a few letters first.
-
-    \b
-    Examples:
-      retryapp job resume -A billing 3f9ca81b02
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """Resume a paused job, also one that paused itself: it tries a few letters first."""
     return steer_job(place, job, JobVerb.RESUME, **options)
 
 
@@ -86,10 +75,5 @@ def resume(*, job: str, place: Place, **options: Any) -> ExitCode:
 @click.argument("job")
 @audit_options
 def cancel(*, job: str, place: Place, **options: Any) -> ExitCode:
-    """End a job. Records that it has replayed already are still tried.
-
-    \b
-    Examples:
-      retryapp job cancel -A billing 3f9ca81b02
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """End a job. Records that it has replayed already are still tried."""
     return steer_job(place, job, JobVerb.CANCEL, **options)

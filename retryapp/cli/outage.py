@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from retryapp.cli._levels import show_levels, tell_handler
 from retryapp.cli._options import WORDS, Place, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode
+from retryapp.cli.handler import show_levels, tell_handler
 from retryapp.core.jobs import HandlerVerb
 
 
@@ -20,7 +20,13 @@ def command() -> None:
     While the circuit of a handler is forced open nothing begins and no attempt is spent, over restarts and rebalances.
     With --circuit that is so for records which have failed because of that service; others go on. A handler without a
     circuit is paused instead.
-    """
+
+    \b
+    Examples:
+      retryapp outage open -A billing --topic orders --circuit ledger --why "ledger migrates"
+      retryapp outage close -A billing --topic orders
+      retryapp outage show -A billing --topic orders
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
 _circuit = click.option(
@@ -36,10 +42,6 @@ def open_(*, place: Place, **options: Any) -> ExitCode:
 
     \b
     Exit codes: 0 it is open on all partitions, 1 some have no worker now, or there is no circuit.
-
-    \b
-    Examples:
-      retryapp outage open -A billing --topic orders --circuit ledger --why "ledger migrates"
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return tell_handler(HandlerVerb.OPEN, place, **options)
 
@@ -48,12 +50,7 @@ def open_(*, place: Place, **options: Any) -> ExitCode:
 @_circuit
 @audit_options
 def close(*, place: Place, **options: Any) -> ExitCode:
-    """Let the circuit probe at once, whoever opened it: it closes once a few records succeed.
-
-    \b
-    Examples:
-      retryapp outage close -A billing --topic orders
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """Let the circuit probe at once, whoever opened it: it closes once a few records succeed."""
     return tell_handler(HandlerVerb.CLOSE, place, **options)
 
 
@@ -66,9 +63,5 @@ def show(*, place: Place, circuit: str, as_json: bool) -> ExitCode:
 
     \b
     Exit codes: 0 not forced open, 1 forced open.
-
-    \b
-    Examples:
-      retryapp outage show -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return show_levels(place, "forced", none="not forced open", as_json=as_json, circuit=circuit)

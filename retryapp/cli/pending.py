@@ -37,7 +37,15 @@ def command() -> None:
     """Look at records that wait for their next attempt; try them now or later, hold them, or give them up.
 
     `list` and `show` read the topics, so they work with all workers down. The others ask the workers. Times are UTC.
-    """
+
+    \b
+    Examples:
+      retryapp pending reschedule -A billing billing/orders@kq8G0bTz/3/1042 --at 2h
+      retryapp pending hold -A billing billing/orders@kq8G0bTz/3/1042 --for 2d --why "ask the customer"
+      retryapp pending release -A billing billing/orders@kq8G0bTz/3/1042
+      retryapp pending release -A billing Mi9iaWxsaW5nL29yZGVyc0BrcThHMGJUei8zLzEwNDI
+      retryapp pending cancel -A billing billing/orders@kq8G0bTz/3/1042 --why "order withdrawn"
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 
 @command.command(name="list")
@@ -144,12 +152,7 @@ def retry_now(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> 
     help="When: a length from now with a unit ('10m'), or UTC ('2030-01-31T12:00'); never before now.",
 )
 def reschedule(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
-    """Make the next attempt due at another time.
-
-    \b
-    Examples:
-      retryapp pending reschedule -A billing billing/orders@kq8G0bTz/3/1042 --at 2h
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """Make the next attempt due at another time."""
     return steer(Verb.RESCHEDULE, failure_ids, place, **options)
 
 
@@ -168,11 +171,7 @@ def hold(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitC
 
     A record whose attempt runs now is held if that attempt fails. With order="key" later records of its key wait
     behind it.
-
-    \b
-    Examples:
-      retryapp pending hold -A billing billing/orders@kq8G0bTz/3/1042 --for 2d --why "ask the customer"
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """
     return steer(Verb.HOLD, failure_ids, place, **options)
 
 
@@ -183,12 +182,7 @@ def release(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> Ex
 
     A token (delivery.token) in place of a failure id releases the record of a delivery that raised Defer, or is about
     to: that record is due at once.
-
-    \b
-    Examples:
-      retryapp pending release -A billing billing/orders@kq8G0bTz/3/1042
-      retryapp pending release -A billing Mi9iaWxsaW5nL29yZGVyc0BrcThHMGJUei8zLzEwNDI
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """
     return steer(Verb.RELEASE, failure_ids, place, **options)
 
 
@@ -198,9 +192,5 @@ def cancel(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> Exi
     """Stop retrying records: they become dead letters with the reason `cancelled`, which can be replayed.
 
     A record whose attempt runs now is cancelled if that attempt fails.
-
-    \b
-    Examples:
-      retryapp pending cancel -A billing billing/orders@kq8G0bTz/3/1042 --why "order withdrawn"
-    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    """
     return steer(Verb.CANCEL, failure_ids, place, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict, replace
-from typing import Final, NoReturn
+from typing import Final
 
 import click
 from rich.console import Console
@@ -13,15 +13,15 @@ from rich.live import Live
 
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._target import Target, resolve
-from retryapp.cli._workers import Workers
+from retryapp.cli._workers import Group, Workers, group_table
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.kafka import KafkaAdmin, KafkaRequestError
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
-from retryapp.terminal import Group, group_table
 
 _MEMBERS_S = 5.0
+_FRAME_S = 2.0
 MORE_PORTS: Final = 8
 """Ports tried beyond one for each member."""
 
@@ -35,12 +35,9 @@ MORE_PORTS: Final = 8
     multiple=True,
     help="Address of a worker's pages; it names the other workers. Repeatable.",
 )
-@click.option(
-    "--interval", type=click.FloatRange(0.5, 3600), default=2.0, show_default=True, help="Seconds between two frames."
-)
 @click.option("--once", is_flag=True, help="Print one frame and end, as without a terminal.")
 @json_option
-def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool, as_json: bool) -> ExitCode:
+def command(*, place: Place, urls: tuple[str, ...], once: bool, as_json: bool) -> ExitCode:
     """Watch a running group: what needs action, what waits and is due, dead letters, the last minute, and all lanes.
 
     The figures are those of the workers' own pages. It looks for workers on the hosts of the group's members, at
@@ -59,7 +56,10 @@ def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool,
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     watch = _Watch(place, urls)
     if sys.stdout.isatty() and not (once or as_json):
-        _show_frames(watch, interval)
+        with Live(auto_refresh=False, transient=True) as view:
+            while True:
+                view.update(group_table(watch.look()), refresh=True)
+                time.sleep(_FRAME_S)
     group = watch.look()
     console = Console() if sys.stdout.isatty() else Console(width=200, highlight=False)
     if as_json:
@@ -67,13 +67,6 @@ def command(*, place: Place, urls: tuple[str, ...], interval: float, once: bool,
     else:
         console.print(group_table(group))
     return ExitCode.FINE if group.workers else ExitCode.FINDING
-
-
-def _show_frames(watch: _Watch, interval_s: float) -> NoReturn:
-    with Live(auto_refresh=False, transient=True) as view:
-        while True:
-            view.update(group_table(watch.look()), refresh=True)
-            time.sleep(interval_s)
 
 
 class _Watch:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -55,21 +54,6 @@ _PLAIN_INTERVAL_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """Options of `run_demo`."""
-
-    cache_dir: Path
-    records: int = DEFAULT_RECORDS
-    keep: bool = False
-    page: Path | None = None
-    """Where the report goes; None: no report."""
-
-    @property
-    def rate(self) -> float:
-        return min(RATE, self.records / LEAST_FEED_S)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
     """The result of a run."""
 
@@ -87,25 +71,19 @@ class DemoResult:
 
 
 def run_demo(
-    options: DemoOptions, console: Console, *, progress: Progress | None, on_result: Callable[[DemoResult], None]
+    records: int, console: Console, *, cache_dir: Path, page: Path | None, progress: Progress | None
 ) -> DemoResult:
-    """Run the demo; `on_result` is called before `keep` lingers. After an error the logs are kept."""
+    """Run the demo with the first flights; `page`: where the report goes, None: no report. An error keeps the logs."""
     with Run() as run:
-        demo = _Demo(options, run, console)
+        demo = _Demo(records, run, console)
         try:
-            run.kept = options.keep
-            balance = demo.play(progress)
+            balance = demo.play(cache_dir, progress)
             report = None
-            if options.page is not None:
-                report = make_report(
-                    run, demo.broker.bootstrap, balance, console, cache_dir=options.cache_dir, page=options.page
-                )
+            if page is not None:
+                report = make_report(run, demo.broker.bootstrap, balance, console, cache_dir=cache_dir, page=page)
                 demo.say(report.text)
             result = DemoResult(balance=balance, report=report)
-            on_result(result)
-            if options.keep:
-                demo.linger()
-            run.kept = run.kept or not result.is_in_order
+            run.kept = not result.is_in_order
         except Exception:
             run.kept = True
             raise
@@ -121,15 +99,15 @@ class _Demo:
     broker: Broker
     _service: Child
 
-    def __init__(self, options: DemoOptions, run: Run, console: Console) -> None:
-        self._options = options
+    def __init__(self, records: int, run: Run, console: Console) -> None:
+        self._records = records
+        self._rate = min(RATE, records / LEAST_FEED_S)
         self._run = run
         self._console = console
         self._began_s = time.monotonic()
         self._shown_s = 0.0
         self._schedule = RetryPolicy(POLICY).schedule
         self._workers: list[Child] = []
-        self._pages: list[str] = []
         self._victim: Child | None = None
         """The killed worker, until it is started again."""
         self._killed_s: float | None = None
@@ -143,14 +121,13 @@ class _Demo:
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def play(self, progress: Progress | None) -> Balance:
+    def play(self, cache_dir: Path, progress: Progress | None) -> Balance:
         self._announce()
-        self._open(progress)
-        feeder = Feeder(self._connection, read_flights(self._options.records), rate=self._options.rate)
+        self._open(cache_dir, progress)
+        feeder = Feeder(self._connection, read_flights(self._records), rate=self._rate)
         self._watch(feeder)
         ledger = self._settle(feeder)
-        if not self._options.keep:
-            stop_all(self._workers)
+        stop_all(self._workers)
         self._read_log()
         balance = count(
             {flight_id: self._fates[flight_id] for flight_id in feeder.fed},
@@ -163,25 +140,12 @@ class _Demo:
         self.say(balance.text)
         return balance
 
-    def linger(self) -> None:
-        """Leave everything running until Ctrl-C."""
-        self.say(
-            f"All is left running. Pages: {'   '.join(self._pages)}   broker: {self.broker.bootstrap}\n"
-            "Press Ctrl-C here (or send SIGTERM to this process) to stop it."
-        )
-        try:
-            while True:
-                time.sleep(1.0)
-                self._check()
-        except KeyboardInterrupt:
-            self.say("stopping")
-
     def _announce(self) -> None:
         planes = load_planes()
-        self._fates = {flight.id: fate_of(flight, planes) for flight in read_flights(self._options.records)}
+        self._fates = {flight.id: fate_of(flight, planes) for flight in read_flights(self._records)}
         fates = list(self._fates.values())
         self.say(
-            f"{len(fates):,} flights of {TOTAL_FLIGHTS:,}, {self._options.rate:.0f} a second; "
+            f"{len(fates):,} flights of {TOTAL_FLIGHTS:,}, {self._rate:.0f} a second; "
             f"policy: {RetryPolicy(POLICY).text}, one retry topic per delay\n"
             f"By the data alone {len(fates) - fates.count(Outcome.DONE):,} flights must end dead, about one in six: "
             f"{fates.count(Outcome.NOT_FOUND):,} have a tail number that no plane has (404), "
@@ -189,9 +153,9 @@ class _Demo:
             f"Everything else must recover, through 503s, time-outs, resets and an outage of {OUTAGE_S:g} s."
         )
 
-    def _open(self, progress: Progress | None) -> None:
-        run, outage_after = self._run, max(1, int(self._options.records * OUTAGE_AT))
-        self.broker = run.broker(self._options.cache_dir, progress=progress)
+    def _open(self, cache_dir: Path, progress: Progress | None) -> None:
+        run, outage_after = self._run, max(1, int(self._records * OUTAGE_AT))
+        self.broker = run.broker(cache_dir, progress=progress)
         self._connection = KafkaConnection(self.broker.bootstrap)
         admin = KafkaAdmin(self._connection)
         admin.create_main_topic(MAIN_TOPIC, partitions=PARTITIONS)
@@ -200,6 +164,7 @@ class _Demo:
         self._service = run.child("service", [sys.executable, "-m", "retryapp.demo.service", *options])
         url = self._service.wait_for_line(r"^listening on (http://\S+)").group(1)
         worker = [sys.executable, "-m", "faust", "-A", "retryapp.demo.app", "worker", "-l", "info"]
+        pages = []
         for number, port in enumerate(free_ports(2), start=1):
             env = {
                 f"{PREFIX}BROKER": self.broker.bootstrap,
@@ -210,8 +175,8 @@ class _Demo:
                 "TMPDIR": str(run.folder),  # for their port locks
             }
             self._workers.append(run.child(f"worker-{number}", worker, env=env))
-            self._pages.append(f"http://127.0.0.1:{port}{PAGES_PREFIX}/")
-        self.say(f"pages of the workers: {'   '.join(self._pages)}   broker: {self.broker.bootstrap}")
+            pages.append(f"http://127.0.0.1:{port}{PAGES_PREFIX}/")
+        self.say(f"pages of the workers: {'   '.join(pages)}   broker: {self.broker.bootstrap}")
         wait_for(self._are_ready, "both workers have lanes", timeout_s=60)
 
     def _are_ready(self) -> bool:
@@ -259,7 +224,7 @@ class _Demo:
 
     def _disturb(self, feeder: Feeder) -> None:
         """Kill one worker in mid-run, and start it again later."""
-        if self._killed_s is None and len(feeder.fed) >= KILL_AT * self._options.records:
+        if self._killed_s is None and len(feeder.fed) >= KILL_AT * self._records:
             self._victim = self._workers[0]
             self._victim.kill()
             self._killed_s = time.monotonic()
@@ -272,7 +237,7 @@ class _Demo:
     def _show(self, feeder: Feeder, status: Status) -> None:
         elapsed_s = time.monotonic() - self._began_s
         line = (
-            f"{elapsed_s:5.0f} s  fed {len(feeder.fed):,}/{self._options.records:,}  "
+            f"{elapsed_s:5.0f} s  fed {len(feeder.fed):,}/{self._records:,}  "
             f"done or dead {len(self._final):,}  waiting {len(self._waiting):,}"
         )
         status.update(line)

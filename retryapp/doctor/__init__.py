@@ -1,7 +1,7 @@
 """Checks of everything that a worker depends on, without changing it.
 
-`cluster` gathers facts; the other modules are functions from facts to findings. `examine` runs all of them for
-``retryapp doctor``, `quick_findings` the few that a worker can afford when it starts.
+The modules are functions from facts to findings. `examine` gathers the facts and runs all of them for ``retryapp
+doctor``, `quick_findings` the few that a worker can afford when it starts.
 """
 
 from retryapp.doctor.examine import Report, Subject, examine, quick_findings

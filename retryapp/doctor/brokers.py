@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from retryapp.core.durations import format_duration_ms
-from retryapp.doctor.cluster import ClusterFacts
 from retryapp.doctor.findings import Finding, note, ok, problem, warning
 from retryapp.engine.lane.lane import LaneLimits
-from retryapp.kafka import TopicState
+from retryapp.kafka import ClusterState, TopicState
 
 SAFE_BROKERS: Final = 3
 MINUTE_MS: Final = 60_000
@@ -81,7 +80,7 @@ def _judge(rule: _Rule, values: Mapping[str, str]) -> Finding:
 
 
 def judge_brokers(
-    facts: ClusterFacts, topics: Mapping[str, TopicState], *, downtime_ms: int, session_timeout_ms: int
+    facts: ClusterState, topics: Mapping[str, TopicState], *, downtime_ms: int, session_timeout_ms: int
 ) -> Iterator[Finding]:
     """Judge number and settings of the brokers; `topics`: those that exist, Kafka's own included."""
     count, expected = len(facts.brokers), f"{SAFE_BROKERS} or more in production"

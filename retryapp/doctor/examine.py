@@ -14,10 +14,8 @@ from retryapp.core.row_keys import is_identity
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import clock, machine
 from retryapp.doctor.brokers import INTERNAL, judge_brokers
-from retryapp.doctor.cluster import ClusterReader
 from retryapp.doctor.findings import Finding, note, ok, problem
-from retryapp.doctor.group import Trace, judge_group, judge_offsets
-from retryapp.doctor.rights import REMEDY, judge_rights
+from retryapp.doctor.group import REMEDY, Trace, judge_group, judge_offsets, judge_rights
 from retryapp.doctor.topics import (
     judge_level,
     judge_main_retention,
@@ -43,6 +41,8 @@ from retryapp.kafka.remembered import remembered
 
 REACH_S: Final = 5.0
 """How long a broker may take to answer at all."""
+MOST_BROKERS: Final = 12
+"""Brokers whose settings are read; of a larger cluster those with the lowest ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Report:
 
 def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
     """Run all checks; changes nothing unless the subject says ``write``."""
-    findings = [*machine.judge_programs(), *machine.judge_settings(os.environ), *machine.judge_folder(subject.datadir)]
+    findings = [*machine.judge_settings(os.environ), *machine.judge_folder(subject.datadir)]
     try:
         for finding in _Cluster(subject, wall_ms).check():
             findings.append(finding)  # noqa: PERF402 - findings before a broker went silent are kept
@@ -102,13 +102,13 @@ class _Cluster:
         self.wall_ms = wall_ms
         self.states: dict[str, TopicState] = {}
         self.group_rights: frozenset[str] | None = None
-        self.admin = ClusterReader(subject.connection, timeout_s=subject.timeout_s)
+        self.admin = KafkaAdmin(subject.connection, timeout_s=subject.timeout_s)
         self.topologies = subject.topologies
 
     def check(self) -> Iterator[Finding]:
         subject = self.subject
         self._reach()
-        facts = self.admin.brokers()
+        facts = self.admin.cluster(asked=MOST_BROKERS)
         yield ok("broker", f"{subject.connection.bootstrap} answers")
         yield from self._step("topics", self._topics)
         every, self.states = _existing(self.admin, self.topologies)
@@ -251,9 +251,9 @@ def quick_findings(
     try:
         found += machine.judge_settings(os.environ)
         found.append(machine.judge_disk(machine.nearest(datadir)))
-        reader = ClusterReader(connection, timeout_s=timeout_s)
-        facts = reader.brokers()
-        every, states = _existing(reader, topologies)
+        admin = KafkaAdmin(connection, timeout_s=timeout_s)
+        facts = admin.cluster(asked=MOST_BROKERS)
+        every, states = _existing(admin, topologies)
         times = {"downtime_ms": options.downtime_ms, "session_timeout_ms": session_timeout_ms}
         found += judge_brokers(facts, every, **times)
         found += judge_replicas(states)
@@ -264,9 +264,9 @@ def quick_findings(
 
 
 def _existing(
-    reader: ClusterReader, topologies: Sequence[HandlerTopology]
+    admin: KafkaAdmin, topologies: Sequence[HandlerTopology]
 ) -> tuple[dict[str, TopicState], dict[str, TopicState]]:
     """Return the topics that exist and that we may see, with Kafka's own and without."""
     names = [name for topology in topologies for name in topology.named]
-    every = reader.describe_topics([*names, *INTERNAL], tolerant=True)
+    every = admin.describe_topics([*names, *INTERNAL], tolerant=True)
     return every, {name: state for name, state in every.items() if name not in INTERNAL}

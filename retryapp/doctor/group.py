@@ -1,4 +1,4 @@
-"""The consumer group: its members, and whether its offsets still point into its topics."""
+"""The consumer group: its members, whether its offsets still point into its topics, and what its login may do."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem
+from retryapp.kafka import TopicState
+from retryapp.kafka.acls import Acl, Pattern, Resource
 
 PROTOCOL: Final = "faust"
 """Name under which workers join the group; a test compares it with the runtime's."""
@@ -130,3 +132,57 @@ def _outside(topic: str, number: int, seen: str, offset: int, kept: range) -> Fi
         why=f"{lost if offset < kept.start else 'the topic was recreated, or lost its end'}; its lane refuses to start",
         remedy=_reset(f"{topic}:{number}", "--to-earliest"),
     )
+
+
+REMEDY = "Grant them: 'retryapp plan --acls' prints the kafka-acls.sh lines"
+
+
+def judge_rights(
+    acls: Sequence[Acl],
+    *,
+    topics: Mapping[str, TopicState],
+    group: frozenset[str] | None,
+    cluster: frozenset[str] | None,
+) -> Iterator[Finding]:
+    """Compare the required rights with the operations that the brokers report (None: unknown).
+
+    Kafka reports them for existing topics, groups and the cluster, not for transactional ids.
+    """
+    allowed = {name: facts.operations for name, facts in topics.items() if facts.operations is not None}
+    if not allowed and group is None and cluster is None:
+        yield note("rights", "not reported by the brokers", why="nothing exists yet, or they report no rights")
+        return
+
+    def required(resource: Resource, name: str | None = None) -> set[str]:
+        """Return operations; on our own topics, which share a prefix, unless a topic is named."""
+        return {
+            acl.code
+            for acl in acls
+            if acl.resource is resource
+            and (acl.needed or resource is Resource.CLUSTER)
+            and (resource is not Resource.TOPIC or (acl.name == name if name else acl.pattern is Pattern.PREFIXED))
+        }
+
+    missing = []
+    for topic, operations in sorted(allowed.items()):
+        wanted = required(Resource.TOPIC, topic) or required(Resource.TOPIC)
+        missing += [f"{code} on topic {topic}" for code in sorted(wanted - {"CREATE"} - operations)]  # it exists
+    if group is not None:
+        missing += [f"{code} on the group" for code in sorted(required(Resource.GROUP) - group)]
+    if missing:
+        yield problem(
+            "rights",
+            f"not allowed: {', '.join(missing)}",
+            expected="what workers do",
+            why="a worker exits at its start, or its partitions stop",
+            remedy=REMEDY,
+        )
+    else:
+        yield ok("rights", f"{counted(len(allowed), 'topic')} and the group: all allowed", "what workers do")
+    spare = sorted(required(Resource.CLUSTER) - cluster) if cluster is not None else []
+    if spare:
+        yield note(
+            "rights on the cluster",
+            f"not allowed: {', '.join(spare)}",
+            why="workers do not need them; without them too few replicas are not refused, and the doctor sees less",
+        )

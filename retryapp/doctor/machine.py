@@ -1,43 +1,20 @@
-"""This machine: programs and libraries, the data folder and the room in it. Leaves nothing behind."""
+"""This machine: variables of the environment, the data folder and the room in it. Leaves nothing behind."""
 
 from __future__ import annotations
 
 import os
-import platform
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from confluent_kafka import libversion
-
-from retryapp.core.errors import JavaMissingError
-from retryapp.doctor.findings import Finding, note, ok, problem, warning
-from retryapp.jvm import MINIMUM_JAVA, find_java
+from retryapp.doctor.findings import Finding, ok, problem, warning
 from retryapp.settings import unknown_variables
 
-LIBRARIES: Final = ("faust-streaming", "aiokafka", "confluent-kafka", "rocksdict")
-"""Libraries whose internals a worker depends on; pip installs them in the ranges that we declare."""
 FEW_BYTES: Final = 256 << 20
 """Below it a start is likely to fail: a store's write-ahead log alone may take 64 MiB."""
 SCARCE_BYTES: Final = 1 << 30
 """Below it a backlog of some hours may not fit."""
-
-
-def judge_programs() -> Iterator[Finding]:
-    yield ok("python", f"{platform.python_version()} ({sys.platform}, {platform.machine()})", "3.11 or newer")
-    for name in LIBRARIES:
-        yield ok(f"library {name}", metadata.version(name))
-    yield ok("library librdkafka", libversion()[0])
-    expected = f"{MINIMUM_JAVA} or newer, for 'retryapp broker' and Spark"
-    try:
-        java = find_java()
-    except JavaMissingError as error:
-        yield note("java", error.found or "none", expected=expected, why="workers do not need it")
-    else:
-        yield ok("java", f"{java.major} ({java.path})", expected)
 
 
 def judge_settings(environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -1,39 +1,33 @@
 """Topic administration and bounded reading over confluent-kafka, without joining a group."""
 
-from retryapp.kafka.admin import KafkaAdmin, TopicState
-from retryapp.kafka.compare import Problem
+from retryapp.kafka.admin import ClusterState, KafkaAdmin, TopicState
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.discovery import GroupMissingError, find_handlers, with_dead_letters
 from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaRequestError
-from retryapp.kafka.owner import OwnerMark, claim_owner_mark, read_owner_mark
 from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, ensure_topics, grow_topics, plan_topics
-from retryapp.kafka.positions import OpenTransactionError, Positions
+from retryapp.kafka.positions import Positions
 from retryapp.kafka.reader import fold_changelog, read_offsets, read_record, read_topic
 
 __all__ = [
     "AccessDeniedError",
     "Action",
+    "ClusterState",
     "ContextRefusedError",
     "GroupMissingError",
     "KafkaAdmin",
     "KafkaConnection",
     "KafkaRequestError",
-    "OpenTransactionError",
-    "OwnerMark",
     "Plan",
     "PlanOptions",
     "PlanStep",
     "Positions",
-    "Problem",
     "TopicState",
-    "claim_owner_mark",
     "ensure_topics",
     "find_handlers",
     "fold_changelog",
     "grow_topics",
     "plan_topics",
     "read_offsets",
-    "read_owner_mark",
     "read_record",
     "read_topic",
     "with_dead_letters",

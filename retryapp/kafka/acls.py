@@ -66,12 +66,10 @@ class Acl:
 def needed_acls(
     topologies: Sequence[HandlerTopology], *, create_main: bool = False, publishes: Sequence[str] = ()
 ) -> tuple[Acl, ...]:
-    """Return the rights that the workers of one application need, by resource.
+    """Return the rights that the workers of one application need, which has a handler, by resource.
 
-    Args:
-        topologies: its handlers, at least one.
-        create_main: they create missing main topics.
-        publishes: topics that handlers publish to (``delivery.publish``), besides those that they declare.
+    `create_main`: they create missing main topics. `publishes`: topics that handlers publish to, besides those that
+    they declare.
     """
     group = topologies[0].group
     literal, prefixed = Pattern.LITERAL, Pattern.PREFIXED

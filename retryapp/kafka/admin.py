@@ -92,11 +92,20 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What topic settings depend on."""
+    """The brokers. What a login may not see is missing: most clusters show an application little about themselves."""
 
-    brokers: int
-    default_replication: int | None
-    """The brokers' ``default.replication.factor``; None: we may not read it, or they do not say."""
+    brokers: tuple[int, ...]
+    """Ids of those that are up."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Broker id → settings, of those that were asked; empty when we may not read them."""
+    operations: frozenset[str] | None = None
+    """What this login may do to the cluster, in Kafka's words (``DESCRIBE``); None: unknown."""
+
+    @property
+    def default_replication(self) -> int | None:
+        """Copies of a topic that is created without their number; None: not known."""
+        known = next((of_broker.get("default.replication.factor") for of_broker in self.settings.values()), None)
+        return None if known is None else int(known)
 
 
 class KafkaAdmin:
@@ -122,12 +131,18 @@ class KafkaAdmin:
         """Return the id of the cluster; empty where the brokers do not say."""
         return self._metadata("ask for the cluster id").cluster_id or ""
 
-    def cluster(self) -> ClusterState:
-        """Return how many brokers there are, and their default number of copies."""
-        brokers = sorted(self._metadata("list brokers").brokers)
-        settings = self.broker_settings(brokers[:1])
-        known = next((of_broker.get("default.replication.factor") for of_broker in settings.values()), None)
-        return ClusterState(brokers=len(brokers), default_replication=None if known is None else int(known))
+    def cluster(self, *, asked: int = 1) -> ClusterState:
+        """Return the brokers; the settings are of `asked` of them, those with the lowest ids.
+
+        Raises:
+            BrokerUnreachableError: no broker answered.
+        """
+        future = self._client.describe_cluster(include_authorized_operations=True, request_timeout=self.timeout_s)
+        described: Any = self._result(future, doing="list brokers")
+        ids = tuple(sorted(node.id for node in described.nodes))
+        # many clusters show their settings to operators only
+        settings = self._configs(ResourceType.BROKER, map(str, ids[:asked]), tolerant=True)
+        return ClusterState(ids, settings, operation_names(described.authorized_operations))
 
     def _metadata(self, doing: str) -> Any:
         with self._naming(doing):
@@ -136,9 +151,7 @@ class KafkaAdmin:
     def describe_topics(self, names: Iterable[str], *, tolerant: bool = False) -> dict[str, TopicState]:
         """Return the state of those of the named topics that exist.
 
-        Args:
-            names: the topics.
-            tolerant: leave out topics that we may not describe, and settings that we may not read.
+        `tolerant` leaves out topics that we may not describe, and settings that we may not read.
 
         Raises:
             AccessDeniedError: a topic may not be described by us.
@@ -278,11 +291,7 @@ class KafkaAdmin:
     def wait_for_topics(
         self, names: Sequence[str], partitions: Mapping[str, int] | None = None
     ) -> dict[str, TopicState]:
-        """Wait until the metadata shows topics and a leader for each partition; return their states.
-
-        Args:
-            names: the topics.
-            partitions: how many partitions a topic must have at least.
+        """Wait until the metadata shows topics, as many `partitions`, and a leader for each; return their states.
 
         Raises:
             TopicMissingError: one was not shown in time.
@@ -318,10 +327,6 @@ class KafkaAdmin:
     def settings(self, topics: Iterable[str], *, tolerant: bool = False) -> dict[str, dict[str, str]]:
         """Return the effective settings of topics; nothing of a missing one, or, if `tolerant`, of a refused one."""
         return self._configs(ResourceType.TOPIC, topics, tolerant=tolerant)
-
-    def broker_settings(self, ids: Iterable[int]) -> dict[str, dict[str, str]]:
-        """Return the settings of brokers; nothing where we may not read them: many clusters let operators only."""
-        return self._configs(ResourceType.BROKER, map(str, ids), tolerant=True)
 
     def _configs(self, kind: ResourceType, names: Iterable[str], *, tolerant: bool) -> dict[str, dict[str, str]]:
         resources = {ConfigResource(kind, name): name for name in names}

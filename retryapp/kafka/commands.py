@@ -30,14 +30,9 @@ def send_commands(
     wait_s: float = WAIT_S,
     outcomes: dict[str, Commanded] | None = None,
 ) -> Mapping[str, Commanded]:
-    """Send commands about records of one handler; blocks.
+    """Send commands about records of one handler, and wait for their outcomes; blocks.
 
-    Args:
-        connection: the cluster.
-        topology: of the handler.
-        commands: what to send.
-        wait_s: how long to wait for outcomes.
-        outcomes: gets each outcome as it comes, so it has them also if this raises. Default: a new dict.
+    `outcomes` gets each as it comes, so it has them also if this raises.
 
     Returns:
         The outcome of each command, by its id. One that is missing is queued: no worker has its partition now. After
@@ -72,12 +67,6 @@ def send_to_all(
 
     Several senders have one transactional id, so one begins after the other: all partitions see their commands in the
     same order.
-
-    Args:
-        connection: the cluster.
-        topology: of the handler.
-        commands: by partition.
-        wait_s: how long to wait for outcomes.
 
     Returns:
         The outcomes by partition. One that is missing is queued.

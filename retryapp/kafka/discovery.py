@@ -18,13 +18,6 @@ DLQ_SUFFIX: Final = ".dlq"
 class GroupMissingError(EnvironmentFault):
     """A cluster has no handlers of a group. Operator action: correct the group's name or the broker's address."""
 
-    def __init__(self, group: str, bootstrap: str) -> None:
-        self.group = group
-        self.bootstrap = bootstrap
-        super().__init__(
-            f"group {group!r} has no handlers on {bootstrap}. Correct --group (the Faust app's id) or --broker"
-        )
-
 
 def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
     """Return the handlers of a group whose topics exist, by main topic; their tiers and delays are not known.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retryapp.core.errors import EnvironmentFault, RecordError, TopicMismatchError, shown
+from retryapp.core.errors import EnvironmentFault, RecordError, TopicMismatchError
 
 
 class KafkaRequestError(EnvironmentFault):
@@ -47,15 +47,6 @@ class ContextRefusedError(KafkaRequestError):
 class ReplicationTooLowError(EnvironmentFault):
     """The cluster could keep three copies, and its default is less. Operator action: raise it, or allow it."""
 
-    def __init__(self, replication: int, brokers: int) -> None:
-        self.replication = replication
-        self.brokers = brokers
-        super().__init__(
-            f"default.replication.factor={replication} on {brokers} brokers: losing {replication} would lose the "
-            f"records that wait; set default.replication.factor=3 on the brokers, or accept it: "
-            f"Retries(app, allow_low_replication=True), or --allow-low-replication of 'retryapp topics create'"
-        )
-
 
 class OwnerMismatchError(TopicMismatchError):
     """A handler's topics belong to another handler. Operator action: rename the group or main topic of one of them."""
@@ -80,10 +71,3 @@ class OwnerUnknownError(OwnerMismatchError):
 
 class UnreadableHeaderError(RecordError):
     """A record has a header whose name is not UTF-8, which the client library cannot hand over."""
-
-    def __init__(self, topic: str, partition: int, offset: int, name: bytes) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.offset = offset
-        self.name = name
-        super().__init__(f"record {topic}[{partition}]@{offset} has a header whose name is not UTF-8: {shown(name)}")

@@ -65,31 +65,16 @@ def read_owner_mark(connection: KafkaConnection, changelog: str) -> OwnerMark | 
     return None
 
 
-def check_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark) -> bool:
-    """Return whether a changelog is ours; False: it has no mark yet. Reads only.
-
-    Raises:
-        OwnerMismatchError: another handler owns it.
-    """
-    owner = read_owner_mark(connection, changelog)
-    if owner is not None and owner != mark:
-        raise OwnerMismatchError(changelog, owner.text, mark.text)
-    return owner is not None
-
-
 def owner_refusal(
     connection: KafkaConnection, changelog: str, mark: OwnerMark, *, adopt: bool = False
 ) -> OwnerMismatchError | None:
     """Return why an existing changelog may not be ours; None when it is, or may become so. Reads only."""
-    try:
-        if check_owner_mark(connection, changelog, mark) or adopt:
-            return None
-        unmarked = next(read_topic(connection, changelog), None)
-        if unmarked is None or check_owner_mark(connection, changelog, mark):  # another worker marked it meanwhile
-            return None
-    except OwnerMismatchError as error:
-        return error
-    return OwnerUnknownError(changelog, UNMARKED, mark.text)
+    owner = read_owner_mark(connection, changelog)
+    if owner is None and not adopt and next(read_topic(connection, changelog), None) is not None:
+        owner = read_owner_mark(connection, changelog)  # another worker may have marked it meanwhile
+        if owner is None:
+            return OwnerUnknownError(changelog, UNMARKED, mark.text)
+    return None if owner in (None, mark) else OwnerMismatchError(changelog, owner.text, mark.text)
 
 
 def claim_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMark, *, adopt: bool = False) -> None:
@@ -101,12 +86,10 @@ def claim_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMar
         OwnerMismatchError: another handler owns it.
         OwnerUnknownError: it has records, and no mark.
     """
-    if check_owner_mark(connection, changelog, mark):
-        return
     refusal = owner_refusal(connection, changelog, mark, adopt=adopt)
-    if refusal is not None:
-        raise refusal
-    if not check_owner_mark(connection, changelog, mark):
+    if refusal is None and read_owner_mark(connection, changelog) is None:
         marked = Outgoing(changelog, 0, *encode_owner_mark(mark, secrets.token_hex(16)), ())
         write_records(connection, changelog, [marked])
-        check_owner_mark(connection, changelog, mark)
+        refusal = owner_refusal(connection, changelog, mark)  # of two rivals the later one refuses
+    if refusal is not None:
+        raise refusal

@@ -170,7 +170,7 @@ def plan_topics(
             else:
                 steps.append(step)
         steps += [_published_step(topology, name, others.get(name)) for name in topology.publishes if name in published]
-    plan = Plan(tuple(steps), cluster.brokers, admin.connection.bootstrap, states)
+    plan = Plan(tuple(steps), len(cluster.brokers), admin.connection.bootstrap, states)
     if plan.to_create:
         check_replication(cluster, options)
     return plan
@@ -181,8 +181,13 @@ def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
     default = cluster.default_replication
     if options.allow_low_replication or default is None:
         return
-    if default < SAFE_REPLICATION <= cluster.brokers:
-        raise ReplicationTooLowError(default, cluster.brokers)
+    brokers = len(cluster.brokers)
+    if default < SAFE_REPLICATION <= brokers:
+        raise ReplicationTooLowError(
+            f"default.replication.factor={default} on {brokers} brokers: losing {default} would lose the records that "
+            f"wait; set default.replication.factor=3 on the brokers, or accept it: Retries(app, "
+            f"allow_low_replication=True), or --allow-low-replication of 'retryapp topics create'"
+        )
 
 
 def plan_handler(
@@ -263,7 +268,7 @@ def _own_step(
     problems: tuple[Problem, ...] = ()
     if state is not None:
         low = options.allow_low_replication
-        problems = tuple(compare(spec, state, brokers=cluster.brokers, allow_low_replication=low))
+        problems = tuple(compare(spec, state, brokers=len(cluster.brokers), allow_low_replication=low))
     return PlanStep(
         topic=spec.name,
         role=spec.role.value,

@@ -25,13 +25,6 @@ LAST_PAUSE_S: Final = 0.25
 class OpenTransactionError(EnvironmentFault):
     """A transaction does not end, so its records are undecided. Operator action: find the producer that hangs."""
 
-    def __init__(self, what: str, waited_s: float) -> None:
-        self.what = what
-        super().__init__(
-            f"{what}: a transaction is open for more than {waited_s:g} s. The broker ends those of killed workers "
-            f"after 15 s; 'kafka-transactions.sh find-hanging' names one that is never ended. Try again"
-        )
-
 
 class _Patience:
     """Waits for the end of transactions, longer each time."""
@@ -44,7 +37,10 @@ class _Patience:
 
     def wait(self, what: str) -> None:
         if self._waited_s > self._longest_s:
-            raise OpenTransactionError(what, self._longest_s)
+            raise OpenTransactionError(
+                f"{what}: a transaction is open for more than {self._longest_s:g} s. The broker ends those of killed "
+                f"workers after 15 s; 'kafka-transactions.sh find-hanging' names one that is never ended. Try again"
+            )
         if self._on_wait is not None and self._waited_s > 1:
             self._on_wait(f"waiting for the end of a transaction: {what}")
         threading.Event().wait(self._pause_s)

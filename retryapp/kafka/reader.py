@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypedDict, TypeVar, Unpack, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.errors import BrokerUnreachableError, shown
 from retryapp.core.record import Headers, Record
 from retryapp.core.redelivery import is_copy
 from retryapp.core.row_keys import is_identity
@@ -213,7 +213,8 @@ def _headers(message: Message) -> Headers:
         return tuple((str(header[0]), _bytes(header[1])) for header in headers)
     except UnicodeDecodeError as error:
         topic, (partition, offset, _) = cast("str", message.topic()), _place(message)
-        raise UnreadableHeaderError(topic, partition, offset, name=error.object) from error
+        where = f"record {topic}[{partition}]@{offset}"
+        raise UnreadableHeaderError(f"{where} has a header whose name is not UTF-8: {shown(error.object)}") from error
 
 
 def _record(message: Message) -> Record:

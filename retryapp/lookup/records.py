@@ -48,6 +48,8 @@ Facts = dict[str, Any]
 """As JSON has them: units in the names, times in epoch milliseconds."""
 
 _SUMMARY = ("failure_id", "attempt", "tier", "reason", "error_type", "first_failed_ms", "last_failed_ms")
+_INDEXED = ("attempt", "error_type", "message", "cause_id", "first_failed_ms", "last_failed_ms", "damaged", "offset",
+            "replays", "mark", "job")  # fmt: skip
 MAX_MESSAGE_CHARS: Final = 200
 """Characters of an error's message in a list of waiting records; that of dead letters has what their index keeps."""
 
@@ -121,27 +123,17 @@ def dead_summary(entry: DeadEntry) -> Facts:
     row = entry.row
     whole = row.damaged is None
     return {
+        **{name: getattr(row, name) for name in _INDEXED},
         "failure_id": row.failure_id if whole else None,
-        "attempt": row.attempt,
         "max_attempts": entry.max_attempts,
         "tier": None,
         "reason": row.reason if whole else None,
-        "error_type": row.error_type,
-        "message": row.message,
         "cause": row.cause or row.error_type,
-        "cause_id": row.cause_id,
         "key": key_text(row.key),
-        "first_failed_ms": row.first_failed_ms,
-        "last_failed_ms": row.last_failed_ms,
         "origin": _origin(parse_failure_id(row.failure_id)[1]) if whole and row.failure_id else None,
-        "damaged": row.damaged,
         "partition": entry.partition,
-        "offset": row.offset,
         "letters": entry.letters,
         "append_ms": None if row.append_ms < 0 else row.append_ms,
-        "replays": row.replays,
-        "mark": row.mark,
-        "job": row.job,
     }
 
 

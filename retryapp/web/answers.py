@@ -24,7 +24,6 @@ from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.record import Origin, failure_id, parse_failure_id
-from retryapp.lookup.activity import Rates, rates_of
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import (
@@ -44,7 +43,7 @@ from retryapp.web.attention import needs_action, paused_text
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
-from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, lag_facts, partition_facts, totals, web_url
+from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, Rates, lag_facts, partition_facts, rates_of, totals, web_url
 from retryapp.web.lists import Listing, dead_here, merge, waiting_here
 from retryapp.web.peers import PART, SIGNATURE, Peers, activities_of, causes_of, jobs_of, merged, silent_of, spread
 from retryapp.web.query import Question

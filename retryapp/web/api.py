@@ -20,11 +20,11 @@ from retryapp.core.control import JOB_ID, MAX_WORDS, Edit, Verb
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin
-from retryapp.lookup.activity import Rates
 from retryapp.lookup.payloads import Kind
 from retryapp.lookup.previews import Scope
 from retryapp.ports import PAGES_PREFIX, HandlerInfo, PartitionInfo
 from retryapp.web.access import Role
+from retryapp.web.figures import Rates
 from retryapp.web.lists import Line
 from retryapp.web.query import DEFAULT_LIMIT, FILTERS, MAX_LIMIT
 

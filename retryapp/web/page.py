@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any, ClassVar, Final
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from retryapp.web.answers import Answers
 from retryapp.web.errors import SOON, PageError
 from retryapp.web.hiding import check_search, hidden_from
 from retryapp.web.query import Question, question_of
-from retryapp.web.render import HTML, JSON, safety_headers, status_text, to_html, to_json
+from retryapp.web.render import HTML, JSON, safety_headers, to_html, to_json
 
 PROBING: Final = ("field", "header", "key", "message")
 """Fields of `LetterFilter` about what only operators see: an answer without it would tell whether it is there."""
@@ -110,7 +111,11 @@ class Page:
     def refuse(self, request: web.Request, person: Person, error: PageError) -> web.Response:
         if not is_browser(request):
             return self.respond(to_json(error.facts), JSON, error.status, error.headers)
-        facts = {**self._frame(request, person), **error.facts, "status": status_text(error.status)}
+        facts = {
+            **self._frame(request, person),
+            **error.facts,
+            "status": f"{error.status} {HTTPStatus(error.status).phrase}",
+        }
         return self.respond(to_html("error.html", facts), HTML, error.status, error.headers)
 
     def respond(

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -111,8 +110,3 @@ def safety_headers() -> Mapping[str, str]:
         "Referrer-Policy": "same-origin",
         "Cache-Control": "no-store",
     }
-
-
-def status_text(status: int) -> str:
-    """Return a status with its name, as ``404 Not Found``."""
-    return f"{status} {HTTPStatus(status).phrase}"

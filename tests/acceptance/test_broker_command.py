@@ -60,9 +60,10 @@ def test_start_status_stop(data: str) -> None:
 
 
 @pytest.fixture
-def run() -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+def run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """`retryapp broker run`, and what it has printed once the broker is up."""
-    command = [*RETRYAPP, "broker", "run", "--ephemeral", "--port", "0", "--json"]
+    (port,) = free_ports(1)
+    command = [*RETRYAPP, "broker", "run", "--data", str(tmp_path), "--port", str(port), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process, json.loads(process.stdout.readline())
@@ -78,7 +79,6 @@ def test_run_stops_within_four_seconds(run: tuple[Any, dict[str, Any]], number: 
     assert process.wait(10) == 0
     assert time.monotonic() - began < 4
     assert not psutil.pid_exists(running["pid"])
-    assert not Path(running["data"]).exists()
 
 
 def test_run_says_when_the_broker_dies(run: tuple[Any, dict[str, Any]]) -> None:

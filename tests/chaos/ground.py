@@ -76,7 +76,7 @@ class Ground:
         with ExitStack() as stack:
             for link in self._links:
                 self._free.put(stack.enter_context(link))
-            stack.callback(self.broker.close)
+            stack.callback(self.broker.stop)
             self.broker.start()
             self._running = stack.pop_all()
         return self

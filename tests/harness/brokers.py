@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -41,10 +42,11 @@ def skip_without_broker() -> Iterator[None]:
 def running_broker(cache_dir: Path, **options: Any) -> Iterator[Broker]:
     """Run a broker whose data goes away with it; skip the test where none can start. For the options see `Broker`."""
     guard()
-    broker = Broker(cache_dir, **options)
-    try:
-        with skip_without_broker():
-            broker.start()
-        yield broker
-    finally:
-        broker.close()
+    with TemporaryDirectory(prefix="retryapp-broker-", ignore_cleanup_errors=True) as folder:
+        broker = Broker(cache_dir, **{"data": Path(folder), **options})
+        try:
+            with skip_without_broker():
+                broker.start()
+            yield broker
+        finally:
+            broker.stop()

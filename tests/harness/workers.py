@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from typing_extensions import override
 
+from harness.forks import fork
 from retryapp.stage import Child, wait_for
 
 
@@ -50,6 +53,18 @@ class Worker(Child):
             return self.get("/retries/ready")[0] == 200
 
         wait_for(ready, f"{self.name} is ready", timeout_s=timeout_s, every_s=0.1)
+
+    @override
+    def start(self) -> Self:
+        """Fork `python -m faust`; start anything else, and what needs an interpreter of its own."""
+        if self._command[1:3] != ["-m", "faust"] or any(name.startswith("PYTHON") for name in self._env):
+            return super().start()
+        self._family = []
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **self._env}
+        with self.log_file.open("ab") as output, Path(os.devnull).open() as nothing:
+            files = [nothing.fileno(), output.fileno(), output.fileno()]
+            self._process = fork(self._command[2:], files, cwd=self._cwd, env=env)
+        return self
 
     @override
     def stop(self, timeout_s: float = 20.0) -> int:

@@ -16,9 +16,11 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from harness import wait_for
+from harness.brokers import running_broker
 from one_broker import RunBroker
 
-from retryapp.broker import Broker, BrokerFailedError, broker_status, stop_kept_broker
+from retryapp.broker.kept import broker_status, stop_kept_broker
+from retryapp.broker.node import Broker, BrokerFailedError
 from retryapp.broker.probe import broker_count, free_ports, port_is_free
 from retryapp.core.errors import DiskFullError, PortTakenError
 
@@ -60,40 +62,38 @@ def test_topics_outlive_a_stop_and_a_kill(cache_dir: Path, kept_data: Path) -> N
         broker.start()
         assert "kept" in AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=10).topics
     finally:
-        broker.close()
+        broker.stop()
 
 
 @pytest.mark.parametrize("seen", [True, pytest.param(False, marks=pytest.mark.extended)])
-def test_a_taken_port_is_named(cache_dir: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
+def test_a_taken_port_is_named(
+    cache_dir: Path, kept_data: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
     """Before anything is started; if somebody was quicker, by Kafka's own message."""
     if not seen:
         monkeypatch.setattr("retryapp.broker.probe.port_is_free", lambda _: True)
-    broker = Broker(cache_dir, port=taken_port)
     with pytest.raises(PortTakenError, match=f"port {taken_port} .*--port"):
-        broker.start()
-    broker.close()
+        Broker(cache_dir, data=kept_data, port=taken_port).start()
 
 
 @pytest.mark.extended
 def test_a_free_port_that_is_lost_is_replaced(
     cache_dir: Path, taken_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An ephemeral broker takes another one."""
+    """A broker without a port of its own takes another one."""
     answers = iter([[taken_port, *free_ports(1)], free_ports(2)])
     monkeypatch.setattr("retryapp.broker.probe.free_ports", lambda _: next(answers))
-    with Broker(cache_dir) as broker:
+    with running_broker(cache_dir) as broker:
         assert broker.port != taken_port
 
 
 @pytest.mark.extended
-def test_a_refused_setting_is_named_with_the_log(cache_dir: Path) -> None:
-    """The broker's own error stands in the message, and its log is kept."""
-    broker = Broker(cache_dir, settings={"num.io.threads": "none"})
+def test_a_refused_setting_is_named_with_the_log(cache_dir: Path, kept_data: Path) -> None:
+    """The broker's own error stands in the message, and its log is named."""
+    broker = Broker(cache_dir, data=kept_data, settings={"num.io.threads": "none"})
     with pytest.raises(BrokerFailedError, match=r"num\.io\.threads") as caught:
         broker.start()
-    broker.close()
     assert "num.io.threads" in Path(caught.value.log).read_text()
-    Path(caught.value.log).unlink()
 
 
 @pytest.mark.extended
@@ -115,7 +115,7 @@ def test_a_second_broker_on_one_folder_is_refused(cache_dir: Path, kept_data: Pa
         wait_for(lambda: broker_count(first.port) == 1, "the first broker serves clients", every_s=0.2)
         assert first.pid == running, first.log.read_text()[-2_000:]
     finally:
-        first.close()
+        first.stop()
 
 
 @pytest.mark.extended
@@ -140,7 +140,7 @@ def test_two_that_start_on_one_folder_at_once(cache_dir: Path, kept_data: Path) 
         wait_for(lambda: broker_count(runs.port) == 1, "it serves clients", every_s=0.2)
     finally:
         for broker in both:
-            broker.close()
+            broker.stop()
 
 
 def test_too_little_room_is_named(cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from history import Group
     from pyspark.sql import SparkSession
     from standalone import Cluster
+    from stories import Stories
 
     from retryapp.pipeline.lake import Lake
 
@@ -52,6 +53,14 @@ def spark(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         pytest.skip(f"no Spark: {error}")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def stories(spark: SparkSession) -> Stories:
+    """All histories that tests tell, analysed once."""
+    from stories import Stories
+
+    return Stories(spark)
 
 
 @pytest.fixture

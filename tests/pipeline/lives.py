@@ -30,10 +30,11 @@ class Archive:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    group: str = GROUP
 
     def add(self, station: str, partition: int, **columns: Any) -> None:
         """Append a record to a topic."""
-        topic = f"{GROUP}.{MAIN}.{station}"
+        topic = f"{self.group}.{MAIN}.{station}"
         offset = self.ends.get((topic, partition), 0)
         self.ends[topic, partition] = offset + 1
         self.rows.append(
@@ -47,7 +48,7 @@ class Archive:
                 "timestamp_ms": NOON_MS,
                 "date": date(2030, 3, 17),
                 "headers": [],
-                "group": GROUP,
+                "group": self.group,
                 "main": MAIN,
                 "station": station,
                 "run_id": "r1",
@@ -63,7 +64,8 @@ class Archive:
         origin = Origin(MAIN, facts.pop("topic_id", TOPIC_ID), partition, offset)
         began = facts.pop("started_ms", NOON_MS)
         facts = {"delivery": attempt, **facts}
-        told = replace(_PLAIN, origin=origin, attempt=attempt, started_ms=began, last_failed_ms=began + 100, **facts)
+        times = {"started_ms": began, "last_failed_ms": began + 100}
+        told = replace(_PLAIN, group=self.group, origin=origin, attempt=attempt, **times, **facts)
         station = "retry" if told.reason is None else "dlq"
         if told.reason is not None:
             told = replace(told, due_at_ms=None, tier=None)
@@ -72,7 +74,8 @@ class Archive:
     def event(self, kind: Callable[..., Any], offset: int, *, partition: int = 0, **facts: Any) -> None:
         """A worker tells something of a record."""
         origin = Origin(MAIN, facts.pop("topic_id", TOPIC_ID), partition, offset)
-        ids = {"group": GROUP, "handler": "shop.charge", "failure_id": failure_id(GROUP, origin), "origin": origin.text}
+        name = failure_id(self.group, origin)
+        ids = {"group": self.group, "handler": "shop.charge", "failure_id": name, "origin": origin.text}
         self.add("events", partition, value=kind(**ids, **facts).to_json(), key_hash="of-the-event")
 
     def succeeded(self, offset: int, attempt: int, *, started_ms: int = NOON_MS, **facts: Any) -> None:
@@ -82,10 +85,10 @@ class Archive:
 
     def marked(self, offset: int, delivery: int, kind: str, *, replays: int = 0) -> None:
         """Something became of a dead letter."""
-        name = failure_id(GROUP, Origin(MAIN, TOPIC_ID, 0, offset))
+        name = failure_id(self.group, Origin(MAIN, TOPIC_ID, 0, offset))
         mark = LetterMark(
             mark=MarkKind(kind), failure_id=name, letter=0, delivery=delivery, replays=replays, command="c1"
-        ).to_record(f"{GROUP}.{MAIN}.dlq", 0)
+        ).to_record(f"{self.group}.{MAIN}.dlq", 0)
         self.add("dlq", 0, headers=mark.headers, value=mark.value, key_hash="k")
 
     def held(self, offset: int) -> None:
@@ -115,7 +118,7 @@ class Archive:
         """A worker says what it counted."""
         facts = {"from_ms": NOON_MS, "received": ok + failed, **facts}
         event = Progress(
-            group=GROUP, handler="shop.charge", main=MAIN, partition=partition, from_offset=first, to_offset=end,
+            group=self.group, handler="shop.charge", main=MAIN, partition=partition, from_offset=first, to_offset=end,
             to_ms=NOON_MS + MINUTE_MS, first_try_ok=ok, failed=failed, **facts,
         )  # fmt: skip
         self.add("events", partition, value=event.to_json())
@@ -127,16 +130,10 @@ class Archive:
         chosen = self.rows if rows is None else list(rows)
         return spark.createDataFrame([tuple(map(row.get, RECORDS.fieldNames())) for row in chosen], RECORDS)
 
-    def readings(self, spark: SparkSession) -> DataFrame:
-        """Return what they say."""
-        from retryapp.pipeline.analysis.reading import readings_of
 
-        return readings_of(self.frame(spark))
-
-
-def cut(*ends: int | None, topic_id: str = TOPIC_ID) -> Cut:
+def cut(*ends: int | None, group: str = GROUP) -> Cut:
     """Return a cut: one offset for each partition."""
-    return [(CLUSTER, GROUP, MAIN, topic_id, number, end) for number, end in enumerate(ends)]
+    return [(CLUSTER, group, MAIN, TOPIC_ID, number, end) for number, end in enumerate(ends)]
 
 
 _PLAIN = RetryMetadata(

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from lives import GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
+from lives import MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive
 from pages import facts
 from pyspark.sql import functions as F
+from stories import Stories, Story, Tables, register, story
 
 from retryapp.pipeline.analysis import causes, checks, counts, figures
-from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
 from retryapp.pipeline.analysis.outages import first_deliveries
-from retryapp.pipeline.analysis.rollup import delays, rollup
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-class Tables:
-    """The tables of one history."""
-
-    def __init__(self, spark: SparkSession, archive: Archive, *ends: int) -> None:
-        """Make journeys and progress once."""
-        self.readings = archive.readings(spark).cache()
-        self.cut = cut(*ends)
-        self.journeys = journeys_of(before_cut(traces_of(self.readings), self.cut)).cache()
-        self.progress = counts.progress_of(self.readings, self.cut).cache()
-        self.rollup = rollup(self.journeys, self.progress, length_ms=1_000).cache()
-        self.delays = figures.delays_of(delays(self.journeys))
-
-    def ledger(self) -> list[dict[str, Any]]:
-        """Return the ledger, by partition."""
-        return counts.ledger(self.journeys, self.progress, self.cut)
-
-    def verdicts(self) -> dict[str, checks.Verdict]:
-        """Run all checks."""
-        of_journeys, of_progress = checks.of_journeys(self.journeys)[0], checks.of_progress(self.progress)[0]
-        found = [*checks.of_readings(self.readings), *of_journeys, *of_progress, *checks.of_ledger(self.ledger())]
-        return {verdict.name: verdict for verdict in found}
 
 
 def told(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
@@ -46,9 +19,8 @@ def told(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in rows]
 
 
-def mixed_history() -> Archive:
+def mixed(archive: Archive) -> Story:
     """Ten records received, six fine at once; one recovers at 2, one at 3, one is dead, one waits for 3."""
-    archive = Archive()
     archive.counted(0, 14, ok=6, failed=4)
     archive.failed(1, 1, key="a", fingerprint="f1")
     archive.succeeded(1, 2, lateness_ms=100, started_ms=NOON_MS + 61_000)
@@ -58,24 +30,21 @@ def mixed_history() -> Archive:
     archive.failed(3, 1, key="b", reason="non-retryable", fingerprint="f3", error_message="bad order")
     archive.failed(4, 1, key="c")
     archive.failed(4, 2, key="c", tier="5m", started_ms=NOON_MS + MINUTE_MS + 70, error_message="still no")
-    return archive
+    yield
+
+
+MIXED = register(mixed, 20)
 
 
 @pytest.fixture
-def mixed() -> Archive:
-    """A copy of that history, to be gone on with."""
-    return mixed_history()
-
-
-@pytest.fixture(scope="module")
-def tables(spark: SparkSession) -> Tables:
-    """Its tables as it is, made once."""
-    return Tables(spark, mixed_history(), 20)
+def tables(stories: Stories) -> Tables:
+    """Return what that history comes to."""
+    return stories.tables(MIXED)
 
 
 def test_the_funnel_has_first_tries_as_its_base(tables: Tables) -> None:
     """From the workers' counts, not from offsets: 14 offsets, 10 records."""
-    found = figures.funnel(figures.ways(tables.rollup))
+    found = figures.funnel(tables.ways)
     names = ("attempt", "tier", "entered", "succeeded", "retried", "dead", "waiting", "share", "cumulative")
     assert told(found, *names) == [
         (1, None, 10, 6, 3, 1, 0, 0.6, 0.6),
@@ -92,13 +61,13 @@ def test_a_window_has_no_share_of_what_began_before_it(tables: Tables) -> None:
     assert [row["share"] for row in found if row["attempt"] == 3] == [1.0]
 
 
-def test_a_replay_that_waits_is_of_the_replays(spark: SparkSession) -> None:
+@story(20)
+def test_a_replay_that_waits_is_of_the_replays(archive: Archive) -> Story:
     """Its attempts begin at 1 again, so it is not among those that wait for a first delivery."""
-    archive = Archive()
     archive.failed(1, 1)
     archive.failed(1, 2, reason="exhausted", started_ms=NOON_MS + MINUTE_MS)
     archive.failed(1, 0, delivery=3, replays=1, tier="replay", started_ms=NOON_MS + 2 * MINUTE_MS)
-    found = figures.funnel(figures.ways(Tables(spark, archive, 20).rollup))
+    found = figures.funnel((yield).ways)
     names = ("replayed", "attempt", "tier", "retried", "dead", "waiting")
     assert told(found, *names) == [(False, 1, None, 1, 0, 0), (False, 2, "1m", 0, 1, 0), (True, 1, "replay", 0, 0, 1)]
 
@@ -116,7 +85,7 @@ def test_lateness_by_tier_and_in_all(tables: Tables) -> None:
 def test_cost_is_a_lower_bound_by_recovered_record(tables: Tables) -> None:
     """Attempts and handler time of all, divided by those that recovered."""
     names = ("records", "recovered", "dead", "attempts", "handler_ms", "attempts_on_dead", "attempts_per_recovered")
-    found = figures.cost(figures.ways(tables.rollup), tables.delays)
+    found = figures.cost(tables.ways, tables.delays)
     assert told(found, *names, "wait_p50_ms", "wait_p90_ms") == [
         (4, 2, 1, 8, 700, 1, 4.0, pytest.approx(60_950, rel=0.01), pytest.approx(360_950, rel=0.01))
     ]
@@ -124,7 +93,7 @@ def test_cost_is_a_lower_bound_by_recovered_record(tables: Tables) -> None:
 
 def test_causes_with_examples(tables: Tables) -> None:
     """A record counts for each cause it met; dead and pending go to its last one."""
-    found = causes.causes(tables.rollup)
+    found = tables.causes
     names = ("fingerprint", "error_type", "failures", "records", "dead", "pending", "recovered")
     assert told(found, *names) == [
         ("f3", "ValueError", 1, 1, 1, 0, 0),
@@ -134,12 +103,12 @@ def test_causes_with_examples(tables: Tables) -> None:
     first, second, _ = found
     assert second["examples"][0]["message"] == "still no", "of its last delivery"
     assert (first["first_seen_ms"], first["last_seen_ms"]) == (NOON_MS + 100, NOON_MS + 100)
-    assert [tuple(e.values()) for e in first["examples"]] == [(f"{GROUP}/{MAIN}@{TOPIC_ID}/0/3", "bad order")]
+    assert [tuple(e.values()) for e in first["examples"]] == [(f"{tables.group}/{MAIN}@{TOPIC_ID}/0/3", "bad order")]
 
 
-def test_dead_letters_of_one_failure_are_causes_by_reason(spark: SparkSession) -> None:
+@story(20)
+def test_dead_letters_of_one_failure_are_causes_by_reason(archive: Archive) -> Story:
     """Apart from each other and from what is not dead; the name is the template, the examples are of that reason."""
-    archive = Archive()
     answer = '503: {"error": "busy"} after %d s'
     for offset, reason in enumerate(("exhausted", "expired", "exhausted", None)):
         archive.failed(offset, 1, fingerprint="down", error_message=answer % offset)
@@ -149,7 +118,7 @@ def test_dead_letters_of_one_failure_are_causes_by_reason(spark: SparkSession) -
     archive.succeeded(3, 3)
     archive.failed(4, 1, fingerprint="down", error_message="503: gone", started_ms=NOON_MS + 9_000)
     archive.failed(4, 2, fingerprint="other", reason="rejected", error_message="")
-    found = causes.causes(Tables(spark, archive, 20).rollup)
+    found = (yield).causes
     names = ("fingerprint", "reason", "template", "failures", "records", "dead", "pending", "recovered")
     name = "503: <text> after <number> s"
     assert told(found, *names) == [
@@ -166,7 +135,7 @@ def test_keys_that_fail_again(tables: Tables) -> None:
     """From two records on; the key itself is not there."""
     names = ("key_hash", "records", "failures", "dead", "pending", "example")
     found = causes.offenders(tables.journeys)
-    assert told(found["rows"], *names) == [("a", 2, 3, 0, 0, f"{GROUP}/{MAIN}@{TOPIC_ID}/0/2")]
+    assert told(found["rows"], *names) == [("a", 2, 3, 0, 0, f"{tables.group}/{MAIN}@{TOPIC_ID}/0/2")]
     assert (found["keys"], found["deadly"]) == (1, 0)
 
 
@@ -207,35 +176,42 @@ def test_first_deliveries_by_cause(tables: Tables) -> None:
     assert failed == [("f1", 2), ("f2", 1), ("others", 1)]
 
 
-def test_the_ledger_balances(spark: SparkSession, mixed: Archive) -> None:
+@story(20, 7)
+def test_the_ledger_balances(archive: Archive) -> Story:
     """Received = done + pending + dead; a range that ends behind the cut is left out, and so is what lies there."""
-    mixed.counted(14, 40, ok=3, failed=1)
-    mixed.failed(15, 1)
-    mixed.failed(25, 1)
-    tables = Tables(spark, mixed, 20, 7)
+    next(mixed(archive))
+    archive.counted(14, 40, ok=3, failed=1)
+    archive.failed(15, 1)
+    archive.failed(25, 1)
+    tables = yield
     names = (
         "partition", "from_offset", "to_offset", "cut_offset", "received", "done", "first_try_ok", "recovered",
         "pending", "dead", "lost", "extra", "uncounted",
     )  # fmt: skip
-    assert told(tables.ledger(), *names) == [
+    assert told(tables.ledger, *names) == [
         (0, 0, 14, 20, 10, 8, 6, 2, 1 + 1, 1, 0, 0, 1),
         (1, None, None, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0),
     ]
 
 
-def test_what_the_checks_find(spark: SparkSession, mixed: Archive) -> None:
+@story(40)
+def test_what_the_checks_find(archive: Archive) -> Story:
     """Each finding with its rows; lost and early ones are errors, holes and copies warnings."""
-    mixed.counted(16, 18, ok=1, failed=1)  # a hole before it, and of its failed record no trace
-    mixed.counted(17, 19, ok=2, failed=0, received=3)  # overlaps, and does not add up
-    mixed.failed(30, 1)
-    mixed.failed(30, 2, started_ms=NOON_MS + MINUTE_MS - 1)
-    mixed.failed(31, 1, reason="unheard-of")
-    mixed.failed(32, 3)
-    mixed.failed(33, 1)
-    mixed.failed(33, 1)
-    mixed.rows.append({**mixed.rows[1]})
-    mixed.add("dlq", 0)
-    found = Tables(spark, mixed, 40).verdicts()
+    next(mixed(archive))
+    archive.counted(16, 18, ok=1, failed=1)  # a hole before it, and of its failed record no trace
+    archive.counted(17, 19, ok=2, failed=0, received=3)  # overlaps, and does not add up
+    archive.failed(30, 1)
+    archive.failed(30, 2, started_ms=NOON_MS + MINUTE_MS - 1)
+    archive.failed(31, 1, reason="unheard-of")
+    archive.failed(32, 3)
+    archive.failed(33, 1)
+    archive.failed(33, 1)
+    archive.rows.append({**archive.rows[1]})
+    archive.add("dlq", 0)
+    tables = yield
+    of_journeys, of_progress = checks.of_journeys(tables.journeys)[0], checks.of_progress(tables.progress)[0]
+    every = [*checks.of_readings(tables.readings), *of_journeys, *of_progress, *checks.of_ledger(tables.ledger)]
+    found = {verdict.name: verdict for verdict in every}
     failing = {name: (verdict.failures, verdict.is_error) for name, verdict in found.items() if verdict.failures}
     assert failing == {
         "records are there once": (1, True),
@@ -253,33 +229,34 @@ def test_what_the_checks_find(spark: SparkSession, mixed: Archive) -> None:
     assert early.endswith("/0/30 2 -1")
 
 
-def test_dead_letters_at_risk(spark: SparkSession) -> None:
+@story(50)
+def test_dead_letters_at_risk(archive: Archive) -> Story:
     """By topic: what is gone already, within a day, within a week."""
     day_ms = 86_400_000
-    archive = Archive()
     for offset, age_days in enumerate((31.0, 29.5, 25.0, 1.0)):
         archive.failed(offset, 1, reason="exhausted", arrived_ms=NOON_MS - int(age_days * day_ms))
     archive.failed(9, 1)
-    kept_ms = {f"{GROUP}.{MAIN}.dlq": 30 * day_ms, "other": None}
-    found = counts.retention(Tables(spark, archive, 50).journeys, kept_ms, now_ms=NOON_MS)
+    tables = yield
+    kept_ms = {f"{tables.group}.{MAIN}.dlq": 30 * day_ms, "other": None}
+    found = counts.retention(tables.journeys, kept_ms, now_ms=NOON_MS)
     names = ("dead", "gone", "within_day", "within_week", "next_loss_ms")
     assert told(found, *names) == [(4, 1, 1, 2, NOON_MS + day_ms // 2)]
 
 
-def test_a_main_topic_made_anew_is_counted_from_its_beginning(spark: SparkSession) -> None:
+@story(5)
+def test_a_main_topic_made_anew_is_counted_from_its_beginning(archive: Archive) -> Story:
     """Counts of the former life would be held against the wrong records."""
-    archive = Archive()
     archive.counted(0, 50, ok=49, failed=1)
     archive.failed(7, 1, topic_id="earlier1")
     archive.counted(0, 5, ok=4, failed=1)
     archive.failed(2, 1)
     names = ("received", "first_try_ok", "pending", "lost", "extra", "gaps", "overlaps")
-    assert told(Tables(spark, archive, 5).ledger(), *names) == [(5, 4, 1, 0, 0, 0, 0)]
+    assert told((yield).ledger, *names) == [(5, 4, 1, 0, 0, 0, 0)]
 
 
-def test_the_headline_adds_up(spark: SparkSession) -> None:
+@story(7)
+def test_the_headline_adds_up(archive: Archive) -> Story:
     """Every record that failed has one fate in it, also of a former life of the main topic, which no ledger counts."""
-    archive = Archive()
     for offset in range(4):
         archive.failed(offset, 1, topic_id="earlier1")
         archive.failed(offset, 1)
@@ -289,8 +266,8 @@ def test_the_headline_adds_up(spark: SparkSession) -> None:
     archive.skipped(2, 2, why="old")
     archive.succeeded(3, 2)
     archive.held(6)
-    tables = Tables(spark, archive, 7)
-    shown = facts(cost=figures.cost(figures.ways(tables.rollup), ()), ledger=tables.ledger())
+    tables = yield
+    shown = facts(cost=figures.cost(tables.ways, ()), ledger=tables.ledger)
     assert shown["headline"] == (
         "10 records failed: 1 recovered, 5 waiting, 1 dead, 1 discarded, 1 superseded, 1 skipped; 1 held"
     )

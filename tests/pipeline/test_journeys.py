@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lives import GROUP, MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive, cut
+from lives import MAIN, MINUTE_MS, NOON_MS, TOPIC_ID, Archive
+from stories import Stories, Story, story
 
 from retryapp.pipeline.analysis import checks, figures
-from retryapp.pipeline.analysis.counts import ledger, progress_of, retention
-from retryapp.pipeline.analysis.journeys import before_cut, journeys_of, traces_of
+from retryapp.pipeline.analysis.counts import retention
 from retryapp.pipeline.analysis.outages import first_deliveries
-from retryapp.pipeline.analysis.rollup import rollup
 from retryapp.pipeline.analysis.schemas import JOURNEYS
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-def found(spark: SparkSession, archive: Archive, *ends: int, **life: Any) -> dict[str, Any]:
-    """Return journeys by failure id, without its constant head."""
-    traces = traces_of(archive.readings(spark))
-    journeys = journeys_of(before_cut(traces, cut(*ends, **life)) if ends else traces)
-    assert journeys.schema.simpleString() == JOURNEYS.simpleString()
-    rows = journeys.collect()
-    assert len({row["failure_id"] for row in rows}) == len(rows)
-    return {row["failure_id"].removeprefix(f"{GROUP}/{MAIN}@"): row for row in rows}
 
 
 def tried(journey: Any, *names: str) -> list[tuple[Any, ...]]:
@@ -33,13 +19,13 @@ def tried(journey: Any, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(attempt[name] for name in names) for attempt in journey["attempts"]]
 
 
-def test_a_recovered_record_with_all_its_attempts(spark: SparkSession) -> None:
+@story(50)
+def test_a_recovered_record_with_all_its_attempts(archive: Archive) -> Story:
     """Start, end, tier and lateness of each; the wait is told by the record before it."""
-    archive = Archive()
     archive.succeeded(5, 3, started_ms=NOON_MS + 500_000, lateness_ms=42)  # arrives in the table before its failures
     archive.failed(5, 2, started_ms=NOON_MS + 60_010, tier="5m", due_at_ms=NOON_MS + 400_000, key="k")
     archive.failed(5, 1, key="k")
-    (journey,) = found(spark, archive).values()
+    (journey,) = (yield).rows
     assert (journey["fate"], journey["reason"], journey["due_at_ms"], journey["tier"]) == ("done", None, None, None)
     assert (journey["partition"], journey["offset"], journey["topic_id"]) == (0, 5, TOPIC_ID)
     assert (journey["key_hash"], journey["origin_timestamp_ms"], journey["policy"]) == ("k", NOON_MS - 5, "p1")
@@ -53,17 +39,17 @@ def test_a_recovered_record_with_all_its_attempts(spark: SparkSession) -> None:
     assert (journey["error_type"], journey["fingerprint"]) == ("ValueError", "f1")
 
 
-def test_fates_and_what_is_missing(spark: SparkSession) -> None:
+@story(50)
+def test_fates_and_what_is_missing(archive: Archive) -> Story:
     """Pending with its due time, dead with its reason; attempts that nobody archived are counted, copies too."""
-    archive = Archive()
     archive.failed(1, 1)
     archive.failed(2, 1)
     archive.failed(2, 4, reason="exhausted", error_type="TimeoutError")
     archive.failed(3, 1)
     archive.failed(3, 1)
     archive.failed(4, 1, reason="non-retryable")
-    by_place = found(spark, archive)
-    pending, dead, twice, at_once = (by_place[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2, 3, 4))
+    journeys = (yield).by_offset
+    pending, dead, twice, at_once = (journeys[offset] for offset in (1, 2, 3, 4))
     assert (pending["fate"], pending["due_at_ms"], pending["tier"]) == ("pending", NOON_MS + MINUTE_MS, "1m")
     assert (dead["fate"], dead["reason"], dead["missing"], dead["error_type"]) == (
         "dead",
@@ -77,19 +63,20 @@ def test_fates_and_what_is_missing(spark: SparkSession) -> None:
     assert pending["copies"] == 0
 
 
-def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(spark: SparkSession) -> None:
+@story(10)
+def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(archive: Archive) -> Story:
     """Then it is done or skipped at its first delivery, or retried like any other. Nothing is missing.
 
     Who was done then has not recovered: it never failed, though workers counted it with those that left a trace.
     """
-    archive = Archive()
     for offset in (1, 2, 3, 4):
         archive.held(offset)
     archive.succeeded(2, 1, lateness_ms=0)
     archive.failed(3, 1)
     archive.skipped(4, 1)
-    by_place = found(spark, archive)
-    journeys = [by_place[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2, 3, 4)]
+    archive.counted(0, 10, ok=5, failed=1, held=4, received=10)
+    tables = yield
+    journeys = [tables.by_offset[offset] for offset in (1, 2, 3, 4)]
     assert [each["fate"] for each in journeys] == ["held", "done", "pending", "skipped"]
     assert [tried(each, "attempt", "tier", "outcome") for each in journeys] == [
         [],
@@ -98,22 +85,18 @@ def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(spark: S
         [(1, None, "skipped")],
     ]
     assert [each["missing"] for each in journeys] == [0, 0, 0, 0]
-    archive.counted(0, 10, ok=5, failed=1, held=4, received=10)
-    readings, end = archive.readings(spark), cut(10)
-    made, progress = journeys_of(before_cut(traces_of(readings), end)), progress_of(readings, end)
-    (row,) = ledger(made, progress, end)
     sums = ("received", "done", "first_try_ok", "recovered", "skipped", "held", "pending", "lost", "extra")
-    assert [row[name] for name in sums] == [10, 7, 6, 0, 1, 1, 1, 1, 0]
-    (cost,) = figures.cost(figures.ways(rollup(made, progress, length_ms=60_000)), ())
+    assert tables.counted(*sums) == [10, 7, 6, 0, 1, 1, 1, 1, 0]
+    (cost,) = figures.cost(tables.ways, ())
     assert (cost["records"], cost["recovered"]) == (1, 0)
 
 
-def test_what_became_of_dead_letters_is_in_their_marks(spark: SparkSession) -> None:
+@story(9)
+def test_what_became_of_dead_letters_is_in_their_marks(archive: Archive) -> Story:
     """Replayed and done again, or dead again; set aside, or taken back; the last mark of a letter counts. None is one.
 
     Where retention took a letter, or what followed it, before it was archived, its marks say what they can.
     """
-    archive = Archive()
     for offset in (1, 2, 3, 4, 5):
         archive.failed(offset, 1, reason="exhausted")
     for offset in (1, 2):
@@ -133,9 +116,8 @@ def test_what_became_of_dead_letters_is_in_their_marks(spark: SparkSession) -> N
     archive.failed(8, 2, delivery=3, reason="exhausted")
     archive.marked(8, 3, "replayed", replays=1)
     archive.counted(0, 9, ok=1, failed=8)
-    readings, end = archive.readings(spark), cut(9)
-    made = journeys_of(before_cut(traces_of(readings), end))
-    journeys = {row["offset"]: row for row in made.collect()}
+    tables = yield
+    journeys = tables.by_offset
     assert {offset: row["fate"] for offset, row in journeys.items()} == {
         1: "done", 2: "dead", 3: "discarded", 4: "dead", 5: "done", 6: "pending", 7: "dead",
         8: "pending",
@@ -149,38 +131,36 @@ def test_what_became_of_dead_letters_is_in_their_marks(spark: SparkSession) -> N
         (1, 0, 1, "dead"),
         (3, 1, 1, "succeeded"),
     ]
-    progress = progress_of(readings, end)
-    (row,) = ledger(made, progress, end)
     sums = ("received", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost", "extra")
-    assert [row[name] for name in sums] == [9, 1, 2, 2, 3, 1, 0, 0]
+    assert tables.counted(*sums) == [9, 1, 2, 2, 3, 1, 0, 0]
     names = ("replays", "last_attempt", "reason")
     assert [[journeys[offset][name] for name in names] for offset in (6, 8)] == [[1, 0, None]] * 2
     assert [journeys[5][name] for name in names] == [1, None, None]
-    funnel = figures.funnel(figures.ways(rollup(made, progress, length_ms=60_000)))
+    funnel = figures.funnel(tables.ways)
     assert [(row["replayed"], row["attempt"], row["waiting"]) for row in funnel if row["waiting"]] == [(True, 1, 2)]
-    letters = retention(made, {f"{GROUP}.{MAIN}.dlq": 10**12}, now_ms=NOON_MS)
+    letters = retention(tables.journeys, {f"{tables.group}.{MAIN}.dlq": 10**12}, now_ms=NOON_MS)
     assert [row["dead"] for row in letters] == [3]
-    assert [each.name for each in checks.of_journeys(made)[0] if each.is_error and each.failures] == []
+    assert [each.name for each in checks.of_journeys(tables.journeys)[0] if each.is_error and each.failures] == []
 
 
-def test_a_cancelled_record_was_not_tried_again(spark: SparkSession) -> None:
+@story(50)
+def test_a_cancelled_record_was_not_tried_again(archive: Archive) -> Story:
     """Its dead letter takes a delivery's number, and none of an attempt; held, it was never tried."""
-    archive = Archive()
     archive.failed(1, 2)
     archive.failed(1, 2, delivery=3, reason="cancelled")
     archive.held(2)
     archive.failed(2, 0, delivery=1, reason="cancelled", error_type="cancelled")
-    by_place = found(spark, archive)
-    journeys = [by_place[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2)]
+    by_offset = (yield).by_offset
+    journeys = [by_offset[offset] for offset in (1, 2)]
     assert [(each["fate"], each["reason"], len(each["attempts"])) for each in journeys] == [
         ("dead", "cancelled", 1),
         ("dead", "cancelled", 0),
     ]
 
 
-def test_what_could_not_be_read_is_dead_behind_all_that_failed(spark: SparkSession) -> None:
+@story(9)
+def test_what_could_not_be_read_is_dead_behind_all_that_failed(archive: Archive) -> Story:
     """The numbers of its letter are a guess, and it spent no attempt; marks of an earlier letter are not this one's."""
-    archive = Archive()
     damaged = {"reason": "damaged", "error_type": "DamagedRowError", "fingerprint": "damaged"}
     archive.failed(4, 3, reason="exhausted")
     archive.marked(4, 3, "replayed", replays=1)
@@ -196,7 +176,8 @@ def test_what_could_not_be_read_is_dead_behind_all_that_failed(spark: SparkSessi
     for offset, kinds in (2, ("discarded",)), (3, ("discarded", "restored")):
         for kind in kinds:
             archive.marked(offset, 1, kind)
-    journeys = {row["offset"]: row for row in found(spark, archive).values()}
+    tables = yield
+    journeys = tables.by_offset
     assert {offset: row["fate"] for offset, row in journeys.items()} == {
         1: "dead", 2: "discarded", 3: "dead", 4: "dead", 5: "dead", 6: "dead", 7: "discarded",
     }  # fmt: skip
@@ -209,22 +190,20 @@ def test_what_could_not_be_read_is_dead_behind_all_that_failed(spark: SparkSessi
             (2, 2, "1m", 2, "retried", "f1"),
             (3, None, None, None, "dead", "damaged"),
         ]
-    readings = archive.readings(spark)
-    summed = rollup(journeys_of(traces_of(readings)), progress_of(readings, cut(9)), length_ms=60_000)
-    assert summed.where("fingerprint = 'damaged'").agg({"dead": "sum", "attempts": "sum"}).first() == (6, 6)
+    assert tables.rollup.where("fingerprint = 'damaged'").agg({"dead": "sum", "attempts": "sum"}).first() == (6, 6)
 
 
-def test_a_replay_starts_attempts_anew(spark: SparkSession) -> None:
+@story(50)
+def test_a_replay_starts_attempts_anew(archive: Archive) -> Story:
     """Its record on the retry topic is no attempt; clocks that went back change no order."""
-    archive = Archive()
     archive.failed(1, 1, reason="exhausted", started_ms=NOON_MS + 900_000)
     archive.failed(1, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier="replay")
     archive.failed(1, 1, delivery=3, replays=1, replay_id="r", started_ms=NOON_MS + 30)
     archive.succeeded(1, 2, delivery=4, replays=1, started_ms=NOON_MS + 70_000)
     archive.failed(2, 1, reason="exhausted")
     archive.failed(2, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier="replay")
-    by_place = found(spark, archive)
-    done, again = by_place[f"{TOPIC_ID}/0/1"], by_place[f"{TOPIC_ID}/0/2"]
+    journeys = (yield).by_offset
+    done, again = journeys[1], journeys[2]
     assert tried(done, "delivery", "replays", "attempt", "lateness_ms", "outcome") == [
         (1, 0, 1, None, "dead"),
         (3, 1, 1, 20, "retried"),
@@ -234,12 +213,12 @@ def test_a_replay_starts_attempts_anew(spark: SparkSession) -> None:
     assert (again["fate"], again["last_attempt"], len(again["attempts"])) == ("pending", 0, 1)
 
 
-def test_deliveries_that_spend_no_attempt_are_in_order(spark: SparkSession) -> None:
+@story(3)
+def test_deliveries_that_spend_no_attempt_are_in_order(archive: Archive) -> Story:
     """Their own number orders them. A missing one is counted, and so is one that is there twice.
 
     None of them is its attempt once more; a first delivery that failed so is one that failed.
     """
-    archive = Archive()
     archive.failed(2, 0, delivery=1, tier="1s")
     archive.succeeded(2, 1, delivery=2)
     archive.succeeded(1, 2, delivery=5, lateness_ms=9)
@@ -247,8 +226,8 @@ def test_deliveries_that_spend_no_attempt_are_in_order(spark: SparkSession) -> N
     archive.failed(1, 1, delivery=2, started_ms=NOON_MS + 60_002)
     archive.failed(1, 1, delivery=2, started_ms=NOON_MS + 60_002)
     archive.failed(1, 1)
-    journeys = found(spark, archive)
-    journey, at_once = (journeys[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 2))
+    tables = yield
+    journey, at_once = (tables.by_offset[offset] for offset in (1, 2))
     assert tried(at_once, "delivery", "attempt", "outcome") == [(1, None, "retried"), (2, 1, "succeeded")]
     assert tried(journey, "delivery", "attempt", "tier", "lateness_ms", "outcome") == [
         (1, 1, None, None, "retried"),
@@ -257,32 +236,30 @@ def test_deliveries_that_spend_no_attempt_are_in_order(spark: SparkSession) -> N
         (5, 2, None, 9, "succeeded"),
     ]
     assert (journey["fate"], journey["last_attempt"], journey["missing"], journey["copies"]) == ("done", 2, 1, 1)
-    readings, end = archive.readings(spark), cut(3)
-    summed = rollup(journeys_of(traces_of(readings)), progress_of(readings, end), length_ms=60_000)
-    shown = [(row["attempt"], row["entered"], row["retried"]) for row in figures.funnel(figures.ways(summed))]
+    shown = [(row["attempt"], row["entered"], row["retried"]) for row in figures.funnel(tables.ways)]
     assert shown == [(1, 1, 1), (1, 1, 0), (2, 1, 0)]
-    first = {row["fingerprint"]: row["records"] for row in first_deliveries(summed, ["f1"])}
+    first = {row["fingerprint"]: row["records"] for row in first_deliveries(tables.rollup, ["f1"])}
     assert first == {"f1": 2}
 
 
-def test_a_dead_letter_for_an_attempt_that_was_told_is_no_further_attempt(spark: SparkSession) -> None:
+@story(50)
+def test_a_dead_letter_for_an_attempt_that_was_told_is_no_further_attempt(archive: Archive) -> Story:
     """A record that ends its workers dies with the number of the attempt that had failed before."""
-    archive = Archive()
     archive.failed(1, 1)
     archive.failed(1, 1, reason="crashed", error_type="Crashed")
-    (journey,) = found(spark, archive).values()
+    (journey,) = (yield).rows
     assert (journey["fate"], journey["reason"], journey["error_type"]) == ("dead", "crashed", "Crashed")
     assert tried(journey, "attempt", "outcome", "error_type") == [(1, "retried", "ValueError")]
 
 
-def test_the_cut_leaves_out_what_lies_behind_it(spark: SparkSession) -> None:
+@story(10, 11)
+def test_the_cut_leaves_out_what_lies_behind_it(archive: Archive) -> Story:
     """By partition; of a former life of the main topic all stays; of partitions that had no offset nothing."""
-    archive = Archive()
     for partition in (0, 1, 2):
         archive.failed(9, 1, partition=partition)
         archive.failed(10, 1, partition=partition)
     archive.failed(99, 1, topic_id="earlier1")
-    assert sorted(found(spark, archive, 10, 11)) == [
+    assert (yield).names == [
         "earlier1/0/99",
         f"{TOPIC_ID}/0/9",
         f"{TOPIC_ID}/1/10",
@@ -290,9 +267,9 @@ def test_the_cut_leaves_out_what_lies_behind_it(spark: SparkSession) -> None:
     ]
 
 
-def test_what_cannot_be_read_is_no_journey(spark: SparkSession) -> None:
+@story(50)
+def test_what_cannot_be_read_is_no_journey(archive: Archive) -> Story:
     """It is in the quarantine column, and counted by a check; an event may name an origin that is none."""
-    archive = Archive()
     for origin in ("nonsense", "orders@id/1", "orders@id/one/2", "orders@id/99999999999/2", "", "@//"):
         archive.succeeded(7, 2)
         event = json.loads(archive.rows[-1]["value"])
@@ -300,69 +277,67 @@ def test_what_cannot_be_read_is_no_journey(spark: SparkSession) -> None:
     archive.add("dlq", 0)
     archive.counted(0, 5, ok=5, failed=0)
     archive.failed(1, 1)
-    assert len(found(spark, archive)) == 1
+    assert len((yield).rows) == 1
 
 
-def test_superseded_records_have_a_fate_of_their_own(spark: SparkSession) -> None:
+@story(6)
+def test_superseded_records_have_a_fate_of_their_own(archive: Archive) -> Story:
     """While they waited, as they failed, or undelivered; workers count all of them as failed."""
-    archive = Archive()
     archive.failed(1, 1)
     archive.superseded(1, 1)
     archive.failed(2, 1)
     archive.superseded(2, 2)
     archive.superseded(3, 0)
-    journeys = sorted(found(spark, archive).values(), key=lambda journey: journey["offset"])
+    archive.counted(0, 6, ok=3, failed=3)
+    tables = yield
+    journeys = [tables.by_offset[offset] for offset in (1, 2, 3)]
     assert [(journey["fate"], journey["missing"], journey["due_at_ms"]) for journey in journeys] == [
         ("superseded", 0, None)
     ] * 3
     assert [tried(journey, "outcome") for journey in journeys] == [[("retried",)], [("retried",), ("superseded",)], []]
-    archive.counted(0, 6, ok=3, failed=3)
-    readings, end = archive.readings(spark), cut(6)
-    (row,) = ledger(journeys_of(before_cut(traces_of(readings), end)), progress_of(readings, end), end)
     sums = ("received", "done", "failed", "superseded", "pending", "dead", "lost", "extra")
-    assert [row[name] for name in sums] == [6, 3, 3, 3, 0, 0, 0, 0]
+    assert tables.counted(*sums) == [6, 3, 3, 3, 0, 0, 0, 0]
 
 
-def test_a_record_may_be_skipped_after_a_failure(spark: SparkSession) -> None:
+@story(7)
+def test_a_record_may_be_skipped_after_a_failure(archive: Archive) -> Story:
     """It has a fate of its own, and is counted where it failed; one that was skipped at once is in the counts only.
 
     That it had failed its delivery says as well, where retention took the record of that.
     """
-    archive = Archive()
     archive.failed(1, 1, tier="1m")
     archive.skipped(1, 2, why="old")
     archive.skipped(2, 1, why="old")
     archive.skipped(3, 0, first_offset=1)
     archive.skipped(4, 2, why="old")
-    by_place = found(spark, archive)
-    journey, late = (by_place[f"{TOPIC_ID}/0/{offset}"] for offset in (1, 4))
+    archive.counted(0, 7, ok=3, failed=2, skipped=2, received=7)
+    tables = yield
+    journey, late = (tables.by_offset[offset] for offset in (1, 4))
     assert (journey["fate"], journey["reason"], journey["missing"]) == ("skipped", "old", 0)
     assert (late["fate"], late["missing"]) == ("skipped", 1)
     assert tried(journey, "attempt", "outcome", "ended_ms", "tier") == [
         (1, "retried", NOON_MS + 100, None),
         (2, "skipped", NOON_MS + 70_000, "1m"),
     ]
-    archive.counted(0, 7, ok=3, failed=2, skipped=2, received=7)
-    readings, end = archive.readings(spark), cut(7)
-    journeys = journeys_of(before_cut(traces_of(readings), end))
-    (row,) = ledger(journeys, progress_of(readings, end), end)
     sums = ("received", "done", "first_try_ok", "skipped", "recovered", "pending", "dead", "lost", "extra")
-    assert [row[name] for name in sums] == [7, 7, 3, 4, 0, 0, 0, 0, 0]
+    assert tables.counted(*sums) == [7, 7, 3, 4, 0, 0, 0, 0, 0]
 
 
-def test_what_is_discarded_has_a_fate_of_its_own_and_a_letter_that_failed_is_dead(spark: SparkSession) -> None:
+@story(6)
+def test_what_is_discarded_has_a_fate_of_its_own_and_a_letter_that_failed_is_dead(archive: Archive) -> Story:
     """Both have a reason and a cause; at the first delivery as after others."""
-    archive = Archive()
     archive.failed(1, 1, tier="1m")
     archive.discarded(1, 2)
     archive.discarded(2, 1)
     archive.discarded(3, 1, kind="failed")
-    found_ = found(spark, archive)
-    assert {row["offset"]: row["fate"] for row in found_.values()} == {1: "discarded", 2: "discarded", 3: "dead"}
-    assert {(row["reason"], row["error_type"], row["fingerprint"], row["policy"]) for row in found_.values()} == {
+    archive.counted(0, 6, ok=3, failed=3)
+    tables = yield
+    journeys = tables.by_offset
+    assert {offset: row["fate"] for offset, row in journeys.items()} == {1: "discarded", 2: "discarded", 3: "dead"}
+    assert {(row["reason"], row["error_type"], row["fingerprint"], row["policy"]) for row in tables.rows} == {
         ("exhausted", "OSError", "f2", "p2")
     }
-    twice = next(row for row in found_.values() if row["offset"] == 1)
+    twice = journeys[1]
     assert tried(twice, "attempt", "outcome", "tier", "error_message") == [
         (1, "retried", None, "no"),
         (2, "dead", "1m", "away"),
@@ -370,12 +345,16 @@ def test_what_is_discarded_has_a_fate_of_its_own_and_a_letter_that_failed_is_dea
     assert (twice["missing"], twice["origin_timestamp_ms"], twice["first_failed_ms"]) == (
         0, NOON_MS - 5, NOON_MS + 100,
     )  # fmt: skip
-    archive.counted(0, 6, ok=3, failed=3)
-    readings, end = archive.readings(spark), cut(6)
-    journeys = journeys_of(before_cut(traces_of(readings), end))
-    (row,) = ledger(journeys, progress_of(readings, end), end)
     sums = ("received", "done", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost", "extra")
-    assert [row[name] for name in sums] == [6, 3, 3, 0, 0, 1, 2, 0, 0]
-    summed = rollup(journeys, progress_of(readings, end), length_ms=60_000).where("fingerprint = 'f2'")
-    assert summed.agg({"dead": "sum", "records": "sum"}).first() == (3, 3)
-    assert retention(journeys, {"billing.orders.dlq": 1}, now_ms=NOON_MS) == [], "no letter of these will be forgotten"
+    assert tables.counted(*sums) == [6, 3, 3, 0, 0, 1, 2, 0, 0]
+    summed = tables.rollup.where("fingerprint = 'f2'").agg({"dead": "sum", "records": "sum"})
+    assert summed.first() == (3, 3)
+    letters = retention(tables.journeys, {f"{tables.group}.{MAIN}.dlq": 1}, now_ms=NOON_MS)
+    assert letters == [], "no letter of these will be forgotten"
+
+
+def test_journeys_have_their_columns_and_each_is_there_once(stories: Stories) -> None:
+    """Of all these histories."""
+    assert stories.journeys.schema.simpleString() == JOURNEYS.simpleString()
+    names = [row["failure_id"] for row in stories.journeys.select("failure_id").collect()]
+    assert len({*names}) == len(names) > 30

@@ -33,7 +33,7 @@ async def _deaf(_self: DeliveryPool, run: Run, error: BaseException) -> bool:
     wait_s = None if run.aborted or run.overdue or run.given_up else hot_wait_s(run, error)
     if wait_s is None:
         return False
-    waiting = asyncio.ensure_future(asyncio.sleep(wait_s))
+    waiting = asyncio.get_running_loop().create_task(asyncio.sleep(wait_s))  # raises first where none runs any more
     while not waiting.done():
         with suppress(asyncio.CancelledError):
             await asyncio.shield(waiting)

@@ -16,13 +16,15 @@ from simulation.history import History
 from simulation.loop import BEGAN_S
 from simulation.plan import Plan
 
-SEEDS = 100
+QUICK, SEEDS = 40, 100
+"""Histories that `make test` runs, and those of `make test-all`."""
 TURN_MS = 4_000
 LATE = ("I4: ", "I9: ", "I10: ")
 """What a plan without refusals bounds: how late records are, and how much a drain leaves."""
 
 
-def test_refused_hand_offs_are_late_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seeds", [range(QUICK), pytest.param(range(QUICK, SEEDS), marks=pytest.mark.extended)])
+def test_refused_hand_offs_are_late_and_nothing_else(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """By topic, partition, time and content, so that the others of a transaction are not refused."""
     produce, refusals = Broker.produce, 0
 
@@ -36,9 +38,9 @@ def test_refused_hand_offs_are_late_and_nothing_else(monkeypatch: pytest.MonkeyP
         return produce(broker, name, epoch, records)
 
     monkeypatch.setattr(Broker, "produce", refusing)
-    found = {seed: simulate(seed).violation for seed in range(SEEDS)}
+    found = {seed: simulate(seed).violation for seed in seeds}
     assert {seed: text for seed, text in found.items() if text is not None and not text.startswith(LATE)} == {}
-    assert refusals > SEEDS
+    assert refusals > len(seeds)
 
 
 def test_a_refusal_does_not_hide_that_the_broker_took_a_commit_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,30 @@ def test_who_waits_for_nothing_is_told() -> None:
         in_virtual_time(story)
 
 
+def test_an_abandoned_loop_leaves_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a running loop asyncio makes one for whoever asks, and it would be some later test's warning."""
+    policy, made = asyncio.DefaultEventLoopPolicy(), []
+    monkeypatch.setattr(asyncio.events, "_event_loop_policy", policy)
+    monkeypatch.setattr(policy, "new_event_loop", lambda: made.append(VirtualLoop()) or made[0])
+    late = asyncio.sleep(1)
+
+    async def go_on() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.shield(late)
+
+    async def story(_loop: VirtualLoop) -> None:
+        asyncio.ensure_future(go_on())  # noqa: RUF006 - it is abandoned
+        await asyncio.sleep(1)
+
+    in_virtual_time(story)
+    late.close()
+    for loop in made:
+        loop.abandon()
+    assert made == []
+
+
 def counting(process: Process, steps: list[int]) -> None:
     """Have a process take a step each second, and note its end."""
 

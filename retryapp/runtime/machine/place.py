@@ -110,11 +110,7 @@ def free_port(host: str, first: int, attempts: int = 200) -> int:
 
 
 def local_address(servers: str) -> str | None:
-    """Return the address from which this machine reaches a broker, for others to use in a URL; None without a way.
-
-    Args:
-        servers: `host:port,host:port`.
-    """
+    """Return the address from which this machine reaches the first of some brokers, for URLs; None without a way."""
     host, _, port = servers.partition(",")[0].rpartition(":")
     try:
         family, kind, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]

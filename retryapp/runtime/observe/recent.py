@@ -16,16 +16,13 @@ FAILURES: Final = "failures"
 
 
 class Recent:
-    """What was counted since the oldest look, which is a minute old once the worker is."""
+    """What was counted since the oldest look, which is a minute old once the worker is.
+
+    `counted` returns by handler the counts since the start: of `DELIVERIES`, of `FAILURES`, and of retries by the upper
+    bound of their lateness, as Prometheus counts buckets.
+    """
 
     def __init__(self, counted: Callable[[], Mapping[str, Counter[str]]], clock: Clock) -> None:
-        """Look at what `counted` returns.
-
-        Args:
-            counted: counts since the start by handler: of `DELIVERIES`, of `FAILURES`, and of retries by the upper
-                bound of their lateness, as Prometheus counts buckets.
-            clock: of the worker.
-        """
         self._counted = counted
         self._clock = clock
         self._looks: deque[tuple[float, Mapping[str, Counter[str]]]] = deque(maxlen=round(SPAN_S / LOOK_S) + 1)

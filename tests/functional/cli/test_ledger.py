@@ -19,7 +19,8 @@ from retryapp.core.record import Origin
 from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.settled import encode_settled
-from retryapp.kafka import KafkaAdmin, OpenTransactionError, Positions
+from retryapp.kafka import KafkaAdmin, Positions
+from retryapp.kafka.positions import OpenTransactionError
 from retryapp.ledger import Ledger, take_ledger
 from retryapp.runtime.machine.clock import SystemClock
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from retryapp.terminal import Group, group_table
+from retryapp.cli._workers import Group, group_table
 
 NOBODY = "http://127.0.0.1:1"
 

@@ -15,9 +15,9 @@ from samples import partition
 
 from retryapp.cli import _workers
 from retryapp.cli._workers import Workers
-from retryapp.lookup.activity import rates_of
 from retryapp.ports import Activity
 from retryapp.web.access import Role, parse_operators
+from retryapp.web.figures import rates_of
 
 BUSY = Activity(span_s=30, deliveries=1_000, failures=10, late_within={"0.01": 39, "0.05": 40, "+Inf": 40})
 

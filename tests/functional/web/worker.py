@@ -24,10 +24,10 @@ from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.row_keys import due_order, identity_of, parse_row_key, row_key
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.lookup.jobs import Order, Told
-from retryapp.lookup.journeys import Journey
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.ports import Activity, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
+from retryapp.web.journeys import Journey
 
 NOW_MS = 1_760_000_000_000
 GROUP = "billing"
@@ -227,7 +227,7 @@ class FakeWorker(RuntimeView):
         self.asked.append((main, verb, circuit, more))
         return {number: self._told(number, verb) for number in range(2)}
 
-    def journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
+    def read_journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
         return Journey([] if origin.offset == UNTOLD else steps(), 12, complete=True)
 
     def _told(self, partition: int, verb: str) -> Commanded | None:

@@ -16,14 +16,12 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import (
     Action,
     KafkaAdmin,
-    OwnerMark,
-    claim_owner_mark,
     ensure_topics,
     grow_topics,
     plan_topics,
-    read_owner_mark,
 )
 from retryapp.kafka.errors import OwnerMismatchError
+from retryapp.kafka.owner import OwnerMark, claim_owner_mark, read_owner_mark
 from retryapp.kafka.reader import read_topic
 from retryapp.kafka.writer import write_records
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from retryapp.cli._options import when
 from retryapp.cli._output import table
+from retryapp.cli._workers import Group, group_table
 from retryapp.cli.console import emit, emit_error
-from retryapp.terminal import Group, group_table
 
 
 def test_a_table_shows_text_as_it_is():

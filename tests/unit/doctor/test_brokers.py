@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from retryapp.doctor.brokers import TRANSACTION_TIMEOUT_MS, VERIFICATION, judge_brokers
-from retryapp.doctor.cluster import ClusterFacts
 from retryapp.doctor.findings import Finding, Severity
-from retryapp.kafka import TopicState
+from retryapp.kafka import ClusterState, TopicState
 from retryapp.runtime import transport
 
 DAY_MS = 86_400_000
@@ -35,7 +34,7 @@ def judged(
     settings[str(min(1, brokers - 1))].update(changes or {})
     if changes and any("replication.factor" in name for name in changes):
         settings["0"].update(changes)
-    facts = ClusterFacts(brokers=tuple(range(brokers)), settings=settings, operations=None)
+    facts = ClusterState(brokers=tuple(range(brokers)), settings=settings, operations=None)
     topics = {name: TopicState(name, "x" * 8, 8, count, {}) for name, count in (internal or {}).items()}
     return {finding.name: finding for finding in judge_brokers(facts, topics, **NEEDS)}
 
@@ -91,13 +90,13 @@ def test_one_broker_is_a_note_and_needs_one_replica() -> None:
 
 def test_settings_that_are_not_shown() -> None:
     """Many clusters show applications none; brokers before 3.6 do not know one of them."""
-    number, settings = judge_brokers(ClusterFacts(brokers=(1, 2, 3), settings={}, operations=None), {}, **NEEDS)
+    number, settings = judge_brokers(ClusterState(brokers=(1, 2, 3), settings={}, operations=None), {}, **NEEDS)
     assert (number.severity, settings.severity) == (Severity.OK, Severity.NOTE)
     old = {name: value for name, value in GOOD.items() if name != VERIFICATION}
-    facts = ClusterFacts(brokers=(1, 2, 3), settings={"1": old}, operations=None)
+    facts = ClusterState(brokers=(1, 2, 3), settings={"1": old}, operations=None)
     (found,) = [finding for finding in judge_brokers(facts, {}, **NEEDS) if finding.counts]
     assert (found.severity, found.expected) == (Severity.WARNING, "Kafka 3.6 or newer (KIP-890)")
-    some = ClusterFacts(brokers=(1,), settings={"1": {"log.cleaner.enable": "true"}}, operations=None)
+    some = ClusterState(brokers=(1,), settings={"1": {"log.cleaner.enable": "true"}}, operations=None)
     assert not [finding for finding in judge_brokers(some, {}, **NEEDS) if finding.counts]
 
 

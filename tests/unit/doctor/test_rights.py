@@ -6,7 +6,7 @@ import shlex
 
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Severity
-from retryapp.doctor.rights import judge_rights
+from retryapp.doctor.group import judge_rights
 from retryapp.kafka import TopicState
 from retryapp.kafka.acls import Resource, acl_commands, needed_acls
 

@@ -17,7 +17,8 @@ from retryapp.doctor.topics import (
     judge_plan,
     judge_replicas,
 )
-from retryapp.kafka import Action, Plan, PlanStep, Problem, TopicState
+from retryapp.kafka import Action, Plan, PlanStep, TopicState
+from retryapp.kafka.compare import Problem
 
 ORDERS = HandlerTopology(group="g", main="orders")
 

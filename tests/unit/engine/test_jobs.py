@@ -198,7 +198,7 @@ async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, du
     service = Service()
     orders = partition(service)
     async with orders:
-        await letters(orders, service, 500)
+        await letters(orders, service, 250)
         part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={DLQ: orders.records(DLQ)[-1].offset + 1})
         command = JobCommand(id="c", job="j1", verb=JobVerb.START, part=part).to_record(*CONTROL)
         dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
@@ -208,9 +208,9 @@ async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, du
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(100)
         await orders.to_rest()
-        assert sorted(map(int, set(service.again))) == list(range(500))
-        assert len(marks(orders, MarkKind.REPLAYED)) == len(marks(orders, MarkKind.RECOVERED)) == 500
-        assert part_of(orders).done == 500
+        assert sorted(map(int, set(service.again))) == list(range(250))
+        assert len(marks(orders, MarkKind.REPLAYED)) == len(marks(orders, MarkKind.RECOVERED)) == 250
+        assert part_of(orders).done == 250
 
 
 @pytest.mark.parametrize("every_ms", [100.0, 12.5])

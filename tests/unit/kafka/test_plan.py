@@ -12,26 +12,33 @@ from retryapp.core.topology import HandlerTopology, topic_specs
 from retryapp.kafka import (
     Action,
     KafkaConnection,
-    OwnerMark,
     Plan,
     PlanOptions,
     PlanStep,
-    Problem,
     TopicState,
     plan_topics,
 )
 from retryapp.kafka.acls import needed_acls
 from retryapp.kafka.admin import ClusterState
-from retryapp.kafka.compare import compare, keeps, kept_ms
+from retryapp.kafka.compare import Problem, compare, keeps, kept_ms
 from retryapp.kafka.discovery import with_dead_letters
 from retryapp.kafka.errors import OwnerMismatchError, ReplicationTooLowError
-from retryapp.kafka.owner import decode_owner_mark, encode_owner_mark
+from retryapp.kafka.owner import OwnerMark, decode_owner_mark, encode_owner_mark
 from retryapp.kafka.plan import check_replication, plan_handler
 
 TOPOLOGY = HandlerTopology(group="billing", main="orders", delays_ms=(60_000, 3_600_000))
 (RETRY,) = TOPOLOGY.retry_topics
-ONE = ClusterState(brokers=1, default_replication=1)
-THREE = ClusterState(brokers=3, default_replication=3)
+
+
+def of(brokers, copies):
+    """Return a cluster whose brokers give new topics so many copies."""
+    return ClusterState(
+        tuple(range(brokers)), {} if copies is None else {"0": {"default.replication.factor": str(copies)}}
+    )
+
+
+ONE = of(1, 1)
+THREE = of(3, 3)
 
 
 def main_state(**changes):
@@ -90,7 +97,7 @@ class _Admin:
 
 def test_topics_with_too_few_copies_are_not_planned():
     """Before anything is made."""
-    few = ClusterState(brokers=3, default_replication=1)
+    few = of(3, 1)
     with pytest.raises(ReplicationTooLowError):
         plan_topics(_Admin(few), [TOPOLOGY])
     assert plan_topics(_Admin(few), [TOPOLOGY], PlanOptions(allow_low_replication=True)).to_create
@@ -99,7 +106,7 @@ def test_topics_with_too_few_copies_are_not_planned():
 
 def test_copies_when_the_default_cannot_be_read():
     """As many as the main topic has; without it the broker decides."""
-    unknown = ClusterState(brokers=3, default_replication=None)
+    unknown = of(3, None)
     assert steps([main_state(replication=2)], unknown)[TOPOLOGY.dlq].replication == 2
     created = steps([main_state(name="other")], unknown, PlanOptions(create_main_partitions=5))
     assert created["orders"].action is Action.CREATE
@@ -174,7 +181,7 @@ def test_another_partition_count_is_a_mismatch(partitions, remedy):
 def test_few_copies_on_many_brokers_are_refused_unless_allowed(brokers, replication, allowed, refused):
     """Both for the default that new topics would get and for topics that are there."""
     options = PlanOptions(allow_low_replication=allowed)
-    cluster = ClusterState(brokers=brokers, default_replication=replication)
+    cluster = of(brokers, replication)
     if refused:
         with pytest.raises(ReplicationTooLowError, match=f"default.replication.factor={replication} on {brokers}"):
             check_replication(cluster, options)

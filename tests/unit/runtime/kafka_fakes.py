@@ -230,7 +230,7 @@ class Topics:
 
 async def until(condition: Callable[[], object]) -> None:
     """Let tasks run until it holds."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):  # disks of busy machines are slow
         while not condition():  # noqa: ASYNC110 - any condition
             await asyncio.sleep(0)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from retryapp.core.rules import ErrorClass
-from retryapp.lookup.activity import Rates, rates_of
 from retryapp.ports import Activity, Event, Observation
 from retryapp.runtime.observe.metrics import MetricsObserver
 from retryapp.runtime.observe.recent import LOOK_S, SPAN_S, Recent
 from retryapp.testing import VirtualClock
+from retryapp.web.figures import Rates, rates_of
 
 LOOK_MS = round(LOOK_S * 1_000)
 

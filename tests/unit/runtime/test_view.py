@@ -224,6 +224,7 @@ async def test_a_partition_whose_lane_does_not_open_lags(
     )
     monkeypatch.setattr(RetryConsumer, "in_thread", lambda _self, ask: ask(client))
     assert isinstance(runtime.app.consumer, RetryConsumer)
+    runtime.app.consumer._thread.thread_loop.close()  # never run
     lags = await RuntimeView(runtime).lags("orders")
     assert [(lag.partition, lag.main) for lag in lags] == [(0, 0), (1, 10)]
 

@@ -59,7 +59,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
 
 
 @pytest.mark.parametrize(
-    ("max_bytes", "batch", "chosen", "used"), [(3_000_000, 262_144, None, "lz4"), (70_000, 70_000, "zstd", "zstd")]
+    ("max_bytes", "batch", "chosen", "used"), [(3_000_000, 262_144, None, "zstd"), (70_000, 70_000, "lz4", "lz4")]
 )
 async def test_clients_have_the_settings_of_the_app_and_of_its_topics(
     runtime: Runtime, start: Start, max_bytes: int, batch: int, chosen: str | None, used: str
@@ -222,7 +222,7 @@ async def test_a_lane_that_does_not_finish_is_given_up(
     if state is LaneState.OPEN:
         monkeypatch.setattr(ownership, "_FINISH_S", 0.01)
     partition = _Partition(runtime, state=state, obedient=False)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(4):  # less than an open one is given by default
         await runtime._on_revoked()
     assert partition.task.cancelled()
     assert partition.said[-1] == "end"
