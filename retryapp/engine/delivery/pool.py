@@ -191,7 +191,7 @@ class DeliveryPool:
                     continue
                 queue = self._queues[self._turns[0]]
                 if queue and (orphans := queue[0].context.handler.orphans).full:  # whether it may begin is asked then
-                    await orphans.room()
+                    await orphans.room.wait()
                     continue
                 if self._round_is_over():
                     await asyncio.sleep(0)

@@ -8,7 +8,6 @@ an ordered handler, none of the orphan's sequence. If that takes too long, only 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
@@ -34,7 +33,9 @@ class Orphans:
         self._timers: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
         """In an ordered handler, of each run."""
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.room = asyncio.Event()
+        """Set while a new run may begin."""
+        self.room.set()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -52,11 +53,6 @@ class Orphans:
         what = "no run can begin" if self.full else "no later record of the same key or partition can begin"
         return f"{what}: {len(self)} hang past their time-out: {', '.join(chain(*self._runs.values()))}"
 
-    @property
-    def waiting(self) -> int:
-        """Runners that wait for an orphan to end, while there are records."""
-        return len(self._waiting)
-
     def adopt(self, run: asyncio.Future[Any], *names: str) -> None:
         """Count a run that was given up until it ends; `names` are those of its records."""
         self.total += 1
@@ -65,23 +61,14 @@ class Orphans:
         loop = asyncio.get_running_loop()
         if self._ordered:
             self._timers[run] = loop.call_later(HUNG_S, lambda: self.on_hung())
+        if self.full:
+            self.room.clear()
         if self.full and self._timer is None:
             self._timer = loop.call_later(HUNG_S, lambda: self.on_hung())
 
     def of(self, name: str) -> asyncio.Future[Any] | None:
         """Return the run of a record that goes on, or None."""
         return next((run for run, names in self._runs.items() if name in names), None)
-
-    async def room(self) -> None:
-        """Wait until a new run may begin."""
-        while self.full:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                await turn
-            finally:
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
 
     def _ended(self, run: asyncio.Future[Any]) -> None:
         self._runs.pop(run, None)
@@ -93,7 +80,4 @@ class Orphans:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            while self._waiting:
-                turn = self._waiting.popleft()
-                if not turn.done():
-                    turn.set_result(None)
+            self.room.set()
