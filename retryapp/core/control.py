@@ -18,7 +18,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from retryapp.core.durations import MAX_DURATION_MS
 from retryapp.core.foreign import shield, split_headers, unshield
@@ -27,6 +27,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.masking import Mask
 from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Headers, Record
+from retryapp.core.values import keyword_value_type, value_type
 
 COMMAND_AGE_MS: Final = 15 * 60_000
 """How long a command waits for a worker, by the broker's time; an older one is refused."""
@@ -295,10 +296,11 @@ def is_open(mark: str | None) -> bool:
     return mark in (None, MarkKind.RESTORED)
 
 
-class LetterMark(BaseModel):
-    """A mark of a dead letter."""
+@keyword_value_type
+class LetterMark:
+    """A mark of a dead letter; checked only where it is read (`mark_of`)."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+    __pydantic_config__ = ConfigDict(extra="ignore", strict=True)
     v: Literal[1] = 1
     mark: Annotated[MarkKind, Field(strict=False)]
     failure_id: str
@@ -316,9 +318,20 @@ class LetterMark(BaseModel):
     original: str = ""
     """Of an edited one: coordinates of the letter, and the hash of its value."""
 
-    def to_record(self, topic: str, partition: int) -> Outgoing:
+    def to_record(self, topic: str, partition: int) -> OutgoingMark:
         headers: Headers = ((RETRY_MARK, self.mark.encode()),)
-        return Outgoing(topic, partition, self.failure_id.encode(), self.model_dump_json().encode(), headers)
+        return OutgoingMark(topic, partition, self.failure_id.encode(), _MARKS.dump_json(self), headers, self)
+
+
+_MARKS: Final = TypeAdapter(LetterMark)
+
+
+@value_type
+class OutgoingMark(Outgoing):
+    """A mark that is to be published."""
+
+    told: LetterMark
+    """What its value says."""
 
 
 def mark_of(headers: Headers, value: bytes | None) -> LetterMark | None:
@@ -326,7 +339,7 @@ def mark_of(headers: Headers, value: bytes | None) -> LetterMark | None:
     if not is_mark(headers):
         return None
     try:
-        return LetterMark.model_validate_json(value or b"")
+        return _MARKS.validate_json(value or b"")
     except ValidationError:
         return None
 

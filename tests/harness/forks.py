@@ -89,7 +89,9 @@ def fork(words: Sequence[str], files: Sequence[int], *, cwd: Path | None, env: M
 
 
 def _read(status: int) -> int:
-    number: int = _NUMBER.unpack(os.read(status, _NUMBER.size))[0]
+    data = os.read(status, _NUMBER.size)
+    assert data, "the process that forks has ended; it says why on stderr"
+    number: int = _NUMBER.unpack(data)[0]
     return number
 
 

@@ -70,9 +70,8 @@ def test_archive_status_and_upkeep(command: Command, group: Group, tmp_path: Pat
     assert (code, facts["rows"]) == (0, 0)
 
 
-@pytest.mark.parametrize("name", ["archive", "analyse"])
 def test_a_stop_does_not_wait_for_the_batch_under_way(
-    command: Command, spark: SparkSession, connection: KafkaConnection, monkeypatch: pytest.MonkeyPatch, name: str
+    command: Command, spark: SparkSession, connection: KafkaConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large one may take minutes, and supervisors kill after some seconds; a rerun archives it."""
     group, rows, tracker = Group.with_main(connection, partitions=2), Archive._rows, spark.sparkContext.statusTracker()
@@ -91,13 +90,15 @@ def test_a_stop_does_not_wait_for_the_batch_under_way(
         os.kill(os.getpid(), signal.SIGTERM)
 
     where = ("--broker", connection.bootstrap, "--group", group.topology.group)
-    with monkeypatch.context() as slowed:
-        slowed.setattr(Archive, "_rows", slow)
-        person, began_s = threading.Thread(target=operator), time.monotonic()
-        person.start()
-        code, facts = command(name, *where)
-        person.join()
-    assert (code, time.monotonic() - began_s < 15) == (130, True), facts
+    for name in ("archive", "analyse"):
+        with monkeypatch.context() as slowed:
+            slowed.setattr(Archive, "_rows", slow)
+            begun.clear()
+            person, began_s = threading.Thread(target=operator), time.monotonic()
+            person.start()
+            code, facts = command(name, *where)
+            person.join()
+        assert (code, time.monotonic() - began_s < 15) == (130, True), facts
     code, facts = command("archive", *where)
     assert (code, facts["groups"][0]["rows"]) == (0, 400)
 
@@ -123,15 +124,13 @@ def test_jars_for_spark_submit(spark: SparkSession, capsys: pytest.CaptureFixtur
 
 
 def test_what_is_missing_is_named(command: Command, connection: KafkaConnection) -> None:
-    """No such group; no archive in the lake; no such broker."""
+    """No such group; no archive in the lake."""
     code, facts = command("archive", "--broker", connection.bootstrap, "--group", "unknown")
     assert (code, facts["error"]["type"]) == (3, "TopicMissingError")
     assert "--group" in facts["error"]["message"]
     code, facts = command("vacuum")
     assert (code, facts["error"]["type"]) == (3, "TableMissingError")
     assert "pipeline archive" in facts["error"]["message"]
-    code, facts = command("archive", "--broker", "127.0.0.1:1", "--group", "unknown")
-    assert (code, facts["error"]["type"]) == (3, "BrokerUnreachableError")
 
 
 @pytest.fixture(scope="module")

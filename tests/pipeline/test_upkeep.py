@@ -51,19 +51,6 @@ def upkeep(spark: SparkSession, lake: Lake) -> Callable[..., Upkeep]:
     return lambda **options: Upkeep(spark, lake, now_ms=lambda: FAR_MS, **options)
 
 
-@pytest.fixture
-def append(spark: SparkSession, lake: Lake) -> Callable[[], None]:
-    """Write one record to the archive, in a file of its own, without Kafka."""
-    rows = Rows()
-    Tables(spark, lake).ensure_records()
-
-    def write() -> None:
-        rows.failed(len(rows.rows), 1)
-        rows.frame(spark, rows.rows[-1:]).write.format("delta").mode("append").save(lake.table(RECORDS_TABLE))
-
-    return write
-
-
 def files_with(folder: Path, needle: bytes) -> Iterator[Path]:
     """Find the files below a folder that hold some bytes, as they are or compressed in Parquet."""
     import pyarrow.parquet as pq
@@ -269,13 +256,16 @@ def test_which_erasures_are_open(spark: SparkSession, lake: Lake, tmp_path: Path
     assert erasures.open() == (Erasure(200, "ab"),)
 
 
-def test_expire_and_vacuum(
-    spark: SparkSession, lake: Lake, tmp_path: Path, append: Callable[[], None], upkeep: Callable[..., Upkeep]
-) -> None:
+def test_expire_and_vacuum(spark: SparkSession, lake: Lake, tmp_path: Path, upkeep: Callable[..., Upkeep]) -> None:
     """By day, and files that nothing needs; each commit says how far the archive has come, for the log forgets."""
-    for _ in range(3):
-        append()
-    job, table, folder = upkeep(), Tables(spark, lake), tmp_path / "lake"
+    rows, table, folder = Rows(), Tables(spark, lake), tmp_path / "lake"
+    table.ensure_records()
+    for offset in range(3):
+        rows.failed(offset, 1)
+    files = rows.frame(spark).repartitionByRange(3, "offset").write.format("delta").option("optimizeWrite", "false")
+    files.mode("append").save(lake.table(RECORDS_TABLE))
+    assert len(table.read().inputFiles()) == 3
+    job = upkeep()
     table.join_small_files()
     before = read_state(table)
     job.vacuum(0)

@@ -166,10 +166,7 @@ class BatchPool(DeliveryPool):
         for run in [*batch.open]:
             if (buried := unpack(run)) is not None:
                 batch.settle_one(run, buried)
-        if handler.orphans.full:
-            await self._wait_for_room(batch)
-        for run in [*batch.open]:
-            if not is_due(run):
+            elif not is_due(run):
                 batch.settle_one(run, None)
         if not batch.open:
             return

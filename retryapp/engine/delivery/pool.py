@@ -163,8 +163,7 @@ class DeliveryPool:
                 each.outbox.close()  # what it publishes from here on belongs to no record
         if run.task is not None:
             self._runners.discard(run.task)
-            if run.begun:
-                abandon(run.context.handler, run.task, [delivery_of(each) for each in ended or [run]])
+            abandon(run.context.handler, run.task, [delivery_of(each) for each in ended or [run]])
         if not self.stopping:
             self._add_runner()
         for each in ended:
@@ -190,6 +189,10 @@ class DeliveryPool:
                 if not self._turns:
                     await self._wait_for_work()
                     continue
+                queue = self._queues[self._turns[0]]
+                if queue and (orphans := queue[0].context.handler.orphans).full:  # whether it may begin is asked then
+                    await orphans.room()
+                    continue
                 if self._round_is_over():
                     await asyncio.sleep(0)
                     continue
@@ -208,8 +211,6 @@ class DeliveryPool:
         fault = None
         try:
             outcome = unpack(run)
-            if outcome is None and run.context.handler.orphans.full:
-                await self._wait_for_room(run)
             if outcome is None and is_due(run):  # else the clock was set back or is in doubt: the row waits on
                 outcome = outcome_of(run, await self._call(run))
         except RunAbortedError:
@@ -278,19 +279,6 @@ class DeliveryPool:
             return False
         run.aborted = run.aborted or not run.owner.alive(run)
         return not run.aborted
-
-    async def _wait_for_room(self, run: Run) -> None:
-        """Wait until fewer runs that were given up go on."""
-        orphans = run.context.handler.orphans
-        while orphans.full:
-            if run.aborted:
-                raise RunAbortedError
-            try:
-                await orphans.room()
-            except asyncio.CancelledError:
-                await self._over(run)  # raises, unless it was somebody's stray cancellation
-        if run.aborted or not run.owner.alive(run):  # it may have been long
-            raise RunAbortedError
 
     @property
     def busy(self) -> bool:

@@ -21,19 +21,26 @@ from retryapp.engine.delivery.run import DeliveryContext, Run
 
 def reference_of(run: Run, due_at_ms: int) -> Reference | None:
     """Return what waits in place of the record of a run that has failed; None: a copy, as it may wait too long."""
-    context, found = run.context, None
-    if context.handler.by_reference:
-        found = _refer(context, run.shown) if run.claim is None else run.claim.reference
-    return found if found is not None and due_at_ms <= found.safe_until_ms else None
-
-
-def _refer(context: DeliveryContext, record: Record) -> Reference | None:
-    if record.timestamp_ms < 0:  # no retention counts from there
+    context, shown = run.context, run.shown
+    until_ms = safe_until_ms(context, shown.timestamp_ms)
+    if not context.handler.by_reference or due_at_ms > until_ms:
         return None
+    if run.claim is None:
+        return refer(shown, until_ms)
+    told = run.claim.reference
+    return None if told is None else replace(told, safe_until_ms=until_ms)
+
+
+def safe_until_ms(context: DeliveryContext, timestamp_ms: int) -> int:
+    """Return until when the main topic keeps a record of a time, also if nobody works for a while.
+
+    What a row says of it is as old as its last failure: the topic may keep records for less time now.
+    """
+    if timestamp_ms < 0:  # no retention counts from there
+        return -1
     kept_ms = context.kept_ms
     # half of it is for what nobody plans: workers that are down, an outage, a pause
-    until_ms = MAX_EPOCH_MS if kept_ms is None else min(record.timestamp_ms + kept_ms // 2, MAX_EPOCH_MS)
-    return refer(record, until_ms)
+    return MAX_EPOCH_MS if kept_ms is None else min(timestamp_ms + kept_ms // 2, MAX_EPOCH_MS)
 
 
 def whole(context: DeliveryContext, waiting: Record, identity: bytes, told: Reference, found: Record | None) -> Record:

@@ -127,7 +127,7 @@ class Run:
     sequence: bytes | None = None
     """Whose head it is, in an ordered handler (`engine.partition.sequences`)."""
     begun: bool = False
-    """The handler was called; before that a run may be aborted at no cost."""
+    """The handler was called."""
     aborted: bool = False
     overdue: bool = False
     given_up: bool = False

@@ -54,7 +54,7 @@ class Orphans:
 
     @property
     def waiting(self) -> int:
-        """Deliveries that wait for an orphan to end."""
+        """Runners that wait for an orphan to end, while there are records."""
         return len(self._waiting)
 
     def adopt(self, run: asyncio.Future[Any], *names: str) -> None:

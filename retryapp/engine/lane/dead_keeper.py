@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from retryapp.core.control import is_mark, mark_of
+from retryapp.core.control import LetterMark, OutgoingMark, is_mark, mark_of
 from retryapp.core.errors import DiskFullError, StoreBrokenError
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
@@ -56,10 +56,12 @@ class DeadLetterKeeper:
             return  # they are read when it is filled
         try:
             now_ms = self._clock.wall_ms()
-            found = [Record(*self._dlq, offset, now_ms, out.key, out.value, out.headers) for offset, out in sent]
-            marked = _take(self.table, found, sent[-1][0] + 1 if self.known.is_set() else None)
+            marks = [out.told for _, out in sent if isinstance(out, OutgoingMark)]
+            others = [(offset, out) for offset, out in sent if not isinstance(out, OutgoingMark)]
+            letters = [DeadRow(offset, out.headers, out.key, now_ms) for offset, out in others]
+            _write(self.table, letters, marks, sent[-1][0] + 1 if self.known.is_set() else None)
             if not self.known.is_set():
-                self._marked.update(marked)
+                self._marked.update(mark.letter for mark in marks)
         except Exception as exc:  # noqa: BLE001 - whatever it is: the lane must go on
             self._drop(exc)
             self.task.cancel()
@@ -108,26 +110,28 @@ class DeadLetterKeeper:
             self._faulty = False
 
 
-def _take(
-    table: DeadLetterTable, records: Sequence[Any], next_offset: int | None, but: Collection[int] = ()
-) -> Collection[int]:
-    """Write records of a dead-letter topic: letters, and marks of letters before them, `but` some; return which."""
-    letters = list[DeadRow]()
-    marks: dict[int, tuple[str, str | None]] = {}
+def _take(table: DeadLetterTable, records: Sequence[Any], next_offset: int, but: Collection[int]) -> None:
+    """Write records of a dead-letter topic: letters, and marks of letters before them, `but` some."""
+    letters, marks = list[DeadRow](), list[LetterMark]()
     for record in records:
         headers = tuple(record.headers)
         if is_mark(headers):
             told = mark_of(headers, record.value)
             if told is not None and told.letter not in but:
-                marks[told.letter] = told.mark, told.command
+                marks.append(told)
         else:
             died_ms = record.timestamp_ms if isinstance(record, Record) else record.timestamp
             letters.append(DeadRow(record.offset, headers, record.key, died_ms))
+    _write(table, letters, marks, next_offset)
+
+
+def _write(
+    table: DeadLetterTable, letters: Sequence[DeadRow], marks: Sequence[LetterMark], next_offset: int | None
+) -> None:
     if letters or not marks:
         table.write(letters, None if marks else next_offset)
-    if marks:
-        table.mark(marks, next_offset)  # last: a table that has read past a mark has it
-    return marks
+    if marks:  # last: a table that has read past a mark has it
+        table.mark({each.letter: (each.mark, each.command) for each in marks}, next_offset)
 
 
 def dead_rows(topics: Collection[str], batch: LaneBatch, receipt: LaneReceipt) -> dict[str, list[tuple[int, Outgoing]]]:

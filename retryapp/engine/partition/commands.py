@@ -67,6 +67,8 @@ MOST_UNSETTLED: Final = 5_000
 """Commands whose turns the lane may have; the others wait."""
 MAX_TEXT_BYTES: Final = 1_000
 """Of what an event says: a refusal may quote its command."""
+NOT_DURABLE: Final = "what came of its last attempt, its copy or another command is not durable: a topic may refuse it"
+"""Why a command is refused that would change a record."""
 
 
 class Commands:
@@ -324,11 +326,17 @@ class Commands:
 
     async def _settled(self, identity: bytes) -> bool:
         """Wait for the turns about a record, of commands and of its copy; note that this command changes it, too."""
-        touched = identity in self._touched or identity in self._recall.on_way
-        if touched:
+        touched = False
+        while identity in self._touched or self._is_copied(identity):
+            touched, waits = True, self._busy()
             await self._settle()
+            if not waits and self._is_copied(identity):  # it is behind a turn that a topic refuses
+                raise RefusedError(Refusal.RUNNING, NOT_DURABLE)
         self._touched.add(identity)
         return touched
+
+    def _is_copied(self, identity: bytes) -> bool:
+        return any(key[IDENTITY_AT:] == identity for key in self._scheduler.copying)
 
     # -- records that wait --------------------------------------------------------------------------------------
 
@@ -338,7 +346,7 @@ class Commands:
         table = self._table
         key = table.find(identity)
         if key is not None and self._changes(key):
-            await self._settle()
+            await self._settled(identity)
             key = table.find(identity)
         value = None if key is None else table.get(key)
         if key is None or value is None:
@@ -352,16 +360,17 @@ class Commands:
             raise RefusedError(Refusal.DAMAGED, str(error)) from error
         if metadata is None:
             raise RefusedError(Refusal.DAMAGED, "its row has no retry metadata")
-        if self._sequences is not None and not self._sequences.has(identity, row.key):
-            raise RefusedError(Refusal.NOT_WAITING, "a newer record of its key takes its place")
+        changes = self._changes(key)
+        if not changes:  # else it has left its sequence, as it has ended
+            self._check_newest(identity, row)
         if command.delivery is not None and not (row.hold & TOKEN and metadata.delivery == command.delivery):
             return self._releases.keep(origin, command.delivery, metadata.delivery)
         before = row_state(metadata.replays, metadata.attempt, row.due_at_ms)
         if command.state is not None and command.state != before:
             raise RefusedError(Refusal.CHANGED, f"its state is {before}, not {command.state}")
         runs = key in self._scheduler.claimed
-        if self._changes(key):
-            raise RefusedError(Refusal.RUNNING, "a topic refuses what came of its last attempt, or its copy")
+        if changes:
+            raise RefusedError(Refusal.RUNNING, NOT_DURABLE)
         if row.reference is not None and command.verb is Verb.CANCEL and not runs:
             row, metadata = await self._whole(row, key, value), replace(metadata, no_payload=False)
         effect = self._rows.obey(command, row, metadata, identity, self._scheduler.claimed.get(key))
@@ -370,20 +379,26 @@ class Commands:
             effect.claim = self._take(key, len(value))
         return effect
 
+    def _check_newest(self, identity: bytes, row: PendingRow) -> None:
+        if self._sequences is not None and not self._sequences.has(identity, row.key):
+            raise RefusedError(Refusal.NOT_WAITING, "a newer record of its key takes its place")
+
     def _changes(self, key: bytes) -> bool:
         claim = self._scheduler.claimed.get(key)
         return claim is not None and claim.changing
 
     async def _whole(self, row: PendingRow, key: bytes, value: bytes) -> PendingRow:
         """Return a row that waits by reference as a copy."""
+        identity = key[IDENTITY_AT:]
         try:
-            row = await self._recall.read_row(row, key[IDENTITY_AT:])
+            row = await self._recall.read_row(row, identity)
         except RecordError as error:
             raise RefusedError(Refusal.DAMAGED, str(error)) from error
         except Exception as error:
             raise RefusedError(Refusal.NOT_READY, f"the main topic cannot be read now: {error!r}") from error
         if key in self._scheduler.claimed or self._table.get(key) != value:
             raise RefusedError(Refusal.RUNNING, "its time has come while it was read: send it again")
+        self._check_newest(identity, row)
         return row
 
     def _take(self, key: bytes, size: int) -> bytes:

@@ -76,8 +76,8 @@ class Jobs:
         self._steps = 0
         self._stepped: dict[str, int] = {}
         """By job: the number of its last step."""
-        self._ahead: dict[tuple[str, str], tuple[int, deque[Any]]] = {}
-        """By job and topic: where the next reading begins, and the letters that were read and not looked at."""
+        self._ahead: dict[tuple[str, str], tuple[int, deque[tuple[Any, int]]]] = {}
+        """By job and topic: where the next reading begins, and letters that were read and not looked at, with sizes."""
         self._rest_ms = 0.0
         """No step before: letters could not be read."""
         for part in self.steering.parts:
@@ -259,15 +259,15 @@ class Jobs:
             while (
                 len(found) < room and looked < MOST_LOOKED and size < MOST_AHEAD_BYTES and part.at.get(topic, 0) < end
             ):
-                raw = await self._next(part, tp, end)
-                if raw is None:
+                if (letter := await self._next(part, tp, end)) is None:
                     part.at[topic] = end
                     break
+                raw, held = letter
                 part.at[topic] = raw.offset + 1
                 looked += 1
                 if looked % _GO_ON == 0 or (part.order.filter.field and len(raw.value or b"") > _LARGE_BYTES):
                     await asyncio.sleep(0)
-                headers = tuple(pair for pair in raw.headers if pair[0] != RETRY_ERROR_TRACE)  # most bytes, unused here
+                headers = tuple([pair for pair in raw.headers if pair[0] != RETRY_ERROR_TRACE])  # most bytes, not used
                 try:
                     metadata = decode_metadata(headers)
                 except DamagedMetadataError:
@@ -276,14 +276,14 @@ class Jobs:
                 if metadata is None:
                     part.refused[Refusal.DAMAGED] += 1
                 elif part.order.filter.fits(metadata, raw, died_ms):
-                    size += held_bytes(raw.key, raw.value, headers)
+                    size += held
                     record = Record(*tp, raw.offset, died_ms, raw.key, raw.value, headers)
                     found.append(Letter(tp, record, metadata))
         part.looked += looked
         return found
 
-    async def _next(self, part: Part, tp: TopicPartition, end: int) -> Any:
-        """Return the next letter before `end`; None: there is none."""
+    async def _next(self, part: Part, tp: TopicPartition, end: int) -> tuple[Any, int] | None:
+        """Return the next letter before `end`, and its size; None: there is none."""
         place = part.job, tp.topic
         position, ahead = self._ahead.get(place, (part.at.get(tp.topic, 0), deque()))
         if not ahead and position < end:
@@ -292,14 +292,17 @@ class Jobs:
             def take(records: list[Any], to: int) -> bool:
                 nonlocal reached, held
                 reached = to
-                ahead.extend(record for record in records if not is_mark(tuple(record.headers)))
-                held += sum(held_bytes(record.key, record.value, record.headers) for record in records)
+                for record in records:
+                    size = held_bytes(record.key, record.value, record.headers)
+                    held += size
+                    if not is_mark(record.headers):
+                        ahead.append((record, size))
                 return to >= end or len(ahead) >= MOST_LOOKED or held >= MOST_AHEAD_BYTES
 
             stop = await self._transport.reader.read(tp, position, take)
             position = stop if reached == position else reached
         self._ahead[place] = position, ahead
-        if not ahead or ahead[0].offset >= end:
+        if not ahead or ahead[0][0].offset >= end:
             return None
         return ahead.popleft()
 

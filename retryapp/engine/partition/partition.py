@@ -156,8 +156,6 @@ class PartitionEngine(RunOwner):
         if self.session is not None:
             self.session.end_tasks()
         for run in list(self._running):
-            if not run.begun:
-                run.abort()  # what has not begun does not begin now
             run.end_tries()
         try:
             async with asyncio.timeout(deadline_s):

@@ -23,7 +23,7 @@ from retryapp.core.headers import RETRY_TIER
 from retryapp.core.record import Record
 from retryapp.core.row_keys import IDENTITY_AT, origin_offset
 from retryapp.core.rows import CANCELLED, PendingRow, decode_row, encode_row, is_reference, row_header
-from retryapp.engine.delivery.reference import whole
+from retryapp.engine.delivery.reference import safe_until_ms, whole
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.scheduler import Scheduler
@@ -83,8 +83,8 @@ class Recall:
         self._queue: Rows = []
         self._wake = asyncio.Event()
         self._troubled = False
-        self.on_way: dict[bytes, int] = {}
-        """Bytes of copies that are not in the table yet, by identity."""
+        self.unwritten: set[bytes] = set()
+        """Identities of the rows that first deliveries put, which are not in the table yet."""
         self._written = asyncio.Event()
 
     def take(self, rows: Rows) -> None:
@@ -117,7 +117,7 @@ class Recall:
         if not by_reference:
             await asyncio.sleep(min(pause_s, FIRST_LOOK_S))
         while True:
-            if not await self._keep(kept_ms) and not by_reference:
+            if not await self._keep() and not by_reference:
                 return
             await asyncio.sleep(pause_s)
 
@@ -131,13 +131,13 @@ class Recall:
             size += row[0].size
             return size <= READ_BYTES
 
-        rows = [*takewhile(fits, self._queue)] or self._queue[:1]
-        found = await self._find([origin_offset(claim.identity) for claim, _ in rows])
-        del self._queue[: len(rows)]  # what came meanwhile is behind them
+        count = max(1, len([*takewhile(fits, self._queue)]))
+        found = await self._find([origin_offset(claim.identity) for claim, _ in self._queue[:count]])
+        rows, self._queue = self._queue[:count], self._queue[count:]  # what came meanwhile is behind them
         self._deliver([(claim, self._complete(claim, waiting, found)) for claim, waiting in rows])
 
     def _complete(self, claim: Claim, waiting: Record, found: Mapping[int, Record]) -> Record:
-        if claim.reference is None:
+        if claim.reference is None:  # its copy was made meanwhile
             return waiting
         try:
             read = found.get(origin_offset(claim.identity))
@@ -176,28 +176,30 @@ class Recall:
 
     # -- rows that wait on --------------------------------------------------------------------------------------
 
-    async def _keep(self, kept_ms: int) -> bool:
+    async def _keep(self) -> bool:
         """Look at all rows; tell whether there was a reference."""
         after, found = None, False
         while self._pending is not None and (rows := self._pending.page(after, _PAGE)):
             for key, value in rows:
                 if is_reference(value):
                     found = True
-                    if self._is_unsafe(value, kept_ms):
+                    if self._is_unsafe(value):
                         await self._copy(key, value)
             after = rows[-1][0]
             await asyncio.sleep(0)
         return found
 
-    def _is_unsafe(self, value: bytes, kept_ms: int) -> bool:
+    def _is_unsafe(self, value: bytes) -> bool:
         with suppress(RecordError):  # whoever claims it says so
             told = decode_row(value).reference
-            return told is not None and told.timestamp_ms + kept_ms // 2 < self._context.clock.wall_ms()
+            now_ms = self._context.clock.wall_ms()
+            return told is not None and safe_until_ms(self._context, told.timestamp_ms) < now_ms
         return False
 
     async def _copy(self, key: bytes, value: bytes) -> None:
         """Submit the copy of a row. Its key stays the same, so a claim stays too, and its outcome follows the copy."""
-        while sum(self.on_way.values()) >= READ_BYTES:
+        copying = self.scheduler.copying
+        while sum(copying.values()) >= READ_BYTES:
             self._written.clear()
             await self._written.wait()
         identity = key[IDENTITY_AT:]
@@ -209,25 +211,35 @@ class Recall:
         copy, claim = encode_row(row), self.scheduler.claimed.get(key)
         if len(copy) + BESIDE_ROW_BYTES > self._context.max_bytes or self._is_changed(key, value, row, claim):
             return
-        if claim is not None and claim.on_hold is not None:
-            held = decode_row(claim.on_hold.value or b"")
-            held = replace(held, value=row.value, headers=row.headers, reference=None, revision=row.revision + 1)
-            claim.on_hold = claim.on_hold._replace(value=encode_row(held))
+        if claim is not None:
+            self._fill(claim, row)
         tier = (row_header(value, RETRY_TIER.encode()) or b"?").decode("ascii", "replace")
 
         def settled(_committed: bool, _offsets: tuple[int, ...]) -> None:
-            del self.on_way[identity]
+            self.scheduler.copied(key)
             self._written.set()
 
         # held back where the changelog refuses it, it would put back a row that is settled meanwhile
         self._submit(Turn(rows=(Row(identity, copy, tier),), on_settled=settled, spare=True))
-        self.on_way[identity] = len(copy)
+        copying[key] = len(copy)
+
+    def _fill(self, claim: Claim, copy: PendingRow) -> None:
+        """Have a claim have what its row will have: it is not lost any more, and waits on as a copy."""
+        claim.reference = None
+        for at, (each, waiting) in enumerate(self._queue):
+            if each is claim:
+                self._queue[at] = claim, replace(waiting, value=copy.value, headers=copy.headers)
+        if claim.on_hold is not None:
+            held = decode_row(claim.on_hold.value or b"")
+            held = replace(held, value=copy.value, headers=copy.headers, reference=None, revision=copy.revision + 1)
+            claim.on_hold = claim.on_hold._replace(value=encode_row(held))
 
     def _is_changed(self, key: bytes, value: bytes, row: PendingRow, claim: Claim | None) -> bool:
         """Tell whether a row is another one than was read, or is to be: the next look sees what is left of it."""
         identity = key[IDENTITY_AT:]
         replaced = self._sequences is not None and not self._sequences.has(identity, row.key)
-        changed = self._pending is None or self._pending.get(key) != value or replaced or identity in self.on_way
+        replaced = replaced or identity in self.unwritten or key in self.scheduler.copying
+        changed = replaced or self._pending is None or self._pending.get(key) != value
         if changed or claim is None:
             return changed
         held_to_ms = None if claim.on_hold is None else decode_row(claim.on_hold.value or b"").due_at_ms

@@ -58,6 +58,10 @@ class Scheduler:
     ) -> None:
         self.claimed: dict[bytes, Claim] = {}
         self.claimed_bytes = 0
+        self.copying: dict[bytes, int] = {}
+        """Bytes of copies on their way into rows that wait by reference (`engine.partition.recall`), by the rows' keys.
+
+        No claim of one begins meanwhile: what ended its hold would put the reference back."""
         self.waiting = 0
         """Claims for which no runner was free yet."""
         self._waiting_in: Counter[str] = Counter()
@@ -155,6 +159,11 @@ class Scheduler:
             self._next_due_ms = due_at_ms
             self._wake.set()
 
+    def copied(self, key: bytes) -> None:
+        """Note that a row has become a copy, or has not."""
+        del self.copying[key]
+        self.changed(0)
+
     def has_rows(self, circuit: str, until_ms: int) -> bool:
         """Tell whether a row is due by a time: of all rows, or of those that wait for a named circuit."""
         if self._pending is None:
@@ -213,10 +222,10 @@ class Scheduler:
             self._blocked = limit <= 0
             now_ms = self._context.clock.wall_ms()
             max_bytes = min(CLAIM_BYTES, self._context.handler.max_in_flight_bytes - self.claimed_bytes)
-            claimed: Collection[bytes] = self.claimed
+            claimed: Collection[bytes] = {*self.claimed, *self.copying} if self.copying else self.claimed
             heads: list[tuple[bytes, bytes]] = []
             if self._sequences is not None:
-                heads = self._sequences.heads(pending, held_limit, max_bytes, limit, self.claimed)
+                heads = self._sequences.heads(pending, held_limit, max_bytes, limit, claimed)
             elif not _MAYBE_HELD.isdisjoint(pending.counts()):  # the handler had an order before
                 held = pending.page(HELD_ROWS, held_limit + len(claimed))
                 heads = up_to((each for each in held if each[0] not in claimed), held_limit, max_bytes)

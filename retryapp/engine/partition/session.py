@@ -314,6 +314,8 @@ class Session:
                 turns += self._turns_ahead()
             for turn in turns:
                 self._submit(turn)
+                if turn.rows and turn.claim is None:
+                    self._recall.unwritten.update(row.identity for row in turn.rows)
         except LaneClosedError:
             return  # the session is over; the records will be delivered again
         except Exception as exc:  # noqa: BLE001 - what is released and not in the lane would be passed over
@@ -358,6 +360,7 @@ class Session:
         self._beyond.passed(turns)
         for turn in turns:
             for row in turn.rows:
+                self._recall.unwritten.discard(row.identity)
                 if row.value is not None:
                     scheduler.changed(row_due_ms(row.value))
             if turn.claim is not None:

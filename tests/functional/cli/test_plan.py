@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import pytest
 from confluent_kafka import KafkaException
 from harness import wait_for
 from harness.operator import Operator
@@ -98,9 +99,10 @@ def test_a_changelog_that_lost_its_owner_mark_can_be_adopted(retryapp, bootstrap
     assert retryapp("plan", "-A", module).code == 0
 
 
-def test_no_broker_is_an_environment_error_said_once(retryapp):
+@pytest.mark.parametrize("words", [("pending", "list"), ("pipeline", "archive")])
+def test_no_broker_is_an_environment_error_said_once(retryapp, words):
     """Exit code 3, within seconds, with the address and without the client's own chatter."""
-    done = retryapp("pending", "list", "--broker", "127.0.0.1:1", "--group", "g")
+    done = retryapp(*words, "--broker", "127.0.0.1:1", "--group", "g")
     assert done.code == 3
     assert "127.0.0.1:1" in done.err
     assert "refused" in done.err

@@ -11,8 +11,7 @@ from test_commands import CONTROL, DLQ
 from test_hostile_commands import failures, single
 from test_jobs import Service, begin, letters, part_of, partition, tell, told
 
-from retryapp.core.control import MarkKind, Verb
-from retryapp.core.hops import Outgoing
+from retryapp.core.control import MarkKind, Verb, mark_of
 from retryapp.core.jobs import JobPart, JobVerb, LetterFilter
 from retryapp.core.record import Headers, Record
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
@@ -273,7 +272,9 @@ async def test_a_mark_that_comes_while_letters_are_read_stays() -> None:
         )
         await orders.settle()
         last = found[-1]
-        keeper.write([(last.offset, Outgoing(DLQ, 0, last.key, last.value, last.headers))])
+        mark = mark_of(last.headers, last.value)
+        assert mark is not None
+        keeper.write([(last.offset, mark.to_record(DLQ, 0))])
         reading.set()
         await orders.settle()
         assert keeper.known.is_set()

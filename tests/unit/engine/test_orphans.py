@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from doubles import MAIN, Stubborn, crowd, deliver_once, down, make_context, make_record, settle, the
+from doubles import MAIN, BankDownError, Stubborn, crowd, deliver_once, down, make_context, make_record, settle, the
 
 from retryapp.core.batch import Batch
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.policy import RetryPolicy
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.handler.orphans import MIN_ORPHANS
@@ -242,6 +243,53 @@ async def test_what_has_waited_does_not_begin_where_another_worker_may_have_it(
         await orders.advance(200)
         await orders.advance(1)
         await orders.until(lambda: hanging.begun == [b"fine"])
+
+
+@pytest.mark.parametrize("batch", [None, Batch(2, "1ms")])
+async def test_what_has_waited_does_not_begin_in_a_pause(batch: Batch | None) -> None:
+    """Somebody has paused its handler meanwhile."""
+    calls: list[object] = []
+
+    async def handle(value: object) -> None:
+        calls.append(value)
+
+    async with MemoryPartition(handle, TIMEOUT, batch=batch) as orders:
+        ends = crowd(orders.handler.orphans)
+        await orders.send(b"a")
+        await orders.advance(1)
+        assert orders.handler.orphans.waiting == 1
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
+        ends[0].set_result(None)
+        await orders.advance(100)
+        assert calls == []
+        await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME, by="me"))
+        await orders.to_rest()
+        assert len(calls) == 1
+
+
+@pytest.mark.parametrize("batch", [None, Batch(2, "1ms")])
+@pytest.mark.parametrize("command", ["cancel", "hold"])
+async def test_what_has_waited_does_not_begin_if_a_command_says_so(command: str, batch: Batch | None) -> None:
+    """It is claimed, and waits for an orphan to end."""
+    calls: list[object] = []
+
+    async def handle(value: object) -> None:
+        calls.append(value)
+        raise BankDownError
+
+    async with MemoryPartition(handle, TIMEOUT, batch=batch) as orders:
+        await orders.send(b"a")
+        await orders.advance(1)
+        ends = crowd(orders.handler.orphans)
+        await orders.advance(300_000)
+        await orders.advance(1)
+        assert orders.handler.orphans.waiting == 1
+        assert (await orders.command(command, 0))["refused"] is None
+        ends[0].set_result(None)
+        await orders.advance(100)
+        assert len(calls) == 1
+        assert [letter.reason for letter in orders.dead_letters] == ["cancelled"] * (command == "cancel")
+        assert sum(orders.waiting.values()) == (command == "hold")
 
 
 async def test_a_thread_that_cannot_be_had_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any, Final
 
+import pytest
 from doubles import Gate, Refusing
 
 from retryapp import RetryPolicy
@@ -12,6 +14,7 @@ from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.rows import OPERATOR, decode_row
+from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition, Script, Step
@@ -37,6 +40,17 @@ def put(partition: MemoryPartition, verb: Verb, offset: int, **more: Any) -> Non
     command = Command(id=f"{verb}-{offset}", verb=verb, failure_id=failure_id("app", origin), **more)
     sent = command.to_record(partition.handler.topology.control, 0)
     partition.transport.append(TopicPartition(sent.topic, sent.partition), sent.key, sent.value)
+
+
+def lose(partition: MemoryPartition) -> None:
+    """Have the main topic lose all records."""
+    partition.transport.broker.logs[TopicPartition("orders", 0)].entries.clear()
+
+
+def refusals(partition: MemoryPartition) -> list[str | None]:
+    """Return why commands were refused, in their order."""
+    events = (json.loads(event.value or b"{}") for event in partition.records(partition.handler.topology.events))
+    return [event["refused"] for event in events if event.get("command")]
 
 
 async def pass_on(partition: MemoryPartition) -> None:
@@ -245,6 +259,153 @@ async def test_a_newer_record_replaces_a_row_also_while_that_is_copied() -> None
         read.set()
         await pass_on(orders)
         assert rows(orders) == []
+
+
+async def test_a_run_that_fails_waits_by_what_the_topic_keeps_now() -> None:
+    """What its row said is as old as its first failure: until the next look the topic might lose it."""
+    policy = RetryPolicy("30m 2h")
+    async with MemoryPartition(Script("fail"), policy, by_reference=True) as orders:
+        await orders.send(b"a")
+    async with MemoryPartition(Script("fail", "fail"), policy, transport=orders.transport, **OPTIONS) as orders:
+        await orders.advance(HOUR_MS // 2)
+        (row,) = rows(orders)
+    assert (row.attempt, row.value, row.reference) == (2, b"a", None)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_claimed_row_whose_copy_was_made_is_not_gone(durable: bool) -> None:
+    """It is read again for so long that the topic loses it; what its copy has was read before."""
+    script = Script("fail")
+    async with MemoryPartition(script, POLICY, **OPTIONS) as orders:
+        await orders.send(b"a")
+        read = orders.transport.pause("records")  # type: ignore[arg-type]
+        await orders.advance(HOUR_MS)
+        await orders.advance(1)
+        assert read.reached
+        commit = orders.transport.pause(Step.COMMIT)
+        await orders.advance(LOOK_MS)
+        assert commit.reached
+        if durable:
+            commit.set()
+            await pass_on(orders)
+            assert [row.reference for row in rows(orders)] == [None]
+        lose(orders)
+        read.set()
+        await orders.settle()
+        commit.set()
+        await orders.to_rest()
+        assert orders.dead_letters == []
+    assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"]
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+async def test_a_hold_that_ends_while_its_copy_is_on_the_way_keeps_the_copy(order: Order) -> None:
+    """It would be a reference again, and the topic may lose it."""
+    script = Script("fail")
+    async with MemoryPartition(script, POLICY, order=order, **OPTIONS) as orders:
+        await orders.send(b"a", key=b"k")
+        assert (await orders.command("hold", 0, hold_ms=HOUR_MS + LOOK_MS + 1_000))["refused"] is None
+        commit = orders.transport.pause(Step.COMMIT)
+        await orders.advance(HOUR_MS)
+        await orders.advance(LOOK_MS)
+        assert commit.reached
+        lose(orders)
+        await orders.advance(2_000)
+        commit.set()
+        await orders.to_rest()
+        assert orders.dead_letters == []
+    assert [seen.came_to for seen in script.calls] == ["ConnectionError", "ok"]
+
+
+async def test_a_copy_that_begins_while_a_command_waits_is_waited_for_too() -> None:
+    """The command waits for one before it about the same record."""
+    async with MemoryPartition(Script("fail"), RetryPolicy("1h"), by_reference=True) as orders:
+        await orders.send(b"a")
+        await orders.command("reschedule", 0, due_at_ms=orders.clock.wall_ms() + 9 * HOUR_MS)
+    async with MemoryPartition(Script(), POLICY, transport=orders.transport, **OPTIONS) as orders:
+        await orders.advance(HOUR_MS)
+        await orders.advance(LOOK_MS - 50_000)
+        refused, copy = orders.transport.pause(Step.COMMIT), orders.transport.pause(Step.COMMIT)
+        put(orders, Verb.RELEASE, 0)
+        put(orders, Verb.HOLD, 0)
+        await orders.settle()
+        assert refused.reached
+        await orders.advance(15_000)
+        refused.set()
+        await pass_on(orders)
+        assert copy.reached
+        copy.set()
+        await pass_on(orders)
+        (row,) = rows(orders)
+    assert (row.hold, row.reference) == (OPERATOR, None)
+
+
+async def test_a_copy_behind_a_refused_turn_keeps_nobody_waiting() -> None:
+    """In an ordered handler all wait for that, and a command about the copy's record is refused meanwhile."""
+    gate = Gate()
+    async with MemoryPartition(gate, POLICY, order=Order.KEY, **OPTIONS) as orders:
+        await orders.send(b"a", key=b"a")
+        gate.let(b"a", ConnectionError("down"))
+        await orders.settle()
+        await orders.command("hold", 0, hold_ms=9 * HOUR_MS)
+        refusing = Refusing(orders.transport, b"b")
+        await orders.send(b"b", key=b"b")
+        gate.let(b"b", Reject("wrong"))
+        await orders.advance(HOUR_MS)
+        assert refusing.tries
+        await orders.advance(LOOK_MS)
+        put(orders, Verb.RELEASE, 0)
+        await orders.settle()
+        refusing.prefixes = ()
+        await orders.advance(31_000)
+        (row,) = rows(orders)
+        assert refusals(orders) == [None, "running"]
+    assert (row.hold, row.reference) == (OPERATOR, None)
+
+
+async def test_a_row_that_a_first_delivery_puts_is_not_undone_by_a_copy() -> None:
+    """The offset was set back: the record has failed anew, while its older row was copied."""
+    policy = RetryPolicy("2h", timeout="3h")
+    async with MemoryPartition(Script("fail"), policy, by_reference=True) as orders:
+        await orders.send(b"a")
+    orders.transport.offsets[TopicPartition("orders", 0)] = 0
+    gate = Gate()
+    async with MemoryPartition(gate, policy, transport=orders.transport, **OPTIONS) as orders:
+        await orders.advance(HOUR_MS)
+        assert gate.started == [b"a"]
+        read, commit = orders.transport.pause("records"), orders.transport.pause(Step.COMMIT)  # type: ignore[arg-type]
+        await orders.advance(LOOK_MS)
+        assert read.reached
+        failed_ms = orders.clock.wall_ms()
+        gate.let(b"a", ConnectionError("down"))
+        await orders.settle()
+        assert commit.reached
+        read.set()
+        await orders.settle()
+        commit.set()
+        await pass_on(orders)
+        (row,) = rows(orders)
+    assert row.due_at_ms == failed_ms + 2 * HOUR_MS
+
+
+async def test_a_record_that_is_replaced_while_a_cancel_reads_it_is_not_dead() -> None:
+    """It has one end: a newer one takes its place."""
+    async with MemoryPartition(Script("fail"), POLICY, **OPTIONS) as orders:
+        await orders.send(b"old", key=b"k")
+    gate = Gate()
+    options: Any = {**OPTIONS, "by_reference": False, "order": Order.LATEST}
+    async with MemoryPartition(gate, POLICY, transport=orders.transport, **options) as orders:
+        read = orders.transport.pause("records")  # type: ignore[arg-type]
+        put(orders, Verb.CANCEL, 0)
+        await orders.settle()
+        assert read.reached
+        await orders.send(b"new", key=b"k")
+        read.set()
+        await orders.settle()
+        gate.let_all()
+        await orders.to_rest()
+        assert (gate.done, orders.dead_letters) == ([b"new"], [])
+        assert refusals(orders) == ["not-waiting"]
 
 
 async def test_what_waits_by_reference_is_not_copied_to_the_main_topic_without_its_payload() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 
 import pytest
 from doubles import BankDownError, Gate, Refusing, Stubborn, committed, held, reopen
 
+from retryapp.core.control import Command, Verb
+from retryapp.core.record import Origin, failure_id
 from retryapp.core.rows import decode_row
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
@@ -303,3 +306,26 @@ async def test_a_run_that_goes_on_over_two_sessions_keeps_its_key_until_it_ends(
         for _ in range(3):
             await orders.advance(1_000)
         assert handler.started == [b"1", b"1", b"1", b"fine"]
+
+
+async def test_a_command_about_a_record_whose_outcome_a_topic_refuses_says_so() -> None:
+    """It is no record that a newer one has replaced."""
+    gate = Gate()
+    async with MemoryPartition(gate, "1s", order=Order.KEY) as orders:
+        await orders.send(b"a", key=b"k")
+        gate.let(b"a", BankDownError())
+        await orders.settle()
+        await orders.advance(1_000)
+        refusing = Refusing(orders.transport, b"a")
+        gate.let(b"a", BankDownError())
+        await orders.settle()
+        assert refusing.tries
+        origin = Origin("orders", orders.engine.context.topic_id, 0, 0)
+        sent = Command(id="h", verb=Verb.HOLD, failure_id=failure_id("app", origin)).to_record("app.orders.control", 0)
+        orders.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+        await orders.settle()
+        refusing.prefixes = ()
+        await orders.to_rest()
+        events = [json.loads(event.value or b"{}") for event in orders.records("app.orders.events")]
+    (told,) = (event for event in events if event.get("command") == "h")
+    assert told["refused"] == "running", told["text"]
