@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -23,10 +24,13 @@ def written(connection: KafkaConnection, topic: str, values: list[bytes]) -> dic
     with ThreadPoolExecutor(len(values)) as pool:
         for done in [pool.submit(write, value) for value in values]:
             done.result()
-    seen: dict[int, list[bytes | None]] = {}
-    for record in read_topic(connection, topic):
-        seen.setdefault(record.partition, []).append(record.value)
-    return seen
+    deadline_s = time.monotonic() + 10
+    while True:  # until a broker has marked all partitions: a transaction's commit does not wait for that
+        seen: dict[int, list[bytes | None]] = {}
+        for record in read_topic(connection, topic):
+            seen.setdefault(record.partition, []).append(record.value)
+        if sum(map(len, seen.values())) >= 4 * len(values) or time.monotonic() >= deadline_s:
+            return seen
 
 
 def test_writers_of_one_id_come_one_after_the_other(bootstrap: str) -> None:

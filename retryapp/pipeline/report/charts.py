@@ -70,8 +70,8 @@ def _names(values: Rows) -> Any:
     return alt.Y("name:N", title=None, sort=names, axis=axis)
 
 
-def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[str, str] | None = None) -> Chart:
-    """Return horizontal bars of parts."""
+def stacked(rows: Rows, parts: Mapping[str, str], names: Mapping[str, str]) -> Chart:
+    """Return horizontal bars of records, in parts."""
     values = [
         {"name": _short(str(row["name"])), "part": part, "n": row[part], "order": number}
         for row in rows
@@ -82,14 +82,14 @@ def stacked(rows: Rows, parts: Mapping[str, str], *, title: str, names: Mapping[
         alt.Chart(alt.InlineData(values))
         .mark_bar(height={"band": 0.62}, cornerRadius=1)
         .encode(
-            x=alt.X("sum(n):Q", title=title, axis=alt.Axis(tickMinStep=1, tickCount=5, format=",d")),
+            x=alt.X("sum(n):Q", title="records", axis=alt.Axis(tickMinStep=1, tickCount=5, format=",d")),
             y=_names(values),
             color=alt.Color("part:N", scale=scale),
             order="order:Q",
         )
         .properties(width=WIDTH, height=alt.Step(BAR))
     )
-    return Chart(_svg(chart), tuple(((names or {}).get(part, part), role) for part, role in parts.items()))
+    return Chart(_svg(chart), tuple((names.get(part, part), role) for part, role in parts.items()))
 
 
 def over_time(rows: Rows, names: Mapping[str, str]) -> Chart:

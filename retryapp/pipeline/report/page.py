@@ -50,16 +50,12 @@ def _charts(facts: Mapping[str, Any]) -> dict[str, charts.Chart]:
     if causes:
         shown = set(islice(names, 8))
         bars = [{**row, "name": names[row["fingerprint"]]} for row in causes if row["fingerprint"] in shown]
-        found["causes"] = charts.stacked(bars, _FATES, title="records", names={"pending": "waiting"})
+        found["causes"] = charts.stacked(bars, _FATES, {"pending": "waiting"})
     retries = [row for row in facts["funnel"] if row["attempt"] > 1 or row["replayed"]]
     if retries:
         several = len({row["main"] for row in retries}) > 1
-        found["funnel"] = charts.stacked(
-            [{"name": attempt_name(row, with_main=several), **row} for row in retries[:16]],
-            _ENDS,
-            title="records",
-            names=_END_NAMES,
-        )
+        bars = [{"name": attempt_name(row, with_main=several), **row} for row in retries[:16]]
+        found["funnel"] = charts.stacked(bars, _ENDS, _END_NAMES)
     tiers = [{"name": row["tier"], **row} for row in facts["lateness"] if row["tier"] is not None]
     if tiers:
         found["lateness"] = charts.ranges(tiers[:12])

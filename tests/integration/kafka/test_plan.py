@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import time
 from operator import itemgetter
 
 import pytest
@@ -112,7 +113,11 @@ def test_partitions_that_are_added_are_paused_as_the_others(admin, connection, t
     admin.grow(topology.main, 5)
     admin.wait_for_topics([topology.main], {topology.main: 5})
     grow_topics(admin, [topology])
-    told = [(record.partition, decode_command(record.value)) for record in read_topic(connection, topology.control)]
+    deadline_s = time.monotonic() + 10
+    while True:  # until a broker has marked all partitions: a transaction's commit does not wait for that
+        told = [(record.partition, decode_command(record.value)) for record in read_topic(connection, topology.control)]
+        if len(told) >= 2 * len(verbs) or time.monotonic() >= deadline_s:
+            break
     assert [
         (number, f"{command.verb} {command.circuit}".strip(), command.by)
         for number, command in sorted(told, key=itemgetter(0))
