@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 WRITE_TIMEOUT_S: Final = 15.0
 _ABORT_S: Final = 5.0
 _FULL_S: Final = 0.05
-_TRIES: Final = 5
+_TRIES: Final = 8
+_PAUSE_S: Final = 0.05
 _FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS"}
 
 
@@ -68,6 +71,7 @@ def write_together(connection: KafkaConnection, topic: str, records: Sequence[Ou
     """Append records to a topic that exists, in one transaction: readers of committed records see all or none.
 
     Writers of a topic come one after the other: a later one ends the transaction of an earlier one, which begins anew.
+    Random pauses before that, each longer than the last, keep several from ending each other's again and again.
 
     Raises:
         BrokerUnreachableError: no broker answered in time; the records are there, or not.
@@ -89,6 +93,7 @@ def write_together(connection: KafkaConnection, topic: str, records: Sequence[Ou
             producer.commit_transaction(WRITE_TIMEOUT_S)
         except KafkaException as error:
             if left and error.args[0].name() in _FENCED:
+                time.sleep(random.SystemRandom().uniform(0, _PAUSE_S * 2 ** (_TRIES - left)))
                 continue
             with suppress(KafkaException):  # it has not begun, is fenced, or no broker answers: it ends by itself
                 producer.abort_transaction(_ABORT_S)

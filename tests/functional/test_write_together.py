@@ -39,7 +39,7 @@ def test_writers_of_one_id_come_one_after_the_other(bootstrap: str) -> None:
     admin = KafkaAdmin(connection)
     admin.create_main_topic(topic, partitions=4)
     admin.wait_for_topics([topic])
-    values = [b"%d" % n for n in range(3)]
+    values = [b"%d" % n for n in range(8)]
     seen = written(connection, topic, values)
     assert [sorted(each) for each in seen.values()] == [values] * 4
     assert all(each == seen[0] for each in seen.values())
