@@ -89,6 +89,13 @@ class BatchPool(DeliveryPool):
         return waits
 
     @override
+    def forget(self, owner: RunOwner) -> None:
+        timer = self._gathering.pop(owner, None)
+        if timer is not None:
+            timer.cancel()
+        super().forget(owner)
+
+    @override
     async def stop(self, wait_s: float = CANCEL_WAIT_S) -> None:
         for timer in self._gathering.values():
             timer.cancel()

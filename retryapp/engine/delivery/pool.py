@@ -90,6 +90,11 @@ class DeliveryPool:
         """Begin what waits for more records of a partition; tell whether there is any. Here none waits for others."""
         return False
 
+    def forget(self, owner: RunOwner) -> None:
+        """Drop the runs of an owner that have not begun: its session is over."""
+        if self._queues.pop(owner, None) is not None and owner in self._turns:
+            self._turns.remove(owner)
+
     def _wake_one(self) -> None:
         if self._idle:
             waiting = self._idle.popleft()

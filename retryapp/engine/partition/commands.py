@@ -325,18 +325,21 @@ class Commands:
         await over
 
     async def _settled(self, identity: bytes) -> bool:
-        """Wait for the turns about a record, of commands and of its copy; note that this command changes it, too."""
+        """Wait for the turns that change a record's row, whosever they are; note that this command does, too."""
         touched = False
-        while identity in self._touched or self._is_copied(identity):
+        while identity in self._touched or self._is_put(identity):
             touched, waits = True, self._busy()
             await self._settle()
-            if not waits and self._is_copied(identity):  # it is behind a turn that a topic refuses
+            if not waits and self._is_put(identity):  # it is behind a turn that a topic refuses
                 raise RefusedError(Refusal.RUNNING, NOT_DURABLE)
         self._touched.add(identity)
         return touched
 
-    def _is_copied(self, identity: bytes) -> bool:
-        return any(key[IDENTITY_AT:] == identity for key in self._scheduler.copying)
+    def _is_put(self, identity: bytes) -> bool:
+        """Tell whether a first delivery's row, or a copy of the row, is on its way into the table."""
+        return identity in self._recall.unwritten or any(
+            key[IDENTITY_AT:] == identity for key in self._scheduler.copying
+        )
 
     # -- records that wait --------------------------------------------------------------------------------------
 

@@ -142,6 +142,8 @@ class PartitionEngine(RunOwner):
         session, self.session = self.session, None
         if session is not None:
             session.end()
+        for pool in (self._first, self._again):
+            pool.forget(self)
         self._given_up.leave(self._running)
         for run in list(self._running):
             self._former[run.place] = None

@@ -83,8 +83,8 @@ class Recall:
         self._queue: Rows = []
         self._wake = asyncio.Event()
         self._troubled = False
-        self.unwritten: set[bytes] = set()
-        """Identities of the rows that first deliveries put, which are not in the table yet."""
+        self.unwritten: dict[bytes, Turn] = {}
+        """By identity: the turns of first deliveries whose rows are not in the table yet."""
         self._written = asyncio.Event()
 
     def take(self, rows: Rows) -> None:

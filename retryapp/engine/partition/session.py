@@ -315,7 +315,7 @@ class Session:
             for turn in turns:
                 self._submit(turn)
                 if turn.rows and turn.claim is None:
-                    self._recall.unwritten.update(row.identity for row in turn.rows)
+                    self._recall.unwritten.update((row.identity, turn) for row in turn.rows)
         except LaneClosedError:
             return  # the session is over; the records will be delivered again
         except Exception as exc:  # noqa: BLE001 - what is released and not in the lane would be passed over
@@ -360,7 +360,8 @@ class Session:
         self._beyond.passed(turns)
         for turn in turns:
             for row in turn.rows:
-                self._recall.unwritten.discard(row.identity)
+                if self._recall.unwritten.get(row.identity) is turn:
+                    del self._recall.unwritten[row.identity]
                 if row.value is not None:
                     scheduler.changed(row_due_ms(row.value))
             if turn.claim is not None:

@@ -9,7 +9,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from doubles import MAIN, BankDownError, Stubborn, crowd, deliver_once, down, make_context, make_record, settle, the
+from doubles import (
+    MAIN,
+    BankDownError,
+    Stubborn,
+    crowd,
+    deliver_once,
+    down,
+    make_context,
+    make_record,
+    reopen,
+    settle,
+    the,
+)
 
 from retryapp.core.batch import Batch
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
@@ -290,6 +302,25 @@ async def test_what_has_waited_does_not_begin_if_a_command_says_so(command: str,
         assert len(calls) == 1
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"] * (command == "cancel")
         assert sum(orders.waiting.values()) == (command == "hold")
+
+
+@pytest.mark.parametrize("batch", [None, Batch(2, "1h")])
+async def test_what_waits_for_an_orphan_is_forgotten_with_its_session(batch: Batch | None) -> None:
+    """A lane that opens again and again does not fill the memory with records that it reads again."""
+    calls: list[object] = []
+
+    async def handle(value: object) -> None:
+        calls.append(value)
+
+    async with MemoryPartition(handle, TIMEOUT, concurrency=2, batch=batch) as orders:
+        ends = crowd(orders.handler.orphans)
+        await orders.send(*[b"%d" % number for number in range(50)])
+        for _ in range(3):
+            await reopen(orders)
+        assert [len(queue) for pool in orders._pools for queue in pool._queues.values()] == [50]
+        ends[0].set_result(None)
+        await orders.to_rest()
+        assert sum(len(each) if isinstance(each, list) else 1 for each in calls) == 50
 
 
 async def test_a_thread_that_cannot_be_had_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
