@@ -38,7 +38,7 @@ MIXED = register(mixed, 20)
 
 @pytest.fixture
 def tables(stories: Stories) -> Tables:
-    """Return what that history comes to."""
+    """Return the tables of that history."""
     return stories.tables(MIXED)
 
 

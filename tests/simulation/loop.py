@@ -130,7 +130,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def abandon(self) -> None:
         """Close it over tasks that are not done, as when the machine is switched off."""
-        asyncio.set_event_loop(None)  # else a `finally` that asks for a loop is given a new one, which nobody closes
+        asyncio.set_event_loop(None)  # else a `finally` that asks for a loop gets a new one; nobody closes it
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             for _ in range(5):  # a `finally` may wait for something once more

@@ -22,8 +22,7 @@ from retryapp.engine.delivery.run import DeliveryContext, Run
 def reference_of(run: Run, due_at_ms: int) -> Reference | None:
     """Return what waits in place of the record of a run that has failed; None: a copy, as it may wait too long."""
     context, shown = run.context, run.shown
-    until_ms = safe_until_ms(context, shown.timestamp_ms)
-    if not context.handler.by_reference or due_at_ms > until_ms:
+    if not context.handler.by_reference or due_at_ms > (until_ms := safe_until_ms(context, shown.timestamp_ms)):
         return None
     if run.claim is None:
         return refer(shown, until_ms)
@@ -32,7 +31,7 @@ def reference_of(run: Run, due_at_ms: int) -> Reference | None:
 
 
 def safe_until_ms(context: DeliveryContext, timestamp_ms: int) -> int:
-    """Return until when the main topic keeps a record of a time, also if nobody works for a while.
+    """Return how long a record with this timestamp may wait by reference: until half of the topic's retention is over.
 
     What a row says of it is as old as its last failure: the topic may keep records for less time now.
     """

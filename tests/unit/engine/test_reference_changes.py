@@ -60,11 +60,18 @@ async def pass_on(partition: MemoryPartition) -> None:
         await partition.advance(100)
 
 
+async def fail(partition: MemoryPartition, gate: Gate) -> int:
+    """Have the run of a record fail; return when."""
+    failed_ms = partition.clock.wall_ms()
+    gate.let(b"a", ConnectionError("down"))
+    await partition.settle()
+    return failed_ms
+
+
 async def run_again(partition: MemoryPartition, gate: Gate) -> None:
     """Have a record fail, wait by reference, and run once more."""
     await partition.send(b"a")
-    gate.let(b"a", ConnectionError("down"))
-    await partition.settle()
+    await fail(partition, gate)
     await partition.advance(HOUR_MS)
     await partition.advance(1_000)
 
@@ -88,8 +95,7 @@ async def test_no_command_changes_a_row_whose_outcome_a_topic_refuses() -> None:
         assert commit.reached
         refusing = Refusing(orders.transport, b"a")
         refusing.topics = "dlq"
-        gate.let(b"a", ConnectionError("down"))
-        await orders.settle()
+        await fail(orders, gate)
         commit.set()
         await pass_on(orders)
         assert refusing.tries
@@ -123,8 +129,7 @@ async def test_no_row_comes_back_after_its_outcome() -> None:
     gate = Gate()
     async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
         await orders.send(b"a")
-        gate.let(b"a", ConnectionError("down"))
-        await orders.settle()
+        await fail(orders, gate)
         await orders.advance(600_000)
         await orders.send(b"x")
         gate.let(b"x", ConnectionError("down"))
@@ -283,7 +288,7 @@ async def test_a_run_that_fails_waits_by_what_the_topic_keeps_now() -> None:
 
 @pytest.mark.parametrize("durable", [True, False])
 async def test_a_claimed_row_whose_copy_was_made_is_not_gone(durable: bool) -> None:
-    """It is read again for so long that the topic loses it; what its copy has was read before."""
+    """The topic deletes the record while the read is tried again; its copy was read before that."""
     script = Script("fail")
     async with MemoryPartition(script, POLICY, **OPTIONS) as orders:
         await orders.send(b"a")
@@ -354,8 +359,7 @@ async def test_a_copy_behind_a_refused_turn_keeps_nobody_waiting() -> None:
     gate = Gate()
     async with MemoryPartition(gate, POLICY, order=Order.KEY, **OPTIONS) as orders:
         await orders.send(b"a", key=b"a")
-        gate.let(b"a", ConnectionError("down"))
-        await orders.settle()
+        await fail(orders, gate)
         await orders.command("hold", 0, hold_ms=9 * HOUR_MS)
         refusing = Refusing(orders.transport, b"b")
         await orders.send(b"b", key=b"b")
@@ -382,9 +386,7 @@ async def test_a_row_that_a_first_delivery_puts_is_not_undone_by_a_copy() -> Non
         read, commit = orders.transport.pause("records"), orders.transport.pause(Step.COMMIT)  # type: ignore[arg-type]
         await orders.advance(LOOK_MS)
         assert read.reached
-        failed_ms = orders.clock.wall_ms()
-        gate.let(b"a", ConnectionError("down"))
-        await orders.settle()
+        failed_ms = await fail(orders, gate)
         assert commit.reached
         read.set()
         await orders.settle()
@@ -408,9 +410,7 @@ async def test_a_command_waits_for_the_row_that_a_first_delivery_puts() -> None:
         first.set()
         await pass_on(orders)
         assert second.reached
-        failed_ms = orders.clock.wall_ms()
-        gate.let(b"a", ConnectionError("down"))
-        await orders.settle()
+        failed_ms = await fail(orders, gate)
         second.set()
         await pass_on(orders)
         (row,) = rows(orders)
@@ -431,9 +431,7 @@ async def test_the_turn_of_a_command_leaves_a_first_deliverys_row_on_its_way() -
         put(orders, Verb.RESCHEDULE, 0, due_at_ms=orders.clock.wall_ms() + HOUR_MS // 2)
         await orders.settle()
         assert first.reached
-        failed_ms = orders.clock.wall_ms()
-        gate.let(b"a", ConnectionError("down"))
-        await orders.settle()
+        failed_ms = await fail(orders, gate)
         first.set()
         await pass_on(orders)
         assert second.reached
