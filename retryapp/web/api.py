@@ -63,7 +63,7 @@ _Page = _model(
     hidden=(list[str], []),
 )
 _Cause = _model(
-    "Cause", "Failures with one cause; how many deliveries a minute fail in the last five minutes, and in the five before.",
+    "Cause", "Failures with one cause; how many a minute in the last five minutes, and in the five before.",
     **_of(CauseCount), failures_per_min=float | None, failures_per_min_before=float | None,
 )  # fmt: skip
 _Partition = _model("Partition", "A partition.", **_of(PartitionInfo, unknown=True))
