@@ -211,6 +211,13 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
                main=str, job=_Job, partitions=_many(_PartOf), silent=list[str], paused=_Text),
         {},
     ),
+    "/{main}/jobs/{job}/refused": (
+        _model("RefusedLetters", "Letters that a job has refused: the first 1,000 of each partition.", _Page,
+               main=str, job=str, silent=list[str], refused=int, complete=bool,
+               letters=_many(_model("RefusedLetter", "A letter; a damaged one has no failure id.", partition=int,
+                                    failure_id=_Text, refused=str, text=str))),
+        {},
+    ),
 }  # fmt: skip
 """What is asked with GET: the facts, and parameters besides `format`."""
 

@@ -21,7 +21,7 @@ from retryapp.web.actions import Action, CommandPage, Login
 from retryapp.web.answers import Answers
 from retryapp.web.api import document
 from retryapp.web.errors import PageError, not_found
-from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview
+from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview, refused
 from retryapp.web.journeys import journey
 from retryapp.web.lists import Listing
 from retryapp.web.page import Ask, Page
@@ -106,6 +106,7 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/{main}/jobs", (jobs, "jobs.html", Role.LOOK)),
     ("/{main}/jobs/new", (preview, "preview.html", Role.OPERATE)),
     ("/{main}/jobs/{job}", (job, "job.html", Role.LOOK)),
+    ("/{main}/jobs/{job}/refused", (refused, "refused.html", Role.LOOK)),
     ("/{rest:.*}", (nothing, "", Role.NONE)),
 )
 """Addresses below ``PAGES_PREFIX``, in the order in which they are tried; the last one takes what is left.
