@@ -148,17 +148,17 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/": (
         _model(
-            "Levels", "One handler: partitions, what is paused or held back, causes, and what is due soon here.", _Page,
+            "Levels", "One handler: partitions, what is paused or held back, causes, and what is due soon.", _Page,
             handler=_Handler, partitions=_many(_Partition), everywhere=_many(_Partition), causes=_many(_Cause),
             waiting_causes=_many(_Cause),
-            due=dict.__class_getitem__((str, _Due)),
+            due=dict.__class_getitem__((str, _Due)), due_left_out=list[int],
         ),
         {},
     ),
     "/{main}/partitions": (
         _model(
             "Partitions", "Owner, lane and lag of each partition.", _Page,
-            main=str, group=str, url=_Text, partitions=_many(_Lag), lag_unknown=_Text,
+            main=str, group=str, url=_Text, partitions=_many(_Lag), silent=list[str], lag_unknown=_Text,
         ),
         {},
     ),
