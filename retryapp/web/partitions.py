@@ -43,19 +43,19 @@ async def partitions(answers: Answers, question: Question) -> Facts:
     asked = [] if question.routed else answers.view.partitions(info.main)
     ours, bodies = await asyncio.gather(_lanes(answers, info.main), answers.peers.read(asked, info.main, "partitions"))
     theirs = dict[tuple[str | None, int], Lane]()
-    for url, body in bodies.items():
+    for owner, body in bodies.items():
         try:
             lanes = Lanes.model_validate_json(body or b"").lanes
         except ValidationError:
-            silent.append(url)
+            silent.append(owner)
             continue
-        theirs |= {(url, lane.info.partition): lane for lane in lanes if lane.info.state != ELSEWHERE}
+        theirs |= {(owner, lane.info.partition): lane for lane in lanes if lane.info.state != ELSEWHERE}
     url = web_url(answers.view.url())
 
     def line(lane: Lane) -> Facts:
-        owner = owner_of(lane.info)
-        facts = _facts(theirs.get((owner, lane.info.partition), lane))
-        return {**facts, "is_here": owner == "", "owner_url": url if owner == "" else owner}
+        its = owner_of(lane.info)
+        facts = _facts(theirs.get((its, lane.info.partition), lane))
+        return {**facts, "is_here": its == "", "owner_url": url if its == "" else its}
 
     return {
         "main": info.main,
