@@ -25,6 +25,7 @@ from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview
 from retryapp.web.journeys import journey
 from retryapp.web.lists import Listing
 from retryapp.web.page import Ask, Page
+from retryapp.web.partitions import partitions, partitions_here
 from retryapp.web.query import Question
 from retryapp.web.render import JSON, to_json
 
@@ -92,12 +93,14 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/part", (Answers.part, "", Role.LOOK)),
     ("/part/{main}/pending", (listed(Answers.pending_here), "", Role.LOOK)),
     ("/part/{main}/dead", (listed(Answers.dead_here), "", Role.LOOK)),
+    ("/part/{main}/due", (Answers.due_here, "", Role.LOOK)),
+    ("/part/{main}/partitions", (partitions_here, "", Role.LOOK)),
     ("/metrics", (metrics, "", Role.LOOK)),
     ("/api/openapi.json", (openapi, "", Role.NONE)),
     ("/{main}", (slash, "", Role.LOOK)),
     ("/{main}/", (Answers.handler, "handler.html", Role.LOOK)),
     ("/{main}/find", (find, "", Role.LOOK)),
-    ("/{main}/partitions", (Answers.partitions, "partitions.html", Role.LOOK)),
+    ("/{main}/partitions", (partitions, "partitions.html", Role.LOOK)),
     ("/{main}/pending", (Answers.pending, "pending.html", Role.LOOK)),
     ("/{main}/pending/{partition}/{offset}", (Answers.pending_record, "pending_record.html", Role.LOOK)),
     ("/{main}/dead", (Answers.dead, "dead.html", Role.LOOK)),
