@@ -17,7 +17,7 @@ from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import JOB_ID, Verb
+from retryapp.core.control import JOB_ID, Refusal, Verb
 from retryapp.core.jobs import JobVerb, LetterFilter, Part, PartState
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
@@ -245,6 +245,8 @@ def _job_text(job: str, parts: Mapping[int, Part]) -> str:
 def _preview_text(verb: Verb, found: Preview) -> str:
     done = "".join(f"; {count} are {word} and stay so" for word, count in sorted(found.done.items()))
     text = f"{verb}: {found.letters} letters{done}"
+    if found.done[Refusal.CRASHED]:
+        text += "\ncrashed: no job replays what ended its workers; replay each alone, by its failure id with --force"
     if not found.letters:
         return text
     rows = [[cause, str(count), found.names[cause]] for cause, count in found.causes.most_common(20)]

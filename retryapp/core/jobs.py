@@ -141,6 +141,7 @@ class JobPart(BaseModel):
     """Which turns of the rate are this partition's (`core.rates.SharedTurns`): first, after the last, of how many."""
     canary: _Count = 0
     force: bool = False
+    """Also letters that a newer record of their key may have replaced; those that ended their workers never."""
     letters: _Count | None = None
     """How many its preview has counted."""
 

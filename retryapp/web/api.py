@@ -62,7 +62,10 @@ _Page = _model(
     broker_silence=_Text,
     hidden=(list[str], []),
 )
-_Cause = _model("Cause", "Failures with one cause.", **_of(CauseCount))
+_Cause = _model(
+    "Cause", "Failures with one cause; how many a minute in the last five minutes, and in the five before.",
+    **_of(CauseCount), failures_per_min=float | None, failures_per_min_before=float | None,
+)  # fmt: skip
 _Partition = _model("Partition", "A partition.", **_of(PartitionInfo, unknown=True))
 _Lag = _model(
     "Lag", "A partition with its lag.", _Partition,
@@ -120,7 +123,7 @@ _Line = _model(
 )  # fmt: skip
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
-    "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int,
+    "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int, "about": _Cause | None,
     **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _Text), "records": _many(_Line),
 }  # fmt: skip
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}

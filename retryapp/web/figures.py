@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.lookup.records import Facts, known_sum
-from retryapp.ports import Activity, CircuitInfo, PartitionInfo, PartitionLag
+from retryapp.ports import Activity, CauseTrends, CircuitInfo, PartitionInfo, PartitionLag
 
 ELSEWHERE: Final = "elsewhere"
 """State of a partition of another worker."""
@@ -133,3 +134,22 @@ def rates_of(activities: Iterable[Activity | None]) -> Rates | None:
         retries=retries,
         late_p99_ms=None if late_ms is None else round(late_ms, 3),
     )
+
+
+def trend_of(trends: Iterable[CauseTrends | None], cause: str) -> tuple[float | None, float | None]:
+    """Return how many deliveries a minute a cause has failed lately, on all workers, and before that; None: not known.
+
+    >>> trend_of([CauseTrends(lately_s=240, before_s=300, lately={"c": 60}, before={"c": 10})], "c")
+    (15.0, 2.0)
+    """
+    known = [*trends]
+    if None in known:  # a worker does not say
+        return None, None
+    lately = _per_min([(each.lately_s, each.lately) for each in known if each], cause)
+    return lately, _per_min([(each.before_s, each.before) for each in known if each], cause)
+
+
+def _per_min(counted: Sequence[tuple[float, Mapping[str, int]]], cause: str) -> float | None:
+    if not counted or any(not span_s or (OTHER_CAUSE in counts and cause not in counts) for span_s, counts in counted):
+        return None
+    return round(sum(60 * counts.get(cause, 0) / span_s for span_s, counts in counted), 1)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -20,14 +21,15 @@ from samples import partition
 
 from retryapp.core.causes import summed
 from retryapp.core.row_keys import in_queue, queue_of
-from retryapp.ports import Activity
+from retryapp.ports import Activity, CauseTrends
 from retryapp.web import peers
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def facts(url: str, path: str = f"{BASE}/", **headers: str) -> Any:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}{path}?format=json", headers=headers) as answer:
+    url += f"{path}{'&' if '?' in path else '?'}format=json"
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
         assert answer.status == 200
         return json.loads(await answer.text())
 
@@ -343,6 +345,30 @@ async def test_causes_while_partitions_move_count_nothing_twice(monkeypatch: pyt
     async with serving(left) as one, answering(older) as (two, _):
         left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
         assert sum(each["records"] for each in (await facts(one))[kind]) == 8
+
+
+async def test_a_cause_says_how_often_it_fails_on_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a record of it to look at; where a worker does not say, that is unknown and no zero."""
+    left, right = dead_and_waiting(range(4), 0), dead_and_waiting(range(4, 8), 1)
+    cause = left.causes(MAIN)[0][0].cause_id
+    left.failing = CauseTrends(lately_s=300, before_s=300, lately={cause: 10}, before={cause: 200})
+    right.failing = CauseTrends(lately_s=60, before_s=300, lately={cause: 10})
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
+        right.parts[MAIN] = [partition(0, state="elsewhere", owner_url=one), partition(1, pending=4, dead=4)]
+        for url in (one, two):
+            told = await facts(url)
+            about = [told["causes"][0], (await facts(url, f"{BASE}/dead?cause={cause}"))["about"]]
+            assert [(each["failures_per_min"], each["failures_per_min_before"]) for each in about] == [(12, 40)] * 2
+            assert [each["failures_per_min"] for each in told["waiting_causes"]] == [12]
+            text = await page(url)
+            assert '12 <span class="soft">(before: 40)</span>' in text
+            assert f"/find?id={quote(told['causes'][0]['sample'], safe='')}" in text
+            assert "(before: 40)" in await page(url, f"{BASE}/pending?cause={cause}")
+        right.failing = None
+        monkeypatch.setattr(peers, "FRESH_MS", -1)
+        assert (await facts(one))["causes"][0]["failures_per_min"] is None
+        assert "(before: " not in await page(one)
 
 
 async def test_a_list_without_a_worker_says_so() -> None:

@@ -94,6 +94,18 @@ async def test_what_was_previewed_is_what_begins(worker: FakeWorker) -> None:
         assert (status, "refused" in body) == (200, True), "sent again, it is refused as known"
 
 
+async def test_no_page_has_a_job_replay_what_ended_its_workers(worker: FakeWorker) -> None:
+    """It says how one does it alone; `force` is about newer records, so only a handler of the latest has it."""
+    fit(worker)
+    worker.fits.done["crashed"] = 3
+    async with pages(worker, ADMIN) as site:
+        body = await site.get(f"{BASE}/jobs/new?verb=replay&all=1")
+        assert f'Replay each alone, from <a href="{BASE}/dead?reason=crashed">' in body
+        assert 'name="force"' not in body
+        worker.infos = [replace(info, order="latest") for info in worker.infos]
+        assert 'name="force"' in await site.get(f"{BASE}/jobs/new?verb=replay&all=1")
+
+
 async def test_a_preview_that_had_no_time_says_so(worker: FakeWorker) -> None:
     """Shares go by what each partition keeps; the job takes the rest too."""
     fit(worker)

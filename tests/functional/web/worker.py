@@ -25,7 +25,7 @@ from retryapp.core.row_keys import due_order, identity_of, parse_row_key, row_ke
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.lookup.jobs import Order, Told
 from retryapp.lookup.previews import Preview, Scope
-from retryapp.ports import Activity, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
+from retryapp.ports import Activity, CauseTrends, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.journeys import Journey
 
@@ -99,6 +99,8 @@ class FakeWorker(RuntimeView):
     """What the changelogs of all partitions say of jobs."""
     fits: Preview = field(default_factory=Preview)
     """What any preview counts."""
+    failing: CauseTrends | None = None
+    """What has failed in its handlers."""
     lately: Activity | None = None
     """What has ended in its handlers."""
     asked: list[tuple[Any, ...]] = field(default_factory=list)
@@ -239,10 +241,12 @@ class FakeWorker(RuntimeView):
 
     @override
     def causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
-        facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS, "sample": "x"}
+        facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS}
         return {
             number: summed(
-                CauseCount(cause_id=row.cause_id, name=row.cause or "", **facts) for row in rows if row.cause_id
+                CauseCount(cause_id=row.cause_id, name=row.cause or "", sample=row.failure_id or "", **facts)
+                for row in rows
+                if row.cause_id
             )
             for number, rows in (self.letters if main == MAIN else {}).items()
         }
@@ -258,6 +262,10 @@ class FakeWorker(RuntimeView):
     @override
     def activity(self, main: str) -> Activity | None:
         return self.lately if main == MAIN else None
+
+    @override
+    def trends(self, main: str) -> CauseTrends | None:
+        return self.failing if main == MAIN else None
 
     @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
