@@ -36,25 +36,14 @@ from retryapp.lookup.records import (
     place_of,
     whole_entry,
 )
-from retryapp.ports import PAGES_PREFIX, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag
+from retryapp.ports import PAGES_PREFIX, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Person, Role
 from retryapp.web.attention import needs_action, paused_text
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
-from retryapp.web.figures import (
-    DUE_ROWS,
-    ELSEWHERE,
-    OPEN,
-    Rates,
-    lag_facts,
-    partition_facts,
-    rates_of,
-    totals,
-    trend_of,
-    web_url,
-)
+from retryapp.web.figures import ELSEWHERE, OPEN, Rates, owner_of, partition_facts, rates_of, totals, trend_of, web_url
 from retryapp.web.lists import Listing, dead_here, merge, waiting_here
 from retryapp.web.peers import PART, SIGNATURE, Peers, causes_of, jobs_of, merged, recent_of, silent_of, spread
 from retryapp.web.query import Question
@@ -146,14 +135,15 @@ class Answers:
         """Return one handler: topics, policy, partitions, and what becomes due within a day."""
         info = self.get_handler_or_404(question.main)
         infos = self.view.partitions(info.main)
-        group = await self._everywhere(info.main, infos)
+        due = self._due.everywhere(info.main, infos, self.now_ms(), self.peers)
+        group, due_facts = await asyncio.gather(self._everywhere(info.main, infos), due)
         return {
             "handler": self._facts_of(info, infos, group),
             "partitions": [partition_facts(item) for item in infos],
             "everywhere": [partition_facts(item) for item in group.partitions],
             "causes": [*map(group.cause, group.causes)],
             "waiting_causes": [*map(group.cause, group.waiting)],
-            "due": await self._due.of(info.main, infos, self.now_ms()),
+            **due_facts,
             "live_s": LIVE_S,
         }
 
@@ -206,31 +196,10 @@ class Answers:
             }
         return {"handlers": handlers}
 
-    async def partitions(self, question: Question) -> Facts:
-        """Return each partition with owner, lane, and how far it lags, leaving out what is not yet due."""
-        info = self.get_handler_or_404(question.main)
-        lags: dict[int, PartitionLag] = {}
-        unknown = None
-        try:
-            lags = {lag.partition: lag for lag in await self.view.lags(info.main)}
-        except RetryAppError as error:
-            unknown = str(error)
-        infos, now_ms, url = self.view.partitions(info.main), self.now_ms(), self.view.url()
-
-        def line(item: PartitionInfo) -> Facts:
-            due = None
-            if item.state == OPEN:
-                rows = self.view.due_times(info.main, item.partition, start_ms=0, stop_ms=now_ms, limit=DUE_ROWS)
-                due = len(rows)
-            return {**partition_facts(item), **lag_facts(item, lags.get(item.partition), due=due, here_url=url)}
-
-        return {
-            "main": info.main,
-            "group": info.group,
-            "url": web_url(url),
-            "partitions": await asyncio.to_thread(lambda: [*map(line, infos)]),
-            "lag_unknown": unknown,
-        }
+    async def due_here(self, question: Question) -> Facts:
+        """Return what becomes due in the partitions that are open here."""
+        main = self.get_handler_or_404(question.main).main
+        return (await self._due.here(main, self.view.partitions(main), self.now_ms())).model_dump()
 
     async def pending(self, question: Question) -> Facts:
         """Return one page of waiting records of the group by due time."""
@@ -269,9 +238,9 @@ class Answers:
     async def _list(self, question: Question, kind: str, own: Callable[[Question], Awaitable[Listing]]) -> Facts:
         """Merge what all workers list, and say what is left out."""
         infos = self._partitions(question)
-        path = question.address(f"{PART}/{quote(question.main, safe='')}/{kind}")
         chosen = self._chosen(question)
-        answers, ours = await asyncio.gather(self.peers.read(chosen, path), own(question))
+        asked = self.peers.read(chosen, question.main, question.address(kind))
+        answers, ours = await asyncio.gather(asked, own(question))
         listings, silent, lost = list[Listing](), list[str](), {item.partition for item in chosen}
         for url, body in {"": ours, **answers}.items():
             try:
@@ -280,7 +249,7 @@ class Answers:
                 silent.append(url)
                 continue
             # while the group moves partitions two workers may have one, or none
-            its = {item.partition for item in chosen if _owner(item) == url} & set(listing.partitions)
+            its = {item.partition for item in chosen if owner_of(item) == url} & set(listing.partitions)
             lost -= its
             lines = [line for line in listing.lines if line.partition in its]
             listings.append(listing.model_copy(update={"lines": lines}))
@@ -463,11 +432,6 @@ class Answers:
 
 def _asked(wanted: LetterFilter) -> Facts:
     return {name: getattr(wanted, name) for name in ("error_type", "cause", "key", "message", "header", "field")}
-
-
-def _owner(info: PartitionInfo) -> str | None:
-    """Return the address of the worker that has a partition: empty for this one, None where it is not known."""
-    return web_url(info.owner_url) if info.state == ELSEWHERE else ""
 
 
 def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 from pydantic import TypeAdapter
@@ -128,8 +128,9 @@ class Peers:
         """Let the next page ask all of them: something was changed."""
         self._answers = {url: replace(answer, fresh=False) for url, answer in self._answers.items()}
 
-    async def read(self, infos: Sequence[PartitionInfo], path: str) -> Mapping[str, bytes | None]:
-        """Ask the workers that have these partitions at an address below `PART`; None: no answer."""
+    async def read(self, infos: Sequence[PartitionInfo], main: str, page: str) -> Mapping[str, bytes | None]:
+        """Ask the workers that have these partitions of a handler for a page below `PART`; None: no answer."""
+        path = f"{PART}/{quote(main, safe='')}/{page}"
         urls = sorted({url for info in infos if info.state == ELSEWHERE and (url := web_url(info.owner_url))})
         return dict(zip(urls, await asyncio.gather(*(self._get(url, path) for url in urls)), strict=True))
 

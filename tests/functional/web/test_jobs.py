@@ -255,6 +255,18 @@ async def test_an_operator_resumes_no_job_that_only_an_admin_may_begin(worker: F
                 assert answer[0] == (status if verb == "resume" else 303), (letters, verb)
 
 
+async def test_the_letters_that_a_job_has_refused_are_named(worker: FakeWorker) -> None:
+    """From the job's page, with why; a damaged one has no failure id to lead to."""
+    async with pages(worker, ADMIN) as site:
+        path = f"{BASE}/jobs/3f9ca81b02/refused"
+        assert f'href="{path}"' in await site.get(f"{BASE}/jobs/3f9ca81b02")
+        body = await site.get(path)
+        for shown in (f"{GROUP}/{MAIN}@kq8G0bTz/1/2", "this letter is &lt;recovered&gt; already", "4 of 4"):
+            assert shown in body
+        assert body.count("/find?id=") == 3
+        assert "no-such-job" in await site.get(f"{BASE}/jobs/other/refused?format=json")
+
+
 async def test_a_handler_is_paused_and_resumed_on_its_page(worker: FakeWorker) -> None:
     """The button is the other one then; a partition that nobody has is named."""
     async with pages(worker, ADMIN) as site:

@@ -23,7 +23,7 @@ from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.row_keys import due_order, identity_of, parse_row_key, row_key
 from retryapp.core.rows import PendingRow, encode_row
-from retryapp.lookup.jobs import Order, Told
+from retryapp.lookup.jobs import Order, Refused, Told
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.ports import Activity, CauseTrends, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
@@ -231,6 +231,12 @@ class FakeWorker(RuntimeView):
 
     def read_journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
         return Journey([] if origin.offset == UNTOLD else steps(), 12, complete=True)
+
+    def read_refused(self, main: str, job: str, parts: Any, go_on: Callable[[], bool], *, most: int) -> Refused:
+        assert [part.job for part in parts.values()] == [job] * len(parts)
+        facts = {"refused": "recovered", "text": "this letter is <recovered> already"}
+        names = [f"{GROUP}/{MAIN}@kq8G0bTz/1/{number}" for number in range(3)]
+        return Refused([{"partition": 1, "failure_id": name, **facts} for name in (*names, None)][:most], complete=True)
 
     def _told(self, partition: int, verb: str) -> Commanded | None:
         if self.answer is None:
