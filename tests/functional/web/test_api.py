@@ -62,6 +62,7 @@ async def test_answers_are_as_the_document_says(worker: FakeWorker, path: str, r
 
 SENT: dict[str, dict[str, Any]] = {
     "/{main}/command": {"verb": "reschedule", "failure_id": NAME, "at": "10m", "why": "x", "state": "r0"},
+    "/{main}/command/selection": {"verb": "replay", "why": "x", "failure_ids": [NAME]},
     "/{main}/command/handler": {"verb": "pause", "why": "x"},
     "/{main}/command/job": {
         "verb": "replay", "job": "aa", "why": "x", "rate": "100/s", "force": True, "filter": {"reason": "exhausted"},
