@@ -124,7 +124,8 @@ _Line = _model(
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
     "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int, "about": _Cause | None,
-    **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _Text), "records": _many(_Line),
+    **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _Text),
+    "records": _many(_Line),
 }  # fmt: skip
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _STRING: Final = {"type": "string"}
@@ -132,7 +133,7 @@ _LIMITS: Final = {
     "limit": {**_NUMBER, "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
     "partition": _NUMBER,
 }
-_SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _STRING)
+_SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _STRING)
 _FILTER: Final = dict.fromkeys((*FILTERS, "since", "until", "all"), _STRING)
 
 ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
@@ -174,10 +175,9 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {},
     ),
     "/{main}/dead": (
-        _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool, since=_Text,
-               until=_Text, reasons=list[str]),
-        {**_LIMITS, **_SEARCH, **dict.fromkeys(("reason", "since", "until", "marked", "before"), _STRING),
-         "seen": _NUMBER},
+        _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool,
+               reasons=list[str]),
+        {**_LIMITS, **_SEARCH, **dict.fromkeys(("reason", "marked", "before"), _STRING), "seen": _NUMBER},
     ),
     "/{main}/dead/{partition}/{offset}": (
         _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str],
