@@ -80,8 +80,8 @@ def judge_unread(main: str, ages_ms: Mapping[int, int], retention_ms: int) -> Fi
         f"the oldest is {_length(max(ages_ms.values()))} old, in partition {numbers(sorted(ages_ms))}",
         expected=f"all read within {_length(retention_ms // 2)}, half of its retention.ms",
         why=f"the topic deletes records after {_length(retention_ms)}, read or not",
-        remedy="See what holds them back: a pause, an outage, a stopped sequence ('retryapp pending list'), a closed lane, "
-        "too few workers. For more time, raise it: kafka-configs.sh --alter "
+        remedy="See what holds them back: a pause, an outage, a stopped sequence ('retryapp pending list'), a lane"
+        " that is closed, too few workers. For more time, raise it: kafka-configs.sh --alter "
         f"--topic {main} --add-config retention.ms=...",
     )
 
