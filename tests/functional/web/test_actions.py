@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -145,6 +147,72 @@ async def test_a_form_is_answered_with_a_page(worker: FakeWorker) -> None:
         assert "retry-now: done" in body
         assert f"{BASE}/find?id=" in body
         assert (worker.commands[0].state, worker.commands[0].by) == (state, "local")
+
+
+SELECTION = f"{BASE}/command/selection"
+
+
+async def test_chosen_letters_are_replayed_with_one_reason(worker: FakeWorker) -> None:
+    """Each by a command of its own, whose outcome the page says; the form works without script."""
+    names = [f"{GROUP}/{MAIN}@kq8G0bTz/0/{offset}" for offset in (300, 301)]
+    async with pages(worker, LOCAL) as site:
+        form = await site.get(f"{BASE}/dead")
+        assert f'<form action="{SELECTION}" method="post"' in form
+        assert (
+            form.count('type="checkbox" name="failure_ids"')
+            == len({*re.findall('name="failure_ids" value="(.+?)"', form)})
+            > 40
+        )
+        sent = [("verb", "replay"), ("why", "mended"), *(("failure_ids", name) for name in names)]
+        status, body, _ = await site.post(sent, {"Accept": "text/html"}, SELECTION)
+        assert status == 200
+        for name, command in zip(names, worker.commands, strict=True):
+            assert (command.verb, command.failure_id, command.by, command.why) == ("replay", name, "local", "mended")
+            assert f"find?id={quote(name, safe='')}" in body
+        assert body.count("a sentence") == 2
+        worker.answer = "replayed"
+        status, body, _ = await site.post({"verb": "discard", "why": "x", "failure_ids": names}, path=SELECTION)
+        said = json.loads(body)
+        assert (status, said["verb"], said["done"]) == (200, "discard", False)
+        assert [(each["failure_id"], each["outcome"], each["refused"]) for each in said["records"]] == [
+            (name, "refused", "replayed") for name in names
+        ]
+        worker.answer = None
+        status, body, _ = await site.post({"verb": "discard", "why": "x", "failure_ids": names[:1]}, path=SELECTION)
+        assert (status, json.loads(body)["records"][0]["outcome"]) == (202, "queued")
+    async with pages(worker, Operators(local=Role.LOOK)) as site:
+        assert "failure_ids" not in await site.get(f"{BASE}/dead")
+
+
+NAMES = [NAME]
+BAD_SELECTIONS: dict[str, Any] = {
+    "none": {"verb": "replay", "why": "x"},
+    "an empty one": {"verb": "replay", "why": "x", "failure_ids": []},
+    "too many": {"verb": "replay", "why": "x", "failure_ids": [f"{NAME}{number}" for number in range(51)]},
+    "no list": {"verb": "replay", "why": "x", "failure_ids": NAME},
+    "no reason": {"verb": "replay", "why": " ", "failure_ids": NAMES},
+    "another verb": {"verb": "cancel", "why": "x", "failure_ids": NAMES},
+    "one that is none": {"verb": "replay", "why": "x", "failure_ids": [NAME, "billing"]},
+    "another handler's": {"verb": "replay", "why": "x", "failure_ids": [NAME, f"{GROUP}/flights@kq8G0bTz/0/1"]},
+    "an unknown field": {"verb": "replay", "why": "x", "failure_ids": NAMES, "state": "1"},
+}
+
+
+@pytest.mark.parametrize("name", BAD_SELECTIONS)
+async def test_a_selection_that_is_none_is_refused_as_a_whole(worker: FakeWorker, name: str) -> None:
+    """Nothing of it is sent."""
+    async with pages(worker, LOCAL) as site:
+        status, body, _ = await site.post(BAD_SELECTIONS[name], path=SELECTION)
+        assert (status, json.loads(body)["error"]["code"]) == (400, "bad-command"), body
+        assert worker.commands == []
+
+
+async def test_a_letter_that_is_chosen_twice_has_one_command(worker: FakeWorker) -> None:
+    """A second one would be refused, as if something had gone wrong."""
+    async with pages(worker, LOCAL) as site:
+        sent = {"verb": "replay", "why": "x", "failure_ids": [NAME, NAME]}
+        assert len(json.loads((await site.post(sent, path=SELECTION))[1])["records"]) == 1
+        assert len(worker.commands) == 1
 
 
 ASKERS: dict[str, tuple[Operators, Mapping[str, str], int]] = {

@@ -62,6 +62,7 @@ async def test_answers_are_as_the_document_says(worker: FakeWorker, path: str, r
 
 SENT: dict[str, dict[str, Any]] = {
     "/{main}/command": {"verb": "reschedule", "failure_id": NAME, "at": "10m", "why": "x", "state": "r0"},
+    "/{main}/command/selection": {"verb": "replay", "why": "x", "failure_ids": [NAME]},
     "/{main}/command/handler": {"verb": "pause", "why": "x"},
     "/{main}/command/job": {
         "verb": "replay", "job": "aa", "why": "x", "rate": "100/s", "force": True, "filter": {"reason": "exhausted"},
@@ -84,7 +85,8 @@ async def test_commands_are_as_the_document_says(worker: FakeWorker, path: str, 
     sent.model_validate(SENT[path], extra="forbid")
     async with serving(worker, ADMIN) as url:
         status, body = await ask(url, address_of(path), method="POST", json=SENT[path])
-    assert status == (202 if answer is None and path == "/{main}/command" else 200), body
+    of_records = path in ("/{main}/command", "/{main}/command/selection")
+    assert status == (202 if answer is None and of_records else 200), body
     told.model_validate_json(body, extra="forbid")
 
 
