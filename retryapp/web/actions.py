@@ -33,8 +33,9 @@ MOST_AT_ONCE: Final = 4
 """Commands of one worker's pages that wait for an answer."""
 WAIT_S: Final = 10.0
 QUEUED: Final = "no worker has its partition now; the command waits 15 minutes for one"
-_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force", "edit", "value", "idempotency")
-"""The last two are those of a form in place of `edit`."""
+_OF_FORM: Final = ("value", "key", "headers", "drop", "idempotency")
+"""Fields of a form in place of `edit`; empty: as it was. `headers`: ``name=text`` a line; `drop`: names, one a line."""
+_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force", "edit", *_OF_FORM)
 MOST_CHOSEN: Final = 50
 """Records of a selection; more are a job."""
 CHOSEN: Final = "failure_ids"
@@ -178,9 +179,8 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
             facts["due_at_ms"] = parse_instant(given["at"], now_ms)
         if "edit" in given:
             facts["edit"] = Edit.model_validate_json(given["edit"])
-        elif "value" in given or "idempotency" in given:
-            value = given.get("value", "").replace("\r\n", "\n").encode()  # browsers send lines so
-            facts["edit"] = Edit.of(given.get("idempotency", ""), value=value)
+        elif any(name in given for name in _OF_FORM):
+            facts["edit"] = _edit_of(given)
         if "for" in given:
             facts["hold_ms"] = parse_duration_ms(given["for"])
         force = given.get("force", "false") in ("true", "on", "1")
@@ -196,3 +196,25 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
     if origin.topic != main:
         raise PageError(400, "bad-command", f"{name} is not of {main}", "Send it to the address of its handler")
     return command
+
+
+def _edit_of(given: Mapping[str, str]) -> Edit:
+    """Return the edit of a form, whose lines browsers end with CRLF.
+
+    Raises:
+        ValueError: it changes nothing, or has a line that is no header.
+    """
+    value, key = given.get("value"), given.get("key")
+    headers: dict[str, bytes] = {}
+    for line in filter(None, given.get("headers", "").splitlines()):
+        name, sign, text = line.partition("=")
+        if not sign or not name or name in headers:
+            raise ValueError(f"headers are name=text, one a line and each name once, not {line!r}")
+        headers[name] = text.encode()
+    return Edit.of(
+        given.get("idempotency", ""),
+        value=None if value is None else value.replace("\r\n", "\n").encode(),
+        key=None if key is None else key.encode(),
+        headers=headers,
+        drop=tuple(filter(None, (name.strip() for name in given.get("drop", "").splitlines()))),
+    )

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 from functional.web.server import serving
-from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Edit, Verb
 from retryapp.core.headers import decode_metadata
@@ -122,6 +122,32 @@ async def test_a_replay_may_edit_its_record(worker: FakeWorker) -> None:
         form = {**REPLAY, "value": '{"a": 1,\r\n "b": 2}', "idempotency": "keep"}
         await site.post(form, {**BEARER, "Accept": "text/html"})
         assert worker.commands[-1].edit == Edit.of("keep", value=b'{"a": 1,\n "b": 2}')
+
+
+async def test_the_form_of_an_edit_has_key_and_headers(worker: FakeWorker) -> None:
+    """What is left empty stays as it was; of a handler that keeps an order the key is not edited."""
+    html = {"Accept": "text/html"}
+    form = {**REPLAY, "idempotency": "new", "value": "", "key": "", "headers": "", "drop": ""}
+    async with pages(worker, LOCAL) as site:
+        worker.bury(900, dead_metadata(900), value=b"{}")
+        worker.bury(901, dead_metadata(901), value=b"\xff\x00")
+        for offset, value in ((900, True), (901, False)):
+            shown = await site.get(f"{BASE}/dead/0/{offset}")
+            fields = [f'name="{name}"' in shown for name in ("value", "key", "headers", "drop")]
+            assert fields == [value, True, True, True]
+        lines = {"headers": "tenant=north=1\r\n\r\nempty=", "drop": "trace\r\n span "}
+        await site.post({**form, "key": "k-2", **lines}, html)
+        assert worker.commands[-1].edit == Edit.of(
+            "new", key=b"k-2", headers={"tenant": b"north=1", "empty": b""}, drop=("trace", "span")
+        )
+        await site.post({**form, "drop": "trace"}, html)
+        assert worker.commands[-1].edit == Edit.of("new", drop=("trace",))
+        count = len(worker.commands)
+        for wrong in ({}, {"headers": "tenant"}, {"headers": "a=1\na=2"}, {"key": "k", "idempotency": ""}):
+            assert (await site.post({**form, **wrong}, html))[0] == 400, wrong
+        assert len(worker.commands) == count
+        worker.infos[0] = replace(worker.infos[0], order="key")
+        assert 'name="key"' not in await site.get(f"{BASE}/dead/0/900")
 
 
 async def test_a_button_sends_no_field_of_another(worker: FakeWorker) -> None:
