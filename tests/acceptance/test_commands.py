@@ -87,7 +87,9 @@ def test_what_waits_is_steered(stage: Stage) -> None:
     assert found("--message", "503", "--error", "app.ServiceError") == {*names.values()}
     assert found("--has-header", "tenant=acme", "--field", "/customer/name=ann") == {names[4]}
     assert retryapp(stage, "pending", "retry-now", "-A", "app", "--field", "/id=0", "--yes", "--why", "test")[0] == 0
-    assert retryapp(stage, "pending", "reschedule", "-A", "app", "--key", "1", "--at", "1s", "--yes")[0] == 0
+    assert (
+        retryapp(stage, "pending", "reschedule", "-A", "app", "--key", "1", "--at", "1s", "--yes", "--why", "x")[0] == 0
+    )
     asked = {"verb": "hold", "failure_id": names[4], "for": "2d"}
     assert worker.post(f"/retries/{topic}/command", asked)[1]["outcome"] == "done"
     assert retryapp(stage, "pending", "retry-now", *place, names[4])[0] == 0
