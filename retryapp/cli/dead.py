@@ -179,7 +179,8 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 @click.option(
     "--force",
     is_flag=True,
-    help="Also records that killed their workers, or that a newer record of their key may have replaced.",
+    help="Also records that killed their workers, that a newer record of their key may have replaced, or that their "
+    "handler of dead letters has handled.",
 )
 @edit_options
 def replay(**options: Any) -> ExitCode:

@@ -158,6 +158,12 @@ class HandlerTopology:
         return topic == self.dlq or (not base and bool(dot) and names_dead_letters(name))
 
     @property
+    def reads_letters(self) -> bool:
+        """Whether the main topic is a dead-letter topic of the group; where nothing is declared, its name says so."""
+        base, dot, name = self.main.rpartition(".dlq")
+        return bool(dot) and base.startswith(f"{self.group}.") and (not name or names_dead_letters(name[1:]))
+
+    @property
     def events(self) -> str:
         return f"{self.prefix}.events"
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from retryapp.core.causes import cause_id, cause_name
-from retryapp.core.control import LetterMark, MarkKind, Verb, is_mark, mark_of
+from retryapp.core.control import LetterMark, MarkKind, Verb, is_mark, is_open, mark_of
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import LetterFilter
@@ -152,7 +152,7 @@ class _Count:
             return  # of one that does not fit
         place = topic, partition, mark.letter
         self._move(letters, at, -1, place, mark.failure_id)
-        letters.states[at] = _STATES.index(None if mark.mark is MarkKind.RESTORED else mark.mark)
+        letters.states[at] = _STATES.index(None if is_open(mark.mark) else mark.mark)
         self._move(letters, at, 1, place, mark.failure_id)
 
     def _move(self, letters: _Letters, at: int, by: int, place: tuple[str, int, int], name: str) -> None:
@@ -169,7 +169,7 @@ class _Count:
             found.samples[place] = name
 
 
-_STATES: Final = (None, MarkKind.REPLAYED, MarkKind.RECOVERED, MarkKind.DISCARDED)
+_STATES: Final = (None, *(kind for kind in MarkKind if not is_open(kind)))
 
 
 def preview(

@@ -9,12 +9,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping
 
 from retryapp.core import marks
 from retryapp.core.lane_errors import PositionGoneError
 from retryapp.core.topology import GROW
 from retryapp.engine.lane.lane import LaneState
+from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.worker.feed import Feed
 from retryapp.engine.worker.intake import Intake
@@ -38,6 +40,7 @@ class Ownership:
         self.assigned = False
         self._membership: Membership | None = None
         self._actives: set[TopicPartition] = set()
+        self._shared: defaultdict[TopicPartition, SharedLetters] = defaultdict(SharedLetters)
         self._drain_s = drain_s
         self.feed = Feed(self.intake)
         self.placer: Placer | None = None
@@ -88,7 +91,10 @@ class Ownership:
     def _place(self, served: Served, partition: int) -> None:
         if self.placer is None or self._membership is None:
             raise RuntimeError("an assignment came before the runtime was started")
-        placed = self.placer.place(served, partition, self._membership)
+        topology = served.handler.topology
+        topics = [topology.main] if topology.letters_of else [name for name in topology.dlqs if name in self.served]
+        shared = {topic: self._shared[TopicPartition(topic, partition)] for topic in topics}
+        placed = self.placer.place(served, partition, self._membership, shared)
         self.placed[served.handler.main, partition] = placed
         for tp in (*placed.engine.sources, placed.engine.rows):
             self.feed.placed[tp] = placed
