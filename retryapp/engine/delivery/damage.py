@@ -198,10 +198,10 @@ def letter_mark(
     a topic that was made again since.
     """
     topology, identity = context.handler.topology, failure_id_of(headers)
-    if topology.letters_of is None or identity is None or letter.topic_id != context.topic_id:
+    if topology.own_letters_of is None or identity is None or letter.topic_id != context.topic_id:
         return ()
     group, origin = parse_failure_id(identity)
-    place = topology.group, topology.letters_of, letter.partition
+    place = topology.group, topology.own_letters_of, letter.partition
     is_ours = (group, origin.topic, origin.partition) == place
     if not is_ours or not (context.letters is None or context.letters.may_mark(letter.offset)):
         return ()

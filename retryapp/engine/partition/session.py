@@ -93,7 +93,7 @@ class Session:
         self._wanted = wanted
         self._given_up = given_up
         self._progress_ms = progress_ms
-        self._is_of_letters = context.handler.topology.letters_of is not None
+        self._is_of_letters = context.handler.topology.reads_letters
         self._submit = partial(lane.submit, number)
         self._outcomes: list[Turn] = []
         """Turns of due rows that are not in the lane yet."""
