@@ -209,13 +209,12 @@ class Answers:
         )
         of = None if wanted == LetterFilter() else whole  # without an index by cause a page may have seen a part
         total = None if question.is_narrow else total
-        return {**facts, **_asked(wanted), "total": total, "of": of, "about": about}
+        return {**facts, **_asked(question), "total": total, "of": of, "about": about}
 
     async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters of the group, the newest first."""
         wanted = question.wanted
-        asked: Facts = {**_asked(wanted), "reason": wanted.reason, "marked": question.marked}
-        asked |= {name: question.query.get(name) for name in ("since", "until")}
+        asked: Facts = {**_asked(question), "reason": wanted.reason, "marked": question.marked}
         narrow = question.marked or question.is_narrow
         facts, (total, whole, about) = await asyncio.gather(
             self._list(question, "dead", self.dead_here), self._totals(question, "dead")
@@ -430,8 +429,10 @@ class Answers:
         return infos
 
 
-def _asked(wanted: LetterFilter) -> Facts:
-    return {name: getattr(wanted, name) for name in ("error_type", "cause", "key", "message", "header", "field")}
+def _asked(question: Question) -> Facts:
+    names = ("error_type", "cause", "key", "message", "header", "field")
+    times = {name: question.query.get(name) for name in ("since", "until")}
+    return {**{name: getattr(question.wanted, name) for name in names}, **times}
 
 
 def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:

@@ -24,6 +24,7 @@ from retryapp.lookup.payloads import Kind
 from retryapp.lookup.previews import Scope
 from retryapp.ports import PAGES_PREFIX, HandlerInfo, PartitionInfo
 from retryapp.web.access import Role
+from retryapp.web.actions import MOST_CHOSEN
 from retryapp.web.figures import Rates
 from retryapp.web.lists import Line
 from retryapp.web.query import DEFAULT_LIMIT, FILTERS, MAX_LIMIT
@@ -124,7 +125,8 @@ _Line = _model(
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
     "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int, "about": _Cause | None,
-    **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _Text), "records": _many(_Line),
+    **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _Text),
+    "records": _many(_Line),
 }  # fmt: skip
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _STRING: Final = {"type": "string"}
@@ -132,7 +134,7 @@ _LIMITS: Final = {
     "limit": {**_NUMBER, "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
     "partition": _NUMBER,
 }
-_SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _STRING)
+_SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _STRING)
 _FILTER: Final = dict.fromkeys((*FILTERS, "since", "until", "all"), _STRING)
 
 ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
@@ -174,10 +176,9 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {},
     ),
     "/{main}/dead": (
-        _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool, since=_Text,
-               until=_Text, reasons=list[str]),
-        {**_LIMITS, **_SEARCH, **dict.fromkeys(("reason", "since", "until", "marked", "before"), _STRING),
-         "seen": _NUMBER},
+        _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool,
+               reasons=list[str]),
+        {**_LIMITS, **_SEARCH, **dict.fromkeys(("reason", "marked", "before"), _STRING), "seen": _NUMBER},
     ),
     "/{main}/dead/{partition}/{offset}": (
         _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str],
@@ -224,9 +225,14 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
 }  # fmt: skip
 """What is asked with GET: the facts, and parameters besides `format`."""
 
-_OUTCOME = _model(
-    "Outcome", "What became of a command.",
-    main=str, verb=str, failure_id=str, command=str, outcome=_Outcome, refused=_Text, text=str,
+_RECORD_OUTCOME = _model(
+    "RecordOutcome", "What became of the command about a record.",
+    failure_id=str, command=str, outcome=_Outcome, refused=_Text, text=str,
+)  # fmt: skip
+_OUTCOME = _model("Outcome", "What became of a command.", _RECORD_OUTCOME, main=str, verb=str)
+_SELECTED = _model(
+    "SelectionOutcome", "What became of each of the commands.",
+    main=str, verb=str, done=bool, records=_many(_RECORD_OUTCOME),
 )  # fmt: skip
 _OUTCOMES = _model(
     "Outcomes", "What the partitions say of a command, and where its effect is seen.",
@@ -238,6 +244,11 @@ COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
         _model("Command", "Steer one record.", verb=Verb, failure_id=str, why=(str, ""), state=(str, ""), at=(str, ""),
                force=(bool, False), edit=(Edit | None, None), **{"for": (str, "")}),
         _OUTCOME,
+    ),
+    "/{main}/command/selection": (
+        _model("CommandSome", f"Replay or discard up to {MOST_CHOSEN} dead letters.", verb=Literal["replay", "discard"],
+               failure_ids=Annotated[list[str], Field(min_length=1, max_length=MOST_CHOSEN)], why=_Why),
+        _SELECTED,
     ),
     "/{main}/command/handler": (
         _model("TellHandler", "Pause or resume a handler, force its circuit open, or have it probe.",
@@ -275,7 +286,9 @@ def document(roles: tuple[tuple[str, Role], ...]) -> dict[str, Any]:
             paths[path] = {"get": operation}
         elif path in COMMANDS:
             model, outcome = COMMANDS[path]
-            told_as = dict.fromkeys(("200", "202") if outcome is _OUTCOME else ("200",), refs[outcome, "serialization"])
+            told_as = dict.fromkeys(
+                ("200", "202") if outcome is not _OUTCOMES else ("200",), refs[outcome, "serialization"]
+            )
             operation = _operation(path, model, role, {}, told_as)
             body = {"required": True, "content": {"application/json": {"schema": refs[model, "validation"]}}}
             paths[path] = {"post": {**operation, "requestBody": body}}

@@ -17,7 +17,7 @@ from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, Clock
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Role
-from retryapp.web.actions import Action, CommandPage, Login
+from retryapp.web.actions import Action, CommandPage, Login, SelectionPage
 from retryapp.web.answers import Answers
 from retryapp.web.api import document
 from retryapp.web.errors import PageError, not_found
@@ -121,6 +121,7 @@ that it needs. What only operators may see is left out of the answers of others 
 ACTIONS: Final[tuple[tuple[str, tuple[type[Action], Role]], ...]] = (
     ("/login", (Login, Role.NONE)),
     ("/{main}/command", (CommandPage, Role.OPERATE)),
+    ("/{main}/command/selection", (SelectionPage, Role.OPERATE)),
     ("/{main}/command/handler", (TellHandler, Role.ADMIN)),
     ("/{main}/command/job", (StartJob, Role.OPERATE)),
     ("/{main}/command/job/{job}", (TellJob, Role.OPERATE)),

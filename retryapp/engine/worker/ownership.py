@@ -135,7 +135,8 @@ class Ownership:
                 return
             self._ends_s = ends_s
             over = asyncio.gather(*(each.engine.run_out() for each in placed))
-            await asyncio.gather(*(self._hand_over(main, over, ends_s) for main in {main for main, _ in self.placed}))
+            mains = dict.fromkeys(main for main, _ in self.placed)
+            await asyncio.gather(*(self._hand_over(main, over, ends_s) for main in mains))
             over.cancel()
             finish_s = min(_FINISH_S, max(_LEAST_FINISH_S, deadline_s))
             _, late = await asyncio.wait([each.task for each in placed], timeout=finish_s)

@@ -198,13 +198,13 @@ class FakeWorker(RuntimeView):
         return getattr(self, call.__name__)(main, *args, **more)
 
     def send_commands(self, main: str, commands: Sequence[Command], *, wait_s: float) -> Mapping[str, Commanded]:
-        (command,) = commands
-        self.commands.append(command)
+        self.commands += commands
         if self.answer is None:
             return {}
         facts: Any = {"group": GROUP, "handler": "h", "main": main, "partition": 0, "at_ms": NOW_MS}
-        asked = {"command": command.id, "verb": command.verb, "failure_id": command.failure_id}
-        return {command.id: Commanded(**facts, **asked, refused=self.answer or None, text="a sentence")}
+        told = {each.id: {"command": each.id, "verb": each.verb, "failure_id": each.failure_id} for each in commands}
+        refused = {"refused": self.answer or None, "text": "a sentence"}
+        return {name: Commanded(**facts, **asked, **refused) for name, asked in told.items()}
 
     @override
     def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
