@@ -163,7 +163,7 @@ class HandlerTopology:
 
     @property
     def reads_letters(self) -> bool:
-        """Whether the main topic is a dead-letter topic, of whatever group: its name says so, as tools see only that."""
+        """Whether the main topic is a dead-letter topic, of any group: its name says so, as tools see only that."""
         base, dot, name = self.main.rpartition(".dlq")
         return bool(base and dot) and (not name or (name[0] == "." and names_dead_letters(name[1:])))
 
