@@ -13,14 +13,26 @@ marks, in transactions of its own. No letter is both replayed and handled, becau
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from retryapp.core.control import OutgoingMark, is_open
+from retryapp.core.control import LetterMark, OutgoingMark, is_open
 from retryapp.core.hops import Outgoing
+from retryapp.ports import DeadLetterTable
 
-if TYPE_CHECKING:
-    from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
+
+class Keeper(Protocol):
+    """Keeps the table of the partition: `engine.lane.dead_keeper`."""
+
+    known: asyncio.Event
+    table: DeadLetterTable | None
+
+    def take(self, marks: Sequence[LetterMark]) -> None:
+        """Write marks that the lane of the letters' handler has committed."""
+
+    def read_again(self) -> None:
+        """Read on to the end of the topic."""
 
 
 class SharedLetters:
@@ -29,7 +41,7 @@ class SharedLetters:
     def __init__(self) -> None:
         self.handled_here = False
         """Whether the lane of the letters' handler is open."""
-        self._keeper: DeadLetterKeeper | None = None
+        self._keeper: Keeper | None = None
         self._running: set[int] = set()
         """Letters that the handler has begun, up to the commit of their outcome."""
         self._changing: set[int] = set()
@@ -38,11 +50,11 @@ class SharedLetters:
 
     # -- the lane of the records ----------------------------------------------------------------------------------
 
-    def join(self, keeper: DeadLetterKeeper) -> None:
+    def join(self, keeper: Keeper) -> None:
         """Note that the lane of the records is open; `keeper` has its table."""
         self._keeper = keeper
 
-    def leave(self, keeper: DeadLetterKeeper) -> None:
+    def leave(self, keeper: Keeper) -> None:
         """Note that it has closed."""
         if self._keeper is keeper:  # else another session has begun
             self._keeper = None
