@@ -25,6 +25,7 @@ from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
 from retryapp.web.access import COOKIE, Person, refuse_other_sites
 from retryapp.web.errors import PageError
+from retryapp.web.outcomes import address_of, outcome_facts
 from retryapp.web.page import Page, is_browser
 from retryapp.web.turns import Turns
 
@@ -32,10 +33,11 @@ MAX_BODY_BYTES: Final = 16_384
 MOST_AT_ONCE: Final = 4
 """Commands of one worker's pages that wait for an answer."""
 WAIT_S: Final = 10.0
-QUEUED: Final = "no worker has its partition now; the command waits 15 minutes for one"
 _OF_FORM: Final = ("value", "key", "headers", "drop", "idempotency")
 """Fields of a form in place of `edit`; empty: as it was. `headers`: ``name=text`` a line; `drop`: names, one a line."""
 _FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force", "edit", *_OF_FORM)
+Places = dict[str, tuple[int, int]]
+"""Partition and offset of commands on the control topic, by their ids."""
 MOST_CHOSEN: Final = 50
 """Records of a selection; more are a job."""
 CHOSEN: Final = "failure_ids"
@@ -74,9 +76,10 @@ class CommandPage(Action):
         command = _command(sent, person.name, main, self.answers.now_ms())
         if command.edit is not None and command.edit.is_masked(self.answers.mask):
             raise PageError(400, "masked", "the edit has *** where something is masked", "Send what it replaces")
-        send = partial(self.answers.view.on_topics, main, send_commands, [command], wait_s=WAIT_S)
+        places: Places = {}
+        send = partial(self.answers.view.on_topics, main, send_commands, [command], wait_s=WAIT_S, places=places)
         told = (await self.turns.take(send)).get(command.id)
-        facts: Facts = {"main": main, "verb": str(command.verb), **_outcome(command, told)}
+        facts: Facts = {"main": main, "verb": str(command.verb), **_outcome(main, command, told, places)}
         status = 202 if told is None else 200
         return await self.show(request, person, "outcome.html", facts, as_json=not is_browser(request), status=status)
 
@@ -100,9 +103,10 @@ class SelectionPage(Action):
             raise PageError(400, "bad-command", "verb, reason or another field cannot be used", expected)
         now_ms = self.answers.now_ms()
         commands = [_command({**more, "failure_id": name}, person.name, main, now_ms) for name in dict.fromkeys(names)]
-        send = partial(self.answers.view.on_topics, main, send_commands, commands, wait_s=WAIT_S)
+        places: Places = {}
+        send = partial(self.answers.view.on_topics, main, send_commands, commands, wait_s=WAIT_S, places=places)
         told = await CommandPage.turns.take(send)
-        records = [_outcome(command, told.get(command.id)) for command in commands]
+        records = [_outcome(main, command, told.get(command.id), places) for command in commands]
         done = all(each["outcome"] == "done" for each in records)
         facts: Facts = {"main": main, "verb": verb, "done": done, "records": records}
         status = 200 if len(told) == len(commands) else 202
@@ -110,14 +114,12 @@ class SelectionPage(Action):
         return await self.show(request, person, "selection.html", facts, as_json=as_json, status=status)
 
 
-def _outcome(command: Command, told: Commanded | None) -> Facts:
-    """Return what became of a command; None: no worker has said anything of it."""
+def _outcome(main: str, command: Command, told: Commanded | None, places: Places) -> Facts:
     return {
         "failure_id": command.failure_id,
         "command": command.id,
-        "outcome": "queued" if told is None else "done" if told.refused is None else "refused",
-        "refused": told and told.refused,
-        "text": QUEUED if told is None else told.text,
+        **outcome_facts(told),
+        "see": address_of(main, *places[command.id]) if command.id in places else None,
     }
 
 

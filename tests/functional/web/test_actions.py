@@ -175,6 +175,31 @@ async def test_a_form_is_answered_with_a_page(worker: FakeWorker) -> None:
         assert (worker.commands[0].state, worker.commands[0].by) == (state, "local")
 
 
+async def test_what_became_of_a_queued_command_can_be_asked(worker: FakeWorker) -> None:
+    """The answer says where; there it is pending until a worker has obeyed or refused it."""
+    worker.answer = None
+    async with pages(worker, LOCAL) as site:
+        status, body, _ = await site.post(REPLAY)
+        told = json.loads(body)
+        assert (status, told["see"]) == (202, f"/retries/api/commands/{MAIN}/0/0")
+        assert f'href="/retries/api/commands/{MAIN}/0/1"' in (await site.post(REPLAY, {"Accept": "text/html"}))[1]
+        same = {name: told[name] for name in ("main", "verb", "failure_id", "command", "see")}
+        for answer, outcome in ((None, "queued"), ("", "done"), ("replayed", "refused")):
+            worker.answer = answer
+            said = json.loads(await site.get(f"{told['see']}?format=json"))
+            assert (said["outcome"], said["refused"]) == (outcome, answer or None)
+            assert {name: said[name] for name in same} == same
+            page = await site.get(told["see"])
+            assert f"replay: {outcome}" in page
+            assert ("data-live=" in page) == (answer is None), "it is loaded again until there is an outcome"
+        several = {"verb": "discard", "why": "x", "failure_ids": [NAME, f"{NAME}7"]}
+        records = json.loads((await site.post(several, path=SELECTION))[1])["records"]
+        assert [each["see"].rpartition("/")[2] for each in records] == ["2", "3"]
+        for path in ("0/99", "17/0", "x/0"):
+            async with site.session.get(f"{site.url}/retries/api/commands/{MAIN}/{path}") as answer:
+                assert answer.status == 404
+
+
 SELECTION = f"{BASE}/command/selection"
 
 
