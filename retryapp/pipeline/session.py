@@ -7,18 +7,21 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from retryapp.jvm import MINIMUM_JAVA, Progress, ensure_jars, find_java, spark_jars
 from retryapp.pipeline.errors import SparkMissingError, SparkStartError, SparkVersionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 SPARK_VERSION: Final = (4, 2)
 REDACTED: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore|ssl[.]key"
@@ -165,6 +168,18 @@ def setting(spark: SparkSession, name: str, value: str, *, required: bool = True
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, former)
+
+
+@contextmanager
+def beside(work: Callable[[], T]) -> Iterator[Future[T]]:
+    """Run queries in a thread of their own while the body runs: Spark plans each query in its caller's thread.
+
+    The thread has the body's job tags. At the end of the body its end is waited for; its error is the future's.
+    """
+    from pyspark import inheritable_thread_target
+
+    with ThreadPoolExecutor(1, "retryapp-beside") as pool:
+        yield pool.submit(inheritable_thread_target(work))
 
 
 def _submitted() -> dict[str, str]:
