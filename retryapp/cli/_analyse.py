@@ -16,10 +16,9 @@ from retryapp.cli._output import table
 from retryapp.cli._spark import (
     broker_options,
     group_option,
-    interruptible,
     lake_options,
     print_waiting,
-    spark_session,
+    spark_job,
     wait_option,
 )
 from retryapp.cli.console import ExitCode, emit, emit_error, stderr_console
@@ -81,7 +80,7 @@ def analyse(
     now_ms = SystemClock().wall_ms
     compared = shown = None
     try:
-        with spark_session(session) as spark, interruptible(spark) as stopped:
+        with spark_job(session) as (spark, stopped):
             from retryapp.pipeline.analysis.cuts import take_cut
             from retryapp.pipeline.analysis.job import Analysis
             from retryapp.pipeline.archive import Archive
@@ -148,7 +147,7 @@ def report(
     Exit codes: 0 every check holds, 1 a check fails.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
-    with spark_session(session) as spark, interruptible(spark):
+    with spark_job(session) as (spark, _):
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.report.facts import collect
 
@@ -195,7 +194,7 @@ def causes(
     if until is not None and not ignore:
         raise click.UsageError("--until goes with --ignore")
     now_ms = SystemClock().wall_ms()
-    with spark_session(session) as spark, interruptible(spark):
+    with spark_job(session) as (spark, _):
         from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, Decision, Decisions, chosen
         from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.lake import open_lake

@@ -171,7 +171,7 @@ def setting(spark: SparkSession, name: str, value: str, *, required: bool = True
 
 
 @contextmanager
-def beside(work: Callable[[], T]) -> Iterator[Future[T]]:
+def beside(spark: SparkSession, work: Callable[[], T]) -> Iterator[Future[T]]:
     """Run queries in a thread of their own while the body runs: Spark plans each query in its caller's thread.
 
     The thread has the body's job tags. At the end of the body its end is waited for; its error is the future's.
@@ -179,7 +179,7 @@ def beside(work: Callable[[], T]) -> Iterator[Future[T]]:
     from pyspark import inheritable_thread_target
 
     with ThreadPoolExecutor(1, "retryapp-beside") as pool:
-        yield pool.submit(inheritable_thread_target(work))
+        yield pool.submit(inheritable_thread_target(spark)(work))
 
 
 def _submitted() -> dict[str, str]:

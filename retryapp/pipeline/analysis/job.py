@@ -131,10 +131,10 @@ class Analysis:
             return {"ledger": counts.ledger(journeys, progress, cut), "offenders": offenders(journeys)}
 
         try:
-            with beside(check) as checked, setting(self._spark, _BY_HASH, "false", required=False):
+            with beside(self._spark, check) as checked, setting(self._spark, _BY_HASH, "false", required=False):
                 journeys = put(JOURNEYS_TABLE, journeys_of(before_cut(traces_of(readings), cut)), run_id)
             of_readings, of_progress, counted = checked.result()
-            with beside(rest) as more:
+            with beside(self._spark, rest) as more:
                 of_journeys, told = checks.of_journeys(journeys)
                 begins, lows, highs = (
                     [row[name] for row in (told, counted) if row[name] is not None] or [0]

@@ -61,7 +61,7 @@ def collect(
 
     rollup = derived.read(ROLLUP_TABLE, run_id).cache()
     try:
-        with beside(rest) as more:
+        with beside(spark, rest) as more:
             every = _causes(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
             first = sorted(every, key=lambda row: row["change"] != "regressed")
             shown = list(dict.fromkeys(row["fingerprint"] for row in first))[:SHOWN]

@@ -201,7 +201,7 @@ def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours:
 
 
 def test_a_body_that_is_stopped_cancels_its_own_jobs() -> None:
-    """A notebook's other jobs in the same context go on."""
+    """A notebook's other jobs in the same context go on, and so does its log."""
     session, stopped, cancelled = Mock(), threading.Event(), threading.Event()
     context = session.sparkContext
     context.cancelJobsWithTag.side_effect = lambda _: cancelled.set()
@@ -216,6 +216,7 @@ def test_a_body_that_is_stopped_cancels_its_own_jobs() -> None:
     tag = context.addJobTag.call_args.args
     assert context.cancelJobsWithTag.call_args.args == context.removeJobTag.call_args.args == tag
     context.cancelAllJobs.assert_not_called()
+    context.setLogLevel.assert_not_called()
 
 
 def test_another_spark_is_refused() -> None:
