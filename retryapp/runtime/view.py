@@ -30,6 +30,7 @@ from retryapp.engine.worker.placement import Placed
 from retryapp.kafka import KafkaConnection, read_record, read_topic
 from retryapp.ports import (
     Activity,
+    CauseTrends,
     CircuitInfo,
     DeadEntry,
     HandlerInfo,
@@ -42,6 +43,7 @@ from retryapp.ports import (
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.lanes import LaneWatch
 from retryapp.runtime.observe.observers import CombinedObserver
+from retryapp.runtime.observe.trends import CauseWatch
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 
 LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
@@ -58,10 +60,10 @@ class RuntimeView:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._lanes = LaneWatch(runtime.clock)
+        self._lanes, self._trends = LaneWatch(runtime.clock), CauseWatch(runtime.clock)
         self._known: dict[tuple[str, int], PartitionInfo] = {}
         """Last known numbers of each partition that this worker has, or had until a rebalance began."""
-        runtime.observer = CombinedObserver(runtime.observer, self._lanes)
+        runtime.observer = CombinedObserver(runtime.observer, self._lanes, self._trends)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
         runtime.causes = lambda main: summed(chain.from_iterable(self.causes(main).values()))
         runtime.waiting = lambda main: summed(chain.from_iterable(self.waiting_causes(main).values()))
@@ -208,6 +210,10 @@ class RuntimeView:
     def activity(self, main: str) -> Activity | None:
         """Return what ended here lately; None before the worker has begun."""
         return self._runtime.recent.of(main)
+
+    def trends(self, main: str) -> CauseTrends | None:
+        """Return how many deliveries have failed here lately, by cause."""
+        return self._trends.of(main)
 
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there."""

@@ -62,7 +62,10 @@ _Page = _model(
     broker_silence=_Text,
     hidden=(list[str], []),
 )
-_Cause = _model("Cause", "Failures with one cause.", **_of(CauseCount))
+_Cause = _model(
+    "Cause", "Failures with one cause; how many a minute in the last five minutes, and in the five before.",
+    **_of(CauseCount), failures_per_min=float | None, failures_per_min_before=float | None,
+)  # fmt: skip
 _Partition = _model("Partition", "A partition.", **_of(PartitionInfo, unknown=True))
 _Lag = _model(
     "Lag", "A partition with its lag.", _Partition,
@@ -120,8 +123,9 @@ _Line = _model(
 )  # fmt: skip
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
-    "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int,
-    **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _Text), "records": _many(_Line),
+    "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int, "about": _Cause | None,
+    **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _Text),
+    "records": _many(_Line),
 }  # fmt: skip
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _STRING: Final = {"type": "string"}
@@ -129,7 +133,7 @@ _LIMITS: Final = {
     "limit": {**_NUMBER, "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
     "partition": _NUMBER,
 }
-_SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _STRING)
+_SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _STRING)
 _FILTER: Final = dict.fromkeys((*FILTERS, "since", "until", "all"), _STRING)
 
 ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
@@ -145,17 +149,17 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/": (
         _model(
-            "Levels", "One handler: partitions, what is paused or held back, causes, and what is due soon here.", _Page,
+            "Levels", "One handler: partitions, what is paused or held back, causes, and what is due soon.", _Page,
             handler=_Handler, partitions=_many(_Partition), everywhere=_many(_Partition), causes=_many(_Cause),
             waiting_causes=_many(_Cause),
-            due=dict.__class_getitem__((str, _Due)),
+            due=dict.__class_getitem__((str, _Due)), due_left_out=list[int],
         ),
         {},
     ),
     "/{main}/partitions": (
         _model(
             "Partitions", "Owner, lane and lag of each partition.", _Page,
-            main=str, group=str, url=_Text, partitions=_many(_Lag), lag_unknown=_Text,
+            main=str, group=str, url=_Text, partitions=_many(_Lag), silent=list[str], lag_unknown=_Text,
         ),
         {},
     ),
@@ -171,10 +175,9 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {},
     ),
     "/{main}/dead": (
-        _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool, since=_Text,
-               until=_Text, reasons=list[str]),
-        {**_LIMITS, **_SEARCH, **dict.fromkeys(("reason", "since", "until", "marked", "before"), _STRING),
-         "seen": _NUMBER},
+        _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool,
+               reasons=list[str]),
+        {**_LIMITS, **_SEARCH, **dict.fromkeys(("reason", "marked", "before"), _STRING), "seen": _NUMBER},
     ),
     "/{main}/dead/{partition}/{offset}": (
         _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str],
@@ -209,6 +212,13 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     "/{main}/jobs/{job}": (
         _model("JobProgress", "How far a job is.", _Page,
                main=str, job=_Job, partitions=_many(_PartOf), silent=list[str], paused=_Text),
+        {},
+    ),
+    "/{main}/jobs/{job}/refused": (
+        _model("RefusedLetters", "Letters that a job has refused: the first 1,000 of each partition.", _Page,
+               main=str, job=str, silent=list[str], refused=int, complete=bool,
+               letters=_many(_model("RefusedLetter", "A letter; a damaged one has no failure id.", partition=int,
+                                    failure_id=_Text, refused=str, text=str))),
         {},
     ),
 }  # fmt: skip

@@ -225,9 +225,9 @@ class SimWorker(Observer):
         self.process.context.run(lambda: asyncio.ensure_future(self._end()))
 
     async def _end(self) -> None:
+        await self.ownership.leave(GRACE_S)
         for task in self._tasks:
             task.cancel()
-        await self.ownership.suspend(GRACE_S)
         member = self.consumer.member
         with contextlib.suppress(TimeoutError):  # then the session ends by itself
             await self.wire.request("leave", lambda: self.broker.leave(member))

@@ -119,7 +119,7 @@ class Commands:
             taken_in=taken_in,
             remember=scheduler.remember,
         )
-        self._jobs = Jobs(context, transport, self._letters)
+        self._jobs = Jobs(context, transport, self._letters, self._event)
         self.queue = ControlQueue(context, transport, self._jobs.steering.ahead)
         self._rows = RowCommands(context, transport, sequences)
         self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)

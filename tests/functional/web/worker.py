@@ -23,9 +23,9 @@ from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.row_keys import due_order, identity_of, parse_row_key, row_key
 from retryapp.core.rows import PendingRow, encode_row
-from retryapp.lookup.jobs import Order, Told
+from retryapp.lookup.jobs import Order, Refused, Told
 from retryapp.lookup.previews import Preview, Scope
-from retryapp.ports import Activity, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
+from retryapp.ports import Activity, CauseTrends, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.journeys import Journey
 
@@ -99,6 +99,8 @@ class FakeWorker(RuntimeView):
     """What the changelogs of all partitions say of jobs."""
     fits: Preview = field(default_factory=Preview)
     """What any preview counts."""
+    failing: CauseTrends | None = None
+    """What has failed in its handlers."""
     lately: Activity | None = None
     """What has ended in its handlers."""
     asked: list[tuple[Any, ...]] = field(default_factory=list)
@@ -230,6 +232,12 @@ class FakeWorker(RuntimeView):
     def read_journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
         return Journey([] if origin.offset == UNTOLD else steps(), 12, complete=True)
 
+    def read_refused(self, main: str, job: str, parts: Any, go_on: Callable[[], bool], *, most: int) -> Refused:
+        assert [part.job for part in parts.values()] == [job] * len(parts)
+        facts = {"refused": "recovered", "text": "this letter is <recovered> already"}
+        names = [f"{GROUP}/{MAIN}@kq8G0bTz/1/{number}" for number in range(3)]
+        return Refused([{"partition": 1, "failure_id": name, **facts} for name in (*names, None)][:most], complete=True)
+
     def _told(self, partition: int, verb: str) -> Commanded | None:
         if self.answer is None:
             return None
@@ -239,10 +247,12 @@ class FakeWorker(RuntimeView):
 
     @override
     def causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
-        facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS, "sample": "x"}
+        facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS}
         return {
             number: summed(
-                CauseCount(cause_id=row.cause_id, name=row.cause or "", **facts) for row in rows if row.cause_id
+                CauseCount(cause_id=row.cause_id, name=row.cause or "", sample=row.failure_id or "", **facts)
+                for row in rows
+                if row.cause_id
             )
             for number, rows in (self.letters if main == MAIN else {}).items()
         }
@@ -258,6 +268,10 @@ class FakeWorker(RuntimeView):
     @override
     def activity(self, main: str) -> Activity | None:
         return self.lately if main == MAIN else None
+
+    @override
+    def trends(self, main: str) -> CauseTrends | None:
+        return self.failing if main == MAIN else None
 
     @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
