@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from retryapp.pipeline.lake import Lake
 
 DAY_MS: Final = 86_400_000
+POLL_S: Final = 0.1
 
 since_option = click.option(
     "--since", metavar="LENGTH", type=LENGTH, help="Only what happened in this time ('7d'). [default: all]"
@@ -53,6 +55,7 @@ since_option = click.option(
     "--report", "page", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the page too, as 'retryapp pipeline report' does.",
 )  # fmt: skip
+@click.option("--after", metavar="FILE", type=click.Path(path_type=Path), hidden=True)  # the demo makes it at its end
 @wait_option("10m", "How long to wait for a running 'archive' of the same group; others are waited for at least 10m.")
 @lake_options
 @json_option
@@ -62,6 +65,7 @@ def analyse(
     groups: tuple[str, ...],
     compare_ledger: bool,
     page: Path | None,
+    after: Path | None,
     wait_s: float,
     lake: str,
     session: SessionOptions,
@@ -79,6 +83,8 @@ def analyse(
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms
     compared = shown = None
+    if page is not None:  # while the JVM starts: it takes a second
+        threading.Thread(target=import_module, args=("retryapp.pipeline.report.page",), daemon=True).start()
     try:
         with spark_job(session) as (spark, stopped):
             from retryapp.pipeline.analysis.cuts import take_cut
@@ -90,6 +96,8 @@ def analyse(
             opened = open_lake(spark, lake)
             job, admin = Analysis(spark, opened, now_ms=now_ms), KafkaAdmin(connection)
             archives = [Archive(spark, connection, opened, group, now_ms=now_ms) for group in sorted(set(groups))]
+            if after is not None:
+                _archive_until(after, archives, wait_s, stopped)
             with job.hold():
                 taken = [take_cut(admin, archive.group) for archive in archives]
                 archived = _archive(archives, wait_s, stopped)
@@ -233,6 +241,14 @@ def _archive(archives: Sequence[Archive], wait_s: float, stopped: threading.Even
             raise KeyboardInterrupt
         results.append(result)
     return results
+
+
+def _archive_until(after: Path, archives: Sequence[Archive], wait_s: float, stopped: threading.Event) -> None:
+    """Archive what is there already, and wait for a file."""
+    _archive(archives, wait_s, stopped)
+    while not after.exists():
+        if stopped.wait(POLL_S):
+            raise KeyboardInterrupt
 
 
 def _write(out: Path, facts: Mapping[str, Any]) -> str:
