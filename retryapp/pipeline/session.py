@@ -190,7 +190,7 @@ def _submitted() -> dict[str, str]:
 
     SparkContext._ensure_initialized()  # noqa: SLF001 - else a configuration is empty
     given = SparkConf()  # with the options of spark-submit
-    ours = any(Path(jar).name.startswith("delta-spark") for jar in str(given.get("spark.jars", "")).split(","))
+    ours = any("delta-spark_" in Path(jar).name for jar in str(given.get("spark.jars", "")).split(","))
     return {name: value for name, value in _DELTA.items() if ours and not given.contains(name)}
 
 
