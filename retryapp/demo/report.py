@@ -155,7 +155,7 @@ def _command(folder: Path, broker: str, page: Path, over: Path) -> list[str]:
     }
     words = [word for pair in options.items() for word in pair]
     analyse = [sys.executable, "-m", "retryapp.cli.main", "pipeline", "analyse", *words, "--compare-ledger", "--json"]
-    return ["nice", "-n", "5", *analyse]  # workers come first
+    return ["nice", *analyse]  # workers come first
 
 
 def _variables(folder: Path, cache_dir: Path) -> dict[str, str]:
