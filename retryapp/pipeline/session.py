@@ -222,7 +222,7 @@ if hasattr(os, "register_at_fork"):
 def _jvm_ignoring_sigterm() -> Iterator[None]:
     """Make a JVM that the body starts ignore SIGTERM; it ends with this process.
 
-    Supervisors signal all processes at once, and the JVM would be gone before its query is stopped.
+    Supervisors signal all processes at once, and the JVM would be gone before its jobs are cancelled.
     """
     _LAUNCHING.jvm = True
     try:
