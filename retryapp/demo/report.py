@@ -61,20 +61,10 @@ class Reporter:
         self._page = page
         self._over = run.folder / "over"
         self._child: Child | None = None
-        self._reason: str | None = None
 
     def start(self, broker: str) -> None:
-        """Remove an earlier run's page, and have Spark start and archive what is there already."""
-        if self._child is not None or self._reason is not None:
-            return
-        if find_spec("pyspark") is None:
-            self._reason = "PySpark is not installed. Install it: pip install '/path/to/retryapp[spark]' (565 MB)"
-            return
-        try:
-            self._page.parent.mkdir(parents=True, exist_ok=True)
-            self._page.unlink(missing_ok=True)
-        except OSError as error:
-            self._reason = f"{self._page} cannot be written: {error.strerror}. Name another folder: RETRYAPP_DATADIR"
+        """Have Spark start, and archive what is there already; nothing without PySpark, or the second time."""
+        if self._child is not None or find_spec("pyspark") is None:
             return
         self._console.print(_announcement(self._cache_dir), highlight=False, soft_wrap=True)
         folder = self._run.folder
@@ -82,11 +72,20 @@ class Reporter:
         self._child = self._run.child("report", command, env=_variables(folder, self._cache_dir))
 
     def finish(self, broker: str, balance: Balance) -> Report:
-        """Have the rest archived and analysed; wait for the page."""
+        """Have the rest archived and analysed; wait for the page. An earlier run's page is removed."""
         began_s = time.monotonic()
         self.start(broker)
         if self._child is None:
-            return Report(reason=self._reason)
+            return Report(
+                reason="PySpark is not installed. Install it: pip install '/path/to/retryapp[spark]' (565 MB)"
+            )
+        try:
+            self._page.parent.mkdir(parents=True, exist_ok=True)
+            self._page.unlink(missing_ok=True)
+        except OSError as error:
+            self._child.kill()
+            reason = f"{self._page} cannot be written: {error.strerror}. Name another folder: RETRYAPP_DATADIR"
+            return Report(reason=reason)
         self._over.touch()
         with self._console.status("this takes a while"):
             try:
