@@ -179,7 +179,8 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 @click.option(
     "--force",
     is_flag=True,
-    help="Also what a newer record of its key may have replaced, and, by failure id, what killed its workers.",
+    help="Also what a newer record of its key may have replaced, and, by failure id, what killed its workers or was "
+    "handled by a handler of dead letters.",
 )
 @edit_options
 def replay(**options: Any) -> ExitCode:

@@ -55,6 +55,10 @@ class PendingTable(LocalTable, Protocol):
     def find(self, identity: bytes) -> bytes | None:
         """Return the key of a record's row, or None."""
 
+    @property
+    def newest(self) -> int:
+        """No row is of a record of the main topic behind this offset; -1: there was none."""
+
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         """Return at most `limit` rows with a key after `after`, in due order: their queues do not count."""
 
@@ -116,6 +120,9 @@ class DeadLetterTable(LocalTable, Protocol):
 
     def newest(self, failure_id: str) -> tuple[int, str | None] | None:
         """Return the offset and the mark of what `find` returns: all that commands ask for, in half the time."""
+
+    def mark_of(self, offset: int) -> str | None:
+        """Return what became of the letter at an offset; None: nothing yet."""
 
     def forget_before(self, first_offset: int) -> int:
         """Remove rows below an offset, a few; return how many. Call again until nothing is removed."""

@@ -24,6 +24,7 @@ from retryapp.lookup.payloads import Kind
 from retryapp.lookup.previews import Scope
 from retryapp.ports import PAGES_PREFIX, HandlerInfo, PartitionInfo
 from retryapp.web.access import Role
+from retryapp.web.actions import MOST_CHOSEN
 from retryapp.web.figures import Rates
 from retryapp.web.lists import Line
 from retryapp.web.query import DEFAULT_LIMIT, FILTERS, MAX_LIMIT
@@ -127,6 +128,11 @@ _List: dict[str, Any] = {
     **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _Text),
     "records": _many(_Line),
 }  # fmt: skip
+_RECORD_OUTCOME = _model(
+    "RecordOutcome", "What became of the command about a record.",
+    failure_id=str, command=str, outcome=_Outcome, refused=_Text, text=str, see=_Text,
+)  # fmt: skip
+_OUTCOME = _model("Outcome", "What became of a command.", _RECORD_OUTCOME, main=str, verb=str)
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _STRING: Final = {"type": "string"}
 _LIMITS: Final = {
@@ -198,6 +204,10 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         ),
         {"id": _STRING},
     ),
+    "/api/commands/{main}/{partition}/{offset}": (
+        _model("LaterOutcome", "What has become of a command.", _Page, _OUTCOME),
+        {},
+    ),
     "/{main}/jobs": (
         _model("Jobs", "Jobs that go on and the last ones that are over, the newest first.", _Page,
                main=str, jobs=_many(_Job), silent=list[str], verbs=list[str]),
@@ -224,9 +234,9 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
 }  # fmt: skip
 """What is asked with GET: the facts, and parameters besides `format`."""
 
-_OUTCOME = _model(
-    "Outcome", "What became of a command.",
-    main=str, verb=str, failure_id=str, command=str, outcome=_Outcome, refused=_Text, text=str,
+_SELECTED = _model(
+    "SelectionOutcome", "What became of each of the commands.",
+    main=str, verb=str, done=bool, records=_many(_RECORD_OUTCOME),
 )  # fmt: skip
 _OUTCOMES = _model(
     "Outcomes", "What the partitions say of a command, and where its effect is seen.",
@@ -238,6 +248,11 @@ COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
         _model("Command", "Steer one record.", verb=Verb, failure_id=str, why=(str, ""), state=(str, ""), at=(str, ""),
                force=(bool, False), edit=(Edit | None, None), **{"for": (str, "")}),
         _OUTCOME,
+    ),
+    "/{main}/command/selection": (
+        _model("CommandSome", f"Replay or discard up to {MOST_CHOSEN} dead letters.", verb=Literal["replay", "discard"],
+               failure_ids=Annotated[list[str], Field(min_length=1, max_length=MOST_CHOSEN)], why=_Why),
+        _SELECTED,
     ),
     "/{main}/command/handler": (
         _model("TellHandler", "Pause or resume a handler, force its circuit open, or have it probe.",
@@ -275,7 +290,9 @@ def document(roles: tuple[tuple[str, Role], ...]) -> dict[str, Any]:
             paths[path] = {"get": operation}
         elif path in COMMANDS:
             model, outcome = COMMANDS[path]
-            told_as = dict.fromkeys(("200", "202") if outcome is _OUTCOME else ("200",), refs[outcome, "serialization"])
+            told_as = dict.fromkeys(
+                ("200", "202") if outcome is not _OUTCOMES else ("200",), refs[outcome, "serialization"]
+            )
             operation = _operation(path, model, role, {}, told_as)
             body = {"required": True, "content": {"application/json": {"schema": refs[model, "validation"]}}}
             paths[path] = {"post": {**operation, "requestBody": body}}

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from acceptance.books import check_times
 from confluent_kafka import Producer
 from harness import Answer, Gate, HandlerSpec, Stage, Visit, wait_for
 from harness.terminal import retryapp
@@ -184,6 +185,7 @@ def test_without_end_a_record_is_tried_until_it_succeeds_and_its_payload_is_publ
     worker.kill()
     stage.worker("next")
     stage.wait_settled(topic)
+    check_times(evidence, stage.service.of(topic), 7)
     attempts = [(visit.facts["id"], visit.attempt) for visit in stage.service.of(topic) if visit.facts["id"]]
     assert attempts == [(1, 1), (2, 1)]
     first, *later = evidence.retries()

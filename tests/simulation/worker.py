@@ -109,6 +109,7 @@ class SimWorker(Observer):
         commanded: bool = False,
         slow_letters: bool = False,
         kept_ms: int | None = None,
+        slice_size: int = 20,
     ) -> None:
         loop = network.loop
         self.process = Process(name)
@@ -118,7 +119,7 @@ class SimWorker(Observer):
         self.random = random
         self.clock = SimClock(loop, offset_ms)
         self.consumer = SimConsumer(self)
-        self.reader = MemoryReader(broker, self.wire.request)
+        self.reader = MemoryReader(broker, self.wire.request, slice_size)
         self.ended = False
         """It ended by itself, in order."""
         self.early: dict[str, Mapping[TopicPartition, Committed]] = {}

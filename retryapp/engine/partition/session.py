@@ -12,16 +12,20 @@ from functools import partial
 from typing import Any
 
 from retryapp.core.control import is_mark
+from retryapp.core.errors import DamagedRowError, NewerRowError
+from retryapp.core.headers import RETRY_ORIGIN_TIMESTAMP_MS
 from retryapp.core.lane_errors import LaneClosedError
-from retryapp.core.record import Record, held_bytes
+from retryapp.core.metadata import clamped
+from retryapp.core.record import Origin, Record, held_bytes
 from retryapp.core.redelivery import is_copy
-from retryapp.core.rows import PendingRow, row_due_ms
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, is_stopped, row_due_ms, row_header
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunOwner
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
-from retryapp.engine.lane.turn import Turn
+from retryapp.engine.lane.turn import Turn, settling
 from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order
 from retryapp.engine.partition.circuits import tell
 from retryapp.engine.partition.commands import Commands
@@ -93,7 +97,7 @@ class Session:
         self._wanted = wanted
         self._given_up = given_up
         self._progress_ms = progress_ms
-        self._letters = context.handler.topology.letters_of is not None
+        self._is_of_letters = context.handler.topology.reads_letters
         self._submit = partial(lane.submit, number)
         self._outcomes: list[Turn] = []
         """Turns of due rows that are not in the lane yet."""
@@ -110,6 +114,8 @@ class Session:
             sort = Latest if context.handler.order is Order.LATEST else Sequences
             calls: Any = {"settle": self._settle, "submit": self._submit}
             self.sequences = sort(*place, start=lambda run: self._start(run), **calls)
+        self._pending = transport.pending
+        self._newest = -1 if self._pending is None else self._pending.newest
         commanded = None if transport.place.control is None else self._commanded
         read: Any = transport.reader, main, transport.pending, self.sequences
         self._recall = Recall(context, *read, deliver=emit, submit=self._submit)
@@ -142,6 +148,8 @@ class Session:
 
     def work(self) -> None:
         """Have its tasks run until it ends."""
+        if self._context.letters is not None:
+            self._context.letters.begin()
         parts = self.scheduler, self._recall, self.commands, self._suspects, self._suspect_rows
         works = [self._recall.keep, *(each.run for each in parts if each is not None)]
         telling = partial(tell, self._lane, self.number, self._context, self._main.partition)
@@ -169,6 +177,8 @@ class Session:
         """End it; what its runs come to is ignored."""
         self.over = True
         self._context.pace.end()
+        if self._context.letters is not None:
+            self._context.letters.end()
         self._given_up.ended = None
         self.end_tasks()
         if self._look_timer is not None:
@@ -211,6 +221,7 @@ class Session:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             found = self._beyond.found(record)
             has_row = self.sequences is not None and self.sequences.reach(record)
+            has_row = has_row or (record.offset <= self._newest and self._waits(record))
             if has_row and not (found and found[-1].next_offset > record.offset):
                 found.append(Settled(record.next_offset, fine=False))  # the offset was set back: its row runs
             for settled in found:
@@ -220,8 +231,8 @@ class Session:
             if window.last == record.offset:
                 continue
             window.add(record.offset, size, now_ms=now_ms)
-            if self._letters and is_mark(record.headers):
-                window.finish(record.offset, record.next_offset)  # no letter: it says what became of one
+            if self._is_of_letters and is_mark(record.headers):
+                window.finish(record.offset, settling(record, settles=0, skipped=True))  # what became of a letter
                 at_once = True
                 continue
             if record.headers and is_copy(record.topic, record.partition, record.headers):
@@ -237,6 +248,18 @@ class Session:
             self.release()  # nothing else may come to end
         if records:
             self.reach(records[-1].next_offset)
+
+    def _waits(self, record: Record) -> bool:
+        """Tell whether a record has a row; one of another time is of a record that its topic has lost."""
+        origin = Origin(record.topic, self._context.topic_id, record.partition, record.offset)
+        if self._pending is None or (key := self._pending.find(identity_of(origin))) is None:
+            return False
+        row, alone = self._pending.get(key) or b"", record.next_offset == record.offset + 1
+        try:
+            time = row_header(row, RETRY_ORIGIN_TIMESTAMP_MS.encode())
+        except (DamagedRowError, NewerRowError):
+            return False
+        return alone and not is_stopped(row) and time == b"%d" % clamped(record.timestamp_ms, -1)
 
     def reach(self, position: int) -> None:
         """Note that all records of the main topic before a position came in."""
@@ -269,6 +292,8 @@ class Session:
         if fault is not None:
             self._lane.fail(fault)
             return
+        if (letters := self._context.letters) is not None:
+            letters.ended(run.record.offset, outcome.publishes if isinstance(outcome, Turn) else ())
         if outcome is None:
             if run.claim is not None:
                 self.scheduler.give_back(run.claim)
@@ -358,7 +383,10 @@ class Session:
         """Take note of turns that are applied: claims end, new rows wait, and there is room."""
         scheduler = self.scheduler
         self._beyond.passed(turns)
+        letters = self._context.letters
         for turn in turns:
+            if letters is not None:
+                letters.committed(turn.publishes)
             for row in turn.rows:
                 if self._recall.unwritten.get(row.identity) is turn:
                     del self._recall.unwritten[row.identity]
