@@ -47,6 +47,7 @@ STATES = (
 MOVED_STATES = (
     f"fault: {SET_BACK}", "a record comes again", "a record comes again that waits",
     "a backlog was full", "no more rows could be claimed", "so many bytes were in flight", "an opening ran out of time",
+    "commands where the newest counts", "commands beside a delay without end",
 )  # fmt: skip
 """The same of histories from `plan.MOVED` on."""
 

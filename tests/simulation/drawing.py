@@ -68,16 +68,19 @@ def draw_plan(seed: int) -> Plan:
     plan = _called(plan)
     plan = _paced(plan, Random(seed ^ PACED))
     plan = _in_order(plan, kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 or STOPS <= seed < MOVED else plan
-    plan = _newest(plan, newest) if (newest := Random(seed ^ NEWEST)).random() < 0.08 else plan
+    plan = (
+        _newest(plan, newest) if (newest := Random(seed ^ NEWEST)).random() < (0.2 if seed >= MOVED else 0.08) else plan
+    )
     back = Random(seed ^ BACK)
     plan = _come_back(plan, back) if plan.order != "none" and back.random() < 0.2 else plan
-    plan = _without_end(plan) if Random(seed ^ ENDLESS).random() < 0.25 and seed < STOPS else plan
+    plan = _without_end(plan) if Random(seed ^ ENDLESS).random() < 0.25 and not STOPS <= seed < MOVED else plan
     plan = _referred(plan, Random(seed ^ REFERRED))
     plan = _commanded(plan, Random(seed ^ COMMANDED))
     through = seed >= THROUGH and (seed < 2 * THROUGH or seed % 4 == 0)
     plan = _through(plan, Random(seed ^ THROUGH)) if through else plan
     plan = _broken(plan, Random(seed ^ BROKEN))
-    return plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
+    plan = plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
+    return _without_end(plan) if plan.endless and seed >= MOVED else plan
 
 
 def _first(seed: int) -> Plan:
@@ -278,7 +281,8 @@ def _referred(plan: Plan, random: Random) -> Plan:
 def _commanded(plan: Plan, random: Random) -> Plan:
     """Return the plan with commands, or as it was."""
     odd = {fault.kind for fault in plan.faults} & {STOPPED, DELETED} or (plan.seed >= MOVED and plan.seed % 3)
-    if plan.seed < COMMANDED or odd or plan.replayed or plan.order == "latest" or plan.endless:
+    unsteered = (plan.order == "latest" or plan.endless) and plan.seed < MOVED
+    if plan.seed < COMMANDED or odd or plan.replayed or unsteered:
         return plan
     plan = replace(plan, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
     if plan.seed >= SERVED:
@@ -324,7 +328,7 @@ def _served(plan: Plan, random: Random) -> Plan:
 
 def _through(plan: Plan, random: Random) -> Plan:
     """Return the plan without what cannot be through the main topic, and with strays."""
-    plan = replace(plan, through=True, order="none", caps=None, stops=False, referred=False, losses=())
+    plan = replace(plan, through=True, order="none", endless=False, caps=None, stops=False, referred=False, losses=())
     if random.random() < 0.5:
         plan = replace(plan, commands=(), services=(), calm=False)
     if not plan.calm and plan.in_flight != CROWD:

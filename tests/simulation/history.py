@@ -378,6 +378,8 @@ class History:
         for at_s, event in self.plan.repeats:
             loop.call_at(began_s + at_s, self._send, first, *records[event][1:], event, context=context)
         if self.plan.commands:
+            self.reached["commands where the newest counts"] += self.plan.order == "latest"
+            self.reached["commands beside a delay without end"] += self.plan.endless
             first.oracle.steering = Steering(
                 first.topology,
                 self.broker,
