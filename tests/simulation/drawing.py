@@ -19,6 +19,7 @@ from simulation.faults import (
     MEANWHILE,
     OURS,
     REFUSED,
+    REMADE,
     SET_BACK,
     STOPPED,
     UNENDED,
@@ -73,7 +74,8 @@ def draw_plan(seed: int) -> Plan:
     )
     back = Random(seed ^ BACK)
     plan = _come_back(plan, back) if plan.order != "none" and back.random() < 0.2 else plan
-    plan = _without_end(plan) if Random(seed ^ ENDLESS).random() < 0.25 and not STOPS <= seed < MOVED else plan
+    endless = 0.7 if seed >= MOVED else 0.25 if seed < STOPS else 0.0
+    plan = _without_end(plan) if Random(seed ^ ENDLESS).random() < endless else plan
     plan = _referred(plan, Random(seed ^ REFERRED))
     plan = _commanded(plan, Random(seed ^ COMMANDED))
     through = seed >= THROUGH and (seed < 2 * THROUGH or seed % 4 == 0)
@@ -350,7 +352,7 @@ def _broken(plan: Plan, random: Random) -> Plan:
 
 
 def _moved(plan: Plan, random: Random) -> Plan:
-    """Return the plan with offsets that somebody sets back, and with capacities that bind."""
+    """Return the plan with offsets that somebody sets back, or changelogs that are made again; and with bounds."""
     kind = random.random()
     if plan.calm:
         return plan
@@ -359,6 +361,10 @@ def _moved(plan: Plan, random: Random) -> Plan:
     odd = {fault.kind for fault in plan.faults} & {STOPPED, DELETED, UNENDED, DAMAGED}
     if kind < 0.4 or odd or plan.commands or plan.replayed or plan.losses or plan.in_flight == CROWD:
         return plan
+    if random.random() < 0.3 and not plan.through and not plan.referred:
+        again = Fault(random.uniform(2.0, FAULTS_S - 4), REMADE, 0, random.random())
+        kept = tuple(fault for fault in plan.faults if fault.kind != "offsets expire")  # which changelog it was
+        return _with(replace(plan, faults=kept), _more(plan, random, ("FFS", "FFFS", "F", "S"), 4), (again,))
     back = tuple(
         Fault(random.uniform(1.0, FAULTS_S), SET_BACK, 0, random.random()) for _ in range(random.choice((1, 1, 2)))
     )
