@@ -437,7 +437,7 @@ class Oracle:
                 continue
             expected = self.fate(story.script)
             failed_first = (
-                story.fates == [SUPERSEDED]
+                set(story.fates) == {SUPERSEDED}
                 or story.held
                 or step(story.script, 1) not in FINE
                 or story.stopped
