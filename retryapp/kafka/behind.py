@@ -14,7 +14,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin, Place
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.positions import Positions
-from retryapp.kafka.reader import fold_changelog, read_offsets
+from retryapp.kafka.reader import first_ms, fold_changelog
 
 LOOK_S: Final = 1.0
 """How often it is looked again."""
@@ -72,17 +72,10 @@ def _left(positions: Positions, topology: HandlerTopology, ends: dict[Place, int
     begins, unread = positions.begins(ends), 0
     for place, offset in positions.group_offsets(topology.group, ends).items():  # a row is there before its offset
         start = begins[place] if offset is None else offset
-        unread += ends[place] - start if _has_records(positions.connection, place, start, ends[place]) else 0
+        has_records = first_ms(positions.connection, *place, start, ends[place]) is not None
+        unread += ends[place] - start if has_records else 0
     rows = fold_changelog(positions.connection, topology.pending_changelog, lambda key, _row: row_key(0, key))
     keys = map(parse_row_key, rows.values())
     waiting = sum(key.origin_offset < ends.get((topology.main, key.partition), 0) for key in keys)
     if unread or waiting:
         yield Behind(topology.main, unread, waiting)
-
-
-def _has_records(connection: KafkaConnection, place: Place, start: int, stop: int) -> bool:
-    """Tell whether a record is between offsets; the end of a transaction is none."""
-    topic, number = place
-    return start < stop and any(
-        True for _ in read_offsets(connection, topic, partitions=[number], start={number: start}, stop={number: stop})
-    )

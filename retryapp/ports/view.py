@@ -133,6 +133,8 @@ class PartitionLag:
     """The group's committed offset on the main topic; None before the first commit."""
     main: int
     """First deliveries to come: main topic."""
+    expiring: bool = False
+    """Unread records are older than half of what the main topic's retention keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.ownership import Ownership
 from retryapp.engine.worker.placement import Membership, Placer, Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan
-from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.ports import Event, Observation, PartitionLag, TopicPartition
 from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
 from retryapp.runtime.clients.security import addresses, admin_connection, client_options
@@ -138,7 +138,7 @@ class Runtime(Ownership):
         """The same of what waits."""
         self.scrape: Callable[[], Awaitable[bytes]]
         """Returns the metrics as text."""
-        self.lags: Mapping[str, int] = {}
+        self.lags: Mapping[str, Sequence[PartitionLag]] = {}
         """Lag of the partitions here at this scrape, by main topic; without those that are not known."""
         self.topics = KafkaDestinations(lambda: self.connection)
         self.metrics = MetricsObserver(

@@ -25,6 +25,7 @@ from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
 from retryapp.web.access import COOKIE, Person, refuse_other_sites
 from retryapp.web.errors import PageError
+from retryapp.web.outcomes import address_of, outcome_facts
 from retryapp.web.page import Page, is_browser
 from retryapp.web.turns import Turns
 
@@ -32,9 +33,11 @@ MAX_BODY_BYTES: Final = 16_384
 MOST_AT_ONCE: Final = 4
 """Commands of one worker's pages that wait for an answer."""
 WAIT_S: Final = 10.0
-QUEUED: Final = "no worker has its partition now; the command waits 15 minutes for one"
-_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force", "edit", "value", "idempotency")
-"""The last two are those of a form in place of `edit`."""
+_OF_FORM: Final = ("value", "key", "headers", "drop", "idempotency")
+"""Fields of a form in place of `edit`; empty: as it was. `headers`: ``name=text`` a line; `drop`: names, one a line."""
+_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force", "edit", *_OF_FORM)
+Places = dict[str, tuple[int, int]]
+"""Partition and offset of commands on the control topic, by their ids."""
 MOST_CHOSEN: Final = 50
 """Records of a selection; more are a job."""
 CHOSEN: Final = "failure_ids"
@@ -73,9 +76,10 @@ class CommandPage(Action):
         command = _command(sent, person.name, main, self.answers.now_ms())
         if command.edit is not None and command.edit.is_masked(self.answers.mask):
             raise PageError(400, "masked", "the edit has *** where something is masked", "Send what it replaces")
-        send = partial(self.answers.view.on_topics, main, send_commands, [command], wait_s=WAIT_S)
+        places: Places = {}
+        send = partial(self.answers.view.on_topics, main, send_commands, [command], wait_s=WAIT_S, places=places)
         told = (await self.turns.take(send)).get(command.id)
-        facts: Facts = {"main": main, "verb": str(command.verb), **_outcome(command, told)}
+        facts: Facts = {"main": main, "verb": str(command.verb), **_outcome(main, command, told, places)}
         status = 202 if told is None else 200
         return await self.show(request, person, "outcome.html", facts, as_json=not is_browser(request), status=status)
 
@@ -99,9 +103,10 @@ class SelectionPage(Action):
             raise PageError(400, "bad-command", "verb, reason or another field cannot be used", expected)
         now_ms = self.answers.now_ms()
         commands = [_command({**more, "failure_id": name}, person.name, main, now_ms) for name in dict.fromkeys(names)]
-        send = partial(self.answers.view.on_topics, main, send_commands, commands, wait_s=WAIT_S)
+        places: Places = {}
+        send = partial(self.answers.view.on_topics, main, send_commands, commands, wait_s=WAIT_S, places=places)
         told = await CommandPage.turns.take(send)
-        records = [_outcome(command, told.get(command.id)) for command in commands]
+        records = [_outcome(main, command, told.get(command.id), places) for command in commands]
         done = all(each["outcome"] == "done" for each in records)
         facts: Facts = {"main": main, "verb": verb, "done": done, "records": records}
         status = 200 if len(told) == len(commands) else 202
@@ -109,14 +114,12 @@ class SelectionPage(Action):
         return await self.show(request, person, "selection.html", facts, as_json=as_json, status=status)
 
 
-def _outcome(command: Command, told: Commanded | None) -> Facts:
-    """Return what became of a command; None: no worker has said anything of it."""
+def _outcome(main: str, command: Command, told: Commanded | None, places: Places) -> Facts:
     return {
         "failure_id": command.failure_id,
         "command": command.id,
-        "outcome": "queued" if told is None else "done" if told.refused is None else "refused",
-        "refused": told and told.refused,
-        "text": QUEUED if told is None else told.text,
+        **outcome_facts(told),
+        "see": address_of(main, *places[command.id]) if command.id in places else None,
     }
 
 
@@ -178,9 +181,8 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
             facts["due_at_ms"] = parse_instant(given["at"], now_ms)
         if "edit" in given:
             facts["edit"] = Edit.model_validate_json(given["edit"])
-        elif "value" in given or "idempotency" in given:
-            value = given.get("value", "").replace("\r\n", "\n").encode()  # browsers send lines so
-            facts["edit"] = Edit.of(given.get("idempotency", ""), value=value)
+        elif any(name in given for name in _OF_FORM):
+            facts["edit"] = _edit_of(given)
         if "for" in given:
             facts["hold_ms"] = parse_duration_ms(given["for"])
         force = given.get("force", "false") in ("true", "on", "1")
@@ -196,3 +198,25 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
     if origin.topic != main:
         raise PageError(400, "bad-command", f"{name} is not of {main}", "Send it to the address of its handler")
     return command
+
+
+def _edit_of(given: Mapping[str, str]) -> Edit:
+    """Return the edit of a form, whose lines browsers end with CRLF.
+
+    Raises:
+        ValueError: it changes nothing, or has a line that is no header.
+    """
+    value, key = given.get("value"), given.get("key")
+    headers: dict[str, bytes] = {}
+    for line in filter(None, given.get("headers", "").splitlines()):
+        name, sign, text = line.partition("=")
+        if not sign or not name or name in headers:
+            raise ValueError(f"headers are name=text, one a line and each name once, not {line!r}")
+        headers[name] = text.encode()
+    return Edit.of(
+        given.get("idempotency", ""),
+        value=None if value is None else value.replace("\r\n", "\n").encode(),
+        key=None if key is None else key.encode(),
+        headers=headers,
+        drop=tuple(filter(None, (name.strip() for name in given.get("drop", "").splitlines()))),
+    )

@@ -128,6 +128,11 @@ _List: dict[str, Any] = {
     **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _Text),
     "records": _many(_Line),
 }  # fmt: skip
+_RECORD_OUTCOME = _model(
+    "RecordOutcome", "What became of the command about a record.",
+    failure_id=str, command=str, outcome=_Outcome, refused=_Text, text=str, see=_Text,
+)  # fmt: skip
+_OUTCOME = _model("Outcome", "What became of a command.", _RECORD_OUTCOME, main=str, verb=str)
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _STRING: Final = {"type": "string"}
 _LIMITS: Final = {
@@ -199,6 +204,10 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         ),
         {"id": _STRING},
     ),
+    "/api/commands/{main}/{partition}/{offset}": (
+        _model("LaterOutcome", "What has become of a command.", _Page, _OUTCOME),
+        {},
+    ),
     "/{main}/jobs": (
         _model("Jobs", "Jobs that go on and the last ones that are over, the newest first.", _Page,
                main=str, jobs=_many(_Job), silent=list[str], verbs=list[str]),
@@ -225,11 +234,6 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
 }  # fmt: skip
 """What is asked with GET: the facts, and parameters besides `format`."""
 
-_RECORD_OUTCOME = _model(
-    "RecordOutcome", "What became of the command about a record.",
-    failure_id=str, command=str, outcome=_Outcome, refused=_Text, text=str,
-)  # fmt: skip
-_OUTCOME = _model("Outcome", "What became of a command.", _RECORD_OUTCOME, main=str, verb=str)
 _SELECTED = _model(
     "SelectionOutcome", "What became of each of the commands.",
     main=str, verb=str, done=bool, records=_many(_RECORD_OUTCOME),

@@ -24,6 +24,7 @@ from retryapp.web.errors import PageError, not_found
 from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview, refused
 from retryapp.web.journeys import journey
 from retryapp.web.lists import Listing
+from retryapp.web.outcomes import outcome
 from retryapp.web.page import Ask, Page
 from retryapp.web.partitions import partitions, partitions_here
 from retryapp.web.query import Question
@@ -97,6 +98,7 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/part/{main}/partitions", (partitions_here, "", Role.LOOK)),
     ("/metrics", (metrics, "", Role.LOOK)),
     ("/api/openapi.json", (openapi, "", Role.NONE)),
+    ("/api/commands/{main}/{partition}/{offset}", (outcome, "outcome.html", Role.LOOK)),
     ("/{main}", (slash, "", Role.LOOK)),
     ("/{main}/", (Answers.handler, "handler.html", Role.LOOK)),
     ("/{main}/find", (find, "", Role.LOOK)),

@@ -164,3 +164,29 @@ def test_term_in_a_rebalance(stage: Stage) -> None:
     staying.wait_ready()
     stage.wait_settled(topic)
     assert stage.service.done(topic) == set(range(40))
+
+
+@pytest.mark.extended
+def test_a_long_run_stops_no_partition_in_a_rebalance(stage: Stage) -> None:
+    """While it lasts, what is due is retried by the worker that gives the partitions back."""
+    gate = Gate()
+
+    def rule(visit: Visit) -> Answer:
+        if visit.facts.get("fail", 0) >= visit.attempt:
+            return Answer(503)
+        return Answer(gate=gate if visit.facts["id"] == "long" else None)
+
+    stage.service.rule = rule
+    topic = stage.main_topic(partitions=2)
+    stage.program(HandlerSpec(topic=topic, policy="10s", concurrency=2), options={"drain": "25s"})
+    leaving = stage.worker("leaving")
+    stage.produce(topic, [{"id": "long"}, {"id": "retried", "fail": 1}], 2)
+    wait_for(lambda: {("long", 1), ("retried", 1)} <= attempts(stage), "both have run or run")
+    staying = stage.worker("staying", ready=False)
+    wait_for(lambda: leaving.log.count("Revoking previously assigned") == 2, "its partitions are taken away")
+    assert ("retried", 2) not in attempts(stage)
+    wait_for(lambda: ("retried", 2) in attempts(stage, leaving.pid), "it is retried there", timeout_s=12)
+    gate.open()
+    staying.wait_ready()
+    stage.wait_settled(topic)
+    assert len(stage.service.visits) == 3, "none runs twice"

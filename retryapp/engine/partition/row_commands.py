@@ -92,9 +92,12 @@ class RowCommands:
             raise RefusedError(Refusal.HELD, "it runs after the earlier records of its key, whatever its time")
         now_ms = self._context.clock.wall_ms()
         due_at_ms = now_ms if command.due_at_ms is None else max(now_ms, command.due_at_ms)
-        gate = "; an outage is on, which holds it back" if self._context.pace.is_out(row.circuit) else ""
-        gate = "; it is held until somebody releases it" if row.hold else gate
-        text = f"{_due_text(due_at_ms - now_ms)}{gate}"
+        gates = self._context.pace.gates_of(row.circuit)
+        if self._sequences is not None and self._sequences.waits_behind(identity, row.key):
+            gates.append("it runs after the earlier records of its key")
+        if row.hold:
+            gates.append("it is held until somebody releases it")
+        text = "; ".join([_due_text(due_at_ms - now_ms), *gates])
         return self._moved(due_anew(row, metadata, due_at_ms), metadata, identity, text)
 
     def _release(
@@ -174,13 +177,11 @@ class RowCommands:
     def _cancel(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
         shown = self._shown(row, metadata)
         now_ms = self._context.clock.wall_ms()
-        end, dead = ended(self._context, shown, cancelled(metadata, "cancelled before its first attempt", now_ms))
+        ends, dead = ended(self._context, shown, cancelled(metadata, "cancelled before its first attempt", now_ms))
         if self._sequences is not None:
             self._sequences.removed(identity, row.key)
         gone = (Row(identity, None, "?"),)
-        return Effect(
-            "it is dead, and not tried again", after="dead", rows=gone, publishes=(end,), observations=(dead,)
-        )
+        return Effect("it is dead, and not tried again", after="dead", rows=gone, publishes=ends, observations=(dead,))
 
     def _cancel_later(self, row: PendingRow, metadata: RetryMetadata, identity: bytes, claim: Claim) -> Effect:
         """Cancel a record that runs: its row gets a flag under the same key, so the claim stays."""

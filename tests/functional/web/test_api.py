@@ -17,7 +17,7 @@ from hypothesis.errors import Unsatisfiable
 from samples import partition
 
 from retryapp.web.access import Role
-from retryapp.web.actions import _FIELDS
+from retryapp.web.actions import _FIELDS, _OF_FORM
 from retryapp.web.api import ANSWERS, COMMANDS, Error
 from retryapp.web.views import ACTIONS, ROUTES
 
@@ -74,7 +74,7 @@ SENT: dict[str, dict[str, Any]] = {
 
 def test_all_that_a_command_may_be_sent_is_in_the_document() -> None:
     """But what a form has in place of an `edit`."""
-    assert {*COMMANDS["/{main}/command"][0].model_fields} == {*_FIELDS} - {"value", "idempotency"}
+    assert {*COMMANDS["/{main}/command"][0].model_fields} == {*_FIELDS} - {*_OF_FORM}
 
 
 @pytest.mark.parametrize(("path", "answer"), list(product(COMMANDS, ("", "not-waiting", None))))

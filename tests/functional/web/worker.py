@@ -24,6 +24,7 @@ from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.row_keys import due_order, identity_of, parse_row_key, row_key
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.lookup.jobs import Order, Refused, Told
+from retryapp.lookup.outcomes import Outcome, Sent
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.ports import Activity, CauseTrends, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
@@ -197,14 +198,28 @@ class FakeWorker(RuntimeView):
     def on_topics(self, main: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
         return getattr(self, call.__name__)(main, *args, **more)
 
-    def send_commands(self, main: str, commands: Sequence[Command], *, wait_s: float) -> Mapping[str, Commanded]:
+    def send_commands(
+        self, main: str, commands: Sequence[Command], *, wait_s: float, places: dict[str, tuple[int, int]]
+    ) -> Mapping[str, Commanded]:
         self.commands += commands
+        places |= {each.id: (0, len(self.commands) - number) for number, each in enumerate(reversed(commands), 1)}
         if self.answer is None:
             return {}
         facts: Any = {"group": GROUP, "handler": "h", "main": main, "partition": 0, "at_ms": NOW_MS}
         told = {each.id: {"command": each.id, "verb": each.verb, "failure_id": each.failure_id} for each in commands}
         refused = {"refused": self.answer or None, "text": "a sentence"}
         return {name: Commanded(**facts, **asked, **refused) for name, asked in told.items()}
+
+    def read_outcome(self, main: str, partition: int, offset: int, go_on: Callable[[], bool]) -> Outcome | None:
+        if offset >= max(1, len(self.commands)):
+            return None
+        unsteered = Command(id="c", verb=Verb.REPLAY, failure_id=f"{GROUP}/{MAIN}@{TOPIC_ID}/0/10001")
+        command = self.commands[offset] if self.commands else unsteered
+        facts: Any = {"group": GROUP, "handler": "h", "main": main, "partition": 0, "at_ms": NOW_MS}
+        asked = {"command": command.id, "verb": command.verb, "failure_id": command.failure_id}
+        told = Commanded(**facts, **asked, refused=self.answer or None, text="a sentence")
+        sent = Sent(id=command.id, verb=command.verb, failure_id=command.failure_id)
+        return Outcome(sent, None if self.answer is None else told, complete=go_on())
 
     @override
     def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
