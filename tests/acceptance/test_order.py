@@ -104,7 +104,8 @@ def test_behind_a_record_that_waits_its_key_is_held_and_others_go_on(stage: Stag
     (letter,) = retryapp(stage, "dead", "list", "-A", "app", "--topic", released)[1]["records"]
     assert (letter["failure_id"].rpartition("/")[2], letter["reason"]) == ("0", "overflow")
     assert (stage.evidence(blocked).unsettled(), len(stage.service.of(blocked))) == (1, 1)
-    assert retryapp(stage, "pending", "cancel", "-A", "app", "--topic", blocked, "--field", "/id=0", "--yes")[0] == 0
+    chosen = ("--topic", blocked, "--field", "/id=0", "--yes", "--why", "test")
+    assert retryapp(stage, "pending", "cancel", "-A", "app", *chosen)[0] == 0
     stage.wait_settled(blocked)
     assert [visit.facts["id"] for visit in stage.service.of(blocked)] == [0, 1]
 
