@@ -117,11 +117,11 @@ def happy_run(stage: Stage, topic: str, side: str, **options: Any) -> Run:
     return Run({"rate": counted / used.wall_s, **_costs(used, counted, worker.peak_rss)}, balance)
 
 
-def burst_run(stage: Stage, side: str, *, count_records: bool = False, **options: Any) -> Run:
+def burst_run(stage: Stage, side: str, *, count_records: bool = False, level: str | None = None, **options: Any) -> Run:
     """Hand a warm worker a burst of records that all fail once; the clock runs until the last was delivered again.
 
     The rate is records by the time from the first delivery to the last redelivery, less the delay that nothing can
-    shorten.
+    shorten. `level`: of the worker's log, else the plan's.
     """
     plan = stage.plan
     warm, count, delay_ms = plan.burst_warmup, plan.burst_records, plan.burst_delay_ms
@@ -132,7 +132,7 @@ def burst_run(stage: Stage, side: str, *, count_records: bool = False, **options
         spec = stage.spec(group, topic, delay_ms=delay_ms, **options)
         _retry_topic(stage, side, spec.retry_topic)
         stage.fill(topic, failing_once(warm))
-        with stage.worker(side, spec) as worker:
+        with stage.worker(side, spec, level=level) as worker:
             stage.wait(worker, lambda: ledger.done >= warm, f"the {warm} records of the warm-up were done")
             began = worker.used()
             stage.fill(topic, failing_once(count, first=warm))

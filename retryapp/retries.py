@@ -35,7 +35,7 @@ from retryapp.core.masking import UNMASKED, parse_mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
 from retryapp.core.record import parse_failure_id
-from retryapp.core.topology import HandlerTopology, Tiers, check_names
+from retryapp.core.topology import HandlerTopology, Tiers, check_names, letters_topic
 from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
@@ -272,12 +272,13 @@ class Retries:
         topic: str,
         *,
         policy: RetryPolicy | str,
+        group: str | None = None,
         named: str | None = None,
         value: Any = bytes,
         concurrency: int = 1,
         publishes: Sequence[str] = (),
     ) -> Callable[[F], F]:
-        """Declare a handler of the dead letters of a handler, which is declared before.
+        """Declare a handler of the dead letters of a handler, which is declared before or is another application's.
 
         It takes each dead letter's value, and a `Delivery` whose `letter` says why the record died. A letter that it
         is done with is marked as handled; one that it fails for good stays where it is, marked as failed.
@@ -285,6 +286,7 @@ class Retries:
         Args:
             topic: the main topic of that handler.
             policy: when and whether a letter is tried again after a failure; or its text.
+            group: of that handler, where it is another application's: its topic is read, and never written to.
             named: the dead-letter topic of a rule (`dead_letters="invalid"`); None: the usual one.
             value: what the function takes, as of `handler`.
             concurrency: runs at once per worker; retries have as many of their own.
@@ -292,18 +294,11 @@ class Retries:
 
         Raises:
             InvalidSettingError: there is no such handler, or it has no such dead-letter topic; and as `handler`.
+            InvalidTopicNameError: with `group`, what follows is no name of a topic.
         """
-        of = next((known for known in self.topologies if known.main == topic), None)
-        if of is None:
-            raise InvalidSettingError(
-                "dead_letters", topic, f"declare its handler first, with @retries.handler({topic!r}, ...)"
-            )
-        if (letters := of.dlq_named(named)) not in of.dlqs:
-            known = ", ".join(of.dlqs) or "none"
-            raise InvalidSettingError(
-                "named", named, f"the handler of {topic} has no such dead-letter topic; it has {known}"
-            )
-        facts = {"publishes": publishes, "drop": True, "letters_of": topic}
+        other = None if group == self.app.conf.id else group
+        letters = letters_topic(self.topologies, topic, named, group=other)
+        facts = {"publishes": publishes, "drop": True, "letters_of": topic, "letters_from": other}
         return self._declare(letters, policy, facts, value_type=value, concurrency=concurrency)
 
     def _declare(

@@ -24,7 +24,7 @@ def run(stage: Stage) -> Result:
     ours, bare = each(runs["ours"], "rate"), each(runs["bare_faust"], "rate")
     return Result(
         figures=[
-            figure("ours / bare Faust agent", "x", pair_ratios(ours, bare), least=4),
+            figure("ours / bare Faust agent", "x", pair_ratios(ours, bare), least=7),
             figure("ours", "records/s", ours),
             figure("bare Faust agent", "records/s", bare),
             figure("ours, CPU", "us a record", each(runs["ours"], "CPU us")),

@@ -41,6 +41,7 @@ def run(stage: Stage) -> Result:
             figure("p99 with waiting / p99 with none", "x", pair_ratios(p99["waiting"], p99["none"]), most=1.1),
             figure(f"p99 with {plan.healthy_pending:,} waiting", "ms", p99["waiting"]),
             figure("p99 with none waiting", "ms", p99["none"]),
+            figure(f"p99 while {plan.healthy_firing:,} fire / before", "x", each(firing, "ratio"), most=2.0),
             figure(f"p50 while {plan.healthy_firing:,} fire", "ms", each(firing, "p50")),
             figure(f"p99 while {plan.healthy_firing:,} fire", "ms", each(firing, "p99")),
             figure("p99 of the same flow before they fire", "ms", each(firing, "before")),
@@ -108,11 +109,6 @@ def _while_firing(stage: Stage) -> Run:
         end_ms = max(last_ms, due_ms + _LEAST_MS)
         before = [_took_ms(ledger, n, slots) for n, slot_ns in slots.items() if slot_ns / 1e6 <= due_ms]
         during = [_took_ms(ledger, n, slots) for n, slot_ns in slots.items() if due_ms <= slot_ns / 1e6 <= end_ms]
-    return Run(
-        {
-            "before": percentile(before[len(before) // _SKIPPED :], 0.99),
-            "p50": percentile(during, 0.5),
-            "p99": percentile(during, 0.99),
-            "drain": (last_ms - due_ms) / 1000,
-        }
-    )
+    quiet, busy = percentile(before[len(before) // _SKIPPED :], 0.99), percentile(during, 0.99)
+    figures = {"before": quiet, "p50": percentile(during, 0.5), "p99": busy, "ratio": busy / quiet}
+    return Run({**figures, "drain": (last_ms - due_ms) / 1000})

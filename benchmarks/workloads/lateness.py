@@ -24,8 +24,8 @@ def run(stage: Stage) -> Result:
     runs = repeated(stage, "flow", partial(_flow, stage))
     return Result(
         figures=[
-            figure("p50", "ms", each(runs, "p50")),
-            figure("p99", "ms", each(runs, "p99"), most=100.0),
+            figure("p50", "ms", each(runs, "p50"), most=6.0),
+            figure("p99", "ms", each(runs, "p99"), most=20.0),
             figure("p99.9", "ms", each(runs, "p99.9")),
             figure("largest", "ms", each(runs, "largest")),
             figure("CPU", "% of a core", each(runs, "CPU")),

@@ -28,7 +28,7 @@ def run(stage: Stage) -> Result:
     deliveries = {"kept": each(kept, "deliveries"), "lost": each(lost, "deliveries")}
     return Result(
         figures=[
-            figure("store lost: rebuilt from the changelog", "records/s", each(lost, "rebuilt"), least=100_000),
+            figure("store lost: rebuilt from the changelog", "records/s", each(lost, "rebuilt"), least=200_000),
             figure("store lost: process start to deliveries on all partitions", "s", deliveries["lost"]),
             figure("store kept: process start to deliveries on all partitions", "s", deliveries["kept"]),
         ],

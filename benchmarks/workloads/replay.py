@@ -1,19 +1,24 @@
-"""Replays: how fast a job sends dead letters back to the handler, and how well it keeps a rate."""
+"""Replays: how fast a job sends dead letters back, how well it keeps a rate, and what healthy records feel of it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from functools import partial
 
 from benchmarks.records import REJECTED, Wanted
 from benchmarks.results import Result, figure
-from benchmarks.runs import Run, each, repeated, void
+from benchmarks.runs import Run, each, healthy, repeated, void
 from benchmarks.stage import Stage, cleaned
+from benchmarks.stats import percentile
 from retryapp.stage import NotInTimeError
 
 TITLE = "Replays of dead letters"
-OPTIONS = ("repeats", "replayed", "replay_pace", "paced_s")
+OPTIONS = ("repeats", "replayed", "replay_pace", "paced_s", "healthy_s")
+_HEALTHY_RATE = 1_000
+_LEAST_NS = 500_000_000
+"""Shortest span of healthy records that is counted beside a replay."""
 _PREVIEW_S = 120.0
 
 
@@ -26,17 +31,23 @@ def run(stage: Stage) -> Result:
         f"at {plan.replay_pace:,} a second",
         partial(_replayed, stage, plan.replay_pace * plan.paced_s, ("--rate", f"{plan.replay_pace}/s")),
     )
+    beside = repeated(stage, "beside healthy records", partial(_beside, stage))
     return Result(
         figures=[
             figure("replayed", "records/s", each(fast, "rate"), least=5_000),
             figure("from the command to the last", "s", each(fast, "seconds")),
             figure("CPU", "us a replay", each(fast, "CPU us")),
             figure("with a rate / that rate", "x", [_share(run, plan.replay_pace) for run in paced], least=0.95),
+            figure("p99 of healthy records beside a replay / before it", "x", each(beside, "ratio"), most=1.3),
+            figure("p99 of healthy records beside a replay", "ms", each(beside, "p99")),
+            figure("p99 of the same flow before it", "ms", each(beside, "before")),
         ],
         notes=[
             f"{plan.replayed:,} records are dead at their first delivery; one job replays all, and each goes well. "
             "Rate: from the first replayed delivery to the last.",
-            f"Runs in which a record was lost or came twice: {void([*fast, *paced])}.",
+            f"Beside: a fifth as many letters are replayed as fast as it goes while {_HEALTHY_RATE:,} healthy records "
+            "a second come. Time of a record: start of its handler minus the moment at which it was meant to be sent.",
+            f"Runs in which a record was lost or came twice: {void([*fast, *paced, *beside])}.",
         ],
         samples={"replayed": each(fast, "rate"), "with a rate": each(paced, "rate")},
     )
@@ -64,6 +75,34 @@ def _replayed(stage: Stage, count: int, pace: tuple[str, ...]) -> Run:
             "CPU us": used.worker_s / count * 1e6,
         }
         return Run(figures, ledger.balance(dict.fromkeys(range(count)), runs=2))
+
+
+def _beside(stage: Stage) -> Run:
+    """Feed healthy records, and replay in the middle of it."""
+    plan = stage.plan
+    dead, warm, quiet = plan.replayed // 5, plan.partitions, _HEALTHY_RATE * plan.healthy_s
+    group, ledger = stage.name("replay"), stage.ledger(dead + warm + 3 * quiet)
+    with ledger, cleaned(stage, group):
+        topic = stage.make_topic(f"{group}-main")
+        stage.fill(topic, (Wanted(number, 1, REJECTED) for number in range(dead)))
+        stage.fill(topic, healthy(warm, first=dead))
+        with stage.worker("ours", stage.spec(group, topic)) as worker:
+            stage.wait(worker, lambda: stage.lag(group, topic) == 0, "all were dead", 0.25)
+            begin = threading.Timer(plan.healthy_s, _begin_job, (stage, group, ()))
+            begin.start()
+            slots = stage.feed(topic, healthy(3 * quiet, first=dead + warm), _HEALTHY_RATE)
+            begin.join()
+            stage.wait(worker, lambda: ledger.done >= dead + warm + 3 * quiet, "all were done")
+        replays_ns = [ledger.last_ns(number) for number in range(dead)]
+        first_ns = min(replays_ns)
+        last_ns = max(max(replays_ns), first_ns + _LEAST_NS)
+        took = {number: (ledger.first_ns(number) - slot_ns) / 1e6 for number, slot_ns in slots.items()}
+        before = percentile(
+            [took[n] for n, slot_ns in list(slots.items())[quiet // 4 : quiet] if slot_ns < first_ns], 0.99
+        )
+        during = percentile([took[n] for n, slot_ns in slots.items() if first_ns <= slot_ns <= last_ns], 0.99)
+        balance = ledger.balance(dict.fromkeys(range(dead)), runs=2)
+        return Run({"before": before, "p99": during, "ratio": during / before}, balance)
 
 
 def _begin_job(stage: Stage, group: str, pace: tuple[str, ...]) -> None:

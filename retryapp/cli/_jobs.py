@@ -17,8 +17,8 @@ from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import JOB_ID, Verb
-from retryapp.core.jobs import JobVerb, LetterFilter, Part, PartState
+from retryapp.core.control import JOB_ID, Refusal, Verb
+from retryapp.core.jobs import MOST_NAMED, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.lookup.jobs import (
@@ -29,6 +29,7 @@ from retryapp.lookup.jobs import (
     outcomes,
     part_facts,
     parts_of,
+    read_refused,
     summed,
     tell_job,
 )
@@ -207,11 +208,27 @@ def show_jobs(connection: KafkaConnection, topology: HandlerTopology, *, as_json
 def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *, as_json: bool) -> ExitCode:
     parts = parts_of(connection, topology).get(job)
     if parts is None:
-        emit({"job": job, "found": False}, f"no partition knows a job {job}", as_json=as_json)
-        return ExitCode.FINDING
+        return _unknown(job, as_json=as_json)
     facts = {str(number): part_facts(part) for number, part in parts.items()}
     emit({**job_facts(job, parts), "partitions": facts}, _job_text(job, parts), as_json=as_json)
     return ExitCode.FINE
+
+
+def show_refused(connection: KafkaConnection, topology: HandlerTopology, job: str, *, as_json: bool) -> ExitCode:
+    parts = parts_of(connection, topology).get(job)
+    if parts is None:
+        return _unknown(job, as_json=as_json)
+    letters, total = read_refused(connection, topology, job, parts).letters, summed(parts).refused.total()
+    rows = [[each["failure_id"] or "-", each["refused"], each["text"]] for each in letters]
+    text = f"{table(['failure id', 'refused', ''], rows)}\n" if rows else ""
+    text += f"{len(letters)} of {total} refused letters; each partition names its first {MOST_NAMED:,}"
+    emit({"job": job, "refused": total, "letters": letters}, text, as_json=as_json)
+    return ExitCode.FINE
+
+
+def _unknown(job: str, *, as_json: bool) -> ExitCode:
+    emit({"job": job, "found": False}, f"no partition knows a job {job}", as_json=as_json)
+    return ExitCode.FINDING
 
 
 def steer_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
@@ -236,6 +253,7 @@ def answers(facts: Mapping[str, Any], told: Told, *, as_json: bool) -> ExitCode:
 def _job_text(job: str, parts: Mapping[int, Part]) -> str:
     whole = summed(parts)
     lines = [f"job {job}: {whole.verb}, {whole.state}; {whole.text}"]
+    lines += [f"which were refused, and why: retryapp job refused {job}"] * bool(whole.refused)
     lines += [f"paused on partition {number}: {part.paused}" for number, part in parts.items() if part.paused]
     if whole.state is PartState.PAUSED:
         lines.append(f"go on: retryapp job resume {job}; end it: retryapp job cancel {job}")
@@ -245,6 +263,8 @@ def _job_text(job: str, parts: Mapping[int, Part]) -> str:
 def _preview_text(verb: Verb, found: Preview) -> str:
     done = "".join(f"; {count} are {word} and stay so" for word, count in sorted(found.done.items()))
     text = f"{verb}: {found.letters} letters{done}"
+    if found.done[Refusal.CRASHED]:
+        text += "\ncrashed: no job replays what ended its workers; replay each alone, by its failure id with --force"
     if not found.letters:
         return text
     rows = [[cause, str(count), found.names[cause]] for cause, count in found.causes.most_common(20)]

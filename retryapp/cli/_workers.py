@@ -122,7 +122,7 @@ class Workers:
             for handler in index["handlers"]:
                 main = handler["main"]
                 if self._only in (None, main):
-                    page = await ask(f"{url}{PAGES_PREFIX}/{quote(main, safe='')}/partitions")
+                    page = await ask(f"{url}{PAGES_PREFIX}/{quote(main, safe='')}/partitions?routed=1")
                     worker.partitions[main] = page["partitions"]
         except _ERRORS:
             return None

@@ -179,7 +179,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 @click.option(
     "--force",
     is_flag=True,
-    help="Also records that killed their workers, or that a newer record of their key may have replaced.",
+    help="Also what a newer record of its key may have replaced, and, by failure id, what killed its workers.",
 )
 @edit_options
 def replay(**options: Any) -> ExitCode:

@@ -79,9 +79,8 @@ def _subject(app_spec: str, datadir: Path | None, *, write: bool) -> Subject:
 
 
 def report_text(report: Report) -> str:
-    """Return a report for people: all checks, then what to do, the worst first."""
-    rows = [(finding.severity.value, finding.name, finding.seen, finding.expected) for finding in report.findings]
-    parts = [table(("", "what", "seen", "expected"), rows)]
+    """Return a report for people: what to do, the worst first, then all checks."""
+    parts = list[str]()
     for severity in (Severity.PROBLEM, Severity.WARNING):
         parts += [_advice(finding) for finding in report.findings if finding.severity is severity]
     notes = [
@@ -91,7 +90,8 @@ def report_text(report: Report) -> str:
     ]
     if notes:
         parts.append("\n".join(["notes", *notes]))
-    return "\n\n".join([*parts, _summary(report)])
+    rows = [(finding.severity.value, finding.name, finding.seen, finding.expected) for finding in report.findings]
+    return "\n\n".join([*parts, table(("", "what", "seen", "expected"), rows), _summary(report)])
 
 
 def _advice(finding: Finding) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from retryapp.cli._jobs import only_handler, show_job, show_jobs, steer_job, watch
+from retryapp.cli._jobs import only_handler, show_job, show_jobs, show_refused, steer_job, watch
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode
@@ -18,12 +18,13 @@ def command() -> None:
     """Watch, pause, resume and cancel jobs.
 
     A job is begun by `dead replay`, `dead discard` or `dead restore` with a filter. The workers do it, so it goes on
-    when the terminal is closed. `list` and `show` read topics, so they work with all workers down.
+    when the terminal is closed. `list`, `show` and `refused` read topics, so they work with all workers down.
 
     \b
     Examples:
       retryapp job list -A billing
       retryapp job show -A billing 3f9ca81b02 --watch
+      retryapp job refused -A billing 3f9ca81b02
       retryapp job pause -A billing 3f9ca81b02 --why "the service is slow"
       retryapp job resume -A billing 3f9ca81b02
       retryapp job cancel -A billing 3f9ca81b02
@@ -53,6 +54,19 @@ def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
     if follow:
         return watch(connection, topology, job, None, as_json=as_json)
     return show_job(connection, topology, job, as_json=as_json)
+
+
+@command.command()
+@click.argument("job")
+@json_option
+@place_options
+def refused(*, job: str, place: Place, as_json: bool) -> ExitCode:
+    """Name the letters that a job has refused, and why. Of each partition the first 1,000 have events.
+
+    \b
+    Exit codes: 0 the job is known, 1 it is not.
+    """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    return show_refused(*only_handler(place), job, as_json=as_json)
 
 
 @command.command()

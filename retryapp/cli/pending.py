@@ -125,7 +125,10 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 @command.command(name="retry-now")
 @waiting_options
 def retry_now(*, failure_ids: tuple[str, ...], place: Place, **options: Any) -> ExitCode:
-    """Make the next attempt due at once. Order, rates and an open circuit still hold it back, and no attempt is added.
+    """Make the next attempt due at once. No attempt is added.
+
+    A pause, an open circuit, a rate limit, a hold and earlier records of its key still hold it back: the answer names
+    them.
 
     FAILURE_IDS are as lists and logs show them; - reads them from stdin, one a line. A filter in their place selects
     all records that fit now: the command shows how many, and asks. If it is interrupted, run it again.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from retryapp.cli._app import load_handlers
-from retryapp.cli._options import app_option, json_option
+from retryapp.cli._options import LENGTH, app_option, json_option
 from retryapp.cli._target import reach
-from retryapp.cli.console import ExitCode, emit
+from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.cli.plan import plan_facts, planned
+from retryapp.engine.handler.handler import Order
 from retryapp.kafka import PlanOptions, ensure_topics, grow_topics, plan_topics
+from retryapp.kafka.behind import Behind, wait_for_old
 
 if TYPE_CHECKING:
     from retryapp.retries import Retries
@@ -53,18 +56,50 @@ def create(*, application: Retries, options: PlanOptions, as_json: bool) -> Exit
 
 @command.command()
 @app_option(required=True)
+@click.option(
+    "--wait",
+    "wait_ms",
+    type=LENGTH,
+    default="30s",
+    show_default=True,
+    help="With an order: how long to wait for what came before the command.",
+)
+@click.option("--force", is_flag=True, help="With an order: do not wait. Records of a key may pass earlier ones.")
 @json_option
-def grow(*, app_spec: str, as_json: bool) -> ExitCode:
+def grow(*, app_spec: str, wait_ms: int, force: bool, as_json: bool) -> ExitCode:
     """Give an application's topics as many partitions as their main topics have. Safe to repeat, while workers run.
 
     Running workers open the new partitions within 30 s.
 
+    With more partitions keys move to others. Where a handler keeps an order, the command waits until all records that
+    came before it have ended; if some have not, nothing grows, and it says how many are unread or wait.
+
     \b
-    Example:
+    Exit codes: 0 all have as many, 1 earlier records have not ended: nothing has grown.
+
+    \b
+    Examples:
       retryapp topics grow -A billing
+      retryapp topics grow -A billing --wait 2h
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     application = load_handlers(app_spec)
-    grown = grow_topics(reach(application.connection), application.topologies, application.plan_options)
+    ordered = [handler.topology for handler in application.handlers if handler.order is not Order.NONE]
+
+    def tell(left: Sequence[Behind]) -> None:
+        stderr_console.print("\n".join(map(_told, left)), markup=False, highlight=False)
+
+    admin = reach(application.connection)
+    left = () if force else wait_for_old(admin.connection, ordered, wait_s=wait_ms / 1000, on_wait=tell)
+    if left:
+        remedy = "Nothing has grown. Wait longer with --wait, or grow with --force and have keys lose their order"
+        emit({"grown": [], "left": [each._asdict() for each in left]}, "\n".join([*map(_told, left), remedy]),
+             as_json=as_json)  # fmt: skip
+        return ExitCode.FINDING
+    grown = grow_topics(admin, application.topologies, application.plan_options)
     text = [f"grown {topic}" for topic in grown] or ["no topic has fewer partitions than its main topic"]
-    emit({"grown": grown}, "\n".join(text), as_json=as_json)
+    emit({"grown": grown, "left": []}, "\n".join(text), as_json=as_json)
     return ExitCode.FINE
+
+
+def _told(left: Behind) -> str:
+    return f"{left.main} keeps an order: {left.unread} unread and {left.waiting} waiting records have to end first"

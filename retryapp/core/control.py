@@ -89,7 +89,7 @@ class Refusal(StrEnum):
     """The main topic was deleted and created again since."""
     TOO_LARGE = "too-large"
     CRASHED = "crashed"
-    """It ended its workers: only with `force`."""
+    """It ended its workers: only singly, with `force`."""
     SUPERSEDED = "superseded"
     """A newer record of its key may have replaced it: only with `force`."""
     JOB_KNOWN = "job-known"

@@ -46,6 +46,8 @@ MOST_JOBS: Final = 8
 """Jobs that go on at once: what is remembered of them is written with every transaction."""
 MOST_ENDED: Final = 5
 """Jobs that are remembered after their end: each transaction writes them. Events have all."""
+MOST_NAMED: Final = 1_000
+"""Letters that a part refuses and says so of each, with an event; the others are counted alone."""
 MOST_PAUSES: Final = 5
 """Pauses that are remembered after their end: deadlines do not count them."""
 MOST_EARLY: Final = 1_000
@@ -141,6 +143,7 @@ class JobPart(BaseModel):
     """Which turns of the rate are this partition's (`core.rates.SharedTurns`): first, after the last, of how many."""
     canary: _Count = 0
     force: bool = False
+    """Also letters that a newer record of their key may have replaced; those that ended their workers never."""
     letters: _Count | None = None
     """How many its preview has counted."""
 
@@ -245,13 +248,15 @@ class Part(BaseModel):
     """What it has to do; None once it is over."""
     by: str = ""
     why: str = ""
+    since_ms: int = 0
+    """When it began, epoch milliseconds; 0: an earlier build has begun it."""
     at: dict[str, int] = Field(default_factory=dict)
     """Next offset by dead-letter topic."""
     looked: int = 0
     """Letters that it has looked at."""
     done: int = 0
     refused: Counter[str] = Field(default_factory=Counter)
-    """Letters that fit and were refused, by `core.control.Refusal`."""
+    """Letters that fit and were refused, by `core.control.Refusal`; of the first `MOST_NAMED` events say which."""
     probed: int = 0
     """How many were done when the last canary began."""
     paused: str = ""

@@ -229,7 +229,7 @@ class Commanded(LifecycleEvent):
     main: str
     partition: Count
     command: str
-    """Id of the command; empty where it could not be read."""
+    """Id of the command; empty where it could not be read, or where there is none."""
     verb: str
     failure_id: str
     """Empty where it could not be read."""
@@ -243,7 +243,8 @@ class Commanded(LifecycleEvent):
     by: str = ""
     why: str = ""
     offset: Count | None = None
-    """Offset of the command on the control topic; None: a part of a job has paused itself, or has ended."""
+    """Offset of the command on the control topic; None: a part of a job has paused itself, has ended, or has refused a
+    letter."""
     job: str = ""
     """Id of the job that it is about; empty: of none."""
     circuit: str = ""

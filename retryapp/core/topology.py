@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from retryapp.core.checks import check_kind
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.errors import (
     DuplicateHandlerError,
     InvalidDurationError,
+    InvalidSettingError,
     InvalidTopicNameError,
     NameClashError,
     PublishCircleError,
@@ -96,6 +98,8 @@ class HandlerTopology:
     """What is due again is published to the main topic."""
     letters_of: str | None = None
     """Main topic of the handler whose dead-letter topic the main topic is: this one handles its dead letters."""
+    letters_from: str | None = None
+    """Group of that handler, if it is another one: the main topic is then the other application's."""
     retry_topics: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """Retry topics, by rising delay; one with ``Tiers.SINGLE``."""
     owned: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -177,6 +181,11 @@ class HandlerTopology:
         return f"{self.prefix}.seen.changelog"
 
     @property
+    def own_letters_of(self) -> str | None:
+        """Main topic of the handler of this group whose dead letters this one handles."""
+        return self.letters_of if self.letters_from is None else None
+
+    @property
     def named(self) -> tuple[str, ...]:
         """All topics that the handler needs: main, ours, and those that it publishes to."""
         return (self.main, *self.owned, *self.publishes)
@@ -202,6 +211,29 @@ class TopicSpec:
 def names_dead_letters(name: object) -> bool:
     """Tell whether a dead-letter topic may have this name after that of the usual one."""
     return isinstance(name, str) and bool(_DEAD_LETTERS.fullmatch(name)) and name not in TAKEN_NAMES
+
+
+def letters_topic(known: Iterable[HandlerTopology], main: str, named: str | None, *, group: str | None) -> str:
+    """Return the dead-letter topic of a handler: of one that is `known`, or of another group's.
+
+    Raises:
+        InvalidSettingError: there is no such handler, or it has no such dead-letter topic.
+        InvalidTopicNameError: with `group`, what follows is no name of a topic.
+    """
+    for name, given in {"topic": main, "group": group or ""}.items():
+        check_kind(name, given, str, "one name, as text")  # callers without type checks pass a list
+    if group is not None:
+        if named is not None and not names_dead_letters(named):
+            raise InvalidSettingError("named", named, "expected a name that a rule may have in dead_letters=")
+        return HandlerTopology(group, main).dlq_named(named)
+    of = next((each for each in known if each.main == main), None)
+    if of is None:
+        problem = f"declare its handler first, with @retries.handler({main!r}, ...); group= names another application's"
+        raise InvalidSettingError("dead_letters", main, problem)
+    if (letters := of.dlq_named(named)) not in of.dlqs:
+        have = ", ".join(of.dlqs) or "none"
+        raise InvalidSettingError("named", named, f"the handler of {main} has no such dead-letter topic; it has {have}")
+    return letters
 
 
 def check_name(name: str) -> None:

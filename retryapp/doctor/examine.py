@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from retryapp.core import marks
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError
@@ -22,6 +22,7 @@ from retryapp.doctor.topics import (
     judge_old_handler,
     judge_plan,
     judge_replicas,
+    judge_unread,
 )
 from retryapp.kafka import (
     KafkaAdmin,
@@ -31,6 +32,7 @@ from retryapp.kafka import (
     Positions,
     TopicState,
     find_handlers,
+    first_ms,
     fold_changelog,
     plan_topics,
     read_topic,
@@ -160,11 +162,33 @@ class _Cluster:
     def _offsets(self) -> Iterator[Finding]:
         mains = {topology.main for topology in self.topologies if topology.main in self.states}
         ranges = {name: self.admin.offsets(name) for name in sorted(mains)}
-        yield from judge_offsets(self.topologies, self._committed(ranges), ranges, self._trace)
+        committed = self._committed(ranges)
+        yield from judge_offsets(self.topologies, committed, ranges, self._trace)
+        for main, kept in ranges.items():
+            unread = {n: range(at, kept[n].stop) for n, at in committed[main].items() if at in kept[n]}
+            yield from self._unread(main, unread)
+
+    def _unread(self, main: str, unread: Mapping[int, range]) -> Iterator[Finding]:
+        retention_ms, now_ms = self.states[main].deletes_after_ms, self.wall_ms()
+        if retention_ms is None or not unread:
+            return
+        young = self._positions().at_time([(main, number) for number in unread], now_ms - retention_ms // 2)
+        ages_ms = {}
+        for number, offsets in unread.items():
+            at = young[main, number]
+            place = main, number, offsets.start, offsets.stop if at is None else at
+            if (since_ms := first_ms(self.subject.connection, *place)) is not None:
+                ages_ms[number] = max(0, now_ms - since_ms)
+        if ages_ms:
+            yield judge_unread(main, ages_ms, retention_ms)
+
+    def _positions(self) -> Positions:
+        subject = self.subject
+        return Positions(subject.connection, timeout_s=subject.timeout_s, transaction_s=subject.timeout_s)
 
     def _committed(self, ranges: Mapping[str, Mapping[int, range]]) -> dict[str, dict[int, int]]:
         subject, places = self.subject, [(topic, number) for topic, kept in ranges.items() for number in kept]
-        positions = Positions(subject.connection, timeout_s=subject.timeout_s, transaction_s=subject.timeout_s)
+        positions = self._positions()
         committed: dict[str, dict[int, int]] = {topic: {} for topic in ranges}
         if places:
             for (topic, number), offset in positions.group_offsets(subject.group, places).items():
@@ -189,9 +213,6 @@ class _Cluster:
             if topology.pending_changelog in self.states:
                 known = remembered(self.subject.connection, topology)
                 paused = {number: each.paused for number, each in known.items() if each.paused is not None}
-                main = self.states.get(topology.main)  # None: somebody has deleted it, which the plan has reported
-                retention_ms = None if main is None else main.deletes_after_ms
-                times: Any = {"retention_ms": retention_ms, "now_ms": self.wall_ms()}
                 levels = [(paused, "handler resume")] * bool(paused)
                 for name in sorted({name for each in known.values() for name in each.forced_open}):
                     forced = {
@@ -199,7 +220,7 @@ class _Cluster:
                     }
                     levels.append((forced, f"outage close --circuit {name}" if name else "outage close"))
                 for some, ends in levels:
-                    yield judge_level(topology.main, some, ends, **times)
+                    yield judge_level(topology.main, some, ends, now_ms=self.wall_ms())
 
     def _leftovers(self) -> Iterator[Finding]:
         names, mains = self.admin.topic_names(), {topology.main for topology in self.topologies}

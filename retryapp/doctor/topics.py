@@ -60,21 +60,29 @@ def judge_main_retention(
         )
 
 
-def judge_level(main: str, levels: Mapping[int, Level], ends: str, *, retention_ms: int | None, now_ms: int) -> Finding:
-    """Report what somebody has set, a pause or a forced outage, and what `ends` it.
-
-    It is a problem once half of the main topic's retention is over.
-    """
+def judge_level(main: str, levels: Mapping[int, Level], ends: str, *, now_ms: int) -> Finding:
+    """Report what somebody has set, a pause or a forced outage, and what `ends` it."""
     first = min(levels.values(), key=lambda each: each.since_ms)
     for_ms = max(0, now_ms - first.since_ms)
-    kept = "" if retention_ms is None else f"; the topic deletes records after {_length(retention_ms)}"
-    told = problem if retention_ms is not None and retention_ms < 2 * for_ms else warning
-    return told(
+    return warning(
         f"handler of {main}",
         f"{first.text}, for {_length(for_ms)}, {counted(len(levels), 'partition')}",
         expected="deliveries",
-        why=f"nothing is delivered{kept}",
+        why="nothing is delivered",
         remedy=f"Have it go on: retryapp {ends} --topic {main}",
+    )
+
+
+def judge_unread(main: str, ages_ms: Mapping[int, int], retention_ms: int) -> Finding:
+    """Report partitions with an unread record that retention deletes before long, whatever holds it back."""
+    return problem(
+        f"unread records of {main}",
+        f"the oldest is {_length(max(ages_ms.values()))} old, in partition {numbers(sorted(ages_ms))}",
+        expected=f"all read within {_length(retention_ms // 2)}, half of its retention.ms",
+        why=f"the topic deletes records after {_length(retention_ms)}, read or not",
+        remedy="See what holds them back: a pause, an outage, a stopped sequence ('retryapp pending list'), a lane"
+        " that is closed, too few workers. For more time, raise it: kafka-configs.sh --alter "
+        f"--topic {main} --add-config retention.ms=...",
     )
 
 

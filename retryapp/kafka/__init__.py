@@ -6,7 +6,7 @@ from retryapp.kafka.discovery import GroupMissingError, find_handlers, with_dead
 from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaRequestError
 from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, ensure_topics, grow_topics, plan_topics
 from retryapp.kafka.positions import Positions
-from retryapp.kafka.reader import fold_changelog, read_offsets, read_record, read_topic
+from retryapp.kafka.reader import first_ms, fold_changelog, read_offsets, read_record, read_topic
 
 __all__ = [
     "AccessDeniedError",
@@ -24,6 +24,7 @@ __all__ = [
     "TopicState",
     "ensure_topics",
     "find_handlers",
+    "first_ms",
     "fold_changelog",
     "grow_topics",
     "plan_topics",

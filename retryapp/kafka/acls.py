@@ -76,8 +76,10 @@ def needed_acls(
     create = {"Create": "the application creates it when it is missing"} if create_main else {}
     acls = list(_acls(Resource.TOPIC, f"{group}.", prefixed, _OURS))
     through = {topology.main for topology in topologies if topology.through_main}
-    for main in sorted({topology.main for topology in topologies if topology.letters_of is None}):
-        acls += _acls(Resource.TOPIC, main, literal, {**create, **_MAIN, **(_THROUGH_MAIN if main in through else {})})
+    others = {topology.main for topology in topologies if topology.letters_from is not None}
+    for main in sorted({topology.main for topology in topologies if topology.own_letters_of is None}):
+        first = {} if main in others else create
+        acls += _acls(Resource.TOPIC, main, literal, {**first, **_MAIN, **(_THROUGH_MAIN if main in through else {})})
     declared = [topic for topology in topologies for topic in topology.publishes]
     for topic in sorted({*declared, *publishes}):
         acls += _acls(Resource.TOPIC, topic, literal, _PUBLISHED, optional="DescribeConfigs")

@@ -29,10 +29,12 @@ def send_commands(
     *,
     wait_s: float = WAIT_S,
     outcomes: dict[str, Commanded] | None = None,
+    places: dict[str, tuple[int, int]] | None = None,
 ) -> Mapping[str, Commanded]:
     """Send commands about records of one handler, and wait for their outcomes; blocks.
 
-    `outcomes` gets each as it comes, so it has them also if this raises.
+    `outcomes` gets each as it comes, so it has them also if this raises. `places` gets partition and offset of each
+    command on the control topic, by its id (`lookup.outcomes`), where the broker says them.
 
     Returns:
         The outcome of each command, by its id. One that is missing is queued: no worker has its partition now. After
@@ -43,15 +45,20 @@ def send_commands(
         TopicMissingError: the group has no control topic: no worker of this version has started yet.
         BrokerUnreachableError: no broker answered; some of the commands may have been sent.
     """
-    places = {command.id: parse_failure_id(command.failure_id)[1].partition for command in commands}
-    records = [command.to_record(topology.control, places[command.id]) for command in commands]
-    partitions = sorted(set(places.values()))
+    numbers = {command.id: parse_failure_id(command.failure_id)[1].partition for command in commands}
+    records = [command.to_record(topology.control, numbers[command.id]) for command in commands]
+    partitions = sorted(set(numbers.values()))
 
     def write() -> None:
-        write_records(connection, topology.control, records)
+        offsets = write_records(connection, topology.control, records)
+        if places is not None:
+            for command, offset in zip(commands, offsets, strict=True):
+                if offset is not None:
+                    places[command.id] = numbers[command.id], offset
 
     outcomes = {} if outcomes is None else outcomes
-    for _, event in _told(connection, topology, partitions, write, {(places[name], name) for name in places}, wait_s):
+    wanted = {(number, name) for name, number in numbers.items()}
+    for _, event in _told(connection, topology, partitions, write, wanted, wait_s):
         outcomes[event.command] = event
     return outcomes
 

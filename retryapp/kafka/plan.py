@@ -128,8 +128,7 @@ class Plan:
         """Raise the named error of the first step that cannot be carried out; return when there is none."""
         for step in self.refused:
             if step.action is Action.MISSING:
-                remedy = step.why["partitions"] if step.role == PUBLISHED_ROLE else missing_remedy(step.topic)
-                raise TopicMissingError(step.topic, self.bootstrap, remedy)
+                raise TopicMissingError(step.topic, self.bootstrap, step.why["partitions"])
             for found in step.problems:
                 if found.setting == OWNER:
                     refusal = OwnerUnknownError if found.have == UNMARKED else OwnerMismatchError
@@ -139,9 +138,11 @@ class Plan:
                 )
 
 
-def missing_remedy(topic: str) -> str:
+def missing_remedy(topology: HandlerTopology) -> str:
+    if topology.letters_from is not None:
+        return f"A worker of group {topology.letters_from} makes it: start one, or correct the name"
     return (
-        f"Create it (kafka-topics.sh --create --topic {topic} --partitions N, or "
+        f"Create it (kafka-topics.sh --create --topic {topology.main} --partitions N, or "
         f"'retryapp topics create -A module:app --create-main N'), or correct the name"
     )
 
@@ -197,10 +198,11 @@ def plan_handler(
 
     Ours cannot be planned while the main topic is missing.
     """
-    main = states.get(topology.letters_of or topology.main)
-    partitions = main.partitions if main is not None else options.create_main_partitions
+    main = states.get(topology.own_letters_of or topology.main)
+    created = options.create_main_partitions if topology.letters_from is None else None
+    partitions = created if main is None else main.partitions
     main_config, room = {} if main is None else main.config, 0
-    if topology.letters_of is None:
+    if topology.own_letters_of is None:
         yield _main_step(topology, main, partitions)
     elif (letters := states.get(topology.main)) is not None:
         partitions, main_config = max(partitions or 1, letters.partitions), letters.config
@@ -231,7 +233,7 @@ def _main_step(topology: HandlerTopology, main: TopicState | None, partitions: i
     elif partitions is not None:
         action, why = Action.CREATE, {"partitions": "as asked for", "replication": "the broker's default"}
     else:
-        action, why = Action.MISSING, {"partitions": missing_remedy(topology.main)}
+        action, why = Action.MISSING, {"partitions": missing_remedy(topology)}
     return PlanStep(
         topic=topology.main,
         role=MAIN_ROLE,

@@ -115,6 +115,17 @@ def read_record(connection: KafkaConnection, topic: str, partition: int, offset:
     return next((record for record in found if record.offset == offset), None)
 
 
+def first_ms(connection: KafkaConnection, topic: str, partition: int, start: int, stop: int) -> int | None:
+    """Return the timestamp of the first committed record between two offsets; None: there is none.
+
+    The end of a transaction has an offset, too, and is no record.
+    """
+    if start >= stop:
+        return None
+    found = read_offsets(connection, topic, partitions=[partition], start={partition: start}, stop={partition: stop})
+    return next((timestamp_ms for _, _, timestamp_ms, _ in found), None)
+
+
 def fold_changelog(
     connection: KafkaConnection,
     topic: str,

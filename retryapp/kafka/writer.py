@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -35,8 +36,11 @@ def produce(producer: Producer, topic: str, value: bytes | None, key: bytes | No
             return
 
 
-def write_records(connection: KafkaConnection, topic: str, records: Iterable[Outgoing]) -> None:
+def write_records(connection: KafkaConnection, topic: str, records: Iterable[Outgoing]) -> list[int | None]:
     """Append records to a topic, those of a partition in order; return once all are durable.
+
+    Returns:
+        Their offsets; None: the broker has not said, because an earlier answer was lost.
 
     Raises:
         BrokerUnreachableError: no broker answered in time; some of the records may be there.
@@ -44,10 +48,13 @@ def write_records(connection: KafkaConnection, topic: str, records: Iterable[Out
         AccessDeniedError: we may not write there.
     """
     failures: list[KafkaError] = []
+    offsets: list[int | None] = []
 
-    def delivered(error: KafkaError | None, _: Message) -> None:
+    def delivered(number: int, error: KafkaError | None, message: Message) -> None:
         if error is not None:
             failures.append(error)
+        elif (offset := message.offset()) is not None and offset >= 0:
+            offsets[number] = offset
 
     producer = connection.client(
         Producer,
@@ -56,15 +63,18 @@ def write_records(connection: KafkaConnection, topic: str, records: Iterable[Out
         allow_auto_create_topics=False,
         delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
     )
-    for record in records:
+    for number, record in enumerate(records):
         if failures:  # known early only where the queue was full
             break
-        produce(producer, topic, record.value, record.key, partition=record.partition, on_delivery=delivered)
+        offsets.append(None)
+        told = partial(delivered, number)
+        produce(producer, topic, record.value, record.key, partition=record.partition, on_delivery=told)
     unsent = producer.flush(WRITE_TIMEOUT_S + 1)
     if failures or unsent:
         error = KafkaException(failures[0] if failures else KafkaError(KafkaError.REQUEST_TIMED_OUT))
         doing = f"write to topic {topic}"
         raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from error
+    return offsets
 
 
 def write_together(connection: KafkaConnection, topic: str, records: Sequence[Outgoing]) -> None:

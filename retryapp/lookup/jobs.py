@@ -1,16 +1,19 @@
-"""Jobs: how one is begun and steered, and how far each part is."""
+"""Jobs: how one is begun and steered, how far each part is, and which letters it has refused."""
 
 from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, NamedTuple, TypedDict, Unpack
 
 from retryapp.core.control import Refusal, Verb
+from retryapp.core.errors import DamagedEventError
 from retryapp.core.jobs import (
     CANARY,
+    MOST_NAMED,
     HandlerCommand,
     HandlerVerb,
     JobCommand,
@@ -20,13 +23,17 @@ from retryapp.core.jobs import (
     Part,
     shared,
 )
-from retryapp.core.lifecycle import Commanded
+from retryapp.core.lifecycle import Commanded, decode_event
 from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection
+from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, read_topic
 from retryapp.kafka.commands import send_to_all
 from retryapp.kafka.remembered import remembered
 from retryapp.lookup.previews import Scope
+
+_SKEW_MS: Final = 60_000
+"""How far a worker's clock may be ahead of the broker's."""
+_TELL_EVERY: Final = 500
 
 Told = Mapping[int, Commanded | None]
 """What partitions say of a command; None: no worker has the partition now."""
@@ -158,3 +165,51 @@ def summed(parts: Mapping[int, Part]) -> Part:
     whole.state = min((part.state for part in parts.values()), key=lambda state: order.index(state))
     whole.paused = "; ".join(dict.fromkeys(part.paused for part in parts.values() if part.paused))
     return whole
+
+
+class Refused(NamedTuple):
+    """Letters that a job has refused: partition, failure id (None of a damaged one), word and sentence of each."""
+
+    letters: list[dict[str, Any]]
+    complete: bool
+    """Whether all events were looked at; each part has some for its first `core.jobs.MOST_NAMED`."""
+
+
+def read_refused(
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    job: str,
+    parts: Mapping[int, Part],
+    go_on: Callable[[], bool] = lambda: True,
+    *,
+    most: int | None = None,
+) -> Refused:
+    """Read which letters a job has refused, from the events since it began; blocks.
+
+    `parts` are of `parts_of`; `go_on` ends it with False, and so do `most` letters.
+
+    Raises:
+        BrokerUnreachableError: no broker answered.
+    """
+    letters = list[dict[str, Any]]()
+    named = {number: min(MOST_NAMED, part.refused.total()) for number, part in parts.items() if part.refused}
+    total = sum(named.values())
+    since_ms = max(0, min(part.since_ms for part in parts.values()) - _SKEW_MS)
+    found = Positions(connection).at_time([(topology.events, number) for number in named], since_ms)
+    starts = {number: offset for (_, number), offset in found.items() if offset is not None}
+    if not starts:
+        return Refused(letters, complete=True)
+    events = read_topic(connection, topology.events, partitions=list(starts), start=starts)
+    for looked, record in enumerate(events, 1):
+        if len(letters) == most or (looked % _TELL_EVERY == 0 and not go_on()):
+            return Refused(letters, complete=False)
+        if job.encode() not in (record.value or b""):
+            continue
+        with suppress(DamagedEventError):  # of a newer worker
+            event = decode_event(record.value or b"")
+            if isinstance(event, Commanded) and event.job == job and event.refused and not event.command:
+                facts = {"failure_id": event.failure_id or None, "refused": event.refused, "text": event.text}
+                letters.append({"partition": record.partition, **facts})
+                if len(letters) == total:
+                    break
+    return Refused(sorted(letters, key=lambda letter: int(letter["partition"])), complete=True)

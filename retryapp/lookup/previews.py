@@ -16,7 +16,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from retryapp.core.causes import cause_id, cause_name
-from retryapp.core.control import LetterMark, MarkKind, Verb, is_mark, mark_of
+from retryapp.core.classify import DeadReason
+from retryapp.core.control import LetterMark, MarkKind, Refusal, Verb, is_mark, mark_of
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import LetterFilter
@@ -50,7 +51,7 @@ class Preview:
     fitting: Counter[int] = field(default_factory=Counter)
     """Letters that it would take, by partition."""
     done: Counter[str] = field(default_factory=Counter)
-    """Letters that fit, and that it would refuse, by what became of them (`core.control.MarkKind`)."""
+    """Letters that fit, and that it would refuse, by what became of them (`core.control.MarkKind`), or `crashed`."""
     causes: Counter[str] = field(default_factory=Counter)
     """Letters that it would take, by the id of their cause."""
     names: dict[str, str] = field(default_factory=dict)
@@ -109,6 +110,7 @@ class _Count:
     def __init__(self, verb: Verb, wanted: LetterFilter) -> None:
         self.found = Preview()
         self._wanted = wanted
+        self._replays = verb is Verb.REPLAY
         self._able = MarkKind.DISCARDED if verb is Verb.RESTORE else None
         """The state of letters that the job takes; None: open."""
         self._letters: dict[tuple[str, int], _Letters] = {}
@@ -142,7 +144,8 @@ class _Count:
         letters = self._letters.setdefault((record.topic, record.partition), _Letters())
         letters.offsets.append(record.offset)
         letters.causes.append(self._causes[cause])
-        letters.states.append(_STATES.index(None))
+        crashed = self._replays and metadata.reason == DeadReason.CRASHED
+        letters.states.append(_CRASHED if crashed else _STATES.index(None))
         self._move(letters, -1, 1, (record.topic, record.partition, record.offset), metadata.failure_id)
 
     def _mark(self, topic: str, partition: int, mark: LetterMark) -> None:
@@ -152,7 +155,8 @@ class _Count:
             return  # of one that does not fit
         place = topic, partition, mark.letter
         self._move(letters, at, -1, place, mark.failure_id)
-        letters.states[at] = _STATES.index(None if mark.mark is MarkKind.RESTORED else mark.mark)
+        state = _STATES.index(None if mark.mark is MarkKind.RESTORED else mark.mark)
+        letters.states[at] = state + (_CRASHED if letters.states[at] >= _CRASHED else 0)
         self._move(letters, at, 1, place, mark.failure_id)
 
     def _move(self, letters: _Letters, at: int, by: int, place: tuple[str, int, int], name: str) -> None:
@@ -169,7 +173,10 @@ class _Count:
             found.samples[place] = name
 
 
-_STATES: Final = (None, MarkKind.REPLAYED, MarkKind.RECOVERED, MarkKind.DISCARDED)
+_MARKED: Final = (MarkKind.REPLAYED, MarkKind.RECOVERED, MarkKind.DISCARDED)
+_STATES: Final = (None, *_MARKED, Refusal.CRASHED, *_MARKED)
+_CRASHED: Final = _STATES.index(Refusal.CRASHED)
+"""From here on: of letters that a replay refuses while they are open."""
 
 
 def preview(

@@ -31,6 +31,7 @@ from retryapp.ports.tables import DeadLetterTable, DeadRow, PendingTable, SeenTa
 from retryapp.ports.view import (
     PAGES_PREFIX,
     Activity,
+    CauseTrends,
     CircuitInfo,
     DeadEntry,
     HandlerInfo,
@@ -43,6 +44,7 @@ __all__ = [
     "PAGES_PREFIX",
     "Acks",
     "Activity",
+    "CauseTrends",
     "CircuitInfo",
     "Clock",
     "Committed",

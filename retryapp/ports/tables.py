@@ -55,6 +55,10 @@ class PendingTable(LocalTable, Protocol):
     def find(self, identity: bytes) -> bytes | None:
         """Return the key of a record's row, or None."""
 
+    @property
+    def newest(self) -> int:
+        """No row is of a record of the main topic behind this offset; -1: there was none."""
+
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         """Return at most `limit` rows with a key after `after`, in due order: their queues do not count."""
 

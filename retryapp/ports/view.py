@@ -52,6 +52,19 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CauseTrends:
+    """How many deliveries of a handler failed on one worker, by cause id: in the last minutes, and in those before."""
+
+    lately_s: float
+    """Length of the last minutes; less just after a start."""
+    before_s: float
+    """The same of those before; 0: the worker is younger."""
+    lately: Mapping[str, int] = field(default_factory=dict)
+    """`OTHER_CAUSE`: failures of further causes, which are not told apart."""
+    before: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitInfo:
     """A circuit of a partition."""
 
@@ -120,6 +133,8 @@ class PartitionLag:
     """The group's committed offset on the main topic; None before the first commit."""
     main: int
     """First deliveries to come: main topic."""
+    expiring: bool = False
+    """Unread records are older than half of what the main topic's retention keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

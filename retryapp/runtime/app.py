@@ -1,8 +1,8 @@
 """Wires a Faust app: topics, transport, agents, lanes, tables.
 
 The sensor starts first and stops last of all services. Lanes open once a rebalance is over
-(`engine.worker.ownership`); after a revoke or SIGTERM handlers get `drain` (`grace`) to finish, then lanes commit what
-is done and close.
+(`engine.worker.ownership`); after a revoke or SIGTERM handlers get `drain` (`grace`) to finish, and others go on for
+half of that at most; then lanes commit what is done and close.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.ownership import Ownership
 from retryapp.engine.worker.placement import Membership, Placer, Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan
-from retryapp.ports import Event, Observation, TopicPartition
+from retryapp.ports import Event, Observation, PartitionLag, TopicPartition
 from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
 from retryapp.runtime.clients.security import addresses, admin_connection, client_options
@@ -138,7 +138,7 @@ class Runtime(Ownership):
         """The same of what waits."""
         self.scrape: Callable[[], Awaitable[bytes]]
         """Returns the metrics as text."""
-        self.lags: Mapping[str, int] = {}
+        self.lags: Mapping[str, Sequence[PartitionLag]] = {}
         """Lag of the partitions here at this scrape, by main topic; without those that are not known."""
         self.topics = KafkaDestinations(lambda: self.connection)
         self.metrics = MetricsObserver(
@@ -274,6 +274,7 @@ class Runtime(Ownership):
         """Start pools and the shared reader; called by the sensor."""
         if not self.served:
             return
+        self._stopping = False
         await asyncio.to_thread(self.prepare)
         for handler in logging.getLogger().handlers:
             if not isinstance(handler.formatter, FactsFormatter | JsonFormatter):
@@ -389,16 +390,14 @@ class Runtime(Ownership):
     async def _end_hung(self, handler: Handler) -> None:
         """End this process, as hung threads end with it only, after a hand-over like that of a stop."""
         why = f"Handler {handler.name} for {handler.main} is blocked for {HUNG_S:g} s: {handler.orphans.problem}"
-        self.assigned = False
         try:
-            await self.suspend(self.options.grace_ms / 1000)
+            await self.leave(self.options.grace_ms / 1000)
         except Exception:  # the process ends all the same
             logger.exception("The partitions could not be handed over")
         end_process(why)
 
     async def _on_before_shutdown(self, _app: Any, **_kwargs: Any) -> None:
-        self.assigned = False  # no partition is placed any more
-        await self.suspend(self.options.grace_ms / 1000)
+        await self.leave(self.options.grace_ms / 1000)
 
     def rebalance_begins(self) -> float:
         """Note that a rebalance begins, perhaps within another; return the monotonic time."""

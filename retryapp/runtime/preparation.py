@@ -111,6 +111,7 @@ def _learn(served: Served, plan: Plan) -> None:
     served.partitions = served.known = served.complete = main.partitions
     served.topic_id = short_topic_id(main.topic_id)
     served.kept_ms = kept_ms(main.config)
+    served.deletes_after_ms = main.deletes_after_ms
     served.changelog_id = plan.states[topology.pending_changelog].topic_id
     served.control_id = plan.states[topology.control].topic_id
     served.dlq_ids = {name: plan.states[name].topic_id for name in topology.dlqs}

@@ -92,7 +92,7 @@ def lane_place(app: faust.App, served: Served, engine: PartitionEngine) -> LaneP
         store_dir=Path(app.conf.datadir) / "retryapp" / topology.prefix,
         start_at_end=app.conf.consumer_auto_offset_reset == "latest"
         and partition < served.known
-        and topology.letters_of is None,  # another lane may write letters before this one opens
+        and topology.own_letters_of is None,  # another lane may write letters before this one opens
     )
 
 

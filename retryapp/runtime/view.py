@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar, cast
 
 from aiokafka import TopicPartition as ClientTopicPartition
 from aiokafka.errors import KafkaError
@@ -30,6 +30,7 @@ from retryapp.engine.worker.placement import Placed
 from retryapp.kafka import KafkaConnection, read_record, read_topic
 from retryapp.ports import (
     Activity,
+    CauseTrends,
     CircuitInfo,
     DeadEntry,
     HandlerInfo,
@@ -42,6 +43,7 @@ from retryapp.ports import (
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.lanes import LaneWatch
 from retryapp.runtime.observe.observers import CombinedObserver
+from retryapp.runtime.observe.trends import CauseWatch
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 
 LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
@@ -58,10 +60,10 @@ class RuntimeView:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._lanes = LaneWatch(runtime.clock)
+        self._lanes, self._trends = LaneWatch(runtime.clock), CauseWatch(runtime.clock)
         self._known: dict[tuple[str, int], PartitionInfo] = {}
         """Last known numbers of each partition that this worker has, or had until a rebalance began."""
-        runtime.observer = CombinedObserver(runtime.observer, self._lanes)
+        runtime.observer = CombinedObserver(runtime.observer, self._lanes, self._trends)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
         runtime.causes = lambda main: summed(chain.from_iterable(self.causes(main).values()))
         runtime.waiting = lambda main: summed(chain.from_iterable(self.waiting_causes(main).values()))
@@ -99,7 +101,7 @@ class RuntimeView:
             raise self._unreachable(silence)
         try:
             async with asyncio.timeout(LAG_TIMEOUT_S):
-                offsets = await self._offsets([ClientTopicPartition(main, number) for number in here])
+                offsets = await self._offsets(main, [ClientTopicPartition(main, number) for number in here])
         except TimeoutError as exc:
             raise self._unreachable(f"offsets did not come within {LAG_TIMEOUT_S:g} s") from exc
         except (KafkaError, RuntimeError) as exc:  # RuntimeError: the consumer has ended meanwhile
@@ -209,6 +211,10 @@ class RuntimeView:
         """Return what ended here lately; None before the worker has begun."""
         return self._runtime.recent.of(main)
 
+    def trends(self, main: str) -> CauseTrends | None:
+        """Return how many deliveries have failed here lately, by cause."""
+        return self._trends.of(main)
+
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:
         """Read one record from Kafka; None when it is no longer there."""
         return await asyncio.to_thread(read_record, self._runtime.connection, topic, partition, offset)
@@ -253,15 +259,14 @@ class RuntimeView:
         """Return the metrics in the Prometheus text format, with the lag of the main topics if a broker answers."""
         mains = list(self._runtime.served)
         lags = zip(mains, await asyncio.gather(*map(self._lag, mains)), strict=True)
-        self._runtime.lags = {main: lag for main, lag in lags if lag is not None}
+        self._runtime.lags = {main: lag for main, lag in lags if lag}
         return self._runtime.metrics.text()
 
-    async def _lag(self, main: str) -> int | None:
+    async def _lag(self, main: str) -> Sequence[PartitionLag]:
         try:
-            lags = await self.lags(main)
+            return await self.lags(main)
         except BrokerUnreachableError:
-            return None
-        return sum(lag.main for lag in lags) if lags else None
+            return ()
 
     def _max_attempts(self, main: str) -> int | None:
         return self._runtime.served[main].handler.policy.max_attempts
@@ -344,19 +349,24 @@ class RuntimeView:
             self._known[place] = replace(known, as_of_ms=at_ms)
         return known
 
-    async def _offsets(self, client_tps: Sequence[ClientTopicPartition]) -> tuple[Any, Any, Any]:
-        placed = self._runtime.placed
+    async def _offsets(self, main: str, client_tps: Sequence[ClientTopicPartition]) -> _Offsets:
+        placed, retention_ms = self._runtime.placed, self._runtime.served[main].deletes_after_ms
         moving = [tp for tp in client_tps if placed[tp.topic, tp.partition].lane.state is LaneState.OPEN]
 
-        async def ask(client: Any) -> tuple[Any, Any, Any]:
+        async def ask(client: Any) -> _Offsets:
             # the public call for committed offsets asks for one partition at a time
             committed = await client._coordinator.fetch_committed_offsets(client_tps)  # noqa: SLF001
             ends = await client.end_offsets(client_tps)  # of committed records: the consumer reads no others
             mine = client.assignment()
             positions = {tp: await client.position(tp) for tp in moving if tp in mine}  # others may have none yet
-            return {tp: at.offset for tp, at in committed.items() if at.offset >= 0}, ends, positions
+            young: dict[ClientTopicPartition, int] = {}
+            if retention_ms is not None:
+                half_ms = self._runtime.clock.wall_ms() - retention_ms // 2
+                first = await client.offsets_for_times(dict.fromkeys(client_tps, half_ms))
+                young = {tp: ends[tp] if at is None else at.offset for tp, at in first.items()}
+            return _Offsets({tp: at.offset for tp, at in committed.items() if at.offset >= 0}, ends, positions, young)
 
-        found: tuple[Any, Any, Any] = await self._runtime.consumer.in_thread(ask)
+        found: _Offsets = await self._runtime.consumer.in_thread(ask)
         return found
 
     def _unreachable(self, problem: str) -> BrokerUnreachableError:
@@ -394,15 +404,27 @@ def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int, most:
         after = rows[-1][0]
 
 
-def _lag(runtime: Runtime, main: str, number: int, offsets: tuple[Any, Any, Any]) -> PartitionLag:
-    committed, ends, positions = offsets
+class _Offsets(NamedTuple):
+    """What the broker says of partitions of a main topic, by partition."""
+
+    committed: Mapping[ClientTopicPartition, int]
+    ends: Mapping[ClientTopicPartition, int]
+    positions: Mapping[ClientTopicPartition, int]
+    young: Mapping[ClientTopicPartition, int]
+    """The first offset whose record is younger than half of the topic's retention; empty where it keeps all."""
+
+
+def _lag(runtime: Runtime, main: str, number: int, offsets: _Offsets) -> PartitionLag:
+    committed, ends, positions, young = offsets
     tp, placed = TopicPartition(main, number), runtime.placed.get((main, number))
     client_tp = ClientTopicPartition(*tp)
     end, at = int(ends.get(client_tp, 0)), committed.get(client_tp)
     is_open = placed is not None and placed.lane.state is LaneState.OPEN
     idle = placed is not None and not placed.engine.in_flight and placed.lane.refusal is None
     done = is_open and idle and not runtime.intake.waiting(tp) and positions.get(client_tp, -1) >= end
-    return PartitionLag(partition=number, committed=at, main=0 if done else max(0, end - int(at or 0)))
+    lag = 0 if done else max(0, end - int(at or 0))
+    expiring = bool(lag) and at is not None and at < young.get(client_tp, 0)
+    return PartitionLag(partition=number, committed=at, main=lag, expiring=expiring)
 
 
 def _dead(placed: Placed) -> Mapping[str, RocksDeadLetterTable]:

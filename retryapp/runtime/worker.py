@@ -85,6 +85,15 @@ class RetryWorker(Worker):
                 raise SystemExit(130) from None
         super().execute_from_commandline()
 
+    async def stop(self) -> None:
+        """Stop; on a signal hand the partitions over before Faust stops to fetch for those that go on meanwhile."""
+        runtime = runtime_of(self.app)
+        try:
+            if runtime is not None and self._signal_stop_time is not None:
+                await runtime.leave(runtime.options.grace_ms / 1000)
+        finally:
+            await super().stop()
+
     def stop_and_shutdown(self) -> None:
         """Stop; if the group does not take this worker, say why: the client library gives up."""
         try:

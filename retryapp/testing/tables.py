@@ -114,6 +114,11 @@ class MemoryPendingTable(_Stored, PendingTable):
     def find(self, identity: bytes) -> bytes | None:
         return next((key for key in self.rows if key[IDENTITY_AT:] == identity), None)
 
+    @property
+    @override
+    def newest(self) -> int:
+        return max((parse_row_key(key).origin_offset for key in self.rows), default=-1)
+
     @override
     def page(self, after: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
         keys = sorted((key for key in self.rows if after is None or due_order(key) > due_order(after)), key=due_order)

@@ -1,4 +1,4 @@
-"""What changes records through the pages: one command at a time, sent as `retryapp` sends it, by an operator."""
+"""What changes records through the pages: commands, of one record or some, sent as `retryapp` sends them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import json
 import secrets
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 from urllib.parse import parse_qs
 
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, Verb, named_by
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import DamagedMetadataError, InvalidDurationError
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import parse_failure_id
 from retryapp.kafka.commands import send_commands
 from retryapp.lookup.instants import parse_instant
@@ -24,6 +25,7 @@ from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
 from retryapp.web.access import COOKIE, Person, refuse_other_sites
 from retryapp.web.errors import PageError
+from retryapp.web.outcomes import address_of, outcome_facts
 from retryapp.web.page import Page, is_browser
 from retryapp.web.turns import Turns
 
@@ -31,8 +33,17 @@ MAX_BODY_BYTES: Final = 16_384
 MOST_AT_ONCE: Final = 4
 """Commands of one worker's pages that wait for an answer."""
 WAIT_S: Final = 10.0
-_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force", "edit", "value", "idempotency")
-"""The last two are those of a form in place of `edit`."""
+_OF_FORM: Final = ("value", "key", "headers", "drop", "idempotency")
+"""Fields of a form in place of `edit`; empty: as it was. `headers`: ``name=text`` a line; `drop`: names, one a line."""
+_FIELDS: Final = ("verb", "failure_id", "state", "why", "at", "for", "force", "edit", *_OF_FORM)
+Places = dict[str, tuple[int, int]]
+"""Partition and offset of commands on the control topic, by their ids."""
+MOST_CHOSEN: Final = 50
+"""Records of a selection; more are a job."""
+CHOSEN: Final = "failure_ids"
+"""The one field that a form sends several times."""
+_Names: Final = TypeAdapter(Annotated[list[str], Field(min_length=1, max_length=MOST_CHOSEN)])
+_MOST_FIELDS: Final = 600
 _OF_ONE_BUTTON: Final = {"at": "reschedule", "for": "hold"}
 """Fields of a form with several buttons that belong to one of them."""
 
@@ -65,21 +76,51 @@ class CommandPage(Action):
         command = _command(sent, person.name, main, self.answers.now_ms())
         if command.edit is not None and command.edit.is_masked(self.answers.mask):
             raise PageError(400, "masked", "the edit has *** where something is masked", "Send what it replaces")
-        send = partial(self.answers.view.on_topics, main, send_commands, [command], wait_s=WAIT_S)
+        places: Places = {}
+        send = partial(self.answers.view.on_topics, main, send_commands, [command], wait_s=WAIT_S, places=places)
         told = (await self.turns.take(send)).get(command.id)
-        outcome = "queued" if told is None else "done" if told.refused is None else "refused"
-        queued = "no worker has its partition now; the command waits 15 minutes for one"
-        facts: Facts = {
-            "main": main,
-            "verb": str(command.verb),
-            "failure_id": command.failure_id,
-            "command": command.id,
-            "outcome": outcome,
-            "refused": told and told.refused,
-            "text": queued if told is None else told.text,
-        }
+        facts: Facts = {"main": main, "verb": str(command.verb), **_outcome(main, command, told, places)}
         status = 202 if told is None else 200
         return await self.show(request, person, "outcome.html", facts, as_json=not is_browser(request), status=status)
+
+
+class SelectionPage(Action):
+    """Replays or discards the chosen dead letters, each by a command of its own, for one reason."""
+
+    most_bytes: ClassVar[int] = 65_536
+
+    @override
+    async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
+        main = self.answers.get_handler_or_404(request.match_info["main"]).main
+        try:
+            names = _Names.validate_json(sent.get(CHOSEN, "[]"))
+        except ValidationError as error:
+            hint = "For more, filter the list and begin a job"
+            raise PageError(400, "bad-command", f"choose 1 to {MOST_CHOSEN} dead letters", hint) from error
+        verb, more = sent.get("verb"), {name: value for name, value in sent.items() if name != CHOSEN}
+        if verb not in (Verb.REPLAY, Verb.DISCARD) or not sent.get("why", "").strip() or {*more} > {"verb", "why"}:
+            expected = f"Send verb (replay or discard), why (the reason, for the audit) and {CHOSEN}, nothing else"
+            raise PageError(400, "bad-command", "verb, reason or another field cannot be used", expected)
+        now_ms = self.answers.now_ms()
+        commands = [_command({**more, "failure_id": name}, person.name, main, now_ms) for name in dict.fromkeys(names)]
+        places: Places = {}
+        send = partial(self.answers.view.on_topics, main, send_commands, commands, wait_s=WAIT_S, places=places)
+        told = await CommandPage.turns.take(send)
+        records = [_outcome(main, command, told.get(command.id), places) for command in commands]
+        done = all(each["outcome"] == "done" for each in records)
+        facts: Facts = {"main": main, "verb": verb, "done": done, "records": records}
+        status = 200 if len(told) == len(commands) else 202
+        as_json = not is_browser(request)
+        return await self.show(request, person, "selection.html", facts, as_json=as_json, status=status)
+
+
+def _outcome(main: str, command: Command, told: Commanded | None, places: Places) -> Facts:
+    return {
+        "failure_id": command.failure_id,
+        "command": command.id,
+        **outcome_facts(told),
+        "see": address_of(main, *places[command.id]) if command.id in places else None,
+    }
 
 
 class Login(Action):
@@ -121,7 +162,8 @@ async def _sent(request: Any, most_bytes: int) -> Mapping[str, str]:
                 raise PageError(400, "bad-body", "the JSON is no object", f"Send an object with {', '.join(_FIELDS)}")
             given = {name: value for name, value in found.items() if value is not None}
             return {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
-        form = {name: values[-1] for name, values in parse_qs(body.decode(), max_num_fields=50).items()}
+        fields = parse_qs(body.decode(), max_num_fields=_MOST_FIELDS)
+        form = {name: json.dumps(each) if name == CHOSEN else each[-1] for name, each in fields.items()}
         return {name: value for name, value in form.items() if _OF_ONE_BUTTON.get(name) in (None, form.get("verb"))}
     except (ValueError, RecursionError) as error:
         raise PageError(
@@ -139,9 +181,8 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
             facts["due_at_ms"] = parse_instant(given["at"], now_ms)
         if "edit" in given:
             facts["edit"] = Edit.model_validate_json(given["edit"])
-        elif "value" in given or "idempotency" in given:
-            value = given.get("value", "").replace("\r\n", "\n").encode()  # browsers send lines so
-            facts["edit"] = Edit.of(given.get("idempotency", ""), value=value)
+        elif any(name in given for name in _OF_FORM):
+            facts["edit"] = _edit_of(given)
         if "for" in given:
             facts["hold_ms"] = parse_duration_ms(given["for"])
         force = given.get("force", "false") in ("true", "on", "1")
@@ -157,3 +198,25 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
     if origin.topic != main:
         raise PageError(400, "bad-command", f"{name} is not of {main}", "Send it to the address of its handler")
     return command
+
+
+def _edit_of(given: Mapping[str, str]) -> Edit:
+    """Return the edit of a form, whose lines browsers end with CRLF.
+
+    Raises:
+        ValueError: it changes nothing, or has a line that is no header.
+    """
+    value, key = given.get("value"), given.get("key")
+    headers: dict[str, bytes] = {}
+    for line in filter(None, given.get("headers", "").splitlines()):
+        name, sign, text = line.partition("=")
+        if not sign or not name or name in headers:
+            raise ValueError(f"headers are name=text, one a line and each name once, not {line!r}")
+        headers[name] = text.encode()
+    return Edit.of(
+        given.get("idempotency", ""),
+        value=None if value is None else value.replace("\r\n", "\n").encode(),
+        key=None if key is None else key.encode(),
+        headers=headers,
+        drop=tuple(filter(None, (name.strip() for name in given.get("drop", "").splitlines()))),
+    )

@@ -36,16 +36,16 @@ from retryapp.lookup.records import (
     place_of,
     whole_entry,
 )
-from retryapp.ports import PAGES_PREFIX, Clock, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag
+from retryapp.ports import PAGES_PREFIX, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Person, Role
 from retryapp.web.attention import needs_action, paused_text
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
-from retryapp.web.figures import DUE_ROWS, ELSEWHERE, OPEN, Rates, lag_facts, partition_facts, rates_of, totals, web_url
+from retryapp.web.figures import ELSEWHERE, OPEN, Rates, owner_of, partition_facts, rates_of, totals, trend_of, web_url
 from retryapp.web.lists import Listing, dead_here, merge, waiting_here
-from retryapp.web.peers import PART, SIGNATURE, Peers, activities_of, causes_of, jobs_of, merged, silent_of, spread
+from retryapp.web.peers import PART, SIGNATURE, Peers, causes_of, jobs_of, merged, recent_of, silent_of, spread
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns
 
@@ -72,12 +72,19 @@ class Group(NamedTuple):
     parts: list[tuple[int, Part]]
     """Parts of jobs with their partitions."""
     rates: Rates | None
+    trends: list[CauseTrends | None]
 
     @property
     def totals(self) -> Facts:
         """What is said of all of them."""
         rates = None if self.rates is None else asdict(self.rates)
         return {**totals(self.partitions, whole=True), "silent": self.silent, "rates": rates}
+
+    def cause(self, count: CauseCount) -> Facts:
+        """Return a cause with how often it fails lately."""
+        everywhere = not any(item.state == ELSEWHERE for item in self.partitions) and not self.silent
+        lately, before = trend_of(self.trends if everywhere else [None], count.cause_id)
+        return {**asdict(count), "failures_per_min": lately, "failures_per_min_before": before}
 
 
 class Answers:
@@ -128,14 +135,15 @@ class Answers:
         """Return one handler: topics, policy, partitions, and what becomes due within a day."""
         info = self.get_handler_or_404(question.main)
         infos = self.view.partitions(info.main)
-        group = await self._everywhere(info.main, infos)
+        due = self._due.everywhere(info.main, infos, self.now_ms(), self.peers)
+        group, due_facts = await asyncio.gather(self._everywhere(info.main, infos), due)
         return {
             "handler": self._facts_of(info, infos, group),
             "partitions": [partition_facts(item) for item in infos],
             "everywhere": [partition_facts(item) for item in group.partitions],
-            "causes": [asdict(cause) for cause in group.causes],
-            "waiting_causes": [asdict(cause) for cause in group.waiting],
-            "due": await self._due.of(info.main, infos, self.now_ms()),
+            "causes": [*map(group.cause, group.causes)],
+            "waiting_causes": [*map(group.cause, group.waiting)],
+            **due_facts,
             "live_s": LIVE_S,
         }
 
@@ -149,13 +157,15 @@ class Answers:
         now_ms = self.now_ms()
         ours = await asyncio.to_thread(self._causes, main)
         parts = {**jobs_of(main, answers), **self.view.job_parts(main)}
+        recent = recent_of(main, answers, now_ms)
         return Group(
             merged(main, infos, answers, now_ms),
             silent_of(infos, answers, now_ms),
             causes_of(main, infos, answers, ours[0], "causes"),
             causes_of(main, infos, answers, ours[1], "waiting"),
             [(number, part) for number, some in sorted(parts.items()) for part in some],
-            rates_of([self.view.activity(main), *activities_of(main, answers, now_ms)]),
+            rates_of([self.view.activity(main), *(each.activity for each in recent)]),
+            [self.view.trends(main), *(each.trends for each in recent)],
         )
 
     def _causes(self, main: str) -> tuple[Mapping[int, Sequence[CauseCount]], Mapping[int, Sequence[CauseCount]]]:
@@ -172,7 +182,7 @@ class Answers:
         for info in self.view.handlers():
             here = [asdict(item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
             dead, waiting = await asyncio.to_thread(self._causes, info.main)
-            activity = self.view.activity(info.main)
+            activity, trends = self.view.activity(info.main), self.view.trends(info.main)
             handlers[info.main] = {
                 "partitions": here,
                 "causes": spread(dead),
@@ -182,56 +192,36 @@ class Answers:
                     for number, parts in self.view.job_parts(info.main).items()
                 },
                 "activity": activity and asdict(activity),
+                "trends": trends and asdict(trends),
             }
         return {"handlers": handlers}
 
-    async def partitions(self, question: Question) -> Facts:
-        """Return each partition with owner, lane, and how far it lags, leaving out what is not yet due."""
-        info = self.get_handler_or_404(question.main)
-        lags: dict[int, PartitionLag] = {}
-        unknown = None
-        try:
-            lags = {lag.partition: lag for lag in await self.view.lags(info.main)}
-        except RetryAppError as error:
-            unknown = str(error)
-        infos, now_ms, url = self.view.partitions(info.main), self.now_ms(), self.view.url()
-
-        def line(item: PartitionInfo) -> Facts:
-            due = None
-            if item.state == OPEN:
-                rows = self.view.due_times(info.main, item.partition, start_ms=0, stop_ms=now_ms, limit=DUE_ROWS)
-                due = len(rows)
-            return {**partition_facts(item), **lag_facts(item, lags.get(item.partition), due=due, here_url=url)}
-
-        return {
-            "main": info.main,
-            "group": info.group,
-            "url": web_url(url),
-            "partitions": await asyncio.to_thread(lambda: [*map(line, infos)]),
-            "lag_unknown": unknown,
-        }
+    async def due_here(self, question: Question) -> Facts:
+        """Return what becomes due in the partitions that are open here."""
+        main = self.get_handler_or_404(question.main).main
+        return (await self._due.here(main, self.view.partitions(main), self.now_ms())).model_dump()
 
     async def pending(self, question: Question) -> Facts:
         """Return one page of waiting records of the group by due time."""
         wanted = question.wanted
-        facts, (total, whole) = await asyncio.gather(
+        facts, (total, whole, about) = await asyncio.gather(
             self._list(question, "pending", self.pending_here), self._totals(question, "pending")
         )
         of = None if wanted == LetterFilter() else whole  # without an index by cause a page may have seen a part
-        return {**facts, **_asked(wanted), "total": None if question.is_narrow else total, "of": of}
+        total = None if question.is_narrow else total
+        return {**facts, **_asked(question), "total": total, "of": of, "about": about}
 
     async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters of the group, the newest first."""
         wanted = question.wanted
-        asked: Facts = {**_asked(wanted), "reason": wanted.reason, "marked": question.marked}
-        asked |= {name: question.query.get(name) for name in ("since", "until")}
+        asked: Facts = {**_asked(question), "reason": wanted.reason, "marked": question.marked}
         narrow = question.marked or question.is_narrow
-        facts, (total, whole) = await asyncio.gather(
+        facts, (total, whole, about) = await asyncio.gather(
             self._list(question, "dead", self.dead_here), self._totals(question, "dead")
         )
         reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
         total, of = (None, whole) if narrow else (total, None)
-        return {**facts, **asked, "total": total, "of": of, "reasons": reasons}
+        return {**facts, **asked, "total": total, "of": of, "about": about, "reasons": reasons}
 
     async def pending_here(self, question: Question) -> Listing:
         """List what waits in the partitions of this worker."""
@@ -247,9 +237,9 @@ class Answers:
     async def _list(self, question: Question, kind: str, own: Callable[[Question], Awaitable[Listing]]) -> Facts:
         """Merge what all workers list, and say what is left out."""
         infos = self._partitions(question)
-        path = question.address(f"{PART}/{quote(question.main, safe='')}/{kind}")
         chosen = self._chosen(question)
-        answers, ours = await asyncio.gather(self.peers.read(chosen, path), own(question))
+        asked = self.peers.read(chosen, question.main, question.address(kind))
+        answers, ours = await asyncio.gather(asked, own(question))
         listings, silent, lost = list[Listing](), list[str](), {item.partition for item in chosen}
         for url, body in {"": ours, **answers}.items():
             try:
@@ -258,7 +248,7 @@ class Answers:
                 silent.append(url)
                 continue
             # while the group moves partitions two workers may have one, or none
-            its = {item.partition for item in chosen if _owner(item) == url} & set(listing.partitions)
+            its = {item.partition for item in chosen if owner_of(item) == url} & set(listing.partitions)
             lost -= its
             lines = [line for line in listing.lines if line.partition in its]
             listings.append(listing.model_copy(update={"lines": lines}))
@@ -279,20 +269,26 @@ class Answers:
         hidden = sorted({name for each in listings for name in each.hidden})
         return {**facts, "hidden": hidden} if hidden else facts
 
-    async def _totals(self, question: Question, name: str) -> tuple[int | None, int | None]:
-        """Return how many records of the cause asked for, and how many in all; None: not known."""
+    async def _totals(self, question: Question, name: str) -> tuple[int | None, int | None, Facts | None]:
+        """Return how many records of the cause asked for, how many in all, and the cause; None: not known."""
         group, cause = await self._everywhere(question.main, self.view.partitions(question.main)), question.wanted.cause
         chosen = [item for item in group.partitions if question.partition in (None, item.partition)]
         numbers: list[int | None] = [None if item.state == ELSEWHERE else getattr(item, name) for item in chosen]
+        causes = group.waiting if name == "pending" else group.causes
+        about = next((group.cause(each) for each in causes if each.cause_id == cause), None)
         if None in numbers:
-            return None, None
-        whole, causes = known_sum(numbers), group.waiting if name == "pending" else group.causes
+            return None, None, about
+        whole = known_sum(numbers)
         if cause is None:
-            return whole, whole
+            return whole, whole, None
         others = any(each.cause_id == OTHER_CAUSE for each in causes)
         if others or any(item.state != OPEN for item in chosen):
-            return None, whole  # a table may have counted some of it among its others, or tells its last numbers only
-        return next((each.records for each in causes if each.cause_id == cause), 0), whole
+            return (
+                None,
+                whole,
+                about,
+            )  # a table may have counted some of it among its others, or tells its last numbers only
+        return 0 if about is None else about["records"], whole, about
 
     def _chosen(self, question: Question) -> list[PartitionInfo]:
         infos = self.view.partitions(question.main)
@@ -433,13 +429,10 @@ class Answers:
         return infos
 
 
-def _asked(wanted: LetterFilter) -> Facts:
-    return {name: getattr(wanted, name) for name in ("error_type", "cause", "key", "message", "header", "field")}
-
-
-def _owner(info: PartitionInfo) -> str | None:
-    """Return the address of the worker that has a partition: empty for this one, None where it is not known."""
-    return web_url(info.owner_url) if info.state == ELSEWHERE else ""
+def _asked(question: Question) -> Facts:
+    names = ("error_type", "cause", "key", "message", "header", "field")
+    times = {name: question.query.get(name) for name in ("since", "until")}
+    return {**{name: getattr(question.wanted, name) for name in names}, **times}
 
 
 def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:

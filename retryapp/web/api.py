@@ -24,6 +24,7 @@ from retryapp.lookup.payloads import Kind
 from retryapp.lookup.previews import Scope
 from retryapp.ports import PAGES_PREFIX, HandlerInfo, PartitionInfo
 from retryapp.web.access import Role
+from retryapp.web.actions import MOST_CHOSEN
 from retryapp.web.figures import Rates
 from retryapp.web.lists import Line
 from retryapp.web.query import DEFAULT_LIMIT, FILTERS, MAX_LIMIT
@@ -62,7 +63,10 @@ _Page = _model(
     broker_silence=_Text,
     hidden=(list[str], []),
 )
-_Cause = _model("Cause", "Failures with one cause.", **_of(CauseCount))
+_Cause = _model(
+    "Cause", "Failures with one cause; how many a minute in the last five minutes, and in the five before.",
+    **_of(CauseCount), failures_per_min=float | None, failures_per_min_before=float | None,
+)  # fmt: skip
 _Partition = _model("Partition", "A partition.", **_of(PartitionInfo, unknown=True))
 _Lag = _model(
     "Lag", "A partition with its lag.", _Partition,
@@ -120,16 +124,22 @@ _Line = _model(
 )  # fmt: skip
 _List: dict[str, Any] = {
     "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
-    "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int,
-    **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _Text), "records": _many(_Line),
+    "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int, "about": _Cause | None,
+    **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _Text),
+    "records": _many(_Line),
 }  # fmt: skip
+_RECORD_OUTCOME = _model(
+    "RecordOutcome", "What became of the command about a record.",
+    failure_id=str, command=str, outcome=_Outcome, refused=_Text, text=str, see=_Text,
+)  # fmt: skip
+_OUTCOME = _model("Outcome", "What became of a command.", _RECORD_OUTCOME, main=str, verb=str)
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 _STRING: Final = {"type": "string"}
 _LIMITS: Final = {
     "limit": {**_NUMBER, "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
     "partition": _NUMBER,
 }
-_SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field"), _STRING)
+_SEARCH: Final = dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _STRING)
 _FILTER: Final = dict.fromkeys((*FILTERS, "since", "until", "all"), _STRING)
 
 ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
@@ -145,17 +155,17 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     ),
     "/{main}/": (
         _model(
-            "Levels", "One handler: partitions, what is paused or held back, causes, and what is due soon here.", _Page,
+            "Levels", "One handler: partitions, what is paused or held back, causes, and what is due soon.", _Page,
             handler=_Handler, partitions=_many(_Partition), everywhere=_many(_Partition), causes=_many(_Cause),
             waiting_causes=_many(_Cause),
-            due=dict.__class_getitem__((str, _Due)),
+            due=dict.__class_getitem__((str, _Due)), due_left_out=list[int],
         ),
         {},
     ),
     "/{main}/partitions": (
         _model(
             "Partitions", "Owner, lane and lag of each partition.", _Page,
-            main=str, group=str, url=_Text, partitions=_many(_Lag), lag_unknown=_Text,
+            main=str, group=str, url=_Text, partitions=_many(_Lag), silent=list[str], lag_unknown=_Text,
         ),
         {},
     ),
@@ -171,10 +181,9 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         {},
     ),
     "/{main}/dead": (
-        _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool, since=_Text,
-               until=_Text, reasons=list[str]),
-        {**_LIMITS, **_SEARCH, **dict.fromkeys(("reason", "since", "until", "marked", "before"), _STRING),
-         "seen": _NUMBER},
+        _model("DeadLetters", "Dead letters, newest first.", _Page, **_List, reason=_Text, marked=bool,
+               reasons=list[str]),
+        {**_LIMITS, **_SEARCH, **dict.fromkeys(("reason", "marked", "before"), _STRING), "seen": _NUMBER},
     ),
     "/{main}/dead/{partition}/{offset}": (
         _model("DeadLetter", "One dead letter.", _Page, main=str, topic=str, policy=dict[str, str],
@@ -195,6 +204,10 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
         ),
         {"id": _STRING},
     ),
+    "/api/commands/{main}/{partition}/{offset}": (
+        _model("LaterOutcome", "What has become of a command.", _Page, _OUTCOME),
+        {},
+    ),
     "/{main}/jobs": (
         _model("Jobs", "Jobs that go on and the last ones that are over, the newest first.", _Page,
                main=str, jobs=_many(_Job), silent=list[str], verbs=list[str]),
@@ -211,12 +224,19 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
                main=str, job=_Job, partitions=_many(_PartOf), silent=list[str], paused=_Text),
         {},
     ),
+    "/{main}/jobs/{job}/refused": (
+        _model("RefusedLetters", "Letters that a job has refused: the first 1,000 of each partition.", _Page,
+               main=str, job=str, silent=list[str], refused=int, complete=bool,
+               letters=_many(_model("RefusedLetter", "A letter; a damaged one has no failure id.", partition=int,
+                                    failure_id=_Text, refused=str, text=str))),
+        {},
+    ),
 }  # fmt: skip
 """What is asked with GET: the facts, and parameters besides `format`."""
 
-_OUTCOME = _model(
-    "Outcome", "What became of a command.",
-    main=str, verb=str, failure_id=str, command=str, outcome=_Outcome, refused=_Text, text=str,
+_SELECTED = _model(
+    "SelectionOutcome", "What became of each of the commands.",
+    main=str, verb=str, done=bool, records=_many(_RECORD_OUTCOME),
 )  # fmt: skip
 _OUTCOMES = _model(
     "Outcomes", "What the partitions say of a command, and where its effect is seen.",
@@ -228,6 +248,11 @@ COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
         _model("Command", "Steer one record.", verb=Verb, failure_id=str, why=(str, ""), state=(str, ""), at=(str, ""),
                force=(bool, False), edit=(Edit | None, None), **{"for": (str, "")}),
         _OUTCOME,
+    ),
+    "/{main}/command/selection": (
+        _model("CommandSome", f"Replay or discard up to {MOST_CHOSEN} dead letters.", verb=Literal["replay", "discard"],
+               failure_ids=Annotated[list[str], Field(min_length=1, max_length=MOST_CHOSEN)], why=_Why),
+        _SELECTED,
     ),
     "/{main}/command/handler": (
         _model("TellHandler", "Pause or resume a handler, force its circuit open, or have it probe.",
@@ -265,7 +290,9 @@ def document(roles: tuple[tuple[str, Role], ...]) -> dict[str, Any]:
             paths[path] = {"get": operation}
         elif path in COMMANDS:
             model, outcome = COMMANDS[path]
-            told_as = dict.fromkeys(("200", "202") if outcome is _OUTCOME else ("200",), refs[outcome, "serialization"])
+            told_as = dict.fromkeys(
+                ("200", "202") if outcome is not _OUTCOMES else ("200",), refs[outcome, "serialization"]
+            )
             operation = _operation(path, model, role, {}, told_as)
             body = {"required": True, "content": {"application/json": {"schema": refs[model, "validation"]}}}
             paths[path] = {"post": {**operation, "requestBody": body}}

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
-from retryapp.lookup.records import Facts
+from pydantic import BaseModel, ValidationError
+
+from retryapp.lookup.records import Facts, known_sum
 from retryapp.ports import PartitionInfo
 from retryapp.runtime.view import RuntimeView
+from retryapp.web.figures import OPEN, owner_of
+from retryapp.web.peers import Peers
 
 MOST: Final = 100_000
 """Rows that are counted before now, and from now on, over all partitions; more is shown as "100,000+"."""
@@ -20,6 +25,20 @@ _CHUNK: Final = 1_000
 """Rows per iterator: an iterator holds the store's folder, so each one is short."""
 
 
+class Amount(BaseModel):
+    """How many records are due; None: not known. `more`: at least so many."""
+
+    count: int | None
+    more: bool
+
+
+class DueHere(BaseModel):
+    """What becomes due in the partitions that one worker has open."""
+
+    partitions: list[int]
+    due: dict[str, Amount]
+
+
 class DueCounts:
     """Counts of the rows that are due and become due soon."""
 
@@ -27,6 +46,38 @@ class DueCounts:
         self._view = view
         self._counts: dict[str, tuple[int, Facts]] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._everywhere: dict[str, tuple[int, list[str | None], asyncio.Task[Facts]]] = {}
+        """By main topic: when the owners of its partitions were asked last, who they were, and their answers."""
+
+    async def here(self, main: str, infos: Sequence[PartitionInfo], now_ms: int) -> DueHere:
+        """Return the counts of the partitions that are open here."""
+        here = [each.partition for each in infos if each.state == OPEN]
+        return DueHere.model_validate({"partitions": here, "due": await self.of(main, infos, now_ms)})
+
+    async def everywhere(self, main: str, infos: Sequence[PartitionInfo], now_ms: int, peers: Peers) -> Facts:
+        """Return the counts of all workers' partitions, at most `KEPT_MS` old, and which partitions these leave out."""
+        owners = [*map(owner_of, infos)]
+        known = self._everywhere.get(main)
+        if known is None or known[1] != owners or not 0 <= now_ms - known[0] < KEPT_MS:
+            asking = asyncio.create_task(self._ask(main, infos, now_ms, peers), name=f"due-{main}")
+            known = self._everywhere[main] = now_ms, owners, asking
+        return await asyncio.shield(known[2])
+
+    async def _ask(self, main: str, infos: Sequence[PartitionInfo], now_ms: int, peers: Peers) -> Facts:
+        ours, bodies = await asyncio.gather(self.here(main, infos, now_ms), peers.read(infos, main, "due"))
+        known = [ours]
+        for url, body in bodies.items():
+            with suppress(ValidationError):
+                theirs = DueHere.model_validate_json(body or b"")
+                if {*theirs.partitions} <= {each.partition for each in infos if owner_of(each) == url}:
+                    known.append(theirs)  # else the group moves some of them now
+        counted = {number for here in known for number in here.partitions}
+        due: Facts = {}
+        for name in ours.due:
+            amounts = [here.due[name] for here in known if name in here.due]
+            more = any(each.more for each in amounts)
+            due[name] = {"count": known_sum(each.count for each in amounts), "more": more}
+        return {"due": due, "due_left_out": [each.partition for each in infos if each.partition not in counted]}
 
     async def of(self, main: str, infos: Sequence[PartitionInfo], now_ms: int) -> Facts:
         """Return `{"overdue": {count, more}, "minute": …, "hour": …, "day": …}`, at most `KEPT_MS` old.
@@ -37,7 +88,7 @@ class DueCounts:
         async with self._one_at_a_time:
             counted_ms, facts = self._counts.get(main, (-KEPT_MS, {}))
             if not 0 <= now_ms - counted_ms < KEPT_MS:
-                here = [info for info in infos if info.state == "open"]
+                here = [info for info in infos if info.state == OPEN]
                 partitions = [info.partition for info in here if info.pending != 0]
                 facts = {name: {"count": None, "more": False} for name in ("overdue", *dict(WINDOWS))}
                 if here:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.lookup.records import Facts, known_sum
-from retryapp.ports import Activity, CircuitInfo, PartitionInfo, PartitionLag
+from retryapp.ports import Activity, CauseTrends, CircuitInfo, PartitionInfo
 
 ELSEWHERE: Final = "elsewhere"
 """State of a partition of another worker."""
@@ -18,15 +19,17 @@ OPEN: Final = "open"
 """State of a partition that can be read."""
 CLOSED: Final = "closed"
 """State of a circuit that lets everything run."""
-DUE_ROWS: Final = 1_000
-"""Due rows are counted up to this number for each partition."""
-
 _KNOWN_ELSEWHERE: Final = {"partition", "state", "owner_url", "since_ms", "last_error", "last_error_ms"}
 
 
 def web_url(url: str | None) -> str | None:
     """Return a worker's address without its last slash; None for what no link may point to."""
     return url.rstrip("/") if url is not None and url.startswith(("http://", "https://")) else None
+
+
+def owner_of(info: PartitionInfo) -> str | None:
+    """Return the address of the worker that has a partition: empty for this one, None where it is not known."""
+    return web_url(info.owner_url) if info.state == ELSEWHERE else ""
 
 
 def partition_facts(info: PartitionInfo) -> Facts:
@@ -41,19 +44,6 @@ def open_circuits(info: PartitionInfo) -> dict[str, CircuitInfo]:
     """Return the circuits of a partition that are not closed, by name; that of the handler's own is empty."""
     own = CircuitInfo(state=info.circuit or CLOSED, since_ms=info.circuit_since_ms or 0, cause=info.circuit_cause)
     return {name: each for name, each in {"": own, **info.circuits}.items() if each.state != CLOSED}
-
-
-def lag_facts(info: PartitionInfo, lag: PartitionLag | None, *, due: int | None, here_url: str) -> Facts:
-    """Return owner and lags of a partition (`due` counts up to `DUE_ROWS`); None for what is not known here."""
-    here = info.state != ELSEWHERE
-    return {
-        "is_here": here,
-        "owner_url": web_url(here_url if here else info.owner_url),
-        "committed_offset": lag.committed if lag else None,
-        "main_lag": lag.main if lag else None,
-        "due": due,
-        "due_is_least": due == DUE_ROWS,
-    }
 
 
 def totals(infos: Sequence[PartitionInfo], *, whole: bool = False) -> Facts:
@@ -133,3 +123,22 @@ def rates_of(activities: Iterable[Activity | None]) -> Rates | None:
         retries=retries,
         late_p99_ms=None if late_ms is None else round(late_ms, 3),
     )
+
+
+def trend_of(trends: Iterable[CauseTrends | None], cause: str) -> tuple[float | None, float | None]:
+    """Return how many deliveries a minute a cause has failed lately, on all workers, and before that; None: not known.
+
+    >>> trend_of([CauseTrends(lately_s=240, before_s=300, lately={"c": 60}, before={"c": 10})], "c")
+    (15.0, 2.0)
+    """
+    known = [*trends]
+    if None in known:  # a worker does not say
+        return None, None
+    lately = _per_min([(each.lately_s, each.lately) for each in known if each], cause)
+    return lately, _per_min([(each.before_s, each.before) for each in known if each], cause)
+
+
+def _per_min(counted: Sequence[tuple[float, Mapping[str, int]]], cause: str) -> float | None:
+    if not counted or any(not span_s or (OTHER_CAUSE in counts and cause not in counts) for span_s, counts in counted):
+        return None
+    return round(sum(60 * counts.get(cause, 0) / span_s for span_s, counts in counted), 1)

@@ -20,7 +20,7 @@ from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
 from retryapp.lookup import jobs as steering
 from retryapp.lookup import previews
-from retryapp.lookup.jobs import Order, Told, by_job, job_facts, outcomes, part_facts
+from retryapp.lookup.jobs import Order, Refused, Told, by_job, job_facts, outcomes, part_facts
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, HandlerInfo
@@ -40,8 +40,11 @@ LOOK_S: Final = 2.0
 """The same of a page, which is loaded again while counting goes on."""
 MOST_AT_ONCE: Final = 2
 """Commands about jobs, of one worker's pages."""
+MOST_REFUSED: Final = 1_000
+"""Refused letters on a page."""
 LIVE_S: Final = 2
 """Pages of jobs that go on are loaded again after this time."""
+_readings: Final = Turns(2)
 
 
 async def jobs(answers: Answers, question: Question) -> Facts:
@@ -62,13 +65,7 @@ async def jobs(answers: Answers, question: Question) -> Facts:
 async def job(answers: Answers, question: Question) -> Facts:
     """Return how far a job is, by partition."""
     info = answers.get_handler_or_404(question.main)
-    parts, silent, paused = await answers.parts(info.main)
-    mine: Mapping[int, Part] | None = by_job(parts).get(question.job)
-    if mine is None:  # it has begun just now, or is not of this handler
-        mine = (await asyncio.to_thread(answers.view.on_topics, info.main, steering.parts_of)).get(question.job)
-    if mine is None:
-        hint = "A handler remembers those that go on and the last 5 that are over; the events topic has all"
-        raise not_found("no-such-job", f"no partition of {info.main} knows a job {question.job}", hint)
+    mine, silent, paused = await _parts(answers, info.main, question.job)
     whole = job_facts(question.job, mine)
     return {
         "main": info.main,
@@ -78,6 +75,36 @@ async def job(answers: Answers, question: Question) -> Facts:
         "paused": paused,
         "live_s": LIVE_S if whole["state"] == PartState.RUNNING or silent else None,
     }
+
+
+async def refused(answers: Answers, question: Question) -> Facts:
+    """Return which letters a job has refused, of those that have events."""
+    info, until_s = answers.get_handler_or_404(question.main), time.monotonic() + PREVIEW_S
+    mine, silent, _ = await _parts(answers, info.main, question.job)
+    found: Refused = await _readings.take(
+        lambda: answers.view.on_topics(
+            info.main,
+            steering.read_refused,
+            question.job,
+            mine,
+            lambda: time.monotonic() < until_s,
+            most=MOST_REFUSED,
+        )
+    )
+    total = steering.summed(mine).refused.total()
+    return {"main": info.main, "job": question.job, "silent": silent, "refused": total, **found._asdict()}
+
+
+async def _parts(answers: Answers, main: str, job: str) -> tuple[Mapping[int, Part], list[str], str | None]:
+    """Return the parts of a job, which workers do not answer, and what is paused."""
+    parts, silent, paused = await answers.parts(main)
+    mine: Mapping[int, Part] | None = by_job(parts).get(job)
+    if mine is None:  # it has begun just now, or is not of this handler
+        mine = (await asyncio.to_thread(answers.view.on_topics, main, steering.parts_of)).get(job)
+    if mine is None:
+        hint = "A handler remembers those that go on and the last 5 that are over; the events topic has all"
+        raise not_found("no-such-job", f"no partition of {main} knows a job {job}", hint)
+    return mine, silent, paused
 
 
 async def preview(answers: Answers, question: Question) -> Facts:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 from pydantic import TypeAdapter
@@ -25,7 +25,7 @@ from yarl import URL
 
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.jobs import Part
-from retryapp.ports import PAGES_PREFIX, Activity, PartitionInfo
+from retryapp.ports import PAGES_PREFIX, Activity, CauseTrends, PartitionInfo
 from retryapp.web.figures import ELSEWHERE, web_url
 from retryapp.web.query import is_number
 
@@ -73,6 +73,8 @@ class HandlerPart:
     jobs: dict[int, list[Part]] = field(default_factory=dict)
     """Parts of jobs by partition."""
     activity: Activity | None = None
+    trends: CauseTrends | None = None
+    """None: a worker of an older release does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,9 @@ class Peers:
         """Let the next page ask all of them: something was changed."""
         self._answers = {url: replace(answer, fresh=False) for url, answer in self._answers.items()}
 
-    async def read(self, infos: Sequence[PartitionInfo], path: str) -> Mapping[str, bytes | None]:
-        """Ask the workers that have these partitions at an address below `PART`; None: no answer."""
+    async def read(self, infos: Sequence[PartitionInfo], main: str, page: str) -> Mapping[str, bytes | None]:
+        """Ask the workers that have these partitions of a handler for a page below `PART`; None: no answer."""
+        path = f"{PART}/{quote(main, safe='')}/{page}"
         urls = sorted({url for info in infos if info.state == ELSEWHERE and (url := web_url(info.owner_url))})
         return dict(zip(urls, await asyncio.gather(*(self._get(url, path) for url in urls)), strict=True))
 
@@ -246,10 +249,9 @@ def causes_of(
     return [each for each in summed(found()) if each.records]
 
 
-def activities_of(main: str, answers: Mapping[str, Answer], now_ms: int) -> list[Activity | None]:
-    """Return what ended in a handler on these workers lately, of those that have answered lately."""
-    lately = {url: each for url, each in answers.items() if now_ms - each.at_ms <= 2 * FRESH_MS}
-    return [each.activity for each in parts_of(main, lately)]
+def recent_of(main: str, answers: Mapping[str, Answer], now_ms: int) -> list[HandlerPart]:
+    """Return what these workers have of a handler, of those that have answered lately."""
+    return parts_of(main, {url: each for url, each in answers.items() if now_ms - each.at_ms <= 2 * FRESH_MS})
 
 
 def silent_of(infos: Sequence[PartitionInfo], answers: Mapping[str, Answer], now_ms: int) -> list[str]:

@@ -17,14 +17,16 @@ from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, Clock
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Role
-from retryapp.web.actions import Action, CommandPage, Login
+from retryapp.web.actions import Action, CommandPage, Login, SelectionPage
 from retryapp.web.answers import Answers
 from retryapp.web.api import document
 from retryapp.web.errors import PageError, not_found
-from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview
+from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview, refused
 from retryapp.web.journeys import journey
 from retryapp.web.lists import Listing
+from retryapp.web.outcomes import outcome
 from retryapp.web.page import Ask, Page
+from retryapp.web.partitions import partitions, partitions_here
 from retryapp.web.query import Question
 from retryapp.web.render import JSON, to_json
 
@@ -92,12 +94,15 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/part", (Answers.part, "", Role.LOOK)),
     ("/part/{main}/pending", (listed(Answers.pending_here), "", Role.LOOK)),
     ("/part/{main}/dead", (listed(Answers.dead_here), "", Role.LOOK)),
+    ("/part/{main}/due", (Answers.due_here, "", Role.LOOK)),
+    ("/part/{main}/partitions", (partitions_here, "", Role.LOOK)),
     ("/metrics", (metrics, "", Role.LOOK)),
     ("/api/openapi.json", (openapi, "", Role.NONE)),
+    ("/api/commands/{main}/{partition}/{offset}", (outcome, "outcome.html", Role.LOOK)),
     ("/{main}", (slash, "", Role.LOOK)),
     ("/{main}/", (Answers.handler, "handler.html", Role.LOOK)),
     ("/{main}/find", (find, "", Role.LOOK)),
-    ("/{main}/partitions", (Answers.partitions, "partitions.html", Role.LOOK)),
+    ("/{main}/partitions", (partitions, "partitions.html", Role.LOOK)),
     ("/{main}/pending", (Answers.pending, "pending.html", Role.LOOK)),
     ("/{main}/pending/{partition}/{offset}", (Answers.pending_record, "pending_record.html", Role.LOOK)),
     ("/{main}/dead", (Answers.dead, "dead.html", Role.LOOK)),
@@ -106,6 +111,7 @@ ROUTES: Final[tuple[tuple[str, tuple[Ask, str, Role]], ...]] = (
     ("/{main}/jobs", (jobs, "jobs.html", Role.LOOK)),
     ("/{main}/jobs/new", (preview, "preview.html", Role.OPERATE)),
     ("/{main}/jobs/{job}", (job, "job.html", Role.LOOK)),
+    ("/{main}/jobs/{job}/refused", (refused, "refused.html", Role.LOOK)),
     ("/{rest:.*}", (nothing, "", Role.NONE)),
 )
 """Addresses below ``PAGES_PREFIX``, in the order in which they are tried; the last one takes what is left.
@@ -117,6 +123,7 @@ that it needs. What only operators may see is left out of the answers of others 
 ACTIONS: Final[tuple[tuple[str, tuple[type[Action], Role]], ...]] = (
     ("/login", (Login, Role.NONE)),
     ("/{main}/command", (CommandPage, Role.OPERATE)),
+    ("/{main}/command/selection", (SelectionPage, Role.OPERATE)),
     ("/{main}/command/handler", (TellHandler, Role.ADMIN)),
     ("/{main}/command/job", (StartJob, Role.OPERATE)),
     ("/{main}/command/job/{job}", (TellJob, Role.OPERATE)),

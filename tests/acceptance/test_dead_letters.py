@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
-from harness import Answer, Gate, Stage, Visit, wait_for
+from harness import Answer, Gate, HandlerSpec, Stage, Visit, wait_for
 from harness.evidence import Evidence
 from harness.terminal import retryapp
 
@@ -59,6 +60,17 @@ retries.dead_letters(SPEC["orders"], named="invalid", policy="100ms*2", value=di
 async def count(view: dict, delivery: Delivery) -> None:
     """Count a view."""
     await ask(SPEC["views"], view, delivery)
+'''
+
+
+SECOND = '''
+async def warn(order: dict, delivery: Delivery) -> None:
+    """Tell somebody of another application's dead order."""
+    said = json.dumps([delivery.letter.reason, delivery.letter.error_message, delivery.letter.origin.text])
+    await call_service("warned", _facts(delivery) | {"key": _text(said.encode())})
+
+
+retries.dead_letters(SPEC["orders"], group=SPEC["of"], policy="100ms", value=dict)(warn)
 '''
 
 
@@ -177,4 +189,41 @@ def test_what_is_dropped_is_counted(stage: Stage) -> None:
     assert topology.dlq not in KafkaAdmin(stage.connection).topic_names()
     assert f'retryapp_discarded_total{{handler="{views}",reason="exhausted"}} 20.0' in worker.get("/retries/metrics")[1]
     assert "retryapp.discarded" in worker.log
+    assert worker.stop() == 0
+
+
+def test_another_app_is_told_why_a_record_died(stage: Stage, make_stage: Callable[[str], Stage]) -> None:
+    """It reads letters and no marks, waits and fails by itself, and changes nothing for the other group."""
+    topic, count = stage.main_topic(), 12
+    stage.program(HandlerSpec(topic=topic))
+    stage.service.rule = lambda _visit: Answer(422)
+    stage.produce(topic, [{"id": n} for n in range(count)])
+    worker = stage.worker()
+    stage.wait_settled(topic)
+    evidence, place = stage.evidence(topic), ("-A", "app", "--topic", topic)
+    letters = [metadata.failure_id for _, metadata in evidence.dead()]
+    assert retryapp(stage, "dead", "discard", *place, letters[0])[0] == 0
+    before = len(evidence.records(evidence.topology.dlq))
+    assert before == count + 1, "each letter, and the mark of the one that was discarded"
+
+    other = make_stage(stage.bootstrap)
+    other.program(code=SECOND, orders=topic, of=stage.group)
+    other.service.rule = lambda visit: Answer(503 if visit.attempt <= visit.facts["id"] % 3 else 200)
+    other.worker("second")
+    topology = HandlerTopology(
+        other.group, evidence.topology.dlq, drop=True, letters_of=topic, letters_from=stage.group
+    )
+    total = settled(other, topology)
+    assert (total.received, total.done, total.dead) == (before, before - count // 3, count // 3)
+    said = {visit.facts["id"]: json.loads(visit.key or b"") for visit in other.service.of("warned")}
+    assert {n: tuple(each[:2]) for n, each in said.items()} == dict.fromkeys(
+        range(count), ("rejected", "the service will never take it")
+    )
+    assert all(origin.startswith(topic) for _, _, origin in said.values())
+    marks = Counter(event.kind for event in events(other, topology) if isinstance(event, Handled | Discarded))
+    assert marks == {"handled": count - count // 3, "failed": count // 3}
+    assert len(evidence.records(evidence.topology.dlq)) == before, "nothing is written to it"
+    assert retryapp(other, "plan", "-A", "app")[1]["ok"]
+    found = retryapp(other, "doctor", "-A", "app")[1]["findings"]
+    assert not [each for each in found if each["severity"] == "problem"]
     assert worker.stop() == 0

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
-from harness import HandlerSpec, Stage, Worker, wait_for
+from harness import Answer, HandlerSpec, Stage, Worker, wait_for
 from harness.service import fail_first
+from harness.terminal import begin, retryapp
+
+from retryapp.kafka import KafkaAdmin
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 
@@ -66,3 +70,46 @@ def test_partitions_added_to_the_main_topic_are_missed_until_ours_have_them_and_
     stage.wait_settled(main)
     assert workers[0].stop() == 0
     stage.worker("again")
+
+
+def test_topics_of_a_handler_with_an_order_grow_once_earlier_records_have_ended(stage: Stage) -> None:
+    """Its keys move: none passes a record that waits on another partition, unless somebody forces it."""
+    main, down = stage.main_topic(), {"a"}
+    stage.service.rule = lambda visit: Answer(503 if visit.facts["id"][0] in down else 200)
+    stage.program(HandlerSpec(topic=main, policy="forever(500ms)", order="key"))
+    stage.worker()
+    user = AdminClient({"bootstrap.servers": stage.bootstrap})
+    evidence = stage.evidence(main)
+
+    def add(key: str, partitions: int) -> None:
+        """Have a key's records wait, and the newest of it go to a partition that is added."""
+        stage.produce(main, [{"id": f"{key}{n}", "key": key} for n in (0, 1)], 1)
+        wait_for(lambda: evidence.waiting() == 2, "one waits, the other behind it")
+        user.create_partitions([NewPartitions(main, partitions)])[main].result(10)
+        KafkaAdmin(stage.connection).wait_for_topics([main], {main: partitions})
+        producer = stage.producer()
+        producer.produce(main, json.dumps({"id": f"{key}2", "key": key}), key=key, partition=partitions - 1)
+        assert producer.flush(20) == 0
+
+    def begun(key: str) -> list[str]:
+        return list(dict.fromkeys(v.facts["id"] for v in stage.service.of(main) if v.facts["id"][0] == key))
+
+    add("a", 4)
+    code, said = retryapp(stage, "topics", "grow", "-A", "app", "--wait", "1ms")
+    assert (code, said) == (1, {"grown": [], "left": [{"main": main, "unread": 0, "waiting": 2}]})
+    with begin(stage, "topics", "grow", "-A", "app", "--wait", "2m") as waiting:
+        assert waiting.stderr is not None
+        assert "2 waiting records have to end first" in waiting.stderr.readline()
+        assert begun("a") == ["a0"]
+        down.clear()
+        assert waiting.wait(60) == 0
+    wait_for(lambda: begun("a") == ["a0", "a1", "a2"], "in their order", timeout_s=NOTICED_S + 15)
+    stage.wait_settled(main)
+
+    down.add("b")
+    add("b", 6)
+    code, said = retryapp(stage, "topics", "grow", "-A", "app", "--force")
+    assert (code, len(said["grown"])) == (0, len(stage.topology(main).owned))
+    wait_for(lambda: begun("b") == ["b0", "b2"], "the order is lost", timeout_s=NOTICED_S + 15)
+    down.clear()
+    stage.wait_settled(main)

@@ -78,4 +78,9 @@ def test_the_letters_of_one_cause_are_replayed_once(stage: Stage) -> None:
     assert (ledger.total.received, ledger.total.done, ledger.total.dead, ledger.total.lost) == (600, 200, 400, 0)
     code, said = retryapp(stage, "dead", "replay", *app, "--cause", cause["cause_id"], "--preview")
     assert (code, said["preview"]["letters"], said["preview"]["refused"]) == (1, 0, {"recovered": 200})
+    code, ended = retryapp(stage, "dead", "discard", *app, "--all", "--why", "test data", "--yes")
+    assert (code, ended["done"], ended["refused"]) == (1, 400, {"replayed": 200})
+    code, said = retryapp(stage, "job", "refused", *app, ended["job"])
+    assert (code, {letter["failure_id"] for letter in said["letters"]}) == (0, set(again))
+    assert {letter["text"] for letter in said["letters"]} == {"it is recovered already"}
     assert second.stop() == 0

@@ -68,7 +68,7 @@ def test_term_lets_handlers_finish_and_gives_back_the_rest(stage: Stage) -> None
     running = {("retried", 2), ("soon", 1), ("never", 1)}
     wait_for(lambda: running <= attempts(stage), "all three run")
     worker.process.terminate()
-    wait_for(lambda: "Stopping" in worker.log, "it has heard")
+    wait_for(lambda: "Signal received" in worker.log, "it has heard")
     soon.open()
     assert worker.wait(15) == 0
     assert "Traceback" not in worker.log
@@ -86,17 +86,45 @@ def test_term_lets_handlers_finish_and_gives_back_the_rest(stage: Stage) -> None
 
 
 @pytest.mark.timeout(90)
+def test_a_long_run_stops_no_partition_in_the_grace_time(stage: Stage) -> None:
+    """While it lasts, what comes is delivered and what is due is retried: nobody else could do it."""
+    gate = Gate()
+
+    def rule(visit: Visit) -> Answer:
+        if visit.facts.get("fail", 0) >= visit.attempt:
+            return Answer(503)
+        return Answer(gate=gate if visit.facts["id"] == "long" else None)
+
+    stage.service.rule = rule
+    topic = stage.main_topic(partitions=2)
+    stage.program(HandlerSpec(topic=topic, policy="3s", concurrency=2), options={"grace": "40s"})
+    worker = stage.worker()
+    stage.produce(topic, [{"id": "long"}, {"id": "retried", "fail": 1}], 2)
+    wait_for(lambda: {("long", 1), ("retried", 1)} <= attempts(stage), "both have run or run")
+    worker.process.terminate()
+    wait_for(lambda: "Signal received" in worker.log, "it has heard")
+    stage.produce(topic, [{"id": "beside it"}, {"id": "new"}], 2)
+    all_run = {("long", 1), ("retried", 1), ("retried", 2), ("beside it", 1), ("new", 1)}
+    wait_for(lambda: all_run <= attempts(stage), "all run", timeout_s=15)
+    gate.open()
+    assert worker.wait(15) == 0
+    evidence = stage.evidence(topic)
+    assert (evidence.committed(topic), evidence.waiting()) == ({0: 2, 1: 2}, 0)
+    assert len(stage.service.visits) == len(all_run), "none runs twice"
+
+
+@pytest.mark.timeout(90)
 def test_failures_in_the_grace_time_and_another_policy(stage: Stage) -> None:
     """What fails while the worker stops comes back under other delays, also from retry topics that are no more."""
     gate = Gate()
     stage.service.rule = lambda visit: Answer(503, gate=gate) if visit.attempt == 1 else Answer()
     topic = stage.main_topic(partitions=1)
-    stage.program(HandlerSpec(topic=topic, policy="300ms 1s", tiers="per-delay"))
+    stage.program(HandlerSpec(topic=topic, policy="2s 5s", tiers="per-delay"))
     worker = stage.worker()
     stage.produce(topic, [{"id": n} for n in range(8)], 1)
     wait_for(lambda: len(stage.service.visits) == 8, "all run")
     worker.process.terminate()
-    wait_for(lambda: "Stopping" in worker.log, "it has heard")
+    wait_for(lambda: "Signal received" in worker.log, "it has heard")
     gate.open()
     assert worker.wait(15) == 0
     before = stage.evidence(topic)
@@ -136,3 +164,29 @@ def test_term_in_a_rebalance(stage: Stage) -> None:
     staying.wait_ready()
     stage.wait_settled(topic)
     assert stage.service.done(topic) == set(range(40))
+
+
+@pytest.mark.extended
+def test_a_long_run_stops_no_partition_in_a_rebalance(stage: Stage) -> None:
+    """While it lasts, what is due is retried by the worker that gives the partitions back."""
+    gate = Gate()
+
+    def rule(visit: Visit) -> Answer:
+        if visit.facts.get("fail", 0) >= visit.attempt:
+            return Answer(503)
+        return Answer(gate=gate if visit.facts["id"] == "long" else None)
+
+    stage.service.rule = rule
+    topic = stage.main_topic(partitions=2)
+    stage.program(HandlerSpec(topic=topic, policy="10s", concurrency=2), options={"drain": "25s"})
+    leaving = stage.worker("leaving")
+    stage.produce(topic, [{"id": "long"}, {"id": "retried", "fail": 1}], 2)
+    wait_for(lambda: {("long", 1), ("retried", 1)} <= attempts(stage), "both have run or run")
+    staying = stage.worker("staying", ready=False)
+    wait_for(lambda: leaving.log.count("Revoking previously assigned") == 2, "its partitions are taken away")
+    assert ("retried", 2) not in attempts(stage)
+    wait_for(lambda: ("retried", 2) in attempts(stage, leaving.pid), "it is retried there", timeout_s=12)
+    gate.open()
+    staying.wait_ready()
+    stage.wait_settled(topic)
+    assert len(stage.service.visits) == 3, "none runs twice"

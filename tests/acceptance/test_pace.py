@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 from acceptance.books import by_record, check_times, named, partitions
-from harness import Answer, HandlerSpec, Stage, Visit, Worker, wait_for
+from harness import Answer, Gate, HandlerSpec, Stage, Visit, Worker, wait_for
 from harness.terminal import retryapp
 
 from retryapp.core.lifecycle import CircuitChanged, decode_event
@@ -17,16 +18,18 @@ pytestmark = [pytest.mark.broker, pytest.mark.acceptance]
 RECORDS = 400
 RATE = 20
 BURST = 100
+AT_ONCE = 2
 CIRCUIT = {"minimum_calls": 10, "sampling": "2s", "break_for": "300ms", "ramp": "2s"}
 
 
 @pytest.fixture(scope="module")
 def house(bootstrap: str, make_stage: Callable[[str], Stage]) -> Stage:
     stage = make_stage(bootstrap)
-    topics = {name: stage.main_topic(name) for name in ("outage", "burst")}
+    topics = {name: stage.main_topic(name) for name in ("outage", "burst", "few")}
     stage.program(
         HandlerSpec(topic=topics["outage"], policy="200ms 400ms", circuit=CIRCUIT),
         HandlerSpec(topic=topics["burst"], policy="3s", rate_limit=f"{RATE}/s"),
+        HandlerSpec(topic=topics["few"], policy="300ms", concurrency=8, max_concurrent=AT_ONCE),
     )
     stage.worker()
     return stage
@@ -91,6 +94,33 @@ def test_a_burst_keeps_to_the_rate(house: Stage) -> None:
     assert most <= RATE + 4, "one more for each partition, and what the way to the service adds"
     assert again[-1] - again[0] < 2 * 1_000 * BURST / RATE
     check_times(evidence, house.service.of(topic), 2)
+
+
+def test_few_retries_run_at_once(house: Stage) -> None:
+    """On both partitions together; first deliveries have the handler's own concurrency, and pass meanwhile."""
+    topic, gate, most = named(house, "few"), Gate(), 0
+
+    def answer(visit: Visit) -> Answer:
+        nonlocal most
+        again = [each for each in house.service.of(topic) if each.attempt == 2]
+        most = max(most, sum(each.number not in house.service.finished for each in again))
+        return Answer(
+            500 if visit.facts["fails"] and visit.attempt == 1 else 200, gate=gate if visit in again else None
+        )
+
+    house.service.rule = answer
+    evidence = house.evidence(topic)
+    house.produce(topic, [{"id": n, "fails": True} for n in range(20)])
+    wait_for(lambda: evidence.waiting() == 20, "all have failed once")
+    last_due_ms = max(metadata.due_at_ms or 0 for _, metadata in evidence.retries())
+    wait_for(lambda: time.time_ns() > (last_due_ms + 500) * 1_000_000, "all are due")
+    house.produce(topic, [{"id": n, "fails": False} for n in range(20, 40)])
+    wait_for(lambda: house.service.done(topic) == set(range(20, 40)), "first deliveries pass")
+    assert len([visit for visit in house.service.of(topic) if visit.attempt == 2]) == AT_ONCE
+    gate.open()
+    house.wait_settled(topic)
+    assert house.service.done(topic) == set(range(40))
+    assert most == AT_ONCE
 
 
 @pytest.mark.extended

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from harness import Answer, HandlerSpec, Stage, wait_for
+from harness.operator import Operator
 from harness.terminal import retryapp
 
 from retryapp.ledger import take_ledger
@@ -49,3 +51,26 @@ def test_a_sequence_stops_behind_a_dead_record_over_a_kill_until_it_is_released(
     stage.wait_settled(topic)
     ledger = take_ledger(stage.connection, stage.topology(topic))
     assert (ledger.total.received, ledger.total.done, ledger.total.dead, ledger.problems) == (14, 13, 1, ())
+
+
+def test_records_that_a_stop_keeps_unread_until_they_are_deleted_are_announced(stage: Stage) -> None:
+    """A stopped partition leaves them on the main topic, which deletes them; a letter that is set aside ends that."""
+    topic, operator = stage.main_topic(partitions=1), Operator(stage.bootstrap)
+    operator.configure(topic, "retention.ms", str(20 * 3_600_000))
+    stage.service.rule = lambda visit: Answer(422 if visit.facts["id"] == 0 else 200)
+    stage.program(HandlerSpec(topic=topic, order="partition", on_dead="hold"))
+    worker, evidence, letters = stage.worker(), stage.evidence(topic), stage.topology(topic).dlq
+    old_ms = time.time_ns() // 1_000_000 - 11 * 3_600_000
+    operator.publish(topic, *(json.dumps({"id": n}).encode() for n in range(3)), key=b"k", timestamp=old_ms)
+    wait_for(lambda: len(evidence.records(letters)) == 1, "it has stopped")
+
+    def expiring() -> bool:
+        return f'retryapp_unread_expiring_partitions{{handler="{topic}"}} 1.0' in worker.get("/retries/metrics")[1]
+
+    wait_for(expiring, "the metric says so")
+    found = {each["name"]: each for each in retryapp(stage, "doctor", "-A", "app")[1]["findings"]}
+    assert found[f"unread records of {topic}"]["severity"] == "problem"
+    (letter,) = retryapp(stage, "dead", "list", "-A", "app", "--topic", topic)[1]["records"]
+    assert retryapp(stage, "dead", "discard", "--broker", stage.bootstrap, letter["failure_id"])[0] == 0
+    stage.wait_settled(topic)
+    wait_for(lambda: not expiring(), "it is over")

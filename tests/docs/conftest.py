@@ -7,7 +7,7 @@ from samples import partition
 
 from retryapp.core.causes import CauseCount
 from retryapp.engine.handler.handler import Durations
-from retryapp.ports import Event, Observation
+from retryapp.ports import Event, Observation, PartitionLag
 from retryapp.runtime.observe.metrics import MetricsObserver, Sources
 
 
@@ -30,7 +30,7 @@ def worker_metrics() -> MetricsObserver:
             partitions=lambda: {"orders": [info]},
             durations=lambda: {"orders": Durations()},
             causes=lambda _main: [cause],
-            lags=lambda: {"orders": 1},
+            lags=lambda: {"orders": [PartitionLag(partition=0, committed=0, main=1)]},
         )
     )
     metrics.begin("orders", ["5m"])

@@ -55,6 +55,8 @@ class HandlerSpec:
     payload: str = "copy"
     redelivery: str = "direct"
     rate_limit: str = ""
+    max_concurrent: int = 0
+    """Retries at once; as many as `concurrency` where 0."""
     circuit: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of its `CircuitBreaker`; none where empty."""
     circuits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -123,6 +123,7 @@ def declare(wanted: dict[str, Any]) -> None:
         payload=wanted.get("payload", "copy"),
         redelivery=wanted.get("redelivery", "direct"),
         rate_limit=wanted.get("rate_limit") or None,
+        max_concurrent=wanted.get("max_concurrent") or None,
         circuit=CircuitBreaker(**wanted["circuit"]) if wanted.get("circuit") else None,
         circuits={name: CircuitBreaker(**more) for name, more in wanted.get("circuits", {}).items()},
         publishes=[wanted["publishes"]] if wanted.get("declares") else [],

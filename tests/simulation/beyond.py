@@ -29,6 +29,10 @@ class Notes:
         """Tell whether records of a partition are settled beyond its offset."""
         return bool(self._open[number])
 
+    def forget(self, number: int) -> None:
+        """Somebody has set the offset of a partition: nothing stands beside it."""
+        self._open[number] = set()
+
     def committed(self, number: int, offset: int, note: str, now_ms: float) -> None:
         """Judge what is committed for a partition.
 

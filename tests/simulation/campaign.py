@@ -11,7 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from simulation.faults import DAMAGED, DELETED, KINDS, LONG_WAY, LOSSES, OURS, REFUSED, STOPPED, UNENDED, WRONG_TIME
+from simulation.faults import (
+    DAMAGED,
+    DELETED,
+    KINDS,
+    LONG_WAY,
+    LOSSES,
+    OURS,
+    REFUSED,
+    SET_BACK,
+    STOPPED,
+    UNENDED,
+    WRONG_TIME,
+)
 from simulation.history import History, simulate
 from simulation.mutants import MUTANTS, hunt
 from simulation.plan import RANGE_SEEDS, RANGES, Plan
@@ -32,6 +44,11 @@ STATES = (
     "skipped", "settled beyond the offset", "a delivery has tried again in place", "a list of 3",
 )  # fmt: skip
 """What a campaign must have come to (I13): each fault, each way in which a hand-off can fail, each fate."""
+MOVED_STATES = (
+    f"fault: {SET_BACK}", "a record comes again", "a record comes again that waits",
+    "a backlog was full", "no more rows could be claimed", "so many bytes were in flight", "an opening ran out of time",
+)  # fmt: skip
+"""The same of histories from `plan.MOVED` on."""
 
 
 @dataclass(slots=True)
@@ -55,7 +72,7 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        return [state for state in STATES if not self.reached[state]]
+        return [state for state in (*STATES, *MOVED_STATES) if not self.reached[state]]
 
 
 def run_seeds(seeds: Sequence[int]) -> Summary:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from simulation.bounds import bounded
 from simulation.faults import (
     DAMAGED,
     DELETED,
@@ -18,12 +19,13 @@ from simulation.faults import (
     MEANWHILE,
     OURS,
     REFUSED,
+    SET_BACK,
     STOPPED,
     UNENDED,
     WRONG_TIME,
     Fault,
 )
-from simulation.plan import COMMANDED, FEED_S, HELD, LEVELS, SERVED, STOPS, THROUGH, Plan
+from simulation.plan import COMMANDED, FEED_S, HELD, LEVELS, MOVED, SERVED, STOPS, THROUGH, Plan
 from simulation.scripts import ASKING, DEFERRED, GATED, HUNG, LISTED, LONG, SCRIPTS, SERVICES, TRIED, VERDICTS
 
 FAULTS_S: Final = 14.0
@@ -65,7 +67,7 @@ def draw_plan(seed: int) -> Plan:
     plan = _judged(plan, Random(seed ^ JUDGED))
     plan = _called(plan)
     plan = _paced(plan, Random(seed ^ PACED))
-    plan = _in_order(plan, kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 or seed >= STOPS else plan
+    plan = _in_order(plan, kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 or STOPS <= seed < MOVED else plan
     plan = _newest(plan, newest) if (newest := Random(seed ^ NEWEST)).random() < 0.08 else plan
     back = Random(seed ^ BACK)
     plan = _come_back(plan, back) if plan.order != "none" and back.random() < 0.2 else plan
@@ -74,7 +76,8 @@ def draw_plan(seed: int) -> Plan:
     plan = _commanded(plan, Random(seed ^ COMMANDED))
     through = seed >= THROUGH and (seed < 2 * THROUGH or seed % 4 == 0)
     plan = _through(plan, Random(seed ^ THROUGH)) if through else plan
-    return _broken(plan, Random(seed ^ BROKEN))
+    plan = _broken(plan, Random(seed ^ BROKEN))
+    return plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
 
 
 def _first(seed: int) -> Plan:
@@ -274,7 +277,7 @@ def _referred(plan: Plan, random: Random) -> Plan:
 
 def _commanded(plan: Plan, random: Random) -> Plan:
     """Return the plan with commands, or as it was."""
-    odd = {fault.kind for fault in plan.faults} & {STOPPED, DELETED}
+    odd = {fault.kind for fault in plan.faults} & {STOPPED, DELETED} or (plan.seed >= MOVED and plan.seed % 3)
     if plan.seed < COMMANDED or odd or plan.replayed or plan.order == "latest" or plan.endless:
         return plan
     plan = replace(plan, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
@@ -340,6 +343,24 @@ def _broken(plan: Plan, random: Random) -> Plan:
         return plan
     broken = UNENDED if kind < 0.03 else DAMAGED
     return _with(plan, (), (Fault(random.uniform(0.5, FEED_S + 4), broken, 0, random.random()),))
+
+
+def _moved(plan: Plan, random: Random) -> Plan:
+    """Return the plan with offsets that somebody sets back, and with capacities that bind."""
+    kind = random.random()
+    if plan.calm:
+        return plan
+    if kind < 0.6:
+        plan = bounded(plan, random)
+    odd = {fault.kind for fault in plan.faults} & {STOPPED, DELETED, UNENDED, DAMAGED}
+    if kind < 0.4 or odd or plan.commands or plan.replayed or plan.losses or plan.in_flight == CROWD:
+        return plan
+    back = tuple(
+        Fault(random.uniform(1.0, FAULTS_S), SET_BACK, 0, random.random()) for _ in range(random.choice((1, 1, 2)))
+    )
+    kept = tuple(fault for fault in plan.faults if fault.kind != "offsets expire")  # somebody's wish with them
+    plan = replace(plan, faults=kept)
+    return _with(plan, _more(plan, random, ("S", "FS", "FFS", "R", "F", "DS", "TS"), 4), back)
 
 
 def _with(plan: Plan, records: tuple[tuple[float, int, str], ...], faults: tuple[Fault, ...] = ()) -> Plan:

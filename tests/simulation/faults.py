@@ -45,6 +45,8 @@ UNENDED: Final = "no end"
 """Of the next transaction, on the changelog: acknowledged, and committed readers stop before it."""
 DAMAGED: Final = "rows damaged"
 """All workers die, and the tables of their machines are lost; rows of the changelogs cannot be read any more."""
+SET_BACK: Final = "offsets set back"
+"""All workers die, and somebody sets the offsets of the main topic back; drawn apart, too."""
 DRAINS: Final = frozenset({"terminate", "start"})
 """Faults in which nothing is repeated."""
 MEANWHILE: Final = (

@@ -16,6 +16,7 @@ from retryapp.core.publication import TopicLook
 from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.ports import TopicPartition
+from simulation.bounds import IN_FLIGHT, binding
 from simulation.broker import Broker
 from simulation.judge import Judge
 from simulation.loop import BEGAN_S
@@ -85,6 +86,7 @@ class Handlers:
             policy=judge.policies[policy],
             concurrency=2,
             max_in_flight=self._plan.in_flight,
+            max_in_flight_bytes=int(dict(self._plan.bounds).get(IN_FLIGHT, 16 << 20)),
             order=Order(order),
             holding=self._holding(judge, order),
             by_reference=self._plan.referred and kept,
@@ -175,6 +177,8 @@ class Handlers:
         silent_ms = started_ms - self._broker.heard_s.get(worker.consumer.member, 0.0) * 1000
         self._guard(lambda: oracle.check_silence(origin, silent_ms))
         self._guard(lambda: judge.check_bound(taken_in(worker, main, origin[0]), claimed(worker, main, origin[0])))
+        if self._plan.bounds and (placed := worker.ownership.placed.get((main, origin[0]))) is not None:
+            self._reached.update(binding(placed.engine))
         if opening is not None:
             note = self._broker.notes.get(TopicPartition(main, origin[0]), "")
             self._guard(lambda: oracle.offsets.suspects(origin, attempt, delivery.due_at_ms, note, opening))

@@ -22,6 +22,7 @@ from retryapp.core.record import Headers, Record
 from retryapp.ports import Committed, Event, Observation, TopicPartition
 from retryapp.testing.broker import Entry
 from simulation.before import leave_replayed
+from simulation.bounds import SLICE, bind
 from simulation.broker import Broker
 from simulation.disk import SimDisk
 from simulation.drawing import draw_plan
@@ -108,6 +109,7 @@ class History:
         judge.observed[seen.event] += seen.count
         self.reached[seen.event.value] += 1
         if seen.event is Event.LANE_FAILED:
+            self.reached["an opening ran out of time"] += (seen.message or "").startswith("opening it took longer")
             self._guard(lambda: judge.failed(seen.partition, self.loop.time()))
         if seen.event is Event.LANE_OPENED and seen.partition is not None:
             number = seen.partition
@@ -133,6 +135,7 @@ class History:
             commanded=bool(self.plan.commands),
             slow_letters=self.plan.slow_letters,
             kept_ms=KEPT_MS if self.plan.referred else None,
+            slice_size=int(dict(self.plan.bounds).get(SLICE, 20)),
         )
         self.slots[slot] = worker
         worker.start()
@@ -228,6 +231,8 @@ class History:
                 for judge in self.judges.values():
                     for number in range(self.plan.partitions):
                         judge.oracle.damage(self.broker, number, self.random)
+            case "offsets set back":
+                self._shut_down(lambda judge: judge.set_back(self.broker, self.random))
             case "start":
                 self._start(fault.slot)  # one more, also where that machine was not meant to run
             case _:
@@ -237,6 +242,19 @@ class History:
         for each in self.slots:
             if each is not None and each.alive:
                 each.process.kill()
+
+    def _shut_down(self, decide: Callable[[Judge], bool]) -> None:
+        """Have somebody stop all workers and do something, once nothing that they have sent is on its way."""
+        self._kill_all()
+        self.loop.call_later(0.05, self._decide, decide, context=self.network.context)
+
+    def _decide(self, decide: Callable[[Judge], bool]) -> None:
+        self._kill_all()
+        if self.network.last_s > self.loop.time():
+            self.reached["somebody did not wait until all had arrived"] += 1
+            return
+        for judge in self.judges.values():
+            decide(judge)
 
     def _partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
         return [TopicPartition(topic, number) for topic in topics for number in range(self.plan.partitions)]
@@ -325,7 +343,8 @@ class History:
     def run(self) -> Result:
         hook, sys.unraisablehook = sys.unraisablehook, lambda _told: None
         try:
-            self.loop.run_until_complete(self._live())
+            with bind(self.plan):
+                self.loop.run_until_complete(self._live())
         except Stalled:
             self.violation = self.violation or "I1: everybody waits for ever, or nobody ever waits"
         finally:

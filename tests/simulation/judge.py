@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from random import Random
 from typing import Any, Final
 
 from retryapp.core.circuit import CircuitBreaker
@@ -76,6 +77,7 @@ class Judge:
         self.observed: Counter[Event] = Counter()
         self._failures: dict[int | None, list[float]] = {}
         """When lanes failed, in the last seconds, by partition."""
+        self.was_set_back = False
         self.lost: dict[TopicPartition, int] = {}
         """Partitions of which a record was deleted unread, and the offset after it."""
 
@@ -195,11 +197,24 @@ class Judge:
                 self.oracle.give_up((tp.partition, offset - 1))
                 broker.committed[tp], broker.notes[tp] = offset, ""
 
+    def set_back(self, broker: Broker, random: Random) -> bool:
+        """Set the offsets back, as somebody does who wants records to run again; tell whether any are."""
+        moved = False
+        for number in range(self.plan.partitions):
+            tp = TopicPartition(self.topology.main, number)
+            if (end := broker.committed.get(tp)) is not None:
+                offset = max(broker.logs[tp].start, end - random.choice((0, 1, 2, 5, 99)))
+                broker.committed[tp], broker.notes[tp] = offset, ""
+                self.notes.forget(number)
+                self.oracle.offsets.set_back(number, offset, broker.now_ms())
+                moved = self.was_set_back = True
+        return moved
+
     def judge(self, broker: Broker, workers: Iterable[SimWorker | None]) -> int:
         """Judge the end; return how many progress events there are."""
         self.oracle.at_rest()
         # an offset that was set by hand has nothing beside it
-        said = 0 if self.lost else check_counts(broker, self.oracle, self.names)
+        said = 0 if self.lost or self.was_set_back else check_counts(broker, self.oracle, self.names)
         for number, store in seen_stores(workers, self.topology.main, broker.generation):
             taken_back = broker.taken_back[self.topology.seen_changelog] > 0
             rows = {identity: encode_seen(row) for identity, row in store.rows.items()}

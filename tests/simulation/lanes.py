@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from retryapp.engine.lane import recovery
-from retryapp.engine.lane.limits import LaneLimits
-from retryapp.engine.worker import placement
 from retryapp.ports import Standing, TopicPartition
 from retryapp.testing import Step
 from retryapp.testing.lane import MemoryLane
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
 recovery.TAIL_OFFSETS = 4  # histories are short
 LETTERS_S = 3.0
 """How long it takes, where that takes long, until all dead letters are known."""
-vars(placement)["LaneLimits"] = partial(LaneLimits, renew_s=300.0)
 
 
 @dataclass(slots=True, kw_only=True)

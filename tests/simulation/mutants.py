@@ -42,6 +42,7 @@ from simulation.planted_rules import RULES
 from simulation.planted_suspects import SUSPECTS
 from simulation.planted_through import THROUGH
 from simulation.planted_verdicts import VERDICTS
+from simulation.planted_world import WORLD
 
 EARLY_MS = 400
 
@@ -338,7 +339,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),
     *(Mutant(*planted) for planted in COMMANDS),
-    *(Mutant(*planted) for planted in PACE),
+    *(Mutant(*planted) for planted in (*PACE, *WORLD)),
     Mutant("no attempt is the last", ((judge, "decide", _for_ever),)),
 )  # fmt: skip
 

@@ -37,6 +37,8 @@ class Network:
         self.late_until_s: dict[str, float] = {}
         """What a process sends before arrives many seconds later: on a way of which its machine was cut off."""
 
+        self.last_s = 0.0
+        """When the last request arrives that is on its way."""
         self.longer_s: dict[str, float] = {}
         """So much longer take the answers to a process."""
 
@@ -60,6 +62,7 @@ class Wire:
         back_s = network.longer_s.get(process.name if process else "", 0.0)
         arrives_s = max(now_s + takes_s, self._last_s + 1e-5)
         self._last_s = arrives_s
+        network.last_s = max(network.last_s, arrives_s)
 
         def time_out(what: str) -> None:
             network.reached[f"{what} lost: {name}"] += 1

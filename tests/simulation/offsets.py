@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from math import inf
 
 from retryapp.ports import TopicPartition
+from simulation.again import Again
 from simulation.story import Opening, Origin, Story, must, step
 
 _SUSPECTS, _SUSPECT_ROWS = (
@@ -18,10 +19,11 @@ _SUSPECTS, _SUSPECT_ROWS = (
 class Offsets:
     """The committed offsets of a group, and what is judged by those of the main topic."""
 
-    def __init__(self, main: str, stories: Mapping[Origin, Story], reached: Counter[str]) -> None:
+    def __init__(self, main: str, stories: Mapping[Origin, Story], again: Again, reached: Counter[str]) -> None:
         self._main = main
         self._stories = stories
         self._reached = reached
+        self.again = again
         self._moved: dict[TopicPartition, int] = {}
 
     def moved(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -34,8 +36,15 @@ class Offsets:
                 if (tp.partition, at) in self._stories:
                     self._check_passed((tp.partition, at))
 
+    def set_back(self, number: int, offset: int, now_ms: float) -> None:
+        """Somebody has set the offset of a partition."""
+        self.again.set_back(number, offset, now_ms)
+        self._moved[TopicPartition(self._main, number)] = offset
+
     def _check_passed(self, origin: Origin) -> None:
         story = self._stories[origin]
+        if story.again:
+            self.again.passed(origin, story)
         fine = any(call.fine for call in story.calls[1])
         if story.replays:  # it was dead
             return

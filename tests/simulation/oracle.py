@@ -18,6 +18,7 @@ from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.ports import TopicPartition
+from simulation.again import Again
 from simulation.broker import SESSION_S, Broker
 from simulation.damaging import Damages
 from simulation.newest import SUPERSEDED, check_newest, check_replaced
@@ -92,8 +93,10 @@ class Oracle:
         self.named: Counter[str] = Counter()
         """What the history has come to, in words."""
         self.sequences = Sequences(self.stories, self.waits, self.damages, self.named)
-        self.offsets = Offsets(topics.main, self.stories, self.named)
         self.stores = Stores(self.damages)
+        self.again = Again(self.stories, self.stores, self.named)
+        self.again.orders = self.sequences.orders
+        self.offsets = Offsets(topics.main, self.stories, self.again, self.named)
         self.copies: Copies | None = None
         """Set where what is due again goes through the main topic."""
         self._endless = endless
@@ -143,6 +146,8 @@ class Oracle:
             lost = set() if self.main is None else self.main.lost
             self.sequences.begun(origin, story, opening, resumed_ms=resumed_ms, lost=lost)
             self.damages.begun(origin, opening)
+            if due_at_ms is None:
+                self.again.begun(origin, opening)
             if self.steering is not None:
                 self.steering.begins(origin, story, opening)
                 unsure = origin[0] in self.damages.unsure and origin[0] not in self.steering.paused
@@ -203,7 +208,7 @@ class Oracle:
         story.began_ms[opening, due_at_ms is not None or story.held] = now_ms
         ends = {0, attempt, FIRST} if due_at_ms is None else {0, attempt}
         settled_ms = min((at for which, at in story.settled_ms.items() if which in ends), default=None)
-        known = settled_ms is not None and settled_ms < opening.fenced_ms
+        known = settled_ms is not None and settled_ms < opening.fenced_ms and not story.again
         must(not known, "I5", origin, f"attempt {attempt} again, and its outcome is durable")
 
     def ended(self, origin: Origin, attempt: int, call: Call) -> None:
@@ -270,6 +275,7 @@ class Oracle:
             story.copies[delivery] += 1
             return
         story.outcome_ms = now_ms
+        story.first_ms = now_ms if delivery == 1 else story.first_ms
         if self._died_otherwise(origin, story, ours.get("retry-reason"), lost=lost):
             story.stopped = True
             self._end(origin, story, "dead", delivery, now_ms)
@@ -287,7 +293,7 @@ class Oracle:
             self._end(origin, story, "dead", delivery, now_ms)
             return
         must(attempt < self.max_attempts, "I5", origin, f"attempt {attempt} is to be followed by another")
-        must(not story.fates, "I2", origin, f"to be tried again after {story.fates}")
+        must(not story.fates or story.again > 0, "I2", origin, f"to be tried again after {story.fates}")
         _copied(origin, story, delivery, ours)
         if self.pace.is_free(story, attempt, delivery):
             self._cut_short(story, attempt + 1, now_ms, timed_out=timed_out)
@@ -337,7 +343,7 @@ class Oracle:
         origin, attempt = (record.partition, int(record.key or b"")), int(record.value or b"")
         story = self._story(origin)
         story.results += 1
-        _once(origin, story.results, "result")
+        _once(origin, story, story.results, "result")
         fine = any(call.fine for call in story.calls[attempt])
         must(fine, "I1", origin, f"attempt {attempt} was not fine, and its result is there")
 
@@ -350,8 +356,8 @@ class Oracle:
             self._end(origin, self._story(origin), "done", told["delivery"], now_ms)
         elif told.get("kind") == "held":
             story = self._story(_origin(told["origin"]))
-            must(not story.held, "I1", _origin(told["origin"]), "held twice")
-            story.held = True
+            must(not story.held or story.again > 0, "I1", _origin(told["origin"]), "held twice")
+            story.held, story.outcome_ms = True, now_ms
         elif told.get("kind") == SUPERSEDED:
             origin = _origin(told["origin"])
             check_replaced(self.stories, origin, told["by_offset"])
@@ -368,18 +374,20 @@ class Oracle:
             must(first == (record.partition, told["first_offset"]), "I1", origin, f"skipped, and it repeats {first}")
             self.skips += 1
             story.fates.append("skipped")
-            _once(origin, len(story.fates), "skip", "I2")
+            story.ended_ms = story.outcome_ms = story.first_ms = now_ms
+            _once(origin, story, len(story.fates), "skip", "I2")
 
     def _end(self, origin: Origin, story: Story, fate: str, delivery: int, now_ms: float) -> None:
         replaced = fate == SUPERSEDED
         expected = replaced or story.stopped or fate == self.fate(story.script)
         must(expected, "I1", origin, f"{fate}, by script {story.script!r}")
         is_last = delivery + replaced > max(story.copies, default=0)
-        must(is_last, "I2", origin, f"{fate} by delivery {delivery}: it has a copy")
+        must(is_last or story.again > 0, "I2", origin, f"{fate} by delivery {delivery}: it has a copy")
         story.fates.append(fate)
-        story.outcome_ms = now_ms
+        story.outcome_ms = story.ended_ms = now_ms
+        story.first_ms = now_ms if delivery == 1 else story.first_ms
         story.settled_ms.setdefault(0, now_ms)
-        _once(origin, len(story.fates), f"end {fate}", "I2")
+        _once(origin, story, len(story.fates), f"end {fate}", "I2")
 
     def _logged(self, record: Record, now_ms: float) -> None:
         key, row = record.key or b"", record.value
@@ -410,6 +418,8 @@ class Oracle:
         return [origin for origin, story in self.stories.items() if not self._settled(story)]
 
     def _settled(self, story: Story) -> bool:
+        if story.again:
+            return self.again.settled(story, publishes=bool(self._topics.results))
         if story.fates:
             return True
         fine = any(call.fine for call in story.calls[1]) and not story.copies[1]
@@ -436,7 +446,8 @@ class Oracle:
             must(failed_first or not story.fates, "I1", origin, f"ends {story.fates}")
             must(bool(story.fates) or expected == "done", "I1", origin, "no end")
             results = int(not {"dead", "skipped", SUPERSEDED} & set(story.fates))
-            must(story.results == results or not self._topics.results, "I1", origin, f"{story.results} results")
+            right = results <= story.results <= (1 + story.again if story.again else results)
+            must(right or not self._topics.results, "I1", origin, f"{story.results} results")
         check_newest({**self.stories, **self._lost})
         self.stores.at_rest()
 
@@ -459,8 +470,8 @@ def _origin(text: str) -> Origin:
 def _copied(origin: Origin, story: Story, delivery: int, ours: Mapping[str, bytes]) -> None:
     story.copies[delivery] += 1
     story.dues[delivery].add(int(ours["retry-due-ms"]))
-    _once(origin, story.copies[delivery], f"copy of delivery {delivery}")
+    _once(origin, story, story.copies[delivery], f"copy of delivery {delivery}")
 
 
-def _once(origin: Origin, count: int, what: str, invariant: str = "I1") -> None:
-    must(count <= 1, invariant, origin, f"{count} visible copies of a {what}")
+def _once(origin: Origin, story: Story, count: int, what: str, invariant: str = "I1") -> None:
+    must(count <= 1 + story.again, invariant, origin, f"{count} visible copies of a {what}")

@@ -21,7 +21,9 @@ SERVED: Final = 5_000_000
 """From this seed on records need services, which are down for a while and have circuits with names."""
 THROUGH: Final = 6_000_000
 """From this seed on what is due again goes through the main topic; from twice this on in every fourth history."""
-RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH)
+MOVED: Final = 14_000_000
+"""From this seed on somebody sets offsets back, and capacities bind."""
+RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED)
 """First seeds of the ranges, of a million at least, in which histories have different things."""
 RANGE_SEEDS: Final = 1_000_000
 
@@ -80,6 +82,8 @@ class Plan:
     """When, and on which partition, the main topic gets a copy of another group, or a second one; and which."""
     commands: tuple[float, ...] = ()
     """When somebody sends a command."""
+    bounds: tuple[tuple[str, float], ...] = ()
+    """Capacities that are small, by name; see `simulation.bounds`."""
     replayed: str = ""
     """Script of a record that waits when the history begins: an older build had replayed it. Empty: none does."""
 
@@ -119,7 +123,8 @@ class Plan:
         order, a group of so many records may be others.
         """
         again = len(self.faults) + (self.changes and self.order != "none")
-        return (3 + (self.in_flight - 1).bit_length() + 3) * (1 + again)
+        halved = max(self.in_flight - 1, 1).bit_length()  # what is on its way into a transaction counts, too
+        return (3 + halved + 3) * (1 + again)
 
     @property
     def levels(self) -> bool:
@@ -161,6 +166,7 @@ class Plan:
             + ["records wait by reference"] * self.referred
             + [f"what is due again goes through the main topic, with {len(self.strays)} strays"] * self.through
         )
+        sent += [f"{name} is {size:g} at most" for name, size in self.bounds]
         sent += [f"loss {loss}" for loss in self.losses]
         sent += [f"{len(self.commands)} commands"] * bool(self.commands)
         again = [f"{at_s:6.2f} s  once more, record {which}" for at_s, which in self.repeats]

@@ -85,6 +85,13 @@ class Sequences:
 
     def _has_ended(self, story: Story) -> bool:
         """Tell whether a final outcome is there, or may be on its way."""
+        if story.again:
+            last = self._waits.last(story.script)
+            return (
+                story.ended_ms >= story.again_ms
+                or any(call.ended_ms >= story.again_ms for call in story.calls[last])
+                or bool({*"XK"} & {*story.script})
+            )
         if story.fates or story.cancelling or "X" in story.script or "K" in story.script:
             return True
         return bool(story.calls[self._waits.last(story.script)]) or (self.releases and any(story.calls.values()))

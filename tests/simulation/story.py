@@ -129,6 +129,16 @@ class Story:
     """Deadlines of copies that wait for a release, by the delivery that ended."""
     freed: set[int] = field(default_factory=set)
     """Deliveries whose release was obeyed."""
+    again: int = 0
+    """How often somebody has set the offset back so that it comes again."""
+    again_ms: float = -inf
+    """When that was done last."""
+    was_results: int = 0
+    """Its results by then."""
+    ended_ms: float = -inf
+    """When an end was visible last."""
+    first_ms: float = -inf
+    """When an outcome of its first delivery was."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
 

@@ -46,7 +46,7 @@ class Copies:
         if was != (told.key, told.value, told.headers) or record.partition != origin[0]:
             raise Violation(f"I24 {origin[0]}/{origin[1]}: its copy is another record")
         self._there[origin, int(delivery)] += 1
-        if self._there[origin, int(delivery)] > 1:
+        if self._there[origin, int(delivery)] > 1 + stories[origin].again:
             raise Violation(f"I24 {origin[0]}/{origin[1]}: delivery {delivery} has a second copy")
 
     def begun(self, origin: Origin, delivery: int) -> None:

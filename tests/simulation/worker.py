@@ -109,6 +109,7 @@ class SimWorker(Observer):
         commanded: bool = False,
         slow_letters: bool = False,
         kept_ms: int | None = None,
+        slice_size: int = 20,
     ) -> None:
         loop = network.loop
         self.process = Process(name)
@@ -118,7 +119,7 @@ class SimWorker(Observer):
         self.random = random
         self.clock = SimClock(loop, offset_ms)
         self.consumer = SimConsumer(self)
-        self.reader = MemoryReader(broker, self.wire.request)
+        self.reader = MemoryReader(broker, self.wire.request, slice_size)
         self.ended = False
         """It ended by itself, in order."""
         self.early: dict[str, Mapping[TopicPartition, Committed]] = {}
@@ -225,9 +226,9 @@ class SimWorker(Observer):
         self.process.context.run(lambda: asyncio.ensure_future(self._end()))
 
     async def _end(self) -> None:
+        await self.ownership.leave(GRACE_S)
         for task in self._tasks:
             task.cancel()
-        await self.ownership.suspend(GRACE_S)
         member = self.consumer.member
         with contextlib.suppress(TimeoutError):  # then the session ends by itself
             await self.wire.request("leave", lambda: self.broker.leave(member))

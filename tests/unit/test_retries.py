@@ -275,6 +275,21 @@ async def test_a_handler_of_dead_letters_belongs_to_a_handler(retries: Retries) 
     assert retries.topologies[-1].main == "app.payments.dlq.invalid"
 
 
+async def test_dead_letters_of_another_group_can_be_read(retries: Retries) -> None:
+    """Their handler is declared elsewhere; with this app's own group the topic is that of a handler of this app."""
+    retries.dead_letters("invoices", group="billing", named="invalid", policy="1m*3")(refund)
+    letters = retries.topologies[-1]
+    assert (letters.group, letters.main, letters.dlqs) == ("app", "billing.invoices.dlq.invalid", ())
+    assert (letters.letters_of, letters.letters_from, letters.own_letters_of) == ("invoices", "billing", None)
+    retries.dead_letters("orders", group="app", policy="1m")(refund)
+    assert (retries.topologies[-1].own_letters_of, retries.topologies[-1].letters_from) == ("orders", None)
+    for wrong in ({"named": "retry"}, {"group": 3}, {"group": "a b"}, {"group": "app"}):
+        with pytest.raises((InvalidSettingError, InvalidTopicNameError)):
+            retries.dead_letters("invoices", **{"group": "billing", "policy": "1m", **wrong})(refund)
+    with pytest.raises(PublishCircleError, match=r"billing\.invoices\.dlq -> invoices -> billing"):
+        retries.dead_letters("invoices", group="billing", policy="1m", publishes=["invoices"])(refund)
+
+
 async def test_a_circle_through_dead_letters_is_refused_where_it_is_declared(retries: Retries) -> None:
     """A letter's handler that publishes to the main topic would see each record that dies again and again."""
     with pytest.raises(PublishCircleError, match=r"orders -> app\.orders\.dlq -> orders"):

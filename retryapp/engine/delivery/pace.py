@@ -352,6 +352,17 @@ class Pace:
             return "circuit"
         return "rate" if self.wait_s() else None
 
+    def gates_of(self, circuit: str) -> list[str]:
+        """Return what holds a due row back now that waits for this circuit, for people."""
+        now_ms, named = self._now_ms(), self.gates.get(circuit)
+        buckets = self._bucket, None if named is None else named.bucket
+        shut = {
+            "deliveries are paused": self.paused,
+            "an outage is on, which holds it back": self.is_out(circuit),
+            "a rate limit holds it back": any(each is not None and not each.room(now_ms) for each in buckets),
+        }
+        return [text for text, holds in shut.items() if holds]
+
     def age_ms(self, circuit: Circuit) -> int:
         """Return for how long a circuit has been in its state."""
         return int(self._now_ms() - circuit.since_ms)

@@ -47,6 +47,7 @@ from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.partition.command_lines import log_command, log_unread
 from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, appended_ms
@@ -119,7 +120,7 @@ class Commands:
             taken_in=taken_in,
             remember=scheduler.remember,
         )
-        self._jobs = Jobs(context, transport, self._letters)
+        self._jobs = Jobs(context, transport, self._letters, self._event)
         self.queue = ControlQueue(context, transport, self._jobs.steering.ahead)
         self._rows = RowCommands(context, transport, sequences)
         self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)
@@ -206,7 +207,9 @@ class Commands:
             verb = JobVerb.PAUSE if told.paused else "job-end"
             text = f"{told.paused}; {told.text}" if told.paused else told.text
             effect = Effect(text, before=str(PartState.RUNNING), after=str(told.state))
-            turn.publishes = (*turn.publishes, self._event(effect, command="", verb=str(verb), job=told.job))
+            facts: dict[str, Any] = {"command": "", "verb": str(verb), "job": told.job}
+            turn.publishes = (*turn.publishes, self._event(effect, **facts))
+            turn.on_settled = partial(log_command, self._transport.place.main, effect, None, facts)
         turn.source, turn.next_offset = self._transport.place.main, 0
         turn.steering = self._jobs.steering.written
         self._submit(turn)
@@ -245,7 +248,9 @@ class Commands:
             return
         self._close_gate()
         told = [self._event(Effect(str(e)), e.refusal, offset=record.offset, command="") for record, e in refused]
-        self._submit_commands([record.offset for record, _ in refused], publishes=tuple(told))
+        first, offsets = refused[0][1], [record.offset for record, _ in refused]
+        line = partial(log_unread, self._transport.place.main, len(refused), first.refusal, str(first))
+        self._submit_commands(offsets, publishes=tuple(told), on_settled=line)
         refused.clear()
 
     async def _obey(self, record: Any, command: AnyCommand) -> None:
@@ -258,7 +263,15 @@ class Commands:
             effect, refusal = Effect(str(error)), error.refusal
         steered = refusal is None and (isinstance(command, JobCommand | HandlerCommand) or effect.steered)
         facts = command.model_dump(include={"verb", "failure_id", "by", "why", "job", "circuit"})
-        event = self._event(effect, refusal, offset=record.offset, command=command.id, **facts)
+        facts["command"] = command.id
+        event = self._event(effect, refusal, offset=record.offset, **facts)
+        line = partial(log_command, self._transport.place.main, effect, refusal, facts)
+
+        def settled(committed: bool, offsets: tuple[int, ...]) -> None:
+            line(committed, offsets)
+            if isinstance(command, HandlerCommand):
+                self.levels.go_on(command, committed, offsets)
+
         self._submit_commands(
             [record.offset],
             steered=steered,
@@ -266,7 +279,7 @@ class Commands:
             claim=effect.claim,
             publishes=(*effect.publishes, event),
             observations=effect.observations,
-            on_settled=partial(self.levels.go_on, command) if isinstance(command, HandlerCommand) else None,
+            on_settled=settled,
         )
 
     def _submit_commands(self, offsets: Sequence[int], *, steered: bool = False, **facts: Any) -> None:

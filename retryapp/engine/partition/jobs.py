@@ -1,9 +1,10 @@
 """The parts of jobs of one partition: letters are read in order, and replayed or set aside, many in one turn.
 
-Each turn has what it does to its letters, and where the part is then. So a crash neither repeats nor skips a letter. A
-part keeps to its share of the job's rate, and few of its records wait at once: first deliveries and the records' own
-retries go on beside it. Its first replays are a canary: the others wait for their outcomes, and where most of the last
-outcomes are failures, the part pauses itself, for each replay spends all attempts of its record.
+Each turn has what it does to its letters, an event for each of the first ones that it refuses, and where the part is
+then. So a crash neither repeats nor skips a letter. A part keeps to its share of the job's rate, and few of its records
+wait at once: first deliveries and the records' own retries go on beside it. Its first replays are a canary: the others
+wait for their outcomes, and where most of the last outcomes are failures, the part pauses itself, for each replay
+spends all attempts of its record.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import Any, Final
 from retryapp.core.control import Command, Refusal, Verb, is_mark
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import RETRY_ERROR_TRACE, decode_metadata
-from retryapp.core.hops import REPLAY
+from retryapp.core.hops import REPLAY, Outgoing
 from retryapp.core.jobs import (
     JOB_AGE_MS,
     LAST_OUTCOMES,
     MOST_JOBS,
+    MOST_NAMED,
     JobCommand,
     JobPart,
     JobVerb,
@@ -64,12 +66,21 @@ logger = logging.getLogger(__name__)
 class Jobs:
     """What one session of a partition does for jobs."""
 
-    def __init__(self, context: DeliveryContext, transport: LaneProtocol, letters: LetterCommands) -> None:
-        """Begin with what the partition remembers."""
+    def __init__(
+        self,
+        context: DeliveryContext,
+        transport: LaneProtocol,
+        letters: LetterCommands,
+        event: Callable[..., Outgoing],
+    ) -> None:
+        """Begin with what the partition remembers; `event` makes that of a command."""
         self.steering = read_steering(transport.steering)
         self._context = context
         self._transport = transport
         self._letters = letters
+        self._event = event
+        self._named: list[Outgoing] = []
+        """Events of letters that the present step has refused."""
         self._turns: dict[str, SharedTurns] = {}
         self._outcomes: dict[str, deque[bool]] = {}
         """By job: whether the last replays failed again."""
@@ -124,7 +135,8 @@ class Jobs:
         if self._context.handler.topology.drop:
             raise RefusedError(Refusal.NO_LETTER, "this handler has no dead-letter topic")
         verb = str(command.part.verb)
-        part = Part(job=command.job, verb=verb, order=command.part, by=command.by, why=command.why)
+        since_ms = self._context.clock.wall_ms()
+        part = Part(job=command.job, verb=verb, order=command.part, by=command.by, why=command.why, since_ms=since_ms)
         self.steering.parts.append(part)
         return Effect("it begins", after=str(part.state))
 
@@ -223,6 +235,7 @@ class Jobs:
                 return
             before = dict(part.at), part.looked, Counter(part.refused)
             letters: list[Letter] | None = None
+            self._named.clear()
             try:
                 letters = await self._look(part, room)
             except Exception as fault:  # noqa: BLE001 - whatever it is: a fault of those topics is none of the lane's
@@ -238,7 +251,7 @@ class Jobs:
                 self._turns[part.job].take(len(effects))
             part.done += len(effects)
             rows: tuple[Row, ...] = tuple(row for effect in effects for row in effect.rows)
-            sent = tuple(out for effect in effects for out in effect.publishes)
+            sent = (*(out for effect in effects for out in effect.publishes), *self._named)
             seen = tuple(told for effect in effects for told in effect.observations)
             over = all(part.at.get(topic, 0) >= end for topic, end in part.order.upto.items())
             if over:
@@ -268,13 +281,14 @@ class Jobs:
                 if looked % _GO_ON == 0 or (part.order.filter.field and len(raw.value or b"") > _LARGE_BYTES):
                     await asyncio.sleep(0)
                 headers = tuple([pair for pair in raw.headers if pair[0] != RETRY_ERROR_TRACE])  # most bytes, not used
+                metadata, problem = None, "it is no dead letter"
                 try:
                     metadata = decode_metadata(headers)
-                except DamagedMetadataError:
-                    metadata = None
+                except DamagedMetadataError as error:
+                    problem = str(error)
                 died_ms = appended_ms(raw)
                 if metadata is None:
-                    part.refused[Refusal.DAMAGED] += 1
+                    self._refuse(part, Refusal.DAMAGED, f"{tp.topic}[{tp.partition}]@{raw.offset}: {problem}")
                 elif part.order.filter.fits(metadata, raw, died_ms):
                     size += held
                     record = Record(*tp, raw.offset, died_ms, raw.key, raw.value, headers)
@@ -319,12 +333,18 @@ class Jobs:
                 await asyncio.sleep(0)  # two hundred take tens of milliseconds
             name = letter.metadata.failure_id
             if name in taken:  # its tables do not have what this turn does
-                part.refused[Refusal.NOT_NEWEST] += 1
+                self._refuse(part, Refusal.NOT_NEWEST, "the job has taken another letter of it", name)
                 continue
             try:
                 effects.append(self._letters.of_job(command, letter))
             except RefusedError as error:
-                part.refused[error.refusal] += 1  # it may have a newer one among these
+                self._refuse(part, error.refusal, str(error), name)  # it may have a newer one among these
             else:
                 taken.add(name)
         return effects
+
+    def _refuse(self, part: Part, refusal: Refusal, text: str, name: str = "") -> None:
+        part.refused[refusal] += 1
+        if part.refused.total() <= MOST_NAMED:
+            facts = {"job": part.job, "verb": part.verb, "failure_id": name, "by": part.by, "why": part.why}
+            self._named.append(self._event(Effect(text), refusal, command="", **facts))

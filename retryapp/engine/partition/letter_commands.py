@@ -21,6 +21,7 @@ from retryapp.core.control import (
     Verb,
     digest_of,
     is_mark,
+    is_open,
     row_state,
 )
 from retryapp.core.dead_index import LetterAge, newest_letter
@@ -203,6 +204,9 @@ class LetterCommands:
         offset, mark = found[topic]
         if (topic, offset) != (letter.topic.topic, letter.record.offset):
             raise RefusedError(Refusal.NOT_NEWEST, f"its newest dead letter has the offset {offset}")
+        if command.verb is Verb.REPLAY and metadata.reason == DeadReason.CRASHED and is_open(mark):
+            text = "it has ended its workers, so no job replays it: replay it alone, by its failure id with --force"
+            raise RefusedError(Refusal.CRASHED, text)
         return self._effect(command, letter, mark, identity_of(metadata.origin))
 
     def _effect(self, command: Command, letter: Letter, mark: str | None, identity: bytes) -> Effect:

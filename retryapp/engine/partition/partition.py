@@ -149,6 +149,18 @@ class PartitionEngine(RunOwner):
             self._former[run.place] = None
             run.abort()
 
+    async def run_out(self) -> None:
+        """Wait until what runs now has ended; others go on to begin. None of it is tried again in place."""
+        last = list(self._running)
+        for run in last:
+            run.end_tries()
+        while last:
+            if last[-1] not in self._running:
+                last.pop()
+                continue
+            self._settled.clear()
+            await self._settled.wait()
+
     async def drain(self, deadline_s: float) -> None:
         """Take nothing new, wait for running handlers, then give up those that are not done and wait for them."""
         waiting = [pool.flush(self) for pool in (self._first, self._again)]
@@ -229,8 +241,7 @@ class PartitionEngine(RunOwner):
     @override
     def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
         began = self._running.pop(run, run) is None
-        if not self._running:
-            self._settled.set()
+        self._settled.set()
         if run.sequence is not None:
             self._given_up.note(run)
         session = self.session

@@ -238,7 +238,7 @@ class Recall:
         """Tell whether a row is another one than was read, or is to be: the next look sees what is left of it."""
         identity = key[IDENTITY_AT:]
         replaced = self._sequences is not None and not self._sequences.has(identity, row.key)
-        replaced = replaced or identity in self.unwritten or key in self.scheduler.copying
+        replaced = replaced or key in self.scheduler.copying
         changed = replaced or self._pending is None or self._pending.get(key) != value
         if changed or claim is None:
             return changed

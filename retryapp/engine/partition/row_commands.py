@@ -92,9 +92,12 @@ class RowCommands:
             raise RefusedError(Refusal.HELD, "it runs after the earlier records of its key, whatever its time")
         now_ms = self._context.clock.wall_ms()
         due_at_ms = now_ms if command.due_at_ms is None else max(now_ms, command.due_at_ms)
-        gate = "; an outage is on, which holds it back" if self._context.pace.is_out(row.circuit) else ""
-        gate = "; it is held until somebody releases it" if row.hold else gate
-        text = f"{_due_text(due_at_ms - now_ms)}{gate}"
+        gates = self._context.pace.gates_of(row.circuit)
+        if self._sequences is not None and self._sequences.waits_behind(identity, row.key):
+            gates.append("it runs after the earlier records of its key")
+        if row.hold:
+            gates.append("it is held until somebody releases it")
+        text = "; ".join([_due_text(due_at_ms - now_ms), *gates])
         return self._moved(due_anew(row, metadata, due_at_ms), metadata, identity, text)
 
     def _release(

@@ -408,6 +408,11 @@ class Sequences:
         name = self.name(key) if self.by_key else None
         return name is None or ((line := self._lines.get(name)) is not None and identity in line.rows)
 
+    def waits_behind(self, identity: bytes, key: bytes | None) -> bool:
+        """Tell whether another record of its sequence runs, or is to run, before a row."""
+        line = None if (name := self.name(key)) is None else self._lines.get(name)
+        return line is not None and bool(line.rows) and (line.running or line.rows[0] != identity)
+
     def may_come_back(self, _key: bytes | None) -> bool:
         """Tell whether a record of this key may be tried again that was dead."""
         return True

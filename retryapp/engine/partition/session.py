@@ -12,10 +12,14 @@ from functools import partial
 from typing import Any
 
 from retryapp.core.control import is_mark
+from retryapp.core.errors import DamagedRowError, NewerRowError
+from retryapp.core.headers import RETRY_ORIGIN_TIMESTAMP_MS
 from retryapp.core.lane_errors import LaneClosedError
-from retryapp.core.record import Record, held_bytes
+from retryapp.core.metadata import clamped
+from retryapp.core.record import Origin, Record, held_bytes
 from retryapp.core.redelivery import is_copy
-from retryapp.core.rows import PendingRow, row_due_ms
+from retryapp.core.row_keys import identity_of
+from retryapp.core.rows import PendingRow, is_stopped, row_due_ms, row_header
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, RunOwner
 from retryapp.engine.handler.handler import Order
@@ -110,6 +114,8 @@ class Session:
             sort = Latest if context.handler.order is Order.LATEST else Sequences
             calls: Any = {"settle": self._settle, "submit": self._submit}
             self.sequences = sort(*place, start=lambda run: self._start(run), **calls)
+        self._pending = transport.pending
+        self._newest = -1 if self._pending is None else self._pending.newest
         commanded = None if transport.place.control is None else self._commanded
         read: Any = transport.reader, main, transport.pending, self.sequences
         self._recall = Recall(context, *read, deliver=emit, submit=self._submit)
@@ -211,6 +217,7 @@ class Session:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             found = self._beyond.found(record)
             has_row = self.sequences is not None and self.sequences.reach(record)
+            has_row = has_row or (record.offset <= self._newest and self._waits(record))
             if has_row and not (found and found[-1].next_offset > record.offset):
                 found.append(Settled(record.next_offset, fine=False))  # the offset was set back: its row runs
             for settled in found:
@@ -237,6 +244,18 @@ class Session:
             self.release()  # nothing else may come to end
         if records:
             self.reach(records[-1].next_offset)
+
+    def _waits(self, record: Record) -> bool:
+        """Tell whether a record has a row; one of another time is of a record that its topic has lost."""
+        origin = Origin(record.topic, self._context.topic_id, record.partition, record.offset)
+        if self._pending is None or (key := self._pending.find(identity_of(origin))) is None:
+            return False
+        row, alone = self._pending.get(key) or b"", record.next_offset == record.offset + 1
+        try:
+            time = row_header(row, RETRY_ORIGIN_TIMESTAMP_MS.encode())
+        except (DamagedRowError, NewerRowError):
+            return False
+        return alone and not is_stopped(row) and time == b"%d" % clamped(record.timestamp_ms, -1)
 
     def reach(self, position: int) -> None:
         """Note that all records of the main topic before a position came in."""

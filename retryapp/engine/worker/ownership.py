@@ -3,13 +3,15 @@
 1. Assignment: one engine and one lane for each partition of a main topic that all topics of the handler have; any other
    stays paused until they have it, and that is reported. Lanes open once the rebalance is over.
 2. Records go from the intake to the engines (`engine.worker.feed`).
-3. Revoke or end of the process: handlers get some time to finish, lanes commit what is done and close.
+3. Revoke or end of the process: handlers get some time to finish, lanes commit what is done and close. Until the runs
+   that were going on have ended, all partitions go on as always, for half of the time at most.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Any
 
 from retryapp.core import marks
 from retryapp.core.lane_errors import PositionGoneError
@@ -39,9 +41,13 @@ class Ownership:
         self._membership: Membership | None = None
         self._actives: set[TopicPartition] = set()
         self._drain_s = drain_s
+        self._stopping = False
+        """No partition is placed any more."""
         self.feed = Feed(self.intake)
         self.placer: Placer | None = None
         self._suspending = asyncio.Lock()
+        self._ends_s = 0.0
+        """When the present end of the partitions cancels what runs, by the event loop's clock."""
         self.intake.on_records = self.feed.pump
         self.intake.on_assigned = self._on_assigned
         self.intake.on_revoked = self._on_revoked
@@ -49,6 +55,8 @@ class Ownership:
         self.intake.on_counted = self._on_counted
 
     async def _on_assigned(self, generation: int, member_id: str, actives: set[TopicPartition]) -> None:
+        if self._stopping:
+            return
         self._membership, self._actives = Membership(generation=generation, member_id=member_id), actives
         for served in self.served.values():
             self._place_actives(served)
@@ -102,14 +110,28 @@ class Ownership:
         self.assigned = False
         await self.suspend(self._drain_s)
 
+    async def leave(self, deadline_s: float) -> None:
+        """Suspend for good, as this process ends."""
+        self.assigned, self._stopping = False, True
+        await self.suspend(deadline_s)
+
     async def suspend(self, deadline_s: float) -> None:
-        """Let handlers finish, commit, and close every lane, within the deadline and a few seconds."""
+        """Let handlers finish, commit, and close every lane, within the deadline and a few seconds.
+
+        A shorter one that comes meanwhile counts: a revoke in a stop.
+        """
+        ends_s = asyncio.get_running_loop().time() + deadline_s
+        if self._suspending.locked() and ends_s < self._ends_s:
+            await asyncio.gather(*(each.engine.drain(deadline_s) for each in self.placed.values()))
         async with self._suspending:
             placed = list(self.placed.values())
             if not placed:
                 return
-            self.feed.catch_up()  # not later: what comes to an engine that drains is dropped, and it looks idle
-            await asyncio.gather(*(_finish(each, deadline_s) for each in placed))
+            self._ends_s = ends_s
+            over = asyncio.gather(*(each.engine.run_out() for each in placed))
+            mains = dict.fromkeys(main for main, _ in self.placed)
+            await asyncio.gather(*(self._hand_over(main, over, ends_s) for main in mains))
+            over.cancel()
             finish_s = min(_FINISH_S, max(_LEAST_FINISH_S, deadline_s))
             _, late = await asyncio.wait([each.task for each in placed], timeout=finish_s)
             for task in late:
@@ -120,6 +142,21 @@ class Ownership:
                 each.engine.end()
             self.placed.clear()
             self.feed.clear()
+
+    async def _hand_over(self, main: str, over: asyncio.Future[Any], ends_s: float) -> None:
+        """Go on with a handler until what ran at first is `over`; then let its partitions finish, each by itself.
+
+        What begins meanwhile has to end in time, or it is cancelled and its next owner runs it again. So nothing begins
+        in the second half of the time, nor with less left than all but one in a hundred runs of the handler took.
+        """
+        loop = asyncio.get_running_loop()
+        left_s = ends_s - loop.time()
+        serve_s = min(left_s / 2, left_s - self.served[main].handler.durations.usual_s)
+        if serve_s > 0:
+            await asyncio.wait([over], timeout=serve_s)
+        self.feed.catch_up()  # not later: what comes to an engine that drains is dropped, and it looks idle
+        left_s = max(0.0, ends_s - loop.time())
+        await asyncio.gather(*(_finish(each, left_s) for (name, _), each in self.placed.items() if name == main))
 
     def catch_up(self) -> bool:
         """Settle positions without records, and ask for the broker's time while the clock is in doubt.

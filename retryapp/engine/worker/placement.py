@@ -51,6 +51,8 @@ class Served:
     max_bytes: int = 0
     kept_ms: int | None = None
     """How long the main topic keeps a record at least; None: no limit."""
+    deletes_after_ms: int | None = None
+    """After how long it deletes one, unread or not; None: never by time."""
     changelog_id: str = ""
     control_id: str = ""
     dlq_ids: Mapping[str, str] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from retryapp.core.metadata import STOPPED_TIER
 from retryapp.core.rules import ErrorClass
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Durations
-from retryapp.ports import Event, Observation, Observer, PartitionInfo
+from retryapp.ports import Event, Observation, Observer, PartitionInfo, PartitionLag
 from retryapp.runtime.observe.recent import DELIVERIES, FAILURES
 
 LATENESS_BUCKETS_S: Final = (
@@ -101,6 +101,11 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "Offsets of the main topic that are not committed, of the partitions here; absent while no broker answers.",
         ("handler",),
     ),
+    "unread_expiring_partitions": (
+        "Partitions here with unread records that are older than half of the main topic's retention.ms, as it was at "
+        "the worker's start; absent as the lag is.",
+        ("handler",),
+    ),
     "in_flight_records": ("Records in handlers right now.", ("handler",)),
     "release_lag_seconds": (
         "Age of the oldest record in flight here: the committed offset waits for it.",
@@ -148,7 +153,7 @@ class Sources:
     causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
     waiting: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
     """The same of what waits."""
-    lags: Callable[[], Mapping[str, int]] = dict
+    lags: Callable[[], Mapping[str, Sequence[PartitionLag]]] = dict
     skew: BrokerSkew = field(default_factory=BrokerSkew)
     rebalancing_s: Callable[[], float] = float
     silent_s: Callable[[], float] = float
@@ -354,7 +359,8 @@ class Gauges(Collector):
                 add("dead_letters", sum(dead), handler)
                 self._add_causes(add, "dead_letters_by_cause", handler, self._sources.causes(handler), sum(dead))
             if handler in lags:
-                add("main_lag_offsets", lags[handler], handler)
+                add("main_lag_offsets", sum(lag.main for lag in lags[handler]), handler)
+                add("unread_expiring_partitions", sum(lag.expiring for lag in lags[handler]), handler)
             add("unknown_partitions", len(here) - min(len(known), len(dead)), handler)
             dues = [info.next_due_ms for info in known if info.next_due_ms is not None]
             if dues:

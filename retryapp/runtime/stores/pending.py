@@ -147,6 +147,11 @@ class RocksPendingTable(RocksTable, PendingTable):
     def counts(self) -> Mapping[str, int]:
         return dict(self._store.meta.counts)
 
+    @property
+    @override
+    def newest(self) -> int:
+        return self._store.meta.newest
+
     @override
     def causes(self) -> Sequence[CauseCount]:
         return self._causes.counts()

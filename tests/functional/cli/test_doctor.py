@@ -13,12 +13,14 @@ from harness.brokers import running_broker
 from harness.operator import Operator
 
 from retryapp.core import marks
+from retryapp.core.hops import Outgoing
 from retryapp.core.record import Origin
 from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import Finding, Severity, Subject, examine, quick_findings
 from retryapp.kafka import KafkaAdmin, KafkaConnection, PlanOptions, ensure_topics, read_topic
+from retryapp.kafka.writer import write_together
 from retryapp.runtime.machine.clock import SystemClock
 
 LATER_MS = 2_000_000_000_000
@@ -228,6 +230,34 @@ def test_what_former_handlers_left_behind(bootstrap, tmp_path):
     former = {f"handler of {returns.main}": Severity.WARNING, f"handler of {cards.main}": Severity.NOTE}
     assert leftovers(orders) == former
     assert leftovers(orders, returns, cards) == {}
+
+
+def test_unread_records_near_their_deletion(bootstrap, topology, tmp_path):
+    """Whatever holds them back: half of the retention is over for the first one. The end of a transaction is none."""
+    operator, main, name = Operator(bootstrap), topology.main, f"unread records of {topology.main}"
+    now_ms = SystemClock().wall_ms()
+    operator.configure(main, "retention.ms", str(20 * 3_600_000))
+    old = {"timestamp": now_ms - 11 * 3_600_000}
+    operator.publish(main, b"1", b"2", partition=0, **old)
+    operator.publish(main, b"3", partition=0)
+    operator.publish(main, b"1", partition=1, **old)
+    write_together(operator.connection, main, [Outgoing(main, 2, b"", b"", ())])
+
+    def found() -> Finding | None:
+        return examined(operator, topology.group, (topology,), tmp_path).get(name)
+
+    assert found() is None, "a group that has not begun has nothing unread"
+    operator.set_offsets(topology.group, {(main, 0): 0, (main, 1): 1, (main, 2): 1})
+    problem = found()
+    assert problem is not None
+    assert problem.severity is Severity.PROBLEM
+    assert problem.seen.startswith("the oldest is 11h")
+    assert problem.seen.endswith("old, in partition 0")
+    operator.set_offsets(topology.group, {(main, 0): 2})
+    assert found() is None
+    operator.configure(main, "retention.ms", "-1")
+    operator.set_offsets(topology.group, {(main, 0): 0})
+    assert found() is None
 
 
 def test_offsets_that_the_broker_forgot(bootstrap, topology, tmp_path):

@@ -52,6 +52,7 @@ def bearer(role: Role) -> dict[str, str]:
 def address_of(path: str) -> str:
     some = path.replace("{main}", MAIN).replace("{rest:.*}", "x/y/z").replace("{job}", "3f9ca81b02")
     some = some.replace("pending/{partition}/{offset}", "pending/0/10001")
+    some = some.replace(f"commands/{MAIN}/{{partition}}/{{offset}}", f"commands/{MAIN}/0/0")
     some = some.replace("/journey", f"/journey?id={NAME}")
     return f"/retries{some.replace('dead/{partition}/{offset}', 'dead/0/238')}"
 
@@ -90,7 +91,9 @@ def test_the_documents_name_the_role_of_each_address() -> None:
     text = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `/retries(\S*)` \| (\w+) \|", text, re.MULTILINE)
     plain = [(re.sub(r"\?.*", "", path).replace("3f9ca81b02", "{job}"), role) for path, role in rows]
-    documented = {path.replace("orders", "{main}"): role for path, role in plain}
+    documented = {
+        path.replace("orders", "{main}").replace("3/17", "{partition}/{offset}"): role for path, role in plain
+    }
     for path, needs in documented.items():
         assert Role[needs.upper()] == ADDRESSES[path], path
     pages = {path for path, (_, template, _) in ROUTES if template and "offset" not in path}

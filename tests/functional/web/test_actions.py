@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 from functional.web.server import serving
-from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker
+from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Edit, Verb
 from retryapp.core.headers import decode_metadata
@@ -122,6 +124,32 @@ async def test_a_replay_may_edit_its_record(worker: FakeWorker) -> None:
         assert worker.commands[-1].edit == Edit.of("keep", value=b'{"a": 1,\n "b": 2}')
 
 
+async def test_the_form_of_an_edit_has_key_and_headers(worker: FakeWorker) -> None:
+    """What is left empty stays as it was; of a handler that keeps an order the key is not edited."""
+    html = {"Accept": "text/html"}
+    form = {**REPLAY, "idempotency": "new", "value": "", "key": "", "headers": "", "drop": ""}
+    async with pages(worker, LOCAL) as site:
+        worker.bury(900, dead_metadata(900), value=b"{}")
+        worker.bury(901, dead_metadata(901), value=b"\xff\x00")
+        for offset, value in ((900, True), (901, False)):
+            shown = await site.get(f"{BASE}/dead/0/{offset}")
+            fields = [f'name="{name}"' in shown for name in ("value", "key", "headers", "drop")]
+            assert fields == [value, True, True, True]
+        lines = {"headers": "tenant=north=1\r\n\r\nempty=", "drop": "trace\r\n span "}
+        await site.post({**form, "key": "k-2", **lines}, html)
+        assert worker.commands[-1].edit == Edit.of(
+            "new", key=b"k-2", headers={"tenant": b"north=1", "empty": b""}, drop=("trace", "span")
+        )
+        await site.post({**form, "drop": "trace"}, html)
+        assert worker.commands[-1].edit == Edit.of("new", drop=("trace",))
+        count = len(worker.commands)
+        for wrong in ({}, {"headers": "tenant"}, {"headers": "a=1\na=2"}, {"key": "k", "idempotency": ""}):
+            assert (await site.post({**form, **wrong}, html))[0] == 400, wrong
+        assert len(worker.commands) == count
+        worker.infos[0] = replace(worker.infos[0], order="key")
+        assert 'name="key"' not in await site.get(f"{BASE}/dead/0/900")
+
+
 async def test_a_button_sends_no_field_of_another(worker: FakeWorker) -> None:
     """A form has the fields of all its buttons; a program that sends one too many is refused."""
     sent = {"verb": "cancel", "failure_id": NAME, "why": "test", "at": "10m", "for": "2d"}
@@ -145,6 +173,97 @@ async def test_a_form_is_answered_with_a_page(worker: FakeWorker) -> None:
         assert "retry-now: done" in body
         assert f"{BASE}/find?id=" in body
         assert (worker.commands[0].state, worker.commands[0].by) == (state, "local")
+
+
+async def test_what_became_of_a_queued_command_can_be_asked(worker: FakeWorker) -> None:
+    """The answer says where; there it is pending until a worker has obeyed or refused it."""
+    worker.answer = None
+    async with pages(worker, LOCAL) as site:
+        status, body, _ = await site.post(REPLAY)
+        told = json.loads(body)
+        assert (status, told["see"]) == (202, f"/retries/api/commands/{MAIN}/0/0")
+        assert f'href="/retries/api/commands/{MAIN}/0/1"' in (await site.post(REPLAY, {"Accept": "text/html"}))[1]
+        same = {name: told[name] for name in ("main", "verb", "failure_id", "command", "see")}
+        for answer, outcome in ((None, "queued"), ("", "done"), ("replayed", "refused")):
+            worker.answer = answer
+            said = json.loads(await site.get(f"{told['see']}?format=json"))
+            assert (said["outcome"], said["refused"]) == (outcome, answer or None)
+            assert {name: said[name] for name in same} == same
+            page = await site.get(told["see"])
+            assert f"replay: {outcome}" in page
+            assert ("data-live=" in page) == (answer is None), "it is loaded again until there is an outcome"
+        several = {"verb": "discard", "why": "x", "failure_ids": [NAME, f"{NAME}7"]}
+        records = json.loads((await site.post(several, path=SELECTION))[1])["records"]
+        assert [each["see"].rpartition("/")[2] for each in records] == ["2", "3"]
+        for path in ("0/99", "17/0", "x/0"):
+            async with site.session.get(f"{site.url}/retries/api/commands/{MAIN}/{path}") as answer:
+                assert answer.status == 404
+
+
+SELECTION = f"{BASE}/command/selection"
+
+
+async def test_chosen_letters_are_replayed_with_one_reason(worker: FakeWorker) -> None:
+    """Each by a command of its own, whose outcome the page says; the form works without script."""
+    names = [f"{GROUP}/{MAIN}@kq8G0bTz/0/{offset}" for offset in (300, 301)]
+    async with pages(worker, LOCAL) as site:
+        form = await site.get(f"{BASE}/dead")
+        assert f'<form action="{SELECTION}" method="post"' in form
+        assert (
+            form.count('type="checkbox" name="failure_ids"')
+            == len({*re.findall('name="failure_ids" value="(.+?)"', form)})
+            > 40
+        )
+        sent = [("verb", "replay"), ("why", "mended"), *(("failure_ids", name) for name in names)]
+        status, body, _ = await site.post(sent, {"Accept": "text/html"}, SELECTION)
+        assert status == 200
+        for name, command in zip(names, worker.commands, strict=True):
+            assert (command.verb, command.failure_id, command.by, command.why) == ("replay", name, "local", "mended")
+            assert f"find?id={quote(name, safe='')}" in body
+        assert body.count("a sentence") == 2
+        worker.answer = "replayed"
+        status, body, _ = await site.post({"verb": "discard", "why": "x", "failure_ids": names}, path=SELECTION)
+        said = json.loads(body)
+        assert (status, said["verb"], said["done"]) == (200, "discard", False)
+        assert [(each["failure_id"], each["outcome"], each["refused"]) for each in said["records"]] == [
+            (name, "refused", "replayed") for name in names
+        ]
+        worker.answer = None
+        status, body, _ = await site.post({"verb": "discard", "why": "x", "failure_ids": names[:1]}, path=SELECTION)
+        assert (status, json.loads(body)["records"][0]["outcome"]) == (202, "queued")
+    async with pages(worker, Operators(local=Role.LOOK)) as site:
+        assert "failure_ids" not in await site.get(f"{BASE}/dead")
+
+
+NAMES = [NAME]
+BAD_SELECTIONS: dict[str, Any] = {
+    "none": {"verb": "replay", "why": "x"},
+    "an empty one": {"verb": "replay", "why": "x", "failure_ids": []},
+    "too many": {"verb": "replay", "why": "x", "failure_ids": [f"{NAME}{number}" for number in range(51)]},
+    "no list": {"verb": "replay", "why": "x", "failure_ids": NAME},
+    "no reason": {"verb": "replay", "why": " ", "failure_ids": NAMES},
+    "another verb": {"verb": "cancel", "why": "x", "failure_ids": NAMES},
+    "one that is none": {"verb": "replay", "why": "x", "failure_ids": [NAME, "billing"]},
+    "another handler's": {"verb": "replay", "why": "x", "failure_ids": [NAME, f"{GROUP}/flights@kq8G0bTz/0/1"]},
+    "an unknown field": {"verb": "replay", "why": "x", "failure_ids": NAMES, "state": "1"},
+}
+
+
+@pytest.mark.parametrize("name", BAD_SELECTIONS)
+async def test_a_selection_that_is_none_is_refused_as_a_whole(worker: FakeWorker, name: str) -> None:
+    """Nothing of it is sent."""
+    async with pages(worker, LOCAL) as site:
+        status, body, _ = await site.post(BAD_SELECTIONS[name], path=SELECTION)
+        assert (status, json.loads(body)["error"]["code"]) == (400, "bad-command"), body
+        assert worker.commands == []
+
+
+async def test_a_letter_that_is_chosen_twice_has_one_command(worker: FakeWorker) -> None:
+    """A second one would be refused, as if something had gone wrong."""
+    async with pages(worker, LOCAL) as site:
+        sent = {"verb": "replay", "why": "x", "failure_ids": [NAME, NAME]}
+        assert len(json.loads((await site.post(sent, path=SELECTION))[1])["records"]) == 1
+        assert len(worker.commands) == 1
 
 
 ASKERS: dict[str, tuple[Operators, Mapping[str, str], int]] = {

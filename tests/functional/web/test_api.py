@@ -17,7 +17,7 @@ from hypothesis.errors import Unsatisfiable
 from samples import partition
 
 from retryapp.web.access import Role
-from retryapp.web.actions import _FIELDS
+from retryapp.web.actions import _FIELDS, _OF_FORM
 from retryapp.web.api import ANSWERS, COMMANDS, Error
 from retryapp.web.views import ACTIONS, ROUTES
 
@@ -62,6 +62,7 @@ async def test_answers_are_as_the_document_says(worker: FakeWorker, path: str, r
 
 SENT: dict[str, dict[str, Any]] = {
     "/{main}/command": {"verb": "reschedule", "failure_id": NAME, "at": "10m", "why": "x", "state": "r0"},
+    "/{main}/command/selection": {"verb": "replay", "why": "x", "failure_ids": [NAME]},
     "/{main}/command/handler": {"verb": "pause", "why": "x"},
     "/{main}/command/job": {
         "verb": "replay", "job": "aa", "why": "x", "rate": "100/s", "force": True, "filter": {"reason": "exhausted"},
@@ -73,7 +74,7 @@ SENT: dict[str, dict[str, Any]] = {
 
 def test_all_that_a_command_may_be_sent_is_in_the_document() -> None:
     """But what a form has in place of an `edit`."""
-    assert {*COMMANDS["/{main}/command"][0].model_fields} == {*_FIELDS} - {"value", "idempotency"}
+    assert {*COMMANDS["/{main}/command"][0].model_fields} == {*_FIELDS} - {*_OF_FORM}
 
 
 @pytest.mark.parametrize(("path", "answer"), list(product(COMMANDS, ("", "not-waiting", None))))
@@ -84,7 +85,8 @@ async def test_commands_are_as_the_document_says(worker: FakeWorker, path: str, 
     sent.model_validate(SENT[path], extra="forbid")
     async with serving(worker, ADMIN) as url:
         status, body = await ask(url, address_of(path), method="POST", json=SENT[path])
-    assert status == (202 if answer is None and path == "/{main}/command" else 200), body
+    of_records = path in ("/{main}/command", "/{main}/command/selection")
+    assert status == (202 if answer is None and of_records else 200), body
     told.model_validate_json(body, extra="forbid")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -20,14 +22,15 @@ from samples import partition
 
 from retryapp.core.causes import summed
 from retryapp.core.row_keys import in_queue, queue_of
-from retryapp.ports import Activity
+from retryapp.ports import Activity, CauseTrends, PartitionLag
 from retryapp.web import peers
 
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def facts(url: str, path: str = f"{BASE}/", **headers: str) -> Any:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}{path}?format=json", headers=headers) as answer:
+    url += f"{path}{'&' if '?' in path else '?'}format=json"
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
         assert answer.status == 200
         return json.loads(await answer.text())
 
@@ -175,7 +178,7 @@ async def test_a_bad_neighbour_costs_a_page_little(reply: Reply) -> None:
         assert handler["handler"]["group"]["silent"] == [peer]
         assert handler["handler"]["group"]["pending"] == 3
         for request in asked:
-            assert request.path == peers.PART
+            assert request.path in (peers.PART, f"{peers.PART}/{MAIN}/due")
             assert not {"Authorization", "Cookie"} & set(request.headers)
 
 
@@ -190,7 +193,8 @@ async def test_a_worker_is_asked_once_for_many_readers() -> None:
         await asyncio.gather(*(facts(url) for _ in range(10)))
         for path in ("/retries/", "/retries/flights/", "/retries/"):
             await facts(url, path)
-        assert len(asked) == 1, "also where another handler has nothing there"
+        paths = [peers.PART, f"{peers.PART}/{MAIN}/due"]
+        assert sorted(each.path for each in asked) == paths, "also where another handler has nothing there"
 
 
 async def test_a_page_asks_all_that_it_needs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,6 +347,84 @@ async def test_causes_while_partitions_move_count_nothing_twice(monkeypatch: pyt
     async with serving(left) as one, answering(older) as (two, _):
         left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
         assert sum(each["records"] for each in (await facts(one))[kind]) == 8
+
+
+async def test_a_cause_says_how_often_it_fails_on_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a record of it to look at; where a worker does not say, that is unknown and no zero."""
+    left, right = dead_and_waiting(range(4), 0), dead_and_waiting(range(4, 8), 1)
+    cause = left.causes(MAIN)[0][0].cause_id
+    left.failing = CauseTrends(lately_s=300, before_s=300, lately={cause: 10}, before={cause: 200})
+    right.failing = CauseTrends(lately_s=60, before_s=300, lately={cause: 10})
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
+        right.parts[MAIN] = [partition(0, state="elsewhere", owner_url=one), partition(1, pending=4, dead=4)]
+        for url in (one, two):
+            told = await facts(url)
+            about = [told["causes"][0], (await facts(url, f"{BASE}/dead?cause={cause}"))["about"]]
+            assert [(each["failures_per_min"], each["failures_per_min_before"]) for each in about] == [(12, 40)] * 2
+            assert [each["failures_per_min"] for each in told["waiting_causes"]] == [12]
+            text = await page(url)
+            assert '12 <span class="soft">(before: 40)</span>' in text
+            assert f"/find?id={quote(told['causes'][0]['sample'], safe='')}" in text
+            assert "(before: 40)" in await page(url, f"{BASE}/pending?cause={cause}")
+        right.failing = None
+        monkeypatch.setattr(peers, "FRESH_MS", -1)
+        assert (await facts(one))["causes"][0]["failures_per_min"] is None
+        assert "(before: " not in await page(one)
+
+
+async def test_what_is_due_and_how_far_partitions_are_is_that_of_all_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the handler's page and on that of its partitions; of a silent worker it is unknown, and named."""
+    monkeypatch.setattr(peers, "DEADLINE_S", 30)
+    left, right = dead_and_waiting(range(4), 0), dead_and_waiting(range(6), 1)
+    right.wait(metadata(90, 1, due_at_ms=NOW_MS - 900), key=None, value=None)
+    right.behind = [PartitionLag(partition=1, committed=7_001, main=12)]
+    async with serving(left) as one, serving(right) as two:
+        left.parts[MAIN] = [
+            partition(0, pending=4, pending_by_tier={"5m": 4}), partition(1, state="elsewhere", owner_url=two),
+        ]  # fmt: skip
+        right.parts[MAIN] = [
+            partition(0, state="elsewhere", owner_url=one),
+            partition(1, pending=7, pending_by_tier={"5m": 1, "1h": 6}, release_lag_ms=2_300),
+        ]
+        for url in (one, two):
+            handler = await facts(url)
+            assert (handler["due"]["overdue"], handler["due"]["day"]) == (
+                {"count": 1, "more": False}, {"count": 10, "more": False},
+            )  # fmt: skip
+            assert handler["due_left_out"] == []
+            text = await page(url)
+            assert re.search("Waiting by delay</dt><dd>.*5 min</code> 5</span>.*1 h</code> 6</span>", text)
+        listed = await facts(one, f"{BASE}/partitions")
+        away = listed["partitions"][1]
+        assert (away["due"], away["release_lag_ms"], away["main_lag"], away["committed_offset"]) == (
+            1,
+            2_300,
+            12,
+            7_001,
+        )
+        assert (away["is_here"], away["owner_url"], listed["silent"]) == (False, two, [])
+        alone = (await facts(one, f"{BASE}/partitions?routed=1"))["partitions"][1]
+        assert (alone["due"], alone["state"]) == (None, "elsewhere"), "asks nobody"
+        right.parts[MAIN][1] = partition(1, state="elsewhere", owner_url=one)
+        async with serving(left) as url:
+            assert (await facts(url))["due_left_out"] == [1], "while the group moves it"
+            assert (await facts(url, f"{BASE}/partitions"))["partitions"][1]["due"] is None
+
+
+@pytest.mark.parametrize("reply", [flood, garbage])
+async def test_due_and_lag_of_a_worker_that_does_not_answer_are_unknown(reply: Reply) -> None:
+    """Its numbers are left out by name: no zero."""
+    left = dead_and_waiting(range(4), 0)
+    async with answering(reply) as (peer, _), serving(left) as url:
+        left.parts[MAIN] = [partition(0, pending=4), partition(1, state="elsewhere", owner_url=peer)]
+        handler, listed = await facts(url), await facts(url, f"{BASE}/partitions")
+        assert (handler["due"]["day"], handler["due_left_out"]) == ({"count": 4, "more": False}, [1])
+        assert "partition 1 is not in these numbers" in await page(url)
+        assert (listed["silent"], listed["partitions"][1]["due"]) == ([peer], None)
+        assert f"No answer from {peer}" in await page(url, f"{BASE}/partitions")
 
 
 async def test_a_list_without_a_worker_says_so() -> None:

@@ -94,6 +94,18 @@ async def test_what_was_previewed_is_what_begins(worker: FakeWorker) -> None:
         assert (status, "refused" in body) == (200, True), "sent again, it is refused as known"
 
 
+async def test_no_page_has_a_job_replay_what_ended_its_workers(worker: FakeWorker) -> None:
+    """It says how one does it alone; `force` is about newer records, so only a handler of the latest has it."""
+    fit(worker)
+    worker.fits.done["crashed"] = 3
+    async with pages(worker, ADMIN) as site:
+        body = await site.get(f"{BASE}/jobs/new?verb=replay&all=1")
+        assert f'Replay each alone, from <a href="{BASE}/dead?reason=crashed">' in body
+        assert 'name="force"' not in body
+        worker.infos = [replace(info, order="latest") for info in worker.infos]
+        assert 'name="force"' in await site.get(f"{BASE}/jobs/new?verb=replay&all=1")
+
+
 async def test_a_preview_that_had_no_time_says_so(worker: FakeWorker) -> None:
     """Shares go by what each partition keeps; the job takes the rest too."""
     fit(worker)
@@ -241,6 +253,18 @@ async def test_an_operator_resumes_no_job_that_only_an_admin_may_begin(worker: F
                 sent = {"verb": verb, "why": "lunch"}
                 answer = await site.post(sent, HTML, f"{BASE}/command/job/77aa00bb11")
                 assert answer[0] == (status if verb == "resume" else 303), (letters, verb)
+
+
+async def test_the_letters_that_a_job_has_refused_are_named(worker: FakeWorker) -> None:
+    """From the job's page, with why; a damaged one has no failure id to lead to."""
+    async with pages(worker, ADMIN) as site:
+        path = f"{BASE}/jobs/3f9ca81b02/refused"
+        assert f'href="{path}"' in await site.get(f"{BASE}/jobs/3f9ca81b02")
+        body = await site.get(path)
+        for shown in (f"{GROUP}/{MAIN}@kq8G0bTz/1/2", "this letter is &lt;recovered&gt; already", "4 of 4"):
+            assert shown in body
+        assert body.count("/find?id=") == 3
+        assert "no-such-job" in await site.get(f"{BASE}/jobs/other/refused?format=json")
 
 
 async def test_a_handler_is_paused_and_resumed_on_its_page(worker: FakeWorker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
@@ -271,3 +272,18 @@ async def test_letters_of_one_time_that_are_far_apart_are_read_apart(
     listed = await site.facts(f"{BASE}/dead?message=shard 12")
     assert (len(listed["records"]), len(spans)) == (1, 1), "each reading takes its time"
     assert len(await walk(site, f"{BASE}/dead?message=shard 12&format=json")) == 6
+
+
+async def test_what_waits_is_searched_by_time_in_a_form_that_keeps_what_was_asked(site: Site) -> None:
+    """As dead letters are; all of it waits since 48 s."""
+    for asked, count in (("since=1m", 50), ("since=40s", 0), ("until=1m", 0), ("since=1m&until=40s", 50)):
+        page = await site.facts(f"{BASE}/pending?{asked}")
+        assert len(page["records"]) == count, asked
+        assert [page["since"], page["until"]] == [
+            dict(each.split("=") for each in asked.split("&")).get(name) for name in ("since", "until")
+        ]
+    html = (await site.get(f"{BASE}/pending?since=1m&until=40s"))[2]
+    assert re.search('<details open>.*name="since" value="1m".*name="until" value="40s"', html, re.DOTALL)
+    document = json.loads((await site.get("/retries/api/openapi.json"))[2])
+    said = {each["name"] for each in document["paths"]["/{main}/pending"]["get"]["parameters"]}
+    assert {"since", "until"} <= said

@@ -32,6 +32,7 @@ HTML_PAGES = [
     f"{BASE}/jobs",
     f"{BASE}/jobs/3f9ca81b02",
     f"{BASE}/jobs/77aa00bb11",
+    f"{BASE}/jobs/3f9ca81b02/refused",
     f"{BASE}/jobs/new?verb=replay&message=shard",
 ]
 

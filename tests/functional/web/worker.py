@@ -23,9 +23,10 @@ from retryapp.core.metadata import HistoryEntry, RetryMetadata
 from retryapp.core.record import Headers, Origin, Record
 from retryapp.core.row_keys import due_order, identity_of, parse_row_key, row_key
 from retryapp.core.rows import PendingRow, encode_row
-from retryapp.lookup.jobs import Order, Told
+from retryapp.lookup.jobs import Order, Refused, Told
+from retryapp.lookup.outcomes import Outcome, Sent
 from retryapp.lookup.previews import Preview, Scope
-from retryapp.ports import Activity, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
+from retryapp.ports import Activity, CauseTrends, DeadEntry, HandlerInfo, PartitionInfo, PartitionLag, PendingEntry
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.journeys import Journey
 
@@ -99,6 +100,8 @@ class FakeWorker(RuntimeView):
     """What the changelogs of all partitions say of jobs."""
     fits: Preview = field(default_factory=Preview)
     """What any preview counts."""
+    failing: CauseTrends | None = None
+    """What has failed in its handlers."""
     lately: Activity | None = None
     """What has ended in its handlers."""
     asked: list[tuple[Any, ...]] = field(default_factory=list)
@@ -195,14 +198,28 @@ class FakeWorker(RuntimeView):
     def on_topics(self, main: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
         return getattr(self, call.__name__)(main, *args, **more)
 
-    def send_commands(self, main: str, commands: Sequence[Command], *, wait_s: float) -> Mapping[str, Commanded]:
-        (command,) = commands
-        self.commands.append(command)
+    def send_commands(
+        self, main: str, commands: Sequence[Command], *, wait_s: float, places: dict[str, tuple[int, int]]
+    ) -> Mapping[str, Commanded]:
+        self.commands += commands
+        places |= {each.id: (0, len(self.commands) - number) for number, each in enumerate(reversed(commands), 1)}
         if self.answer is None:
             return {}
         facts: Any = {"group": GROUP, "handler": "h", "main": main, "partition": 0, "at_ms": NOW_MS}
+        told = {each.id: {"command": each.id, "verb": each.verb, "failure_id": each.failure_id} for each in commands}
+        refused = {"refused": self.answer or None, "text": "a sentence"}
+        return {name: Commanded(**facts, **asked, **refused) for name, asked in told.items()}
+
+    def read_outcome(self, main: str, partition: int, offset: int, go_on: Callable[[], bool]) -> Outcome | None:
+        if offset >= max(1, len(self.commands)):
+            return None
+        unsteered = Command(id="c", verb=Verb.REPLAY, failure_id=f"{GROUP}/{MAIN}@{TOPIC_ID}/0/10001")
+        command = self.commands[offset] if self.commands else unsteered
+        facts: Any = {"group": GROUP, "handler": "h", "main": main, "partition": 0, "at_ms": NOW_MS}
         asked = {"command": command.id, "verb": command.verb, "failure_id": command.failure_id}
-        return {command.id: Commanded(**facts, **asked, refused=self.answer or None, text="a sentence")}
+        told = Commanded(**facts, **asked, refused=self.answer or None, text="a sentence")
+        sent = Sent(id=command.id, verb=command.verb, failure_id=command.failure_id)
+        return Outcome(sent, None if self.answer is None else told, complete=go_on())
 
     @override
     def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
@@ -230,6 +247,12 @@ class FakeWorker(RuntimeView):
     def read_journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
         return Journey([] if origin.offset == UNTOLD else steps(), 12, complete=True)
 
+    def read_refused(self, main: str, job: str, parts: Any, go_on: Callable[[], bool], *, most: int) -> Refused:
+        assert [part.job for part in parts.values()] == [job] * len(parts)
+        facts = {"refused": "recovered", "text": "this letter is <recovered> already"}
+        names = [f"{GROUP}/{MAIN}@kq8G0bTz/1/{number}" for number in range(3)]
+        return Refused([{"partition": 1, "failure_id": name, **facts} for name in (*names, None)][:most], complete=True)
+
     def _told(self, partition: int, verb: str) -> Commanded | None:
         if self.answer is None:
             return None
@@ -239,10 +262,12 @@ class FakeWorker(RuntimeView):
 
     @override
     def causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
-        facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS, "sample": "x"}
+        facts: Any = {"records": 1, "attempts": 7, "first_ms": NOW_MS - 360_000, "last_ms": NOW_MS}
         return {
             number: summed(
-                CauseCount(cause_id=row.cause_id, name=row.cause or "", **facts) for row in rows if row.cause_id
+                CauseCount(cause_id=row.cause_id, name=row.cause or "", sample=row.failure_id or "", **facts)
+                for row in rows
+                if row.cause_id
             )
             for number, rows in (self.letters if main == MAIN else {}).items()
         }
@@ -258,6 +283,10 @@ class FakeWorker(RuntimeView):
     @override
     def activity(self, main: str) -> Activity | None:
         return self.lately if main == MAIN else None
+
+    @override
+    def trends(self, main: str) -> CauseTrends | None:
+        return self.failing if main == MAIN else None
 
     @override
     async def read_record(self, topic: str, partition: int, offset: int) -> Record | None:

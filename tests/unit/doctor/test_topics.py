@@ -16,6 +16,7 @@ from retryapp.doctor.topics import (
     judge_old_handler,
     judge_plan,
     judge_replicas,
+    judge_unread,
 )
 from retryapp.kafka import Action, Plan, PlanStep, TopicState
 from retryapp.kafka.compare import Problem
@@ -98,15 +99,12 @@ def test_a_main_topic_that_deletes_before_the_allowed_downtime_ends(
     assert list(judge_main_retention([ORDERS], {}, 172_800_000)) == []
 
 
-@pytest.mark.parametrize(
-    ("retention_ms", "severity"),
-    [(None, Severity.WARNING), (7_200_000, Severity.WARNING), (7_199_999, Severity.PROBLEM)],
-)
-def test_a_pause_is_a_problem_before_the_topic_deletes_what_waits(retention_ms: int | None, severity: Severity) -> None:
-    """Once half of the retention is over; who has paused it first is named."""
+def test_a_pause_is_a_warning_that_names_who_has_paused_it_first() -> None:
     paused = {1: Level(since_ms=50_000, by="bob"), 0: Level(since_ms=0, by="ann", why="migration")}
-    found = judge_level("orders", paused, "handler resume", retention_ms=retention_ms, now_ms=3_600_000)
-    assert (found.severity, found.seen) == (severity, "paused by ann: migration, for 1h, 2 partitions")
+    found = judge_level("orders", paused, "handler resume", now_ms=3_600_000)
+    assert (found.severity, found.seen) == (
+        Severity.WARNING, "paused by ann: migration, for 1h, 2 partitions",
+    )  # fmt: skip
     assert "retryapp handler resume --topic orders" in found.remedy
 
 
@@ -117,9 +115,13 @@ def test_a_pause_has_a_length_from_its_first_moment_on() -> None:
         (-5, "less than 1s"),
         (1_999, "paused by ann, for 1s"),
     ):
-        found = judge_level("orders", {0: Level(since_ms=0, by="ann")}, "x", retention_ms=500, now_ms=now_ms)
-        assert words in found.seen
-        assert found.why == "nothing is delivered; the topic deletes records after less than 1s"
+        assert words in judge_level("orders", {0: Level(since_ms=0, by="ann")}, "x", now_ms=now_ms).seen
+
+
+def test_unread_records_that_are_deleted_before_long_are_a_problem() -> None:
+    found = judge_unread("orders", {4: 90_000_000, 1: 360_000_000}, 604_800_000)
+    assert (found.severity, found.seen) == (Severity.PROBLEM, "the oldest is 4d4h old, in partition 1, 4")
+    assert "deletes records after 7d" in found.why
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from retryapp import Batch, Reject, RetryPolicy
+from retryapp import Batch, CircuitBreaker, Reject, RetryPolicy, Unavailable, non_retryable
 from retryapp.core.control import COMMAND_AGE_MS, OF_LETTERS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
 from retryapp.core.headers import decode_metadata
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.rates import parse_rate
 from retryapp.core.record import idempotency_key
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import TopicPartition
@@ -26,12 +28,13 @@ class Calls:
 
     def __init__(self) -> None:
         self.failing = True
+        self.error: type[Exception] = ValueError
         self.seen: list[tuple[bytes, int, int, str]] = []
 
     async def __call__(self, value: bytes, delivery: Any) -> None:
         self.seen.append((value, delivery.attempt, delivery.replays, delivery.idempotency_key))
         if self.failing:
-            raise ValueError("down")
+            raise self.error("down")
 
 
 def marks(partition: MemoryPartition) -> list[LetterMark]:
@@ -63,6 +66,50 @@ async def test_an_outcome_says_when_a_record_is_due(wait_ms: int, text: str) -> 
         await orders.send(b"one")
         outcome = await orders.command("reschedule", 0, due_at_ms=orders.clock.wall_ms() + wait_ms)
         assert outcome["text"] == text
+
+
+GATES: dict[str, tuple[dict[str, Any], list[HandlerVerb], str]] = {
+    "a pause": ({}, [HandlerVerb.PAUSE], "deliveries are paused"),
+    "an outage": ({"circuit": CircuitBreaker()}, [HandlerVerb.OPEN], "an outage is on, which holds it back"),
+    "a rate": ({"rate_limit": parse_rate("1/h")}, [], "a rate limit holds it back"),
+    "a rate of its service": (
+        {"circuits": {"ledger": CircuitBreaker(rate_limit="1/h")}}, [], "a rate limit holds it back"
+    ),
+    "two": (
+        {"circuit": CircuitBreaker()}, [HandlerVerb.PAUSE, HandlerVerb.OPEN],
+        "deliveries are paused; an outage is on, which holds it back",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GATES)
+async def test_retry_now_names_what_still_holds_the_record_back(name: str) -> None:
+    """It changes the time alone; who reads "due now" waits for an attempt that does not come."""
+    more, verbs, gates = GATES[name]
+
+    async def handle(_value: bytes) -> None:
+        raise Unavailable("ledger", "down") if "circuits" in more else ValueError("down")
+
+    async with MemoryPartition(handle, "1h*3", **more) as orders:
+        await orders.send(b"one")
+        for verb in verbs:
+            await orders.obey(HandlerCommand(id=verb, verb=verb))
+        told = await orders.command("retry-now", 0)
+        assert (told["refused"], told["text"]) == (None, f"due now; {gates}")
+
+
+async def test_retry_now_names_earlier_records_of_its_key() -> None:
+    """A replay takes its place before one that has failed since."""
+    calls = Calls()
+    async with MemoryPartition(calls, RetryPolicy("1h*3", on=non_retryable(KeyError)), order="key") as orders:
+        calls.error = KeyError
+        await orders.send(b"one", key=b"k")
+        calls.error = ValueError
+        await orders.send(b"two", key=b"k")
+        await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
+        assert (await orders.command("replay", 0))["refused"] is None
+        text = (await orders.command("retry-now", 1))["text"]
+        assert text == "due now; deliveries are paused; it runs after the earlier records of its key"
 
 
 async def test_reschedule_is_never_before_now() -> None:

@@ -56,6 +56,27 @@ async def test_no_letter_stops_a_job() -> None:
         assert failures(orders) == []
 
 
+async def test_a_job_replays_no_record_that_ended_its_workers() -> None:
+    """Not with `force` either, which is for single replays of these: a hundred of them would end all workers."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 3)
+        for letter in orders.records(DLQ)[:2]:
+            orders.transport.append(
+                TopicPartition(DLQ, 0), letter.key, letter.value, changed(letter, "retry-reason", b"crashed")
+            )
+    async with partition(service, transport=orders.transport) as orders:
+        await begin(orders, force=True)
+        await orders.to_rest()
+        assert service.again == [b"2"]
+        assert part_of(orders).refused == {"not-newest": 2, "crashed": 2}
+        assert (await orders.command("replay", 0))["refused"] == "crashed"
+        assert (await orders.command("replay", 0, force=True))["refused"] is None
+        await begin(orders, "j2", Verb.DISCARD)
+        await orders.to_rest()
+        assert (part_of(orders, "j2").done, part_of(orders, "j2").refused["crashed"]) == (1, 0)
+
+
 async def test_letters_of_others_are_refused() -> None:
     """Of another group, main topic, partition or life of the topic; a row of the same offset is unharmed."""
     service = Service()

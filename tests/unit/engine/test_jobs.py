@@ -332,6 +332,48 @@ async def test_a_job_is_paused_and_cancelled() -> None:
         assert len(service.again) == done
 
 
+@pytest.mark.parametrize("durable", [True, False])
+async def test_each_letter_that_a_job_refuses_has_its_event_over_a_crash(durable: bool) -> None:
+    """With the word and the sentence, in the turn that passes it: neither twice nor never."""
+    service = Service()
+    orders = partition(service)
+    async with orders:
+        await letters(orders, service, 3)
+        await orders.command("replay", 1)
+        await orders.to_rest()
+        part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), canary=0, upto={DLQ: 3})
+        command = JobCommand(id="c", job="j1", verb=JobVerb.START, part=part, by="ann", why="mended").to_record(
+            *CONTROL
+        )
+        dying = orders.transport.pause(Step.COMMIT, after=1, durable=durable)
+        orders.transport.append(CONTROL, command.key, command.value)
+        await orders.settle()
+        assert dying.reached
+    async with partition(service, transport=orders.transport) as orders:
+        await orders.advance(100)
+        await orders.to_rest()
+        refused = [event for event in told(orders) if event["refused"] is not None]
+        shown = [{name: event[name] for name in ("job", "verb", "by", "why", "refused", "text")} for event in refused]
+        assert shown == [{"job": "j1", "verb": "replay", "by": "ann", "why": "mended", "refused": "replayed",
+                          "text": "this letter is recovered already"}]  # fmt: skip
+        assert refused[0]["failure_id"].endswith("/0/1")
+        assert (sorted(service.again), part_of(orders).refused) == ([b"0", b"1", b"2"], {"replayed": 1})
+
+
+async def test_so_many_refused_letters_have_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are counted alone: a job over a million letters that were replayed before writes no million events."""
+    monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_NAMED", 5)
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 8)
+        await begin(orders, "j1")
+        await orders.to_rest()
+        await begin(orders, "j2")
+        await orders.to_rest()
+        assert [event["job"] for event in told(orders) if event["refused"] is not None] == ["j2"] * 5
+        assert part_of(orders, "j2").refused == {"replayed": 8}
+
+
 async def test_commands_come_between_the_steps_of_a_job() -> None:
     """A single replay of a letter that the job has not come to is obeyed, and the job refuses it then."""
     service = Service()

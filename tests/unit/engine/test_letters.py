@@ -11,6 +11,7 @@ import pytest
 from doubles import USER_HEADERS, failing, make_context, make_record
 
 from retryapp import Delivery, Reject, Retries, RetryPolicy, Skip
+from retryapp.core.control import LetterMark, MarkKind
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import RETRY_ATTEMPT, RETRY_NULL_VALUE, RETRY_REASON
 from retryapp.core.letters import Letter
@@ -87,6 +88,26 @@ async def test_the_handler_sees_the_record_and_why_it_died(retries: Retries) -> 
         (done,) = events(letters, Succeeded)
         assert mark.failure_id == done.failure_id == seen.calls[0][1].failure_id
         assert mark.failure_id.startswith(f"shop/{LETTERS}@")
+
+
+async def test_a_second_app_sees_why_the_record_died(retries: Retries) -> None:
+    """It takes letters and no marks of commands, tries again by a policy of its own, and leaves the letter alone."""
+    letter, seen = await letter_of(retries), Seen(OSError("away"))
+    other = Retries(faust.App("alarms", broker="kafka://127.0.0.1:1", store="memory://"))
+    other.dead_letters("orders", group="shop", policy="1m*2")(seen)
+    facts: Any = {"failure_id": "shop/orders@-/0/0", "letter": 0, "delivery": 1, "replays": 0, "command": "c"}
+    mark = LetterMark(mark=MarkKind.DISCARDED, **facts).to_record(LETTERS, 0)
+    async with MemoryPartition.of(other, LETTERS) as letters:
+        await letters.send(letter.value, key=letter.key, headers=letter.headers)
+        await letters.send(mark.value, headers=mark.headers)
+        await letters.to_rest()
+        assert [(value, delivery.attempt) for value, delivery in seen.calls] == [(b"v", 1), (b"v", 2)]
+        told = seen.calls[1][1].letter
+        assert told is not None
+        assert (told.reason, told.error_message) == ("rejected", "no such customer")
+        assert seen.calls[1][1].headers == USER_HEADERS
+        written = {out.topic for batch in letters.transport.batches for out in batch.publishes}
+        assert written == {f"alarms.{LETTERS}.retry", f"alarms.{LETTERS}.events"}, "nothing on the other group's topics"
 
 
 async def test_a_letter_that_is_handled_at_once_is_marked_in_the_turn_of_its_offset(retries: Retries) -> None:

@@ -80,7 +80,11 @@ async def set_back(policy: RetryPolicy) -> MemoryPartition:
     """Return a worker's partition whose only record waits, and is delivered first once more."""
     async with MemoryPartition(Script("fail"), policy, by_reference=True) as orders:
         await orders.send(b"a")
-    orders.transport.offsets[TopicPartition("orders", 0)] = 0
+    main = TopicPartition("orders", 0)
+    orders.transport.offsets[main] = 0
+    (entry,) = orders.transport.broker.logs[main].entries
+    entry = entry._replace(record=replace(entry.record, timestamp_ms=entry.record.timestamp_ms + 1))
+    orders.transport.broker.logs[main].entries = [entry]
     return orders
 
 
@@ -376,28 +380,8 @@ async def test_a_copy_behind_a_refused_turn_keeps_nobody_waiting() -> None:
     assert (row.hold, row.reference) == (OPERATOR, None)
 
 
-async def test_a_row_that_a_first_delivery_puts_is_not_undone_by_a_copy() -> None:
-    """The offset was set back: the record has failed anew, while its older row was copied."""
-    policy, gate = RetryPolicy("2h", timeout="3h"), Gate()
-    before = await set_back(policy)
-    async with MemoryPartition(gate, policy, transport=before.transport, **OPTIONS) as orders:
-        await orders.advance(HOUR_MS)
-        assert gate.started == [b"a"]
-        read, commit = orders.transport.pause("records"), orders.transport.pause(Step.COMMIT)  # type: ignore[arg-type]
-        await orders.advance(LOOK_MS)
-        assert read.reached
-        failed_ms = await fail(orders, gate)
-        assert commit.reached
-        read.set()
-        await orders.settle()
-        commit.set()
-        await pass_on(orders)
-        (row,) = rows(orders)
-    assert row.due_at_ms == failed_ms + 2 * HOUR_MS
-
-
 async def test_a_command_waits_for_the_row_that_a_first_delivery_puts() -> None:
-    """The offset was set back: the record fails anew while the command waits for one before it."""
+    """The main topic has another record at its offset now, which fails while the command waits for one before it."""
     policy, gate = RetryPolicy("2h", timeout="3h"), Gate()
     before = await set_back(policy)
     async with MemoryPartition(gate, policy, transport=before.transport, **OPTIONS) as orders:
@@ -418,32 +402,6 @@ async def test_a_command_waits_for_the_row_that_a_first_delivery_puts() -> None:
     told = decode_metadata(row.headers)
     assert told is not None
     assert (told.last_failed_ms, row.hold, row.due_at_ms > failed_ms + 8 * HOUR_MS) == (failed_ms, 0, True)
-
-
-async def test_the_turn_of_a_command_leaves_a_first_deliverys_row_on_its_way() -> None:
-    """The offset was set back: a copy of the row that a command changed must not undo that of the next turn."""
-    policy, gate = RetryPolicy("2h", timeout="3h"), Gate()
-    before = await set_back(policy)
-    async with MemoryPartition(gate, policy, transport=before.transport, **OPTIONS) as orders:
-        await orders.advance(HOUR_MS)
-        await orders.advance(LOOK_MS - 50_000)
-        first, second = orders.transport.pause(Step.COMMIT), orders.transport.pause(Step.COMMIT)
-        put(orders, Verb.RESCHEDULE, 0, due_at_ms=orders.clock.wall_ms() + HOUR_MS // 2)
-        await orders.settle()
-        assert first.reached
-        failed_ms = await fail(orders, gate)
-        first.set()
-        await pass_on(orders)
-        assert second.reached
-        read = orders.transport.pause("records")  # type: ignore[arg-type]
-        await orders.advance(12_000)
-        assert read.reached
-        read.set()
-        await orders.settle()
-        second.set()
-        await pass_on(orders)
-        (row,) = rows(orders)
-    assert row.due_at_ms == failed_ms + 2 * HOUR_MS
 
 
 async def test_a_record_that_is_replaced_while_a_cancel_reads_it_is_not_dead() -> None:

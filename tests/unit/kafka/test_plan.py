@@ -202,9 +202,8 @@ def test_settings_that_are_not_told_are_a_mismatch():
 
 
 def step(action, *problems):
-    return PlanStep(
-        topic="t", role="dlq", action=action, group="g", main="m", partitions=1, replication=1, problems=problems
-    )
+    facts = {"partitions": 1, "replication": 1, "why": {"partitions": "Create it"}, "problems": problems}
+    return PlanStep(topic="t", role="dlq", action=action, group="g", main="m", **facts)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +286,22 @@ def test_topics_of_a_handler_of_dead_letters_are_planned_with_those_of_its_handl
     assert planned(main=None) == {}
     made = planned(main=None, options=PlanOptions(create_main_partitions=5))
     assert made[letters.pending_changelog].partitions == 5
+
+
+def test_dead_letters_of_another_group_are_a_main_topic_that_is_only_read():
+    """Its group makes it, whatever may be created here; our topics follow it."""
+    letters = HandlerTopology("alarms", "billing.orders.dlq", drop=True, letters_of="orders", letters_from="billing")
+    options = PlanOptions(create_main_partitions=3)
+    (missing,) = plan_handler(letters, {}, THREE, options)
+    assert (missing.topic, missing.action) == (letters.main, Action.MISSING)
+    assert "group billing" in missing.why["partitions"]
+    state = TopicState(letters.main, "id", 5, 3, {"max.message.bytes": "2000000"})
+    main, *ours = plan_handler(letters, {letters.main: state}, THREE, options)
+    assert (main.role, main.action, main.partitions) == ("main", Action.OK, 5)
+    assert [step.topic for step in ours] == list(letters.owned)
+    assert {step.partitions for step in ours} == {5}
+    rights = [acl for acl in needed_acls([letters], create_main=True) if acl.name == letters.main]
+    assert [acl.operation for acl in rights] == ["Describe", "DescribeConfigs", "Read"]
 
 
 def test_handlers_without_dead_letters_are_found():

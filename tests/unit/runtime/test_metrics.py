@@ -13,7 +13,7 @@ from retryapp.core.causes import CauseCount, cause_id
 from retryapp.core.circuit import CircuitState
 from retryapp.core.classify import DeadReason
 from retryapp.engine.handler.handler import Durations
-from retryapp.ports import CircuitInfo, Event, Observation
+from retryapp.ports import CircuitInfo, Event, Observation, PartitionLag
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.metrics import MAX_LABELS, OTHER, TOP_CAUSES, MetricsObserver, Sources
 from retryapp.runtime.view import RuntimeView
@@ -273,12 +273,14 @@ def test_pauses_jobs_and_lag_are_gauges() -> None:
         ],
         "idle": [partition(0)],
     }
-    got = samples(MetricsObserver(Sources(partitions=lambda: infos, lags=lambda: {"orders": 7})))
+    lags = [PartitionLag(partition=n, committed=1, main=n + 3, expiring=n == 1) for n in range(2)]
+    got = samples(MetricsObserver(Sources(partitions=lambda: infos, lags=lambda: {"orders": lags})))
     assert got["retryapp_paused_partitions", ("orders",)] == 1
     assert got["retryapp_job_parts", ("orders", "running")] == 3
     assert got["retryapp_job_parts", ("orders", "paused")] == 1
     assert got["retryapp_job_parts", ("idle", "running")] == 0
     assert got["retryapp_main_lag_offsets", ("orders",)] == 7
+    assert got["retryapp_unread_expiring_partitions", ("orders",)] == 1
     assert ("retryapp_main_lag_offsets", ("idle",)) not in got
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import faust
 import pytest
 from faust.types import TP
+from faust.worker import Worker
 from kafka_fakes import until
 
 from retryapp.engine.lane.lane import LaneState
@@ -20,6 +21,7 @@ from retryapp.ports import TopicPartition
 from retryapp.runtime import app as module
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.faust.consumer import RetryConsumer
+from retryapp.runtime.worker import RetryWorker
 
 MAIN = "orders"
 TPS = {TopicPartition(MAIN, 0)}
@@ -106,8 +108,11 @@ class _Partition:
     def idle(self, _tp: TopicPartition) -> bool:
         return False
 
+    async def run_out(self) -> None:
+        await self.drained.wait()
+
     async def drain(self, deadline_s: float) -> None:
-        self.said.append(deadline_s)
+        self.said.append(pytest.approx(deadline_s, abs=1.0))
         await self.drained.wait()
 
     def finish(self) -> None:
@@ -202,16 +207,45 @@ async def test_a_stop_gives_handlers_their_grace(runtime: Runtime) -> None:
     assert partition.said == [25.0, "finish", "committed", "end"]
 
 
-async def test_a_slow_handler_holds_back_its_own_partition_only(runtime: Runtime) -> None:
-    """What the others have done is committed at once: a kill during the grace repeats none of it."""
-    slow, idle = _Partition(runtime, 0), _Partition(runtime, 1)
-    slow.drained.clear()
-    stop = asyncio.create_task(runtime.app.on_before_shutdown.send())
-    await idle.task
-    assert (slow.said, idle.said) == ([25.0], [25.0, "finish", "committed"])
-    slow.drained.set()
-    await stop
-    assert slow.said == [25.0, "finish", "committed", "end"]
+async def test_a_signal_hands_over_before_faust_stops_to_fetch(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes for partitions that go on meanwhile is delivered. Whatever becomes of the hand-over, Faust stops."""
+    worker = RetryWorker.__new__(RetryWorker)
+    worker.app, worker._signal_stop_time = runtime.app, 1.0
+    partition = _Partition(runtime)
+
+    async def stop(_self: Worker) -> None:
+        partition.said.append("stopped")
+
+    async def broken(_grace_s: float) -> None:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(Worker, "stop", stop)
+    await worker.stop()
+    assert partition.said == [25.0, "finish", "committed", "end", "stopped"]
+    monkeypatch.setattr(runtime, "leave", broken)
+    with pytest.raises(ValueError, match="of ours"):
+        await worker.stop()
+    assert partition.said[-2:] == ["stopped", "stopped"]
+
+
+async def test_a_crash_hands_over_once_faust_has_stopped_to_fetch(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing goes on as always in a worker that has crashed; Faust tells of its end."""
+    worker = RetryWorker.__new__(RetryWorker)
+    worker.app = runtime.app
+    partition = _Partition(runtime)
+
+    async def stop(_self: Worker) -> None:
+        partition.said.append("stopped")
+
+    monkeypatch.setattr(Worker, "stop", stop)
+    await worker.stop()
+    assert partition.said == ["stopped"]
+    await runtime.app.on_before_shutdown.send()
+    assert partition.said == ["stopped", 25.0, "finish", "committed", "end"]
 
 
 @pytest.mark.parametrize("state", [LaneState.OPENING, LaneState.OPEN])

@@ -1,0 +1,81 @@
+"""What is left on the old partitions of a main topic that has grown: its keys may have moved to other ones.
+
+Topics of ours that grow open the new partitions. A handler that keeps order needs what came before to have ended first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from retryapp.core.row_keys import parse_row_key, row_key
+from retryapp.core.topology import HandlerTopology
+from retryapp.kafka.admin import KafkaAdmin, Place
+from retryapp.kafka.connection import KafkaConnection
+from retryapp.kafka.positions import Positions
+from retryapp.kafka.reader import first_ms, fold_changelog
+
+LOOK_S: Final = 1.0
+"""How often it is looked again."""
+
+
+class Behind(NamedTuple):
+    """What is left of a handler, counted from its main topic's end when somebody first looked."""
+
+    main: str
+    unread: int
+    """Offsets that its group has not passed."""
+    waiting: int
+    """Records that wait in its table."""
+
+
+def wait_for_old(
+    connection: KafkaConnection,
+    topologies: Iterable[HandlerTopology],
+    *,
+    wait_s: float,
+    on_wait: Callable[[tuple[Behind, ...]], None],
+) -> tuple[Behind, ...]:
+    """Wait until nothing is left on the old partitions of main topics that have grown; return what is.
+
+    What comes after the call does not count: producers know the new partitions by then. `on_wait` gets what is left
+    each time that it is looked again.
+
+    Raises:
+        OpenTransactionError: a transaction does not end.
+        BrokerUnreachableError: no broker answered.
+    """
+    positions = Positions(connection)
+    grown = {topology: _old(positions, topology) for topology in topologies}
+    ends = {topology: positions.ends(old) for topology, old in grown.items() if old}
+    waited_s = 0.0
+    while True:
+        left = tuple(found for topology in ends for found in _left(positions, topology, ends[topology]))
+        if not left or waited_s >= wait_s:
+            return left
+        on_wait(left)
+        threading.Event().wait(LOOK_S)
+        waited_s += LOOK_S
+
+
+def _old(admin: KafkaAdmin, topology: HandlerTopology) -> list[Place]:
+    """Return the partitions that were there before the main topic has grown; none where it has not."""
+    states = admin.describe_topics([topology.main, topology.pending_changelog])
+    main, ours = states.get(topology.main), states.get(topology.pending_changelog)
+    if main is None or ours is None or ours.partitions >= main.partitions:
+        return []
+    return [(main.name, number) for number in range(ours.partitions)]
+
+
+def _left(positions: Positions, topology: HandlerTopology, ends: dict[Place, int]) -> Iterator[Behind]:
+    begins, unread = positions.begins(ends), 0
+    for place, offset in positions.group_offsets(topology.group, ends).items():  # a row is there before its offset
+        start = begins[place] if offset is None else offset
+        has_records = first_ms(positions.connection, *place, start, ends[place]) is not None
+        unread += ends[place] - start if has_records else 0
+    rows = fold_changelog(positions.connection, topology.pending_changelog, lambda key, _row: row_key(0, key))
+    keys = map(parse_row_key, rows.values())
+    waiting = sum(key.origin_offset < ends.get((topology.main, key.partition), 0) for key in keys)
+    if unread or waiting:
+        yield Behind(topology.main, unread, waiting)

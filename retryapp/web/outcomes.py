@@ -1,0 +1,61 @@
+"""What became of a command, asked later by the address that its answer has."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+from urllib.parse import quote
+
+from retryapp.core.lifecycle import Commanded
+from retryapp.lookup.outcomes import Outcome, read_outcome
+from retryapp.lookup.records import Facts
+from retryapp.ports import PAGES_PREFIX
+from retryapp.web.answers import READ_TIMEOUT_S, Answers
+from retryapp.web.errors import SOON, PageError, not_found
+from retryapp.web.query import Question
+from retryapp.web.turns import Turns
+
+LIVE_S: Final = 5
+"""The page of a command that is queued is loaded again after this time."""
+QUEUED: Final = "no worker has its partition now; the command waits 15 minutes for one"
+_readings: Final = Turns(2)
+
+
+async def outcome(answers: Answers, question: Question) -> Facts:
+    """Return whether a command is queued, obeyed or refused, whichever worker has its partition."""
+    info = answers.get_handler_or_404(question.main)
+    partition, offset = question.at()
+    until_s, on_topics = time.monotonic() + READ_TIMEOUT_S, answers.view.on_topics
+    found: Outcome | None = None
+    if partition < info.partitions:
+        found = await _readings.take(
+            lambda: on_topics(info.main, read_outcome, partition, offset, lambda: time.monotonic() < until_s)
+        )
+    if found is None:
+        hint = "It may be older than the retention of the control topic"
+        raise not_found("no-such-command", f"no command of {info.main} at partition {partition}, offset {offset}", hint)
+    if not found.complete:
+        message = f"too many events came since to read them in {READ_TIMEOUT_S:g} s"
+        raise PageError(503, "not-read", message, "The journey of its record may say it", SOON)
+    return {
+        "main": info.main,
+        "verb": found.sent.verb,
+        "failure_id": found.sent.failure_id,
+        "command": found.sent.id,
+        **outcome_facts(found.told),
+        "see": address_of(info.main, partition, offset),
+        "live_s": LIVE_S if found.told is None else None,
+    }
+
+
+def outcome_facts(told: Commanded | None) -> Facts:
+    """Return what a worker has said of a command; None: nothing yet."""
+    return {
+        "outcome": "queued" if told is None else "done" if told.refused is None else "refused",
+        "refused": told and told.refused,
+        "text": QUEUED if told is None else told.text,
+    }
+
+
+def address_of(main: str, partition: int, offset: int) -> str:
+    return f"{PAGES_PREFIX}/api/commands/{quote(main, safe='')}/{partition}/{offset}"

@@ -1,0 +1,91 @@
+"""Which letters a job has refused, read from events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from retryapp.core.jobs import Part
+from retryapp.core.lifecycle import Commanded
+from retryapp.core.record import Record
+from retryapp.core.topology import HandlerTopology
+from retryapp.lookup import jobs
+
+TOPOLOGY = HandlerTopology("app", "orders", delays_ms=(1_000,))
+NAME = "app/orders@kq8G0bTz/{}/{}"
+
+
+def event(partition: int, offset: int, job: str = "j1", refused: str | None = "replayed", **more: Any) -> Record:
+    """Return the event of a letter; with a `command`, that of one about the job."""
+    facts: Any = {"command": "", "verb": "discard", "failure_id": NAME.format(partition, offset), "text": "a sentence"}
+    known: Any = {"group": "app", "handler": "h", "main": "orders", "partition": partition, "at_ms": 1}
+    told = Commanded(**known, **{**facts, "job": job, "refused": refused, **more})
+    return Record(TOPOLOGY.events, partition, offset, 1, told.key, told.model_dump_json().encode(), ())
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
+    """Have these records on the events topic; each is taken off as it is read."""
+    records: list[Record] = []
+
+    class Topics:
+        def __init__(self, _connection: object) -> None:
+            """Need none."""
+
+        def at_time(self, places: list[tuple[str, int]], instant_ms: int) -> Mapping[tuple[str, int], int | None]:
+            assert instant_ms == 940_000, "a minute before it has begun: clocks differ"
+            return {place: None if place[1] == 2 else 7 for place in places}
+
+    def read_topic(_connection: object, topic: str, **bounds: Any) -> Iterator[Record]:
+        assert (topic, bounds) == (TOPOLOGY.events, {"partitions": [0, 1], "start": {0: 7, 1: 7}})
+        while records:
+            yield records.pop(0)
+
+    monkeypatch.setattr(jobs, "Positions", Topics)
+    monkeypatch.setattr(jobs, "read_topic", read_topic)
+    return records
+
+
+def parts(**refused: int) -> dict[int, Part]:
+    """Return parts that have refused so many; the fourth has refused none."""
+    counts = [*(Counter(replayed=number) for number in refused.values()), Counter[str]()]
+    return {number: Part(job="j1", verb="discard", since_ms=1_000_000 + number, refused=count)
+            for number, count in enumerate(counts)}  # fmt: skip
+
+
+CONNECTION: Any = None
+
+
+def test_letters_that_a_job_has_refused_are_read_until_all_are_known(events: list[Record]) -> None:
+    """Not those of other jobs, nor commands about this one; no further, as events are many."""
+    events += [event(1, 1), event(0, 2, "j2"), event(0, 3, refused=None), event(0, 4, command="c", failure_id="")]
+    events += [event(1, 5, failure_id="", text="dlq[1]@9: torn"), event(0, 6), event(0, 7, "j3")]
+    found = jobs.read_refused(CONNECTION, TOPOLOGY, "j1", parts(a=1, b=2, c=5000))
+    assert (found.complete, len(events)) == (True, 0), "those of the third are gone, so all are looked at"
+    word = {"refused": "replayed", "text": "a sentence"}
+    assert found.letters == [
+        {"partition": 0, "failure_id": NAME.format(0, 6), **word},
+        {"partition": 1, "failure_id": NAME.format(1, 1), **word},
+        {"partition": 1, "failure_id": None, "refused": "replayed", "text": "dlq[1]@9: torn"},
+    ]
+
+
+@pytest.mark.parametrize(("bounds", "letters"), [({"most": 3}, 3), ({"go_on": lambda: False}, 499)])
+def test_a_page_reads_so_many_for_so_long(events: list[Record], bounds: Any, letters: int) -> None:
+    """And says that there are more."""
+    events += [event(0, number) for number in range(600)]
+    found = jobs.read_refused(CONNECTION, TOPOLOGY, "j1", parts(a=600, b=1), **bounds)
+    assert (len(found.letters), found.complete) == (letters, False)
+
+
+def test_a_job_that_has_refused_none_reads_nothing(events: list[Record]) -> None:
+    """All partitions would be read else."""
+    events.append(event(0, 1))
+    assert jobs.read_refused(CONNECTION, TOPOLOGY, "j1", {0: Part(job="j1", verb="discard", since_ms=1_000_000)}) == (
+        [],
+        True,
+    )
+    assert len(events) == 1
