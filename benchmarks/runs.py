@@ -95,13 +95,15 @@ def failing_once(count: int, first: int = 0) -> Iterator[Wanted]:
     return (Wanted(number, 1, 0) for number in range(first, first + count))
 
 
-def happy_run(stage: Stage, topic: str, side: str, **options: Any) -> Run:
+def happy_run(stage: Stage, topic: str, side: str, *, count: int = 0, **options: Any) -> Run:
     """Let a fresh group work through a topic in which nothing comes back; `options`: of our handler.
+
+    `count`: records of the topic, if not `happy_records`.
 
     The clock runs from one fifth of the records to the last, by the ledger that the handler writes; then the group's
     committed offsets have to reach the topic's ends.
     """
-    count = stage.plan.happy_records
+    count = count or stage.plan.happy_records
     group, ledger = stage.name(side), stage.ledger(count)
     with ledger, cleaned(stage, group):
         spec = stage.spec(group, topic, **options)

@@ -40,6 +40,7 @@ from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.kafka.commands import send_commands
+from retryapp.lookup.handler_jobs import HandlerJobs, check_reason
 from retryapp.lookup.jobs import Words, tell_handler
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.options import RuntimeOptions
@@ -399,32 +400,41 @@ class Retries:
         return outcomes.get(command.id)
 
     async def command_handler(
-        self, verb: str, topic: str, *, circuit: str = "", by: str = "", why: str = "", wait: Duration = "30s"
+        self, verb: str, topic: str, *, why: str, circuit: str = "", by: str = "", wait: Duration = "30s"
     ) -> Mapping[int, Commanded | None]:
         """Steer a handler on all partitions: send a command to the workers that have them, and wait for their answers.
 
         Args:
             verb: `pause`, `resume`, `outage-open` or `outage-close`.
             topic: its main topic.
+            why: the reason, for the audit; not empty.
             circuit: which an outage is about; empty: the handler's own.
             by: who asks, for the audit.
-            why: the reason, for the audit.
             wait: how long to wait for the answers.
 
         Returns:
             What came of it by partition, as of `command`. None: it waits for a worker, without a limit.
 
         Raises:
-            InvalidSettingError: there is no such verb.
+            InvalidSettingError: there is no such verb, or no reason.
             LookupError: the topic has no handler of this app.
             BrokerUnreachableError: no broker answered.
         """
         check_word("command_handler", verb, HANDLER_VERBS)
+        check_reason(why)
+        found = self._topology(topic)
+        words: Words = {"by": by, "why": why, "wait_s": named_duration_ms("wait", wait) / 1000}
+        return await asyncio.to_thread(tell_handler, self.connection, found, HANDLER_VERBS[verb], circuit, **words)
+
+    def jobs(self, topic: str) -> HandlerJobs:
+        """Return what previews, begins and steers jobs over the dead letters of a topic's handler; else LookupError."""
+        return HandlerJobs(self.connection, self._topology(topic))
+
+    def _topology(self, topic: str) -> HandlerTopology:
         found = next((known for known in self.topologies if known.main == topic), None)
         if found is None:
             raise LookupError(f"{topic} has no handler of this app")
-        words: Words = {"by": by, "why": why, "wait_s": named_duration_ms("wait", wait) / 1000}
-        return await asyncio.to_thread(tell_handler, self.connection, found, HANDLER_VERBS[verb], circuit, **words)
+        return found
 
     @property
     def handlers(self) -> tuple[Handler, ...]:

@@ -169,7 +169,8 @@ def _memory(worker: Child) -> None:
 def measure(ground: Ground, letters: int, *, rate: str | None, kill: bool, commands: int) -> bool:
     """Replay all letters; tell whether all went well."""
     worker = ground.worker()
-    words = ["dead", "replay", "-A", "billing", "--all", "--yes", "--json", *(("--rate", rate) if rate else ())]
+    words = ["dead", "replay", "-A", "billing", "--all", "--why", "measured", "--yes", "--json"]
+    words += ["--rate", rate] if rate else []
     worker.wait_for_line("ready", timeout_s=READY_S)
     _memory(worker)
     if commands:

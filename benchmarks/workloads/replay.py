@@ -108,6 +108,7 @@ def _beside(stage: Stage) -> Run:
 def _begin_job(stage: Stage, group: str, pace: tuple[str, ...]) -> None:
     """Have the command line begin the job; the workers do the rest."""
     command = ["dead", "replay", "--broker", stage.connection.bootstrap, "--group", group, "--all", "--yes", "--detach"]
+    command += ["--why", "measured"]
     done = subprocess.run(  # noqa: S603 - our own command line
         [sys.executable, "-m", "retryapp.cli.main", *command, *pace],
         capture_output=True, text=True, timeout=_PREVIEW_S, check=False,

@@ -188,7 +188,7 @@ def watch(
                     return show_job(connection, topology, job, as_json=as_json)  # it is unknown
                 time.sleep(_LOOK_S)
         except KeyboardInterrupt:
-            stderr_console.print(f"job {job} goes on: retryapp job show {job}, or job cancel {job}")
+            stderr_console.print(f"job {job} goes on: retryapp job show {job}, or job cancel {job} --why TEXT")
             raise
     whole = summed(parts)
     emit(job_facts(job, parts), _job_text(job, parts), as_json=as_json)
@@ -256,7 +256,7 @@ def _job_text(job: str, parts: Mapping[int, Part]) -> str:
     lines += [f"which were refused, and why: retryapp job refused {job}"] * bool(whole.refused)
     lines += [f"paused on partition {number}: {part.paused}" for number, part in parts.items() if part.paused]
     if whole.state is PartState.PAUSED:
-        lines.append(f"go on: retryapp job resume {job}; end it: retryapp job cancel {job}")
+        lines.append(f"go on: retryapp job resume {job} --why TEXT; end it: retryapp job cancel {job} --why TEXT")
     return "\n".join(lines)
 
 

@@ -132,8 +132,16 @@ def _rate(text: str) -> str:
     return text
 
 
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise ValueError("what is about many records needs a reason, for the audit")
+    return _words(text)
+
+
 WORDS: Final = Parsed("text", _words)
 """A text that commands take: at most `MAX_WORDS` characters."""
+REASON: Final = Parsed("text", _reason)
+"""The same, with something in it."""
 LENGTH: Final = Parsed("length", parse_duration_ms)
 """A length of time with a unit; becomes milliseconds."""
 RATE: Final = Parsed("rate", _rate)

@@ -13,7 +13,7 @@ import click
 from pydantic import ValidationError
 
 from retryapp.cli._jobs import filter_options
-from retryapp.cli._options import LENGTH, RATE, WORDS, Place, decorated, json_option, place_options, user_name
+from retryapp.cli._options import LENGTH, RATE, REASON, WORDS, Place, decorated, json_option, place_options, user_name
 from retryapp.cli._output import table
 from retryapp.cli._target import origin_named, resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
@@ -36,8 +36,9 @@ BATCH: Final = 500
 
 
 def steer_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what commands about single records take: these, who and why, how long to wait."""
-    return click.argument("failure_ids", nargs=-1)(audit_options(command))
+    """Add what commands about records take: these, who and why, how long to wait; a filter needs a reason."""
+    why = click.option("--why", type=WORDS, default="", help="Why, for the audit; needed with a filter.")
+    return click.argument("failure_ids", nargs=-1)(_options(command, why))
 
 
 def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,13 +53,17 @@ def waiting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def audit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what all commands take: who and why, how long to wait."""
+    """Add what commands about jobs and handlers take: who and why, how long to wait."""
+    return _options(command, click.option("--why", type=REASON, required=True, help="Why, for the audit."))
+
+
+def _options(command: Callable[..., Any], why: Callable[..., Any]) -> Callable[..., Any]:
     return decorated(
         command,
         click.option(
             "--by", type=WORDS, default=user_name, help="Who asks, for the audit; default: the name of this login."
         ),
-        click.option("--why", type=WORDS, default="", help="Why, for the audit."),
+        why,
         click.option("--wait", "wait_ms", type=LENGTH, default=f"{WAIT_S:g}s", show_default=True,
                      help="How long to wait for the workers' answer."),
         json_option,
@@ -91,6 +96,7 @@ def steer(
     job = secrets.token_hex(6)
     known: dict[tuple[str, str], _Target] = {}
     if wanted is not None:
+        need_reason(why)
         failure_ids = _fitting(verb, failure_ids, place, wanted, yes=yes)
     elif not failure_ids:
         raise click.UsageError(
@@ -119,6 +125,12 @@ def steer(
         if asked or outcomes or not names:
             _tell(verb, found, as_json=as_json)
     return ExitCode.FINE if all(each["outcome"] == "done" for each in found) else ExitCode.FINDING
+
+
+def need_reason(why: str) -> None:
+    """Raise what click says of an option that is missing, where there is no reason."""
+    if not why.strip():
+        raise click.UsageError("a filter needs --why: the reason, for the audit")
 
 
 def _tell(verb: Verb, found: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import click
 from retryapp.cli._jobs import begin_job, filter_options, job_options, reason_option
 from retryapp.cli._options import RATE, Place, decorated, json_option, list_options, pair, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
-from retryapp.cli._steer import steer, steer_options
+from retryapp.cli._steer import need_reason, steer, steer_options
 from retryapp.cli._target import resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.control import Edit, Verb
@@ -179,7 +179,8 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
 @click.option(
     "--force",
     is_flag=True,
-    help="Also what a newer record of its key may have replaced, and, by failure id, what killed its workers.",
+    help="Also what a newer record of its key may have replaced, and, by failure id, what killed its workers or was "
+    "handled by a handler of dead letters.",
 )
 @edit_options
 def replay(**options: Any) -> ExitCode:
@@ -243,4 +244,6 @@ def _steer(
     options.pop("edit", None)
     if failure_ids:
         raise click.UsageError("give failure ids or a filter, not both")
+    if not options["only_preview"]:
+        need_reason(options["why"])
     return begin_job(verb, wanted, place, **options)

@@ -55,7 +55,7 @@ def command() -> None:
     \b
     Examples:
       retryapp handler pause -A billing --topic orders --why "ledger migrates"
-      retryapp handler resume -A billing --topic orders
+      retryapp handler resume -A billing --topic orders --why "migrated"
       retryapp handler show -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
 

@@ -26,8 +26,8 @@ def command() -> None:
       retryapp job show -A billing 3f9ca81b02 --watch
       retryapp job refused -A billing 3f9ca81b02
       retryapp job pause -A billing 3f9ca81b02 --why "the service is slow"
-      retryapp job resume -A billing 3f9ca81b02
-      retryapp job cancel -A billing 3f9ca81b02
+      retryapp job resume -A billing 3f9ca81b02 --why "it is faster again"
+      retryapp job cancel -A billing 3f9ca81b02 --why "wrong cause"
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
 
 

@@ -99,6 +99,8 @@ def _notes(ledger: Ledger) -> list[str]:
     whole, lines = ledger.total, []
     if whole.recovered:
         lines.append(f"{whole.recovered:,} of the done records had failed before")
+    if whole.handled:
+        lines.append(f"{whole.handled:,} of the dead records were handled by their handler of dead letters")
     if whole.on_hold:
         lines.append(f"{whole.on_hold:,} of the records that wait are on hold: not tried before somebody releases them")
     if whole.expired_offsets:
@@ -110,7 +112,8 @@ def _notes(ledger: Ledger) -> list[str]:
         lines.append(f"{whole.unread_offsets:,} offsets are not read by the group yet")
     if whole.copies:
         lines.append(
-            f"{whole.copies:,} copies of records that were due again are on {ledger.main}, and are not counted"
+            f"{whole.copies:,} records of {ledger.main} are not counted: copies of others that were due again, or what "
+            "became of dead letters"
         )
     if ledger.forgotten:
         numbers = ", ".join(map(str, ledger.forgotten))

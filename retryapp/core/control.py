@@ -83,6 +83,8 @@ class Refusal(StrEnum):
     NOT_NEWEST = "not-newest"
     """The record has died again since."""
     REPLAYED = "replayed"
+    HANDLED = "handled"
+    """Its handler of dead letters is done with it: replayed only with `force`."""
     DISCARDED = "discarded"
     NOT_DISCARDED = "not-discarded"
     OTHER_TOPIC = "other-topic"
@@ -215,7 +217,7 @@ class Command(BaseModel):
     delivery: Annotated[int, Field(ge=1)] | None = None
     """Of `release`: the delivery that has raised `Defer`, or will; None: whatever holds the record."""
     force: bool = False
-    """Of `replay`: also a record that ended its workers, or one that may be superseded."""
+    """Of `replay`: also a record that ended its workers, one that may be superseded, or a letter that was handled."""
     edit: Edit | None = None
     """Of `replay`: what it changes."""
 
@@ -289,11 +291,20 @@ class MarkKind(StrEnum):
     DISCARDED = "discarded"
     RESTORED = "restored"
     """It was discarded, and is a dead letter again."""
+    HANDLED = "handled"
+    """Its handler of dead letters is done with it."""
+    SKIPPED = "skipped"
+    """Its handler of dead letters has passed it over."""
+    FAILED = "failed"
+    """Its handler of dead letters has given up."""
+
+
+_OPEN: Final = (None, MarkKind.RESTORED, MarkKind.SKIPPED, MarkKind.FAILED)
 
 
 def is_open(mark: str | None) -> bool:
     """Tell whether a letter with this mark, or without one, is open: it waits for an operator."""
-    return mark in (None, MarkKind.RESTORED)
+    return mark in _OPEN
 
 
 @keyword_value_type

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from retryapp.core.durations import MAX_DURATION_MS, Duration, format_duration_ms, parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
-from retryapp.core.rules import ErrorClass, Rule
+from retryapp.core.rules import ErrorClass, Rule, schedule_of
 from retryapp.core.schedule import MAX_RETRIES, Schedule, parse_schedule
 
 DEFAULT_TIMEOUT: Final = "5m"
@@ -87,6 +87,9 @@ class RetryPolicy:
         object.__setattr__(self, "otherwise", _otherwise(otherwise))
         object.__setattr__(self, "timeout_ms", _length("timeout", timeout))
         object.__setattr__(self, "hot", None if hot is None else _hot(hot, self.timeout_ms))
+        for rule in rules:
+            if rule.hot is not None:
+                _hot(rule.hot, self.timeout_ms)
 
     @classmethod
     def parse(cls, text: str) -> RetryPolicy:
@@ -119,6 +122,11 @@ class RetryPolicy:
     def schedules(self) -> tuple[Schedule, ...]:
         """Its own, and those of its rules."""
         return (self.schedule, *(rule.schedule for rule in self.on if rule.schedule is not None))
+
+    @property
+    def tries_in_place(self) -> bool:
+        """Whether a delivery may try again in place after some error."""
+        return self.hot is not None or any(rule.hot is not None for rule in self.on)
 
     @property
     def longest_ms(self) -> int | None:
@@ -166,10 +174,7 @@ def _length(field: str, value: Duration) -> int:
 
 
 def _hot(hot: str | Schedule, timeout_ms: int) -> Schedule:
-    try:
-        chosen = hot if isinstance(hot, Schedule) else parse_schedule(hot)
-    except InvalidPolicyError as error:
-        raise InvalidPolicyError("hot", hot, error.expected) from error
+    chosen = schedule_of("hot", hot)
     if chosen.endless:
         raise InvalidPolicyError("hot", chosen.text, "tries in place have an end")
     waits_ms = sum(chosen.all_nominal_ms)

@@ -69,6 +69,8 @@ class Rule:
     when: Predicate | None = None
     schedule: Schedule | None = None
     """Waits of its own, by consecutive failures under this rule; None: the policy's."""
+    hot: Schedule | None = None
+    """Waits between tries in place after such errors; None: the policy's."""
     dead_letters: str | None = None
     """Name of the dead-letter topic, after ``{group}.{main}.dlq.``; None: the usual one."""
     anywhere: bool = True
@@ -105,6 +107,8 @@ class Rule:
             parts.append("anywhere=no")
         if self.schedule is not None:
             parts.append(f"schedule=({self.schedule.text})")
+        if self.hot is not None:
+            parts.append(f"hot=({self.hot.text})")
         if self.wait is not None:
             parts.append(self.wait.text)
         if self.circuit:
@@ -167,10 +171,19 @@ def chain(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
         current = current.__cause__
 
 
+def schedule_of(name: str, given: str | Schedule) -> Schedule:
+    """Return a schedule, or that of a text; raise `InvalidPolicyError` for the argument of this name."""
+    try:
+        return given if isinstance(given, Schedule) else parse_schedule(given)
+    except InvalidPolicyError as error:
+        raise InvalidPolicyError(name, given, error.expected) from error
+
+
 def retryable(
     *error_types: type[BaseException],
     when: Predicate | None = None,
     schedule: str | Schedule | None = None,
+    hot: str | Schedule | None = None,
     anywhere: bool = True,
     circuit: str = "",
 ) -> Rule:
@@ -180,11 +193,13 @@ def retryable(
         error_types: subclasses match.
         when: a named function of the delivery and the error that returns a bool; it must be fast, and has no effects.
         schedule: waits after such errors, by their number in a row; None: the policy's.
+        hot: waits between tries in place after such errors, as `hot` of the policy; None: the policy's.
         anywhere: False: only the error that was raised counts, no causes and no members of groups.
         circuit: one of the handler's `circuits`, which counts them; empty: the handler's `circuit`.
     """
-    own = schedule if schedule is None or isinstance(schedule, Schedule) else parse_schedule(schedule)
-    return Rule(error_types, ErrorClass.RETRYABLE, when, schedule=own, anywhere=anywhere, circuit=circuit)
+    own = None if schedule is None else schedule_of("schedule", schedule)
+    here = None if hot is None else schedule_of("hot", hot)
+    return Rule(error_types, ErrorClass.RETRYABLE, when, schedule=own, hot=here, anywhere=anywhere, circuit=circuit)
 
 
 def non_retryable(

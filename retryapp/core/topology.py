@@ -162,6 +162,12 @@ class HandlerTopology:
         return topic == self.dlq or (not base and bool(dot) and names_dead_letters(name))
 
     @property
+    def reads_letters(self) -> bool:
+        """Whether the main topic is a dead-letter topic, of any group: its name says so, as tools see only that."""
+        base, dot, name = self.main.rpartition(".dlq")
+        return bool(base and dot) and (not name or (name[0] == "." and names_dead_letters(name[1:])))
+
+    @property
     def events(self) -> str:
         return f"{self.prefix}.events"
 

@@ -41,6 +41,8 @@ class Balance:
     """Of these, attempts that were spent: the others ran again under the same number."""
     outage_dead: int
     """Dead letters without a final answer of the service."""
+    recovery_s: float
+    """From the last call that was answered 502 until all flights with such a call had a final answer."""
     kills: int
     seconds: float
     ledger: Mapping[str, int]
@@ -61,7 +63,7 @@ class Balance:
             f"  handed over twice     {self.duplicated_handoffs:>9,}",
             f"  handler runs repeated {self.repeated_runs:>9,}   (in flight when a worker was killed)",
             f"  calls in the outage   {self.outage_calls:>9,}   {self.outage_spent:,} attempts spent, "
-            f"{self.outage_dead:,} dead letters",
+            f"{self.outage_dead:,} dead letters, over {self.recovery_s:.0f} s after the last of them",
             f"  workers killed        {self.kills:>9,}",
             f"  by the ledger         {self.ledger['received']:>9,}   {self.ledger['done']:,} done, "
             f"{self.ledger['dead']:,} dead, {self.ledger['pending']:,} pending, {self.ledger['problems']:,} problems",
@@ -110,6 +112,7 @@ def count(
         outage_calls=sum(visit.outcome is Outcome.DOWN for visit in visits),
         outage_spent=sum(visit.outcome is Outcome.DOWN for visit in visits) - free,
         outage_dead=max(0, whole.dead - len(dead)),
+        recovery_s=_recovery_s(visits),
         kills=kills,
         seconds=round(seconds, 1),
         ledger={
@@ -129,6 +132,12 @@ def _free(visits: Sequence[Visit]) -> int:
         free += visit.outcome is Outcome.DOWN and place in again
         again.add(place)
     return free
+
+
+def _recovery_s(visits: Sequence[Visit]) -> float:
+    down = {visit.flight_id: visit.ended_ms for visit in visits if visit.outcome is Outcome.DOWN}
+    ended = [visit.ended_ms for visit in visits if visit.outcome.is_final and visit.flight_id in down]
+    return round(max(0, max(ended) - max(down.values())) / 1000, 1) if ended else 0.0
 
 
 def early_visits(visits: Iterable[Visit], delays_ms: Sequence[int]) -> list[Visit]:

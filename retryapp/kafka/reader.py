@@ -8,10 +8,12 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypedDict, TypeVar, Unpack, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from retryapp.core.control import is_mark
 from retryapp.core.errors import BrokerUnreachableError, shown
 from retryapp.core.record import Headers, Record
 from retryapp.core.redelivery import is_copy
@@ -54,13 +56,14 @@ def read_topic(connection: KafkaConnection, topic: str, **bounds: Unpack[Bounds]
 
 
 def read_offsets(
-    connection: KafkaConnection, topic: str, **bounds: Unpack[Bounds]
+    connection: KafkaConnection, topic: str, *, marks: bool = False, **bounds: Unpack[Bounds]
 ) -> Iterator[tuple[int, int, int, bool]]:
     """Yield records as ``read_topic`` does, also those that it cannot decode: where each is, and what it is.
 
-    That is partition, offset, timestamp in ms, and whether it is a copy of a record that is due again.
+    That is partition, offset, timestamp in ms, and whether it is no record of its own: a copy of one that is due
+    again, or with `marks`, on a dead-letter topic, what became of a letter.
     """
-    return _read(connection, topic, _place_or_copy, bounds)
+    return _read(connection, topic, partial(_place_or_copy, marks=marks), bounds)
 
 
 def _read(connection: KafkaConnection, topic: str, convert: Callable[[Message], T], bounds: Bounds) -> Iterator[T]:
@@ -209,10 +212,11 @@ def _place(message: Message) -> tuple[int, int, int]:
     return partition, offset, message.timestamp()[1]
 
 
-def _place_or_copy(message: Message) -> tuple[int, int, int, bool]:
+def _place_or_copy(message: Message, *, marks: bool) -> tuple[int, int, int, bool]:
     partition, offset, timestamp_ms = _place(message)
     try:
-        copy = is_copy(cast("str", message.topic()), partition, _headers(message))
+        headers = _headers(message)
+        copy = is_copy(cast("str", message.topic()), partition, headers) or (marks and is_mark(headers))
     except UnreadableHeaderError:
         copy = False
     return partition, offset, timestamp_ms, copy

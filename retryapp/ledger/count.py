@@ -39,6 +39,8 @@ _STATION_TEXTS: Final = {
     Station.RECOVERED: "dead-letter topic, replayed and done",
     Station.SET_ASIDE: "dead-letter topic, discarded",
     Station.RESTORED: "dead-letter topic, restored",
+    Station.HANDLED: "dead-letter topic, handled",
+    Station.LEFT: "dead-letter topic, skipped or failed by its handler",
 }
 
 
@@ -53,6 +55,8 @@ class Balance:
     held: int = 0
     """Not delivered yet: they wait for earlier records of their sequences."""
     dead: int = 0
+    handled: int = 0
+    """Of those dead: their handler of dead letters is done with them."""
     discarded: int = 0
     """Dead, without a dead-letter topic."""
     skipped: int = 0
@@ -71,7 +75,7 @@ class Balance:
     unread_offsets: int = 0
     """Offsets of the main topic that the group has not passed."""
     copies: int = 0
-    """What the group has passed besides: copies of records that were due again, of any group."""
+    """What the group has passed besides: copies of records that were due again, of any group, or marks of letters."""
 
 
 @dataclass(slots=True)
@@ -286,6 +290,7 @@ class PartitionCount:
     def _add(self, journey: Journey) -> None:
         name, last = journey.fate.name.lower(), journey.last
         setattr(self.balance, name, getattr(self.balance, name) + 1)
+        self.balance.handled += journey.handled
         self.balance.recovered += journey.fate is Fate.DONE and last.delivery > 1  # in an outage none spends an attempt
 
     def _is_damaged(self, offset: int) -> bool:

@@ -148,6 +148,8 @@ class Journey:
     last: Trace
     """Where it is, or was seen last."""
     faults: list[tuple[Fault, tuple[Trace, ...], str]] = field(default_factory=list)
+    handled: bool = False
+    """It is dead, and the handler of its dead letter is done with it."""
 
 
 _FATES: Final = {
@@ -176,6 +178,8 @@ _MARKS: Final = {
     Station.RECOVERED: Fate.DONE,
     Station.SET_ASIDE: Fate.DISCARDED,
     Station.RESTORED: Fate.DEAD,
+    Station.HANDLED: Fate.DEAD,
+    Station.LEFT: Fate.DEAD,
 }
 """What a mark says of its letter, where nothing later shows it."""
 
@@ -185,7 +189,7 @@ def follow(traces: Sequence[Trace], cut: Cut) -> Journey:
     marks = sorted((trace for trace in traces if trace.station in _MARKS), key=lambda trace: trace.offset)
     traces = [trace for trace in traces if trace.station not in _MARKS]
     if not traces:  # retention takes a letter before its marks
-        return Journey(_MARKS[marks[-1].station], marks[-1])
+        return Journey(_MARKS[marks[-1].station], marks[-1], handled=marks[-1].station is Station.HANDLED)
     journey = _followed(traces, cut)
     if journey.fate is Fate.DEAD and journey.last.station is Station.DEAD:
         letter = journey.last  # its numbers, and those of its marks, may be a guess: their places are not
@@ -194,6 +198,7 @@ def follow(traces: Sequence[Trace], cut: Cut) -> Journey:
             about[-1].station is Station.REPLAYED and cut.keeps(cut.topics.retry, about[-1].timestamp_ms)
         ):
             journey.fate = _MARKS[about[-1].station]
+            journey.handled = about[-1].station is Station.HANDLED
     return journey
 
 

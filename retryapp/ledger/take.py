@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from retryapp.core import marks
 from retryapp.core.errors import DamagedEventError, TopicMissingError
@@ -249,7 +249,8 @@ class _Taking:
     def _read_main(self) -> None:
         name, stops = self.topics.main, self._main_stops()
         self._say(f"reading {name}")
-        places = read_offsets(self.connection, name, partitions=sorted(stops), start=self.starts, stop=stops)
+        bounds: Any = {"partitions": sorted(stops), "start": self.starts, "stop": stops}
+        places = read_offsets(self.connection, name, marks=self.topology.reads_letters, **bounds)
         for number, offset, timestamp_ms, copy in places:
             self.counts[number].see(offset, timestamp_ms, copy=copy)
 

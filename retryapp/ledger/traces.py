@@ -67,6 +67,18 @@ class Station(IntEnum):
     SET_ASIDE = 11
     """Discarded by somebody."""
     RESTORED = 12
+    HANDLED = 13
+    """Its handler of dead letters is done with it."""
+    LEFT = 14
+    """Its handler of dead letters has skipped it, or given up: it is as it was."""
+
+
+_STATIONS: Final = {
+    MarkKind.DISCARDED: Station.SET_ASIDE,
+    MarkKind.SKIPPED: Station.LEFT,
+    MarkKind.FAILED: Station.LEFT,
+}
+"""Of marks whose names are those of other stations."""
 
 
 class Trace(NamedTuple):
@@ -163,7 +175,7 @@ def _told_by_mark(record: Record, topic: int, topics: Topics) -> Told:
         group, origin = parse_failure_id(mark.failure_id)
     except DamagedMetadataError as error:
         return Told(unknown, nobody=f"it is a mark of nobody: {error}")
-    station = Station.SET_ASIDE if mark.mark is MarkKind.DISCARDED else Station[mark.mark.name]
+    station = _STATIONS.get(mark.mark) or Station[mark.mark.name]
     delivery, replays = min(mark.delivery, MAX_COUNT), min(mark.replays, MAX_COUNT)
     trace = Trace(delivery, station, topic, 0, replays, record.offset, record.timestamp_ms)
     return _named(group, origin, record.partition, trace, topics)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from retryapp.core.causes import cause_id, cause_name
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import LetterMark, MarkKind, Refusal, Verb, is_mark, mark_of
+from retryapp.core.control import LetterMark, MarkKind, Refusal, Verb, is_mark, is_open, mark_of
 from retryapp.core.errors import DamagedMetadataError
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import LetterFilter
@@ -155,7 +155,7 @@ class _Count:
             return  # of one that does not fit
         place = topic, partition, mark.letter
         self._move(letters, at, -1, place, mark.failure_id)
-        state = _STATES.index(None if mark.mark is MarkKind.RESTORED else mark.mark)
+        state = _STATES.index(None if is_open(mark.mark) else mark.mark)
         letters.states[at] = state + (_CRASHED if letters.states[at] >= _CRASHED else 0)
         self._move(letters, at, 1, place, mark.failure_id)
 
@@ -173,7 +173,7 @@ class _Count:
             found.samples[place] = name
 
 
-_MARKED: Final = (MarkKind.REPLAYED, MarkKind.RECOVERED, MarkKind.DISCARDED)
+_MARKED: Final = tuple(kind for kind in MarkKind if not is_open(kind))
 _STATES: Final = (None, *_MARKED, Refusal.CRASHED, *_MARKED)
 _CRASHED: Final = _STATES.index(Refusal.CRASHED)
 """From here on: of letters that a replay refuses while they are open."""

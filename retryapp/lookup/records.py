@@ -17,14 +17,13 @@ from typing import Any, Final, NamedTuple
 from retryapp.core.causes import cause_id, cause_name
 from retryapp.core.control import is_mark, mark_of, row_state
 from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter, newest_letter
-from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError
+from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
 from retryapp.core.headers import RETRY_GROUP, RETRY_ORIGIN, RETRY_REASON, decode_metadata
 from retryapp.core.hops import arriving
 from retryapp.core.jobs import LetterFilter
-from retryapp.core.lifecycle import Discarded, Handled, Skipped, decode_event
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id, short_topic_id
+from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id
 from retryapp.core.reference import as_copy, is_same
 from retryapp.core.row_keys import parse_row_key
 from retryapp.core.rows import (
@@ -343,25 +342,13 @@ def marks_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[tup
     """Return what has become of letters, by topic, partition and offset.
 
     That is `replayed`, `recovered`, `discarded` or `restored` by a command, and `handled`, `skipped` or `failed` by a
-    handler of dead letters; nothing where a letter is open.
+    handler of dead letters; nothing where no mark is.
     """
-    admin, marks = KafkaAdmin(connection), dict[tuple[str, int, int], str]()
-    names = admin.topic_names()
-    for topic in with_dead_letters(topology, names).dlqs:
+    marks = dict[tuple[str, int, int], str]()
+    for topic in with_dead_letters(topology, KafkaAdmin(connection).topic_names()).dlqs:
         for record in read_topic(connection, topic):
             if (mark := mark_of(record.headers, record.value)) is not None:
                 marks[topic, record.partition, mark.letter] = str(mark.mark)
-        events = f"{topology.group}.{topic}.events"
-        if events not in names:
-            continue
-        topic_id = short_topic_id(admin.describe_topics([topic])[topic].topic_id)
-        for record in read_topic(connection, events):
-            with suppress(DamagedEventError, DamagedMetadataError):
-                event = decode_event(record.value or b"")
-                if isinstance(event, Handled | Skipped | Discarded):
-                    origin = parse_failure_id(event.failure_id)[1]
-                    if origin.topic_id == topic_id:
-                        marks[topic, origin.partition, origin.offset] = event.kind
     return marks
 
 

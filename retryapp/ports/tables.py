@@ -121,6 +121,9 @@ class DeadLetterTable(LocalTable, Protocol):
     def newest(self, failure_id: str) -> tuple[int, str | None] | None:
         """Return the offset and the mark of what `find` returns: all that commands ask for, in half the time."""
 
+    def mark_of(self, offset: int) -> str | None:
+        """Return what became of the letter at an offset; None: nothing yet."""
+
     def forget_before(self, first_offset: int) -> int:
         """Remove rows below an offset, a few; return how many. Call again until nothing is removed."""
 

@@ -240,6 +240,10 @@ class MemoryDeadLetterTable(DeadLetterTable):
         return None if found is None else (found.offset, found.mark)
 
     @override
+    def mark_of(self, offset: int) -> str | None:
+        return self._marks.get(offset, (None, None))[0]
+
+    @override
     def forget_before(self, first_offset: int) -> int:
         gone = [offset for offset in self.rows if offset < first_offset]
         for offset in gone:

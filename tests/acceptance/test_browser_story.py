@@ -32,7 +32,7 @@ async def call_service(*facts):
 
 
 def test_an_operator_puts_right_what_failed(stage: Stage) -> None:
-    """2,000 fail of three causes; one service is mended, its 700 letters are replayed, each once."""
+    """2,000 fail of three causes; one service is mended, its 700 letters are replayed, each once; one is edited."""
     with open_browser() as browser:
         topic, mended = stage.main_topic(partitions=PARTITIONS), threading.Event()
         stage.program(HandlerSpec(topic=topic, policy="50ms"), code=BY_STATUS)
@@ -91,6 +91,20 @@ def test_an_operator_puts_right_what_failed(stage: Stage) -> None:
         ran = page.get_by_text(f"on {socket.gethostname()}/worker-").all_inner_texts()
         assert len(ran) == 3, "the failed attempt, as waiting and as dead, and the one that succeeded"
 
+        page.goto(f"{workers[0].url}/retries/{topic}/dead")
+        page.get_by_role("row").get_by_role("link").filter(has_text=f"{topic}@").first.click()
+        edit = page.locator("details").filter(has_text="Edit and replay")
+        edit.locator("summary").click()
+        edit.locator("[name=value]").fill(f'{{"id": {OF_LEDGER - 1}}}')
+        edit.get_by_label("the same: a service").check()
+        edit.get_by_label("Why, for the audit").fill("its id was mistyped")
+        edit.get_by_role("button", name="Replay with these changes").click()
+        page.get_by_role("heading", name="replay: done").wait_for()
+        wait_for(lambda: evidence.waiting() == 2, "the edited record is done")
+        edited = stage.service.visits[-1]
+        assert (edited.facts["id"], edited.replays) == (OF_LEDGER - 1, 1)
+        assert edited.failure_id != name
+
         page.goto(f"{workers[0].url}/retries/{topic}/pending")
         names = [link.inner_text() for link in page.get_by_role("row").get_by_role("link").filter(has_text="/").all()]
         for name, verb in zip(sorted(names), ("Cancel", "Reschedule"), strict=True):
@@ -107,10 +121,10 @@ def test_an_operator_puts_right_what_failed(stage: Stage) -> None:
     for visit in stage.service.visits:
         keys[visit.failure_id].add(visit.idempotency_key)
         taken[visit.failure_id] += stage.service.finished.get(visit.number) == 200
-    assert sum(taken.values()) == OF_LEDGER
+    assert sum(taken.values()) == OF_LEDGER + 1
     assert max(taken.values()) == 1, "none twice, by the service's own log"
     assert all(len(each) == 1 for each in keys.values()), "a replay has the key of the first attempt"
     ledger = take_ledger(stage.connection, evidence.topology)
     assert ledger.problems == (), ledger.problems
     total = ledger.total
-    assert (total.received, total.done, total.dead, total.pending, total.lost) == (2_002, 700, 1_301, 1, 0)
+    assert (total.received, total.done, total.dead, total.pending, total.lost) == (2_002, 701, 1_300, 1, 0)

@@ -86,8 +86,10 @@ def test_what_waits_is_steered(stage: Stage) -> None:
 
     assert found("--message", "503", "--error", "app.ServiceError") == {*names.values()}
     assert found("--has-header", "tenant=acme", "--field", "/customer/name=ann") == {names[4]}
-    assert retryapp(stage, "pending", "retry-now", "-A", "app", "--field", "/id=0", "--yes")[0] == 0
-    assert retryapp(stage, "pending", "reschedule", "-A", "app", "--key", "1", "--at", "1s", "--yes")[0] == 0
+    assert retryapp(stage, "pending", "retry-now", "-A", "app", "--field", "/id=0", "--yes", "--why", "test")[0] == 0
+    assert (
+        retryapp(stage, "pending", "reschedule", "-A", "app", "--key", "1", "--at", "1s", "--yes", "--why", "x")[0] == 0
+    )
     asked = {"verb": "hold", "failure_id": names[4], "for": "2d"}
     assert worker.post(f"/retries/{topic}/command", asked)[1]["outcome"] == "done"
     assert retryapp(stage, "pending", "retry-now", *place, names[4])[0] == 0
@@ -151,7 +153,7 @@ def test_a_paused_handler_stays_so_over_restarts(stage: Stage) -> None:
     findings = retryapp(stage, "doctor", "-A", "app")[1]["findings"]
     (found,) = [each for each in findings if each["name"] == f"handler of {topic}"]
     assert (found["severity"], found["seen"].startswith("paused by ann: migration, for ")) == ("warning", True)
-    assert retryapp(stage, "handler", "resume", *where)[0] == 0
+    assert retryapp(stage, "handler", "resume", *where, "--why", "done")[0] == 0
     topology = HandlerTopology(stage.group, topic)
     wait_for(lambda: Evidence(stage.connection, topology).waiting() == 0, "all are done", timeout_s=60)
     wait_for(lambda: len(stage.service.visits) == 40, "all are done", timeout_s=60)
@@ -184,7 +186,7 @@ def test_a_forced_outage_and_a_rule_that_pauses_hold_over_restarts(stage: Stage)
     findings = retryapp(stage, "doctor", "-A", "app")[1]["findings"]
     assert "retryapp outage close" in next(each for each in findings if each["name"] == f"handler of {topic}")["remedy"]
 
-    assert retryapp(stage, "outage", "close", *where)[0] == 0
+    assert retryapp(stage, "outage", "close", *where, "--why", "done")[0] == 0
     wait_for(lambda: retryapp(stage, "handler", "show", *where)[0] == 1, "the rule has paused its partition")
     said = retryapp(stage, "handler", "show", *where)[1]
     ((number, level),) = said["paused"].items()
@@ -199,7 +201,7 @@ def test_a_forced_outage_and_a_rule_that_pauses_hold_over_restarts(stage: Stage)
     assert sum(visit.facts["id"] == 7 for visit in stage.service.visits) == 1
 
     mended.set()
-    assert retryapp(stage, "handler", "resume", *where)[0] == 0
+    assert retryapp(stage, "handler", "resume", *where, "--why", "done")[0] == 0
     wait_for(lambda: len(stage.service.done(topic)) == 20, "all are done", timeout_s=60)
     topology = HandlerTopology(stage.group, topic)
     wait_for(lambda: Evidence(stage.connection, topology).waiting() == 0, "nothing waits", timeout_s=60)

@@ -39,7 +39,7 @@ def test_commands_outlive_history_offsets_and_disks(stage: Stage) -> None:
     wait_for(lambda: len(evidence.records(topology.dlq)) == 60, "all are dead", timeout_s=90)
     mended.set()
     app = ("-A", "app")
-    code, ended = retryapp(stage, "dead", "replay", *app, "--all", "--yes")
+    code, ended = retryapp(stage, "dead", "replay", *app, "--all", "--yes", "--why", "test")
     assert (code, ended["state"], ended["done"]) == (0, "ended", 60)
     wait_for(lambda: evidence.waiting() == 0, "nothing waits", timeout_s=60)
 
@@ -62,7 +62,7 @@ def test_commands_outlive_history_offsets_and_disks(stage: Stage) -> None:
     visits = len(stage.service.visits)
     worker = stage.worker("after", env={"RETRYAPP_DATADIR": str(stage.folder / "data2")})
     wait_for(lambda: evidence.unsettled() == 0, "the main topic is read again", timeout_s=60)
-    code, said = retryapp(stage, "dead", "replay", *app, "--all", "--yes")
+    code, said = retryapp(stage, "dead", "replay", *app, "--all", "--yes", "--why", "test")
     assert (code, said["preview"]["letters"], said["preview"]["refused"]) == (1, 0, {"recovered": 60})
     events = [decode_event(record.value or b"") for record in evidence.records(topology.events)]
     assert [event for event in events if isinstance(event, Commanded)] == []

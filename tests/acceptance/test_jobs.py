@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections import Counter
@@ -14,6 +15,7 @@ from harness.terminal import begin, retryapp
 from retryapp.core.record import idempotency_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.ledger import take_ledger
+from retryapp.lookup.handler_jobs import HandlerJobs
 
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(240)]
 PARTITIONS = 3
@@ -63,7 +65,7 @@ def test_the_letters_of_one_cause_are_replayed_once(stage: Stage) -> None:
     gate.open()
     wait_for(lambda: evidence.waiting() == 0, "what was replayed is done", timeout_s=60)
     assert retryapp(stage, "job", "show", *app, job["job"])[1]["done"] == done["done"] < 200
-    assert retryapp(stage, "job", "resume", *app, job["job"])[0] == 0
+    assert retryapp(stage, "job", "resume", *app, job["job"], "--why", "fed")[0] == 0
     code, ended = retryapp(stage, "job", "show", *app, job["job"], "--watch")
     assert (code, ended["state"], ended["done"], ended["refused"]) == (0, "ended", 200, {})
     wait_for(lambda: evidence.waiting() == 0, "nothing waits", timeout_s=60)
@@ -78,9 +80,29 @@ def test_the_letters_of_one_cause_are_replayed_once(stage: Stage) -> None:
     assert (ledger.total.received, ledger.total.done, ledger.total.dead, ledger.total.lost) == (600, 200, 400, 0)
     code, said = retryapp(stage, "dead", "replay", *app, "--cause", cause["cause_id"], "--preview")
     assert (code, said["preview"]["letters"], said["preview"]["refused"]) == (1, 0, {"recovered": 200})
+    jobs = HandlerJobs(stage.connection, topology)  # as a program has them
+    found = asyncio.run(jobs.preview("discard", reason="rejected", message="never take it"))
+    assert (found.letters, found.facts["refused"]) == (0, {"recovered": 200})
+    found = asyncio.run(jobs.preview("discard", all=True))
+    assert (found.letters, sum(each["letters"] for each in found.facts["causes"])) == (400, 400)
+    assert len(found.facts["samples"]) == 5
+    job, told = asyncio.run(jobs.begin(found, why="test data", by="cron", rate="1/m"))
+    assert {event and event.refused for event in told.values()} == {None}
+    for verb, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        told = asyncio.run(jobs.command(verb, job, why=verb, by="cron"))
+        assert {event and event.after for event in told.values()} == {state}
+        shown = asyncio.run(jobs.show(job))
+        assert shown is not None
+        assert (shown["state"], shown["by"], shown["why"], set(shown["partitions"])) == (
+            state, "cron", "test data", {str(number) for number in found.counted.scope.letters}
+        )  # fmt: skip
+    assert asyncio.run(jobs.command("cancel", job, why="again")) == {}
+    few = shown["done"]
     code, ended = retryapp(stage, "dead", "discard", *app, "--all", "--why", "test data", "--yes")
-    assert (code, ended["done"], ended["refused"]) == (1, 400, {"replayed": 200})
+    words = {"replayed": 200} | ({"discarded": few} if few else {})
+    assert (code, ended["done"], ended["refused"]) == (1, 400 - few, words)
     code, said = retryapp(stage, "job", "refused", *app, ended["job"])
-    assert (code, {letter["failure_id"] for letter in said["letters"]}) == (0, set(again))
-    assert {letter["text"] for letter in said["letters"]} == {"it is recovered already"}
+    named = [letter for letter in said["letters"] if letter["refused"] == "replayed"]
+    assert (code, {letter["failure_id"] for letter in named}) == (0, set(again))
+    assert {letter["text"] for letter in named} == {"it is recovered already"}
     assert second.stop() == 0

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from acceptance.books import check_times
 from confluent_kafka import Producer
 from harness import Answer, Gate, HandlerSpec, Stage, Visit, wait_for
 from harness.terminal import retryapp
@@ -103,7 +104,8 @@ def test_behind_a_record_that_waits_its_key_is_held_and_others_go_on(stage: Stag
     (letter,) = retryapp(stage, "dead", "list", "-A", "app", "--topic", released)[1]["records"]
     assert (letter["failure_id"].rpartition("/")[2], letter["reason"]) == ("0", "overflow")
     assert (stage.evidence(blocked).unsettled(), len(stage.service.of(blocked))) == (1, 1)
-    assert retryapp(stage, "pending", "cancel", "-A", "app", "--topic", blocked, "--field", "/id=0", "--yes")[0] == 0
+    chosen = ("--topic", blocked, "--field", "/id=0", "--yes", "--why", "test")
+    assert retryapp(stage, "pending", "cancel", "-A", "app", *chosen)[0] == 0
     stage.wait_settled(blocked)
     assert [visit.facts["id"] for visit in stage.service.of(blocked)] == [0, 1]
 
@@ -184,6 +186,7 @@ def test_without_end_a_record_is_tried_until_it_succeeds_and_its_payload_is_publ
     worker.kill()
     stage.worker("next")
     stage.wait_settled(topic)
+    check_times(evidence, stage.service.of(topic), 7)
     attempts = [(visit.facts["id"], visit.attempt) for visit in stage.service.of(topic) if visit.facts["id"]]
     assert attempts == [(1, 1), (2, 1)]
     first, *later = evidence.retries()

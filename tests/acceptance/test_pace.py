@@ -166,7 +166,7 @@ def test_a_service_that_is_down_holds_up_none_but_its_own_records(stage: Stage) 
     assert len(of("mail")) == 170, "none of them probes"
 
     down.clear()
-    assert retryapp(stage, "outage", "close", *where, "--circuit", "mail")[0] == 0
+    assert retryapp(stage, "outage", "close", *where, "--circuit", "mail", "--why", "done")[0] == 0
     wait_for(lambda: len(service.done(topic)) == 620, "all are done", timeout_s=60)
     stage.wait_settled(topic)
     assert not evidence.dead()

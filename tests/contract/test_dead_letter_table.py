@@ -108,6 +108,7 @@ def test_a_failure_id_leads_to_its_newest_dead_letter(any_table: Table, make_dea
     assert any_table.newest(name(11)) == (2, None)
     any_table.mark({9: ("replayed", "j")}, None)
     assert any_table.newest(name(10)) == (9, "replayed")
+    assert [any_table.mark_of(offset) for offset in (9, 3, 99)] == ["replayed", None, None]
     assert (any_table.find(name(13)), any_table.newest(name(13))) == (None, None)
     assert any_table.next_offset == 4
 

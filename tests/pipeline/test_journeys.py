@@ -91,7 +91,7 @@ def test_a_held_record_waits_and_its_way_begins_with_its_first_delivery(archive:
     assert (cost["records"], cost["recovered"]) == (1, 0)
 
 
-@story(9)
+@story(12)
 def test_what_became_of_dead_letters_is_in_their_marks(archive: Archive) -> Story:
     """Replayed and done again, or dead again; set aside, or taken back; the last mark of a letter counts. None is one.
 
@@ -115,12 +115,15 @@ def test_what_became_of_dead_letters_is_in_their_marks(archive: Archive) -> Stor
     archive.marked(7, 1, "restored")
     archive.failed(8, 2, delivery=3, reason="exhausted")
     archive.marked(8, 3, "replayed", replays=1)
-    archive.counted(0, 9, ok=1, failed=8)
+    for offset, kind in enumerate(("handled", "failed", "skipped"), 9):
+        archive.failed(offset, 1, reason="exhausted")
+        archive.marked(offset, 1, kind)
+    archive.counted(0, 12, ok=1, failed=11)
     tables = yield
     journeys = tables.by_offset
     assert {offset: row["fate"] for offset, row in journeys.items()} == {
         1: "done", 2: "dead", 3: "discarded", 4: "dead", 5: "done", 6: "pending", 7: "dead",
-        8: "pending",
+        8: "pending", 9: "dead", 10: "dead", 11: "dead",
     }  # fmt: skip
     assert [(journeys[n]["reason"], journeys[n]["replays"], journeys[n]["copies"]) for n in (1, 2, 3)] == [
         (None, 1, 0),
@@ -132,14 +135,14 @@ def test_what_became_of_dead_letters_is_in_their_marks(archive: Archive) -> Stor
         (3, 1, 1, "succeeded"),
     ]
     sums = ("received", "first_try_ok", "recovered", "pending", "dead", "discarded", "lost", "extra")
-    assert tables.counted(*sums) == [9, 1, 2, 2, 3, 1, 0, 0]
+    assert tables.counted(*sums) == [12, 1, 2, 2, 6, 1, 0, 0]
     names = ("replays", "last_attempt", "reason")
     assert [[journeys[offset][name] for name in names] for offset in (6, 8)] == [[1, 0, None]] * 2
     assert [journeys[5][name] for name in names] == [1, None, None]
     funnel = figures.funnel(tables.ways)
     assert [(row["replayed"], row["attempt"], row["waiting"]) for row in funnel if row["waiting"]] == [(True, 1, 2)]
     letters = retention(tables.journeys, {f"{tables.group}.{MAIN}.dlq": 10**12}, now_ms=NOON_MS)
-    assert [row["dead"] for row in letters] == [3]
+    assert [row["dead"] for row in letters] == [6]
     assert [each.name for each in checks.of_journeys(tables.journeys)[0] if each.is_error and each.failures] == []
 
 

@@ -8,6 +8,7 @@ import faust
 import pytest
 
 from retryapp import Batch, CircuitBreaker, Deduplicate, Retries, RetryPolicy, non_retryable, retryable
+from retryapp.core.control import Verb
 from retryapp.core.errors import (
     ConfigurationError,
     DuplicateHandlerError,
@@ -18,7 +19,10 @@ from retryapp.core.errors import (
     PublishCircleError,
     PublishRefusedError,
 )
-from retryapp.core.jobs import HandlerVerb
+from retryapp.core.jobs import HandlerVerb, LetterFilter
+from retryapp.lookup.handler_jobs import JobPreview
+from retryapp.lookup.jobs import Order
+from retryapp.lookup.previews import Preview
 from retryapp.runtime.options import SETTINGS
 
 POLICY = RetryPolicy("1s")
@@ -324,9 +328,32 @@ async def test_a_handler_is_steered_by_its_topic(retries: Retries, monkeypatch: 
     assert await retries.command_handler("outage-open", "orders", circuit="ledger", **words, wait="2s") == {}
     assert asked == [((retries.topologies[0], HandlerVerb.OPEN, "ledger"), {**words, "wait_s": 2.0})]
     with pytest.raises(InvalidSettingError, match="outage-close"):
-        await retries.command_handler("stop", "orders")
+        await retries.command_handler("stop", "orders", why="down")
+    with pytest.raises(InvalidSettingError, match="why"):
+        await retries.command_handler("pause", "orders", why=" ")
     with pytest.raises(LookupError):
-        await retries.command_handler("pause", "refunds")
+        await retries.command_handler("pause", "refunds", why="down")
+
+
+async def test_jobs_are_of_a_handler_and_refuse_what_names_no_letters(retries: Retries) -> None:
+    """Before any broker is asked; nobody replays everything by a missing word, or without a reason."""
+    jobs = retries.jobs("orders")
+    assert jobs.topology == retries.topologies[0]
+    with pytest.raises(LookupError):
+        retries.jobs("refunds")
+    wrong: list[tuple[str, dict[str, Any], str]] = [
+        ("cancel", {"all": True}, "verb"), ("replay", {}, "all"), ("replay", {"colour": "red"}, "colour"),
+        ("replay", {"from_ms": "2h"}, "from_ms"),
+    ]  # fmt: skip
+    for verb, wanted, name in wrong:
+        with pytest.raises(InvalidSettingError, match=f"setting {name}="):
+            await jobs.preview(verb, **wanted)
+    for call in (
+        jobs.begin(JobPreview(Order(Verb.REPLAY, LetterFilter()), Preview()), why=""),
+        jobs.command("pause", "j1", why=" "),
+    ):
+        with pytest.raises(InvalidSettingError, match="why="):
+            await call
 
 
 async def test_how_a_handler_is_called_is_told(retries: Retries) -> None:

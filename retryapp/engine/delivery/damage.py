@@ -9,19 +9,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import LetterMark, MarkKind
+from retryapp.core.control import MAX_WORDS, LetterMark, MarkKind, is_open
 from retryapp.core.errors import DamagedMetadataError, RecordError, UnreadableRecordsError
-from retryapp.core.headers import decode_metadata
+from retryapp.core.headers import RETRY_REPLAYS, HeaderReader, decode_metadata, failure_id_of
 from retryapp.core.hops import Outgoing, arriving, cancelled, lost, not_run_again, to_dead_letter
 from retryapp.core.jobs import Level
 from retryapp.core.lifecycle import Discarded, Handled
 from retryapp.core.metadata import MAX_MESSAGE_BYTES, MAX_NAME_BYTES, RetryMetadata
-from retryapp.core.record import Record, failure_id
+from retryapp.core.record import Headers, Origin, Record, failure_id, parse_failure_id
 from retryapp.core.rows import decode_row
-from retryapp.core.salvage import last_words, salvage
+from retryapp.core.salvage import last_words, readable, salvage, single
 from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Run
 from retryapp.engine.lane.turn import Turn, observed, to_event
@@ -47,8 +48,8 @@ def bury_damaged(run: Run, error: RecordError, now_ms: int) -> Turn:
 def bury_cancelled(run: Run, metadata: RetryMetadata) -> Turn:
     """Return the turn of a row that is not run again: its retries were cancelled."""
     now_ms = run.context.clock.wall_ms()
-    end, dead = ended(run.context, run.shown, cancelled(metadata, "", now_ms))
-    return run.settle(publishes=(end,), observations=(dead,))
+    ends, dead = ended(run.context, run.shown, cancelled(metadata, "", now_ms))
+    return run.settle(publishes=ends, observations=(dead,))
 
 
 def bury_surplus(run: Run, metadata: RetryMetadata) -> Turn:
@@ -65,9 +66,9 @@ def end_instead(run: Run, outcome: Turn, reason: DeadReason) -> Turn:
     last = not_run_again(
         replace(metadata, delivery=metadata.delivery - 1, no_payload=False), reason, run.context.clock.wall_ms()
     )
-    end, dead = ended(run.context, run.shown, replace(last, started_ms=metadata.started_ms, worker=metadata.worker))
+    ends, dead = ended(run.context, run.shown, replace(last, started_ms=metadata.started_ms, worker=metadata.worker))
     failed = tuple(seen for seen in outcome.observations if seen.event is Event.FAILED)
-    return run.settle(publishes=(end,), observations=(*failed, dead))
+    return run.settle(publishes=ends, observations=(*failed, dead))
 
 
 def bury_lost(run: Run, metadata: RetryMetadata, error: RecordError) -> Turn:
@@ -120,13 +121,15 @@ def _with_damage(turn: Turn) -> Turn:
 
 
 def _bury(run: Run, record: Record, metadata: RetryMetadata) -> Turn:
-    end, dead = ended(run.context, record, metadata)
-    return run.settle(publishes=(end,), observations=(dead,))
+    ends, dead = ended(run.context, record, metadata)
+    return run.settle(publishes=ends, observations=(dead,))
 
 
-def ended(context: DeliveryContext, record: Record, metadata: RetryMetadata) -> tuple[Outgoing, Observation]:
+def ended(
+    context: DeliveryContext, record: Record, metadata: RetryMetadata
+) -> tuple[tuple[Outgoing, ...], Observation]:
     """Return what says that a record is dead without another run, and its observation."""
-    end, metadata, event = to_end(context, record, metadata)
+    ends, metadata, event = to_end(context, record, metadata)
     dead = observed(
         event,
         context.handler.main,
@@ -138,7 +141,7 @@ def ended(context: DeliveryContext, record: Record, metadata: RetryMetadata) -> 
         message=metadata.error_message,
         fingerprint=metadata.fingerprint,
     )
-    return end, dead
+    return ends, dead
 
 
 _TOLD: Final = (
@@ -149,12 +152,16 @@ _TOLD: Final = (
 
 def to_end(
     context: DeliveryContext, record: Record, metadata: RetryMetadata, dead_letters: str | None = None
-) -> tuple[Outgoing, RetryMetadata, Event]:
-    """Return what says that a record is dead: its dead letter, or where there is no topic for it an event."""
+) -> tuple[tuple[Outgoing, ...], RetryMetadata, Event]:
+    """Return what says that a record is dead: its dead letter, or where there is no topic for it an event.
+
+    Of a dead letter whose handler has given up also the mark.
+    """
     topology = context.handler.topology
     if not topology.drop:
         facts: dict[str, Any] = {"max_bytes": context.max_bytes, "dead_letters": dead_letters}
-        return *to_dead_letter(record, topology=topology, metadata=metadata, **facts), Event.DEAD
+        letter, metadata = to_dead_letter(record, topology=topology, metadata=metadata, **facts)
+        return (letter,), metadata, Event.DEAD
     is_letter = topology.letters_of is not None
     event = Discarded(
         kind="failed" if is_letter else "discarded",
@@ -166,18 +173,57 @@ def to_end(
         **{name: getattr(metadata, name) for name in _TOLD},
     )
     told = Event.LETTER_FAILED if is_letter else Event.DISCARDED
-    return to_event(event, topology=topology, partition=record.partition), metadata, told
+    marks = letter_mark(context, MarkKind.FAILED, record.headers, metadata.origin, metadata.reason or "")
+    return (to_event(event, topology=topology, partition=record.partition), *marks), metadata, told
 
 
 def handled(run: Run) -> tuple[Outgoing, ...]:
-    """Return what marks a dead letter whose handler is done with it; nothing for other records."""
+    """Return what says that the handler of a dead letter is done with it; nothing for other records."""
     handler = run.context.handler
     if handler.topology.letters_of is None:
         return ()
     origin, now_ms = run.origin, run.context.clock.wall_ms()
     name = failure_id(handler.group, origin)
     event = Handled(group=handler.group, handler=handler.name, failure_id=name, origin=origin.text, at_ms=now_ms)
-    return (to_event(event, topology=handler.topology, partition=run.record.partition),)
+    told = to_event(event, topology=handler.topology, partition=run.record.partition)
+    return told, *letter_mark(run.context, MarkKind.HANDLED, run.shown.headers, origin)
+
+
+def letter_mark(
+    context: DeliveryContext, kind: MarkKind, headers: Headers, letter: Origin, why: str = ""
+) -> tuple[Outgoing, ...]:
+    """Return the mark of a dead letter whose handler has come to an end; nothing for other records.
+
+    A record that does not say which one it was has none, nor a letter that a command has marked meanwhile, nor one of
+    a topic that was made again since.
+    """
+    topology, identity = context.handler.topology, failure_id_of(headers)
+    if topology.own_letters_of is None or identity is None or letter.topic_id != context.topic_id:
+        return ()
+    group, origin = parse_failure_id(identity)
+    place = topology.group, topology.own_letters_of, letter.partition
+    is_ours = (group, origin.topic, origin.partition) == place
+    if not is_ours or not (context.letters is None or context.letters.may_mark(letter.offset)):
+        return ()
+    read = HeaderReader(single(headers))
+    told = LetterMark(
+        mark=kind,
+        failure_id=identity,
+        letter=letter.offset,
+        delivery=readable(read.delivery, 0),
+        replays=readable(partial(read.number, RETRY_REPLAYS), 0),
+        command="",
+        by=cut_text(context.handler.name, MAX_WORDS),
+        why=why,
+    )
+    return (told.to_record(topology.main, letter.partition),)
+
+
+def letter_done(run: Run) -> str | None:
+    """Return the mark of a dead letter that a command has replayed or discarded; None: its handler may have it."""
+    letters, is_there = run.context.letters, run.origin.topic_id == run.context.topic_id
+    mark = letters.mark_of(run.origin.offset) if letters is not None and is_there else None
+    return None if is_open(mark) else mark
 
 
 def recovered(run: Run) -> tuple[Outgoing, ...]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from retryapp.core.causes import cause_name
 from retryapp.core.classify import Failure
+from retryapp.core.control import MarkKind
 from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, SkipNow, for_free
 from retryapp.core.errors import (
     DamagedMetadataError,
@@ -38,7 +39,7 @@ from retryapp.core.letters import opened
 from retryapp.core.lifecycle import Skipped, Succeeded
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.publication import Publication
-from retryapp.core.record import Headers
+from retryapp.core.record import Headers, failure_id
 from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import ALONE, encode_row
 from retryapp.core.rules import ErrorClass
@@ -50,6 +51,8 @@ from retryapp.engine.delivery.damage import (
     bury_surplus,
     handled,
     last_resort,
+    letter_done,
+    letter_mark,
     recovered,
     to_end,
     unreadable,
@@ -141,12 +144,14 @@ def unpack(run: Run) -> Turn | None:
         if record.headers:
             shown = arriving if run.context.handler.topology.letters_of is None else opened
             run.shown = shown(record)
-        return None
+        return _passed(run)
     damage = unreadable(record) if claim is None else claim.damage
     if damage is None:
         try:
             run.metadata = (None if claim is None else claim.metadata) or _waiting(record.headers)
             run.shown = restore(record, run.metadata)
+            if (done := _passed(run)) is not None:
+                return done
             if claim is not None and claim.lost is not None:
                 return bury_lost(run, run.metadata, claim.lost)
             if claim is not None and claim.cancelled:
@@ -162,6 +167,22 @@ def unpack(run: Run) -> Turn | None:
         except DamagedMetadataError as exc:
             damage = exc
     return None if damage is None else bury_damaged(run, damage, run.context.clock.wall_ms())
+
+
+def _passed(run: Run) -> Turn | None:
+    """Return the turn of a dead letter that a command has replayed or discarded before its handler had it."""
+    if run.context.letters is None or (mark := letter_done(run)) is None:
+        return None
+    handler, metadata, origin = run.context.handler, run.metadata, run.origin
+    numbers: Any = {} if metadata is None else {"delivery": metadata.delivery + 1, "attempt": metadata.attempt}
+    name, why = failure_id(handler.group, origin), f"the letter is {mark}"
+    facts: Any = {"failure_id": name, "origin": origin.text, "why": why, "at_ms": run.context.clock.wall_ms()}
+    event = Skipped(group=handler.group, handler=handler.name, **numbers, **facts)
+    return run.settle(
+        publishes=(to_event(event, topology=handler.topology, partition=origin.partition),),
+        observations=(observed(Event.SKIPPED, handler.main, origin, failure_id=name, reason=why),),
+        skipped=run.claim is None,
+    )
 
 
 def _expired(run: Run, metadata: RetryMetadata) -> Turn:
@@ -241,7 +262,11 @@ def _skipped(run: Run, failure: Failure, ended_ms: int) -> Turn:
     )
     facts = {"reason": failure.message, "error_type": failure.error_type, "place": failure.place}
     return run.settle(
-        publishes=(*recovered(run), to_event(event, topology=handler.topology, partition=run.shown.partition)),
+        publishes=(
+            *recovered(run),
+            *letter_mark(run.context, MarkKind.SKIPPED, run.shown.headers, run.origin),
+            to_event(event, topology=handler.topology, partition=run.shown.partition),
+        ),
         observations=(_observation(Event.SKIPPED, run, delivery, ended_ms, **facts),),
         skipped=run.claim is None,
     )
@@ -308,6 +333,7 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
     }
     failed = _observation(Event.FAILED, run, delivery, failed_ms, **facts)
     outgoing: Outgoing | None = None
+    published: tuple[Outgoing, ...] = ()
     rows: tuple[Row, ...] = ()
     if isinstance(decision, RetryAt):
         outgoing = to_tier(run.shown, topology=handler.topology, metadata=metadata)
@@ -324,11 +350,12 @@ def _failed_turn(run: Run, failed_ms: int, error: BaseException, decision: Decis
             rows = (Row(identity_of(metadata.origin), encode_row(row), decision.tier),)
             if reference is None and handler.policy.max_attempts is None and metadata.delivery > 1:  # an earlier has it
                 outgoing = without_payload(outgoing)
+            published = (outgoing,)
     if outgoing is None:
         trace = trace_text(run, error)
         letters = decision.dead_letters if isinstance(decision, Dead) else None
-        outgoing, metadata, event = to_end(context, run.shown, replace(metadata, error_trace=trace), letters)
+        published, metadata, event = to_end(context, run.shown, replace(metadata, error_trace=trace), letters)
         facts |= {"reason": metadata.reason, "trace": trace}
     then = _observation(event, run, delivery, failed_ms, **facts)
     waits = event is Event.DEFERRED
-    return run.settle(rows=rows, publishes=(outgoing,), observations=(then,) if waits else (failed, then), held=waits)
+    return run.settle(rows=rows, publishes=published, observations=(then,) if waits else (failed, then), held=waits)

@@ -73,13 +73,15 @@ def hot_wait_s(run: Run, error: BaseException) -> float | None:
     (`engine.partition.suspects`).
     """
     context = run.context
-    hot = context.handler.policy.hot
-    if hot is None or run.hot_attempt > hot.retries or run.last_try or run.on_end is not None:
+    if run.last_try or run.on_end is not None:
         return None
     if isinstance(error, UndecodableError | PublishError):
         return None
-    failure = judge(error, run, context.clock.wall_ms())
+    failure, hot = judge(error, run, context.clock.wall_ms()), context.handler.policy.hot
     if failure.error_class is not ErrorClass.RETRYABLE or failure.retry_after_ms is not None:
+        return None
+    hot = hot if failure.rule is None or failure.rule.hot is None else failure.rule.hot
+    if hot is None or run.hot_attempt > hot.retries:
         return None
     if context.pace.is_out(failure.circuit):
         return None

@@ -255,7 +255,7 @@ class DeliveryPool:
                 error = exc
                 if run.outbox is not None:
                     run.outbox.drop()
-            if error is None or handler.policy.hot is None or not await self._tries_again(run, error):
+            if error is None or not handler.tries_in_place or not await self._tries_again(run, error):
                 break
             run.try_again()
         handler.durations.note(context.clock.monotonic_s() - run.started_s)

@@ -17,6 +17,7 @@ from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox
+from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.turn import Turn, settling
 from retryapp.ports import Clock, Random, Row
 
@@ -42,6 +43,8 @@ class DeliveryContext:
     lapsed: Callable[[], bool] = field(default=lambda: False, compare=False)
     """Whether the group may have given the partition to another worker unnoticed."""
     pace: Pace = field(default_factory=Pace, compare=False)
+    letters: SharedLetters | None = field(default=None, compare=False)
+    """What a handler of dead letters shares with the lane that writes them; None: it is no such handler, or alone."""
     alone: AloneLock = field(default_factory=AloneLock, compare=False)
     """Held while records run that may have killed a worker; one for all partitions and handlers of this one."""
 

@@ -203,6 +203,8 @@ class Handler:
     wants_delivery: bool = field(default=True, init=False, repr=False, compare=False)
     """Whether a call needs the record's `Delivery`: the function takes it, or a thread is named by it."""
     timeout_s: float = field(default=0.0, init=False, repr=False, compare=False)
+    tries_in_place: bool = field(default=False, init=False, repr=False, compare=False)
+    """Whether a delivery may try again in place: asked at each one that fails."""
     is_async: bool = field(default=True, init=False, repr=False, compare=False)
     """Whether the function is a coroutine function; plain functions run in a thread."""
     name: str = field(default="", init=False)
@@ -217,7 +219,7 @@ class Handler:
 
     def __post_init__(self) -> None:
         if self.batch is not None:
-            if self.policy.hot is not None:
+            if self.policy.tries_in_place:
                 raise InvalidSettingError(
                     "batch",
                     self.batch,
@@ -274,6 +276,7 @@ class Handler:
             raise HandlerSignatureError(self.name, "it is a generator (it has a yield), so calling it runs nothing")
         object.__setattr__(self, "is_async", inspect.iscoroutinefunction(body))
         object.__setattr__(self, "timeout_s", self.policy.timeout_ms / 1000)
+        object.__setattr__(self, "tries_in_place", self.policy.tries_in_place)
         object.__setattr__(self, "wants_delivery", self.takes_delivery or not self.is_async)
         ordered = self.order is not Order.NONE
         object.__setattr__(self, "orphans", Orphans(max(MIN_ORPHANS, self.concurrency), ordered=ordered))

@@ -11,6 +11,7 @@ from retryapp.core.control import LetterMark, OutgoingMark, is_mark, mark_of
 from retryapp.core.errors import DiskFullError, StoreBrokenError
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
+from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.ports import Clock, DeadLetterTable, DeadRow, LaneBatch, LaneReceipt, TopicPartition, TopicReader
 
 logger = logging.getLogger(__name__)
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 _FORGET_S = 3600.0
 """How often the table forgets what retention has deleted from its topic."""
 _REFILL_S = 5.0
+_OPEN_S = 0.1
+"""How often it is looked whether a transaction has ended that was open at the end of the topic."""
 
 
 class DeadLetterKeeper:
@@ -25,6 +28,8 @@ class DeadLetterKeeper:
 
     Letters that the lane publishes meanwhile are written at once, but move `next_offset` only once the table is filled:
     before, it would pass letters that are not read yet. A table that fails is dropped and filled again.
+
+    Where letters have a handler (`shared`), its lane writes marks, too: then only what is read moves `next_offset`.
     """
 
     def __init__(
@@ -35,9 +40,10 @@ class DeadLetterKeeper:
         dlq: TopicPartition,
         reader: TopicReader,
         clock: Clock,
+        shared: SharedLetters | None = None,
     ) -> None:
         self.known = asyncio.Event()
-        """Set while the table has all that its topic has."""
+        """Set while the table has all that its topic has; where letters have a handler, while its lane is open here."""
         self.table: DeadLetterTable | None = None
         """None: not open yet, or failed."""
         self._lane = lane
@@ -45,21 +51,41 @@ class DeadLetterKeeper:
         self._dlq = dlq
         self._reader = reader
         self._clock = clock
+        self._shared = shared
         self._faulty = False
+        self._waits_for_end = False
+        """A transaction was open at the end of the topic, and may have marks."""
         self._marked: set[int] = set()
         """Letters that the lane has marked since it opened: other marks that are read of them are older."""
         self.task = self._start()
+        if shared is not None:
+            shared.join(self)
 
     def write(self, sent: Sequence[tuple[int, Outgoing]]) -> None:
         """Write letters and marks that the lane has published just now, in the order of their offsets."""
+        marks = [out.told for _, out in sent if isinstance(out, OutgoingMark)]
+        others = [(offset, out) for offset, out in sent if not isinstance(out, OutgoingMark)]
+        now_ms = self._clock.wall_ms()
+        letters = [DeadRow(offset, out.headers, out.key, now_ms) for offset, out in others]
+        self._put(letters, marks, sent[-1][0] + 1 if self._shared is None else None)
+        if self._shared is not None:
+            self._shared.let_go(mark.letter for mark in marks)
+
+    def take(self, marks: Sequence[LetterMark]) -> None:
+        """Write marks that the lane of the letters' handler has committed just now."""
+        self._put((), marks, None)
+
+    def read_again(self) -> None:
+        """Read on to the end of the topic: the lane of the letters' handler has opened, maybe after others."""
+        self.known.clear()
+        self.task.cancel()
+        self.task = self._start()
+
+    def _put(self, letters: Sequence[DeadRow], marks: Sequence[LetterMark], next_offset: int | None) -> None:
         if self.table is None:
             return  # they are read when it is filled
         try:
-            now_ms = self._clock.wall_ms()
-            marks = [out.told for _, out in sent if isinstance(out, OutgoingMark)]
-            others = [(offset, out) for offset, out in sent if not isinstance(out, OutgoingMark)]
-            letters = [DeadRow(offset, out.headers, out.key, now_ms) for offset, out in others]
-            _write(self.table, letters, marks, sent[-1][0] + 1 if self.known.is_set() else None)
+            _write(self.table, letters, marks, next_offset if self.known.is_set() else None)
             if not self.known.is_set():
                 self._marked.update(mark.letter for mark in marks)
         except Exception as exc:  # noqa: BLE001 - whatever it is: the lane must go on
@@ -91,7 +117,7 @@ class DeadLetterKeeper:
                     self._drop(exc)
                 else:
                     logger.info("Dead letters of lane %s could not be read: %r", self._lane, exc)
-            wait_s = _FORGET_S if self.known.is_set() else _REFILL_S
+            wait_s = _FORGET_S if self.known.is_set() else _OPEN_S if self._waits_for_end else _REFILL_S
 
     async def _refresh(self, table: DeadLetterTable) -> None:
         first, _ = (await self._reader.bounds([self._dlq]))[self._dlq]
@@ -99,15 +125,23 @@ class DeadLetterKeeper:
         while gone:
             gone = table.forget_before(first) > 0
             await asyncio.sleep(0)
+        if self._shared is not None:
+            self.known.clear()  # so that the next opening has less to read
         if not self.known.is_set():
+            end = 0 if self._shared is None else await self._reader.written_end(self._dlq)
 
             def take(records: list[Any], position: int) -> None:
                 _take(table, records, position, self._marked)
 
-            await self._reader.read(self._dlq, table.next_offset, take, background=True)
+            reached = await self._reader.read(self._dlq, table.next_offset, take, background=True)
+            self._waits_for_end = reached < end
+            if self._waits_for_end or not (self._shared is None or self._shared.handled_here):
+                return
             self.known.set()
             self._marked.clear()
             self._faulty = False
+            if self._shared is not None:
+                self._shared.go_on()
 
 
 def _take(table: DeadLetterTable, records: Sequence[Any], next_offset: int, but: Collection[int]) -> None:

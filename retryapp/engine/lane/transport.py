@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from retryapp.core import marks
 from retryapp.core.errors import EnvironmentFault, RetryAppError
@@ -42,6 +43,7 @@ from retryapp.engine.lane.recovery import (
     recover_seen,
     written_down,
 )
+from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import (
     Acks,
@@ -93,6 +95,8 @@ class LaneProtocol(ABC):
     """What is remembered of those before (`core.jobs.Steering`)."""
     pending: PendingTable | None = None
     seen: SeenTable | None = None
+    shared: Mapping[str, SharedLetters] = field(default_factory=dict)
+    """By dead-letter topic, of those whose letters have a handler."""
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written to the changelog."""
     _notes: Notes | None = None
@@ -286,9 +290,8 @@ class LaneProtocol(ABC):
         await self.reposition(starts)
         for dlq in self.place.dlqs:
             open_dead = partial(self.open_dead, dlq)
-            self._dead_keepers[dlq.topic] = DeadLetterKeeper(
-                self.place.name, open_dead, dlq=dlq, reader=self.reader, clock=self.clock
-            )
+            facts: Any = {"dlq": dlq, "reader": self.reader, "clock": self.clock, "shared": self.shared.get(dlq.topic)}
+            self._dead_keepers[dlq.topic] = DeadLetterKeeper(self.place.name, open_dead, **facts)
         self._released.set()
 
     async def _learn_time(self) -> None:
@@ -419,8 +422,10 @@ class LaneProtocol(ABC):
         keepers, self._dead_keepers = self._dead_keepers, {}
         self._released.clear()
         ends: set[asyncio.Task[None]] = set()
-        for keeper in keepers.values():
+        for topic, keeper in keepers.items():
             keeper.task.cancel()  # it does not use the table again
+            if (shared := self.shared.get(topic)) is not None:
+                shared.leave(keeper)
             ends.add(keeper.task)
         for table in tables:
             try:

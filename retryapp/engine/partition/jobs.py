@@ -244,6 +244,7 @@ class Jobs:
             effects = await self._judge(part, part.order, letters or []) if known else []
             if not (known and self._transport.letters_here):
                 part.at, part.looked, part.refused = before
+                self._letters.drop(effects)
                 self._read_again(part)
                 self._rest_ms = self._now_ms() + FAULT_MS
                 return

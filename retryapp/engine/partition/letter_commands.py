@@ -17,6 +17,7 @@ from retryapp.core.control import (
     Command,
     LetterMark,
     MarkKind,
+    OutgoingMark,
     Refusal,
     Verb,
     digest_of,
@@ -48,6 +49,10 @@ _SEVERAL: Final = 4
 _AHEAD_BYTES: Final = 1 << 20
 """Of letters that are read together: those beyond are read alone."""
 _MAX_ID_CHARS: Final = 64
+_NOT_READY: Final = (
+    "the worker still reads the dead letters of the partition, or their handler is not open yet: send it again in a "
+    "minute"
+)
 _TIMED_OUT: Final = qualified_name(HandlerTimeoutError)
 
 
@@ -177,8 +182,7 @@ class LetterCommands:
             RefusedError: it is refused.
         """
         if not self._transport.letters_here:
-            text = "the worker still reads the dead letters of the partition: send it again in a minute"
-            raise RefusedError(Refusal.NOT_READY, text)
+            raise RefusedError(Refusal.NOT_READY, _NOT_READY)
         letter, mark = await self._newest(command, origin)
         identity = identity_of(origin)
         if await settled(identity):
@@ -207,10 +211,19 @@ class LetterCommands:
         if command.verb is Verb.REPLAY and metadata.reason == DeadReason.CRASHED and is_open(mark):
             text = "it has ended its workers, so no job replays it: replay it alone, by its failure id with --force"
             raise RefusedError(Refusal.CRASHED, text)
+        if command.verb is Verb.REPLAY and mark == MarkKind.HANDLED:
+            text = "its handler of dead letters is done with it, so no job replays it: do that alone, with --force"
+            raise RefusedError(Refusal.HANDLED, text)
         return self._effect(command, letter, mark, identity_of(metadata.origin))
 
     def _effect(self, command: Command, letter: Letter, mark: str | None, identity: bytes) -> Effect:
-        replays = letter.metadata.replays
+        replays, offset = letter.metadata.replays, letter.record.offset
+        if (shared := self._transport.shared.get(letter.topic.topic)) is not None:
+            if not self._transport.letters_here:
+                raise RefusedError(Refusal.NOT_READY, _NOT_READY)
+            if shared.runs(offset):
+                raise RefusedError(Refusal.RUNNING, "its handler of dead letters has it now: send it again after that")
+            mark = shared.mark_of(offset)  # the handler may have come to an end while it was read
         if command.verb is Verb.REPLAY:
             effect, kind = self._replay(command, letter, mark, identity), MarkKind.REPLAYED
             replays += 1
@@ -220,7 +233,7 @@ class LetterCommands:
         told = LetterMark(
             mark=kind,
             failure_id=letter.metadata.failure_id,
-            letter=letter.record.offset,
+            letter=offset,
             delivery=letter.metadata.delivery,
             replays=replays,
             command=command.id,
@@ -229,9 +242,17 @@ class LetterCommands:
             edited=effect.edited,
             original=effect.original,
         )
-        effect.before = str(letter.record.offset)
+        effect.before = str(offset)
         effect.publishes = (*effect.publishes, told.to_record(*letter.topic))
+        if shared is not None:
+            shared.change(offset)
         return effect
+
+    def drop(self, effects: Sequence[Effect]) -> None:
+        """Let the letters go of a step that is not taken."""
+        for out in (out for effect in effects for out in effect.publishes if isinstance(out, OutgoingMark)):
+            if (shared := self._transport.shared.get(out.topic)) is not None:
+                shared.let_go((out.told.letter,))
 
     async def _newest(self, command: Command, origin: Origin) -> tuple[Letter, str | None]:
         """Return the newest dead letter of a record, and its mark."""
@@ -334,6 +355,9 @@ class LetterCommands:
             raise RefusedError(Refusal.REPLAYED, f"this letter is {mark} already")
         if command.force:
             return
+        if mark == MarkKind.HANDLED:
+            text = "its handler of dead letters is done with it; --force replays it all the same"
+            raise RefusedError(Refusal.HANDLED, text)
         if metadata.reason == DeadReason.CRASHED:
             raise RefusedError(Refusal.CRASHED, "it has ended its workers; --force replays it all the same")
         if self._context.handler.order is Order.LATEST:
@@ -356,6 +380,8 @@ class LetterCommands:
             raise RefusedError(Refusal.REPLAYED, f"it is {mark} already")
         if mark == MarkKind.DISCARDED:
             raise RefusedError(Refusal.DISCARDED, "it is discarded already")
+        if mark == MarkKind.HANDLED:
+            raise RefusedError(Refusal.HANDLED, "its handler of dead letters is done with it already")
         effect = Effect("it is discarded; restore takes that back until retention deletes it", after="discarded")
         if (value := self._stopping(identity)) is not None:
             effect.rows = (Row(identity, None, "?"),)

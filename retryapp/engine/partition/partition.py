@@ -18,6 +18,7 @@ from retryapp.core.lane_errors import MembershipLapsedError
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run, RunOwner
 from retryapp.engine.lane.lane import Lane
+from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.commands import Commands
@@ -222,9 +223,15 @@ class PartitionEngine(RunOwner):
     @override
     def waits(self, run: Run) -> bool:
         if not self._former or run.place not in self._former:
-            return (pace := self.context.pace).gated and (self._sends_back(run) or pace.holds(run))
+            held = (pace := self.context.pace).gated and (self._sends_back(run) or pace.holds(run))
+            return held or (self.context.letters is not None and self._wants_letter(self.context.letters, run))
         self._former[run.place] = run
         return True
+
+    def _wants_letter(self, letters: SharedLetters, run: Run) -> bool:
+        """Tell whether the run of a dead letter waits; it is submitted again once it may begin."""
+        submit = (self._first if run.claim is None else self._again).submit
+        return not letters.may_begin(run.record.offset, partial(submit, run))
 
     def _sends_back(self, run: Run) -> bool:
         goes = run.claim is not None and run.claim.runs and self.context.pace.sends_back(run)

@@ -177,13 +177,11 @@ class RowCommands:
     def _cancel(self, row: PendingRow, metadata: RetryMetadata, identity: bytes) -> Effect:
         shown = self._shown(row, metadata)
         now_ms = self._context.clock.wall_ms()
-        end, dead = ended(self._context, shown, cancelled(metadata, "cancelled before its first attempt", now_ms))
+        ends, dead = ended(self._context, shown, cancelled(metadata, "cancelled before its first attempt", now_ms))
         if self._sequences is not None:
             self._sequences.removed(identity, row.key)
         gone = (Row(identity, None, "?"),)
-        return Effect(
-            "it is dead, and not tried again", after="dead", rows=gone, publishes=(end,), observations=(dead,)
-        )
+        return Effect("it is dead, and not tried again", after="dead", rows=gone, publishes=ends, observations=(dead,))
 
     def _cancel_later(self, row: PendingRow, metadata: RetryMetadata, identity: bytes, claim: Claim) -> Effect:
         """Cancel a record that runs: its row gets a flag under the same key, so the claim stays."""

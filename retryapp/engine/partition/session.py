@@ -25,7 +25,7 @@ from retryapp.engine.delivery.run import Claim, DeliveryContext, Outcome, Run, R
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.transport import LaneProtocol
-from retryapp.engine.lane.turn import Turn
+from retryapp.engine.lane.turn import Turn, settling
 from retryapp.engine.partition.beyond import LOOK_S, TURN_ROWS, Beyond, Settled, in_order
 from retryapp.engine.partition.circuits import tell
 from retryapp.engine.partition.commands import Commands
@@ -97,7 +97,7 @@ class Session:
         self._wanted = wanted
         self._given_up = given_up
         self._progress_ms = progress_ms
-        self._letters = context.handler.topology.letters_of is not None
+        self._is_of_letters = context.handler.topology.reads_letters
         self._submit = partial(lane.submit, number)
         self._outcomes: list[Turn] = []
         """Turns of due rows that are not in the lane yet."""
@@ -148,6 +148,8 @@ class Session:
 
     def work(self) -> None:
         """Have its tasks run until it ends."""
+        if self._context.letters is not None:
+            self._context.letters.begin()
         parts = self.scheduler, self._recall, self.commands, self._suspects, self._suspect_rows
         works = [self._recall.keep, *(each.run for each in parts if each is not None)]
         telling = partial(tell, self._lane, self.number, self._context, self._main.partition)
@@ -175,6 +177,8 @@ class Session:
         """End it; what its runs come to is ignored."""
         self.over = True
         self._context.pace.end()
+        if self._context.letters is not None:
+            self._context.letters.end()
         self._given_up.ended = None
         self.end_tasks()
         if self._look_timer is not None:
@@ -227,8 +231,8 @@ class Session:
             if window.last == record.offset:
                 continue
             window.add(record.offset, size, now_ms=now_ms)
-            if self._letters and is_mark(record.headers):
-                window.finish(record.offset, record.next_offset)  # no letter: it says what became of one
+            if self._is_of_letters and is_mark(record.headers):
+                window.finish(record.offset, settling(record, settles=0, skipped=True))  # what became of a letter
                 at_once = True
                 continue
             if record.headers and is_copy(record.topic, record.partition, record.headers):
@@ -288,6 +292,8 @@ class Session:
         if fault is not None:
             self._lane.fail(fault)
             return
+        if (letters := self._context.letters) is not None:
+            letters.ended(run.record.offset, outcome.publishes if isinstance(outcome, Turn) else ())
         if outcome is None:
             if run.claim is not None:
                 self.scheduler.give_back(run.claim)
@@ -377,7 +383,10 @@ class Session:
         """Take note of turns that are applied: claims end, new rows wait, and there is room."""
         scheduler = self.scheduler
         self._beyond.passed(turns)
+        letters = self._context.letters
         for turn in turns:
+            if letters is not None:
+                letters.committed(turn.publishes)
             for row in turn.rows:
                 if self._recall.unwritten.get(row.identity) is turn:
                     del self._recall.unwritten[row.identity]

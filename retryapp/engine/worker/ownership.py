@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from retryapp.core import marks
 from retryapp.core.lane_errors import PositionGoneError
 from retryapp.core.topology import GROW
 from retryapp.engine.lane.lane import LaneState
+from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.worker.feed import Feed
 from retryapp.engine.worker.intake import Intake
@@ -40,6 +42,7 @@ class Ownership:
         self.assigned = False
         self._membership: Membership | None = None
         self._actives: set[TopicPartition] = set()
+        self._shared: defaultdict[TopicPartition, SharedLetters] = defaultdict(SharedLetters)
         self._drain_s = drain_s
         self._stopping = False
         """No partition is placed any more."""
@@ -96,7 +99,10 @@ class Ownership:
     def _place(self, served: Served, partition: int) -> None:
         if self.placer is None or self._membership is None:
             raise RuntimeError("an assignment came before the runtime was started")
-        placed = self.placer.place(served, partition, self._membership)
+        topology = served.handler.topology
+        topics = [topology.main] if topology.own_letters_of else [name for name in topology.dlqs if name in self.served]
+        shared = {topic: self._shared[TopicPartition(topic, partition)] for topic in topics}
+        placed = self.placer.place(served, partition, self._membership, shared)
         self.placed[served.handler.main, partition] = placed
         for tp in (*placed.engine.sources, placed.engine.rows):
             self.feed.placed[tp] = placed

@@ -20,6 +20,7 @@ from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Handler, Order
 from retryapp.engine.lane.lane import Lane, LaneState
 from retryapp.engine.lane.limits import LaneLimits
+from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
 from retryapp.engine.partition.given_up import GivenUp
@@ -118,8 +119,10 @@ class Placer:
     forget: Callable[[TopicPartition], None]
     """Called when a lane has opened: batches in transit are of an older session."""
 
-    def place(self, served: Served, partition: int, membership: Membership) -> Placed:
-        """Make what a partition needs, and start it."""
+    def place(
+        self, served: Served, partition: int, membership: Membership, shared: Mapping[str, SharedLetters]
+    ) -> Placed:
+        """Make what a partition needs, and start it; `shared`: of its dead-letter topics, or of its main topic."""
         pace = Pace.of(served.handler, partition, clock=self.clock, random=self.random, shares=served.partitions)
         engine = PartitionEngine(
             context=DeliveryContext(
@@ -134,6 +137,7 @@ class Placer:
                 pace=pace,
                 alone=self.alone,
                 lapsed=self.lapsed,
+                letters=shared.get(served.handler.main),
             ),
             partition=partition,
             first=served.first,
@@ -144,6 +148,7 @@ class Placer:
             progress_ms=self.progress_ms,
         )
         transport = self.make_transport(served, engine, membership)
+        transport.shared = {topic: each for topic, each in shared.items() if topic != served.handler.main}
         lane = engine.lane = self._lane(served.handler, engine, transport)
         task = asyncio.create_task(self._run(lane), name=f"lane-{lane.name}")
         task.add_done_callback(lambda task: self._end_if_broken(lane, task))

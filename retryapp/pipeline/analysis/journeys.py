@@ -25,6 +25,8 @@ STATIONS: Final = ("held", "retry", "dlq", "succeeded", "skipped", "discarded", 
 """In the order of their ranks, which begin at 1."""
 _ORDER: Final = ("late", "delivery", "rank")
 _DEAD: Final = ("dlq", "discarded", "failed")
+_OF_DEAD: Final = (MarkKind.RESTORED, MarkKind.HANDLED, MarkKind.SKIPPED, MarkKind.FAILED)
+"""Marks of letters whose records are dead."""
 _OF_MARK: Final = ("epoch", "found_offset", "topic", "station", "replays")
 _FAILURE: Final = ("policy", "error_type", "error_message", "fingerprint")
 _LAST: Final = (
@@ -121,7 +123,7 @@ def _columns(steps: GroupedData) -> DataFrame:
         "reason": F.when(~is_again, F.col("last.reason")),
         **{name: F.col(f"failure.{name}") for name in _FAILURE},
         "fate": F.when(is_pending, "pending")
-        .when(station.isin("dlq", "failed", _mark(MarkKind.RESTORED)), "dead")
+        .when(station.isin("dlq", "failed", *map(_mark, _OF_DEAD)), "dead")
         .when(station.isin("held", "skipped", "discarded", "superseded"), station)
         .when(station == F.lit(_mark(MarkKind.DISCARDED)), "discarded")
         .otherwise("done"),

@@ -101,7 +101,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
         new = {row.offset: row for row in rows if self._store.get(_row_key(row.offset)) is None}
         for row in new.values():  # a letter never changes: one that is there stays as it is
             letter = index_letter(row.offset, row.headers, row.key, row.append_ms)
-            if is_open(self._mark_of(row.offset)[0]):
+            if is_open(self.mark_of(row.offset)):
                 letter = self._count(letter)
             self._first = min(self._first, _row_key(row.offset))
             batch.put(_row_key(row.offset), encode_letter(letter))
@@ -138,7 +138,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
     def mark(self, marks: Mapping[int, tuple[str, str | None]], next_offset: int | None) -> None:
         batch = self._store.batch()
         for offset, (mark, job) in marks.items():
-            was_open = is_open(self._mark_of(offset)[0])
+            was_open = is_open(self.mark_of(offset))
             if was_open != is_open(mark) and (raw := self._store.get(_row_key(offset))) is not None:
                 if was_open:
                     self._uncount(raw)
@@ -224,7 +224,11 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
     @override
     def newest(self, failure_id: str) -> tuple[int, str | None] | None:
         found = self._newest(failure_id)
-        return None if found is None else (found[0], self._mark_of(found[0])[0])
+        return None if found is None else (found[0], self.mark_of(found[0]))
+
+    @override
+    def mark_of(self, offset: int) -> str | None:
+        return self._mark_of(offset)[0]
 
     def _newest(self, failure_id: str) -> tuple[int, bytes] | None:
         wanted = failure_id.encode()
@@ -258,7 +262,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
                 break
             gone, last = gone + 1, key
             letter = decode_letter(_offset_of(key), value)
-            if is_open(self._mark_of(letter.offset)[0]):
+            if is_open(self.mark_of(letter.offset)):
                 self._uncount(value)
             by_time, *indexes = _indexes(letter)
             times.add(by_time)

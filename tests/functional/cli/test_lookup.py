@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from retryapp.core.lifecycle import CircuitChanged, Discarded, Handled, RecordEvent, Skipped
-from retryapp.core.record import Origin, failure_id, short_topic_id
+from retryapp.core.control import LetterMark, MarkKind
+from retryapp.core.lifecycle import CircuitChanged
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, ensure_topics
 
@@ -180,24 +180,16 @@ def test_dead_letters_show_what_their_handler_has_made_of_them(retryapp, shop):
     letters = HandlerTopology(topology.group, topology.dlq, drop=True, letters_of=topology.main)
     admin = KafkaAdmin(KafkaConnection(shop.operator.bootstrap))
     ensure_topics(admin, [topology, letters])
-    topic_id = short_topic_id(admin.describe_topics([topology.dlq])[topology.dlq].topic_id)
-    facts = {"group": topology.group, "handler": "h"}
 
-    def mark(partition: int, offset: int, event: type[RecordEvent], of: str = topic_id, **more: object) -> None:
-        origin = Origin(topology.dlq, of, partition, offset)
-        ids = {"failure_id": failure_id(topology.group, origin), "origin": origin.text}
-        made = event(**{**facts, **ids, **more})
-        shop.publish(letters.events, partition, made.key, made.to_json())
+    def mark(kind: str, partition: int, offset: int, of: str) -> None:
+        facts = {"failure_id": of, "delivery": 1, "replays": 0, "command": ""}
+        told = LetterMark(mark=MarkKind(kind), letter=offset, **facts).to_record(topology.dlq, partition)
+        shop.publish(told.topic, partition, told.key, told.value, told.headers)
 
-    why = {
-        "reason": "exhausted", "error_type": "E", "error_message": "", "fingerprint": "f", "attempt": 2, "delivery": 2,
-        "policy": "d", "origin_timestamp_ms": 1, "first_failed_ms": 1, "started_ms": 2, "ended_ms": 3,
-    }  # fmt: skip
-    mark(0, 0, Handled, at_ms=1)
-    mark(0, 1, Discarded, kind="failed", **why)
-    mark(1, 0, Skipped, at_ms=1)
-    mark(2, 0, Handled, of="another1", at_ms=1)
-    shop.publish(letters.events, 2, b"k", b"{}")
+    mark("handled", 0, 0, shop.failure_id(0, 1))
+    mark("failed", 0, 1, shop.failure_id(0, 1))
+    mark("skipped", 1, 0, shop.failure_id(1, 2))
+    shop.publish(topology.dlq, 2, b"k", b"{}", (("retry-mark", b"handled"),))
     shown = retryapp("dead", "list", *shop.place, "--topic", topology.main, "--json").json["records"]
     assert {(record["partition"], record["offset"]): record["mark"] for record in shown} == {
         (0, 0): "handled", (0, 1): "failed", (1, 0): "skipped", (2, 0): None,

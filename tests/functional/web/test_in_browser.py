@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from functional.web.server import Served
 from functional.web.test_jobs import fit
-from functional.web.test_pages import HTML_PAGES
+from functional.web.test_pages import HTML_PAGES, unknown
 from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, busy_worker, handler
 from harness.browser import LOOKS, open_browser
 from samples import partition
@@ -36,7 +36,23 @@ def empty_worker() -> FakeWorker:
 EMPTY_PAGES = ["/retries/", f"{BASE}/", f"{BASE}/pending", f"{BASE}/dead", f"{BASE}/jobs", f"{BASE}/partitions"]
 
 
-@pytest.mark.parametrize(("worker", "paths"), [(busy_worker(), HTML_PAGES), (empty_worker(), EMPTY_PAGES)])
+def cut_off_worker() -> FakeWorker:
+    """Return a worker that no broker answers, beside one that does not answer either."""
+    worker = busy_worker(peer="http://127.0.0.1:9")
+    unknown(worker)
+    worker.broker_down = True
+    return worker
+
+
+CUT_OFF_PAGES = [*EMPTY_PAGES, "/retries/flights/", f"{BASE}/dead/1/9"]
+"""The last one is refused."""
+
+
+@pytest.mark.parametrize(
+    ("worker", "paths"),
+    [(busy_worker(), HTML_PAGES), (empty_worker(), EMPTY_PAGES), (cut_off_worker(), CUT_OFF_PAGES)],
+    ids=["busy", "empty", "cut off"],
+)
 def test_pages_are_whole_on_every_screen(worker: FakeWorker, paths: list[str]) -> None:
     """At 1280 and 390 px, light and dark: nothing wider than the screen, no fault that axe knows, no error."""
     with open_browser() as browser, Served(worker) as served:

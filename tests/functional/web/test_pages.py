@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from functional.web.server import Outline, Site
-from functional.web.worker import BASE, EVIL, NOW_MS, FakeWorker
+from functional.web.worker import BASE, EVIL, MAIN, NOW_MS, FakeWorker
 from html5lib import HTMLParser as HTMLParser5
 from samples import partition
 
@@ -29,6 +29,7 @@ HTML_PAGES = [
     f"{BASE}/dead/1/9",
     f"{BASE}/dead/1/12",
     f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77",
+    f"/retries/api/commands/{MAIN}/0/0",
     f"{BASE}/jobs",
     f"{BASE}/jobs/3f9ca81b02",
     f"{BASE}/jobs/77aa00bb11",

@@ -48,7 +48,9 @@ async def save(worker: FakeWorker, paths: list[str], folder: Path, role: Role = 
             folder.joinpath(name).write_text(await site.get(path))
         told: Any = {"verb": "pause", "why": "x"}
         command = {"verb": "replay", "failure_id": f"{GROUP}/{MAIN}@kq8G0bTz/0/10001", "why": "x"}
-        for path, sent in ((f"{BASE}/command", command), (f"{BASE}/command/handler", told)):
+        chosen = {"verb": "replay", "failure_ids": command["failure_id"], "why": "x"}
+        sent_to = {"command": command, "command/selection": chosen, "command/handler": told}
+        for path, sent in ((f"{BASE}/{each}", sent_to[each]) for each in sent_to):
             for answer in ("replayed", None):
                 worker.answer = answer
                 _, body, _ = await site.post(sent, {"Accept": "text/html"}, path)

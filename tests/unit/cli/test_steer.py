@@ -155,6 +155,26 @@ WRONG: dict[str, tuple[list[str], bytes]] = {
 }
 
 
+BULK = {
+    "waiting records that fit": ["pending", "cancel", "--all", "--yes"],
+    "letters that fit": ["dead", "replay", "--all", "--yes"],
+    "a job": ["job", "resume", "3f9ca81b02"],
+    "a handler": ["handler", "pause"],
+    "a circuit": ["outage", "close"],
+}
+
+
+@pytest.mark.parametrize("why", [[], ["--why", " "]])
+@pytest.mark.parametrize("name", BULK)
+def test_what_is_about_many_needs_a_reason(
+    name: str, why: list[str], asked: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For the audit, as on the pages; what is about one record does not."""
+    assert main.run([*BULK[name], *why, *PLACE]) == ExitCode.USAGE
+    assert "--why" in capsys.readouterr().err
+    assert asked == []
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrongly_typed_is_said_so(
     name: str, asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -191,5 +211,5 @@ class VirtualTime:
 )
 def test_nothing_is_sent_unasked(asked: list[Any], words: list[str], answer: str, code: int) -> None:
     """Nor with a filter beside failure ids, nor without either."""
-    assert CliRunner().invoke(pending.command, ["cancel", *PLACE, *words], input=answer).exit_code == code
+    assert CliRunner().invoke(pending.command, ["cancel", *PLACE, "--why", "x", *words], input=answer).exit_code == code
     assert all(isinstance(each, LetterFilter) for each in asked)

@@ -1,4 +1,4 @@
-"""Errors of HTTP clients: the real types of aiohttp and requests, and doubles of httpx, which is not installed."""
+"""Errors of HTTP clients: the real types of aiohttp, httpx and requests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import httpx
 import pytest
 import requests
 from multidict import CIMultiDict
@@ -27,17 +28,9 @@ def answered(library: str, status: int, **headers: str) -> Exception:
         response.status_code = status
         response.headers.update(headers)
         return requests.HTTPError(response=response)
-    error = httpx("HTTPStatusError")()
-    error.response = SimpleNamespace(status_code=status, headers=CIMultiDict(headers))  # type: ignore[attr-defined]
-    return error
-
-
-def httpx(*names: str) -> type[Exception]:
-    """Return a type as httpx has it: its public types name `httpx` as their module. The last name is outermost."""
-    kind: type[Exception] = Exception
-    for name in names:
-        kind = type(name, (kind,), {"__module__": "httpx"})
-    return kind
+    raw = [(name.encode(), text.encode("latin-1")) for name, text in headers.items()]
+    request = httpx.Request("GET", "http://x")
+    return httpx.HTTPStatusError("", request=request, response=httpx.Response(status, headers=raw, request=request))
 
 
 LIBRARIES = pytest.mark.parametrize("library", ["aiohttp", "requests", "httpx"])
@@ -60,7 +53,7 @@ def test_answers_are_sorted_by_status(library: str) -> None:
     [
         aiohttp.ClientConnectionError(), aiohttp.ServerTimeoutError(), aiohttp.ClientPayloadError(),
         requests.ConnectionError(), requests.ReadTimeout(), requests.exceptions.ChunkedEncodingError(),
-        httpx("RequestError", "TransportError", "ConnectTimeout")(),
+        httpx.ConnectTimeout(""), httpx.ReadError(""), httpx.RemoteProtocolError(""),
     ],
 )  # fmt: skip
 def test_no_answer_is_retryable(error: Exception) -> None:
@@ -102,7 +95,8 @@ def test_what_only_looks_like_an_answer_is_none() -> None:
     stranger = RuntimeError()
     stranger.response = SimpleNamespace(status_code=400, headers={})  # type: ignore[attr-defined]
     stranger.status = 400  # type: ignore[attr-defined]
-    for error in (stranger, requests.HTTPError(), httpx("HTTPStatusError")()):
+    bare: dict[str, Any] = {"request": None, "response": None}
+    for error in (stranger, requests.HTTPError(), httpx.HTTPStatusError("", **bare)):
         assert classify(error, http_errors()).rule is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,18 @@ from retryapp.core.errors import InvalidPolicyError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import non_retryable, retryable, skippable
 from retryapp.core.schedule import parse_schedule
+
+
+@pytest.mark.parametrize(
+    ("hot", "problem"), [("5s*2", "take 10s"), ("forever(1s)", "have an end"), ("often", "hot"), (3, "hot")]
+)
+def test_tries_in_place_of_a_rule_are_bounded_as_the_policys(hot: Any, problem: str) -> None:
+    """Its text has them, so the digest tells them apart."""
+    with pytest.raises(InvalidPolicyError, match=problem):
+        RetryPolicy("1m", timeout="10s", on=[retryable(OSError, hot=hot)])
+    policy = RetryPolicy("1m", on=[retryable(OSError, hot="50ms*3")])
+    assert "retryable=OSError hot=(50ms*3)" in policy.text
+    assert policy.digest != RetryPolicy("1m", on=[retryable(OSError)]).digest
 
 
 def test_n_delays_make_n_plus_one_attempts() -> None:

@@ -208,6 +208,14 @@ def test_a_dead_letter_topic_is_the_main_topic_of_its_handler_alone() -> None:
         check_names([orders, HandlerTopology("h", "g.orders.dlq", drop=True, letters_of="orders")])
 
 
+def test_a_dead_letter_topic_is_known_by_its_name():
+    """Tools that see topics alone count no marks as records of it."""
+    letters = ("shop.orders.dlq", "other.a.dlq.invalid", "shop.orders.dlq.dlq")
+    others = ("orders", ".dlq", "shop.dlq.events", "shop.orders.dlqs", "shop.orders.dlq.a.b", "shop.orders.retry")
+    assert [HandlerTopology("shop", name).reads_letters for name in letters] == [True] * 3
+    assert [HandlerTopology("shop", name).reads_letters for name in others] == [False] * 6
+
+
 @pytest.mark.parametrize(
     ("handlers", "circle"),
     [

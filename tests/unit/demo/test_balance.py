@@ -66,6 +66,7 @@ def test_a_run_in_order_is_counted() -> None:
         "outage_calls": 0,
         "outage_spent": 0,
         "outage_dead": 0,
+        "recovery_s": 0.0,
         "kills": 1,
         "seconds": 1.2,
         "ledger": {"received": 4, "done": 2, "dead": 2, "pending": 0, "unknown": 0, "lost": 0, "problems": 0},
@@ -167,5 +168,7 @@ def test_calls_in_the_outage_are_told_by_what_they_cost() -> None:
     counted = balance([*down, *GOOD_VISITS], taken=ledger(dead=2))
     assert (counted.outage_calls, counted.outage_spent, counted.outage_dead) == (3, 0, 1)
     assert counted.repeated_runs == 0
+    late = visit(1, Outcome.DONE, at=7_000)
+    assert balance([*down, late, *GOOD_VISITS[1:]], taken=ledger(dead=2)).recovery_s == 10.0, "flight 2, at 13,010"
     spent = [visit(2, Outcome.DOWN, attempt=3, at=20_000)]
     assert balance([*GOOD_VISITS, *spent]).outage_spent == 1

@@ -31,6 +31,7 @@ BALANCE = Balance(
     outage_calls=0,
     outage_spent=0,
     outage_dead=0,
+    recovery_s=0.0,
     kills=1,
     seconds=1.0,
     ledger={"received": 4, "done": 2, "dead": 2, "problems": 0},

@@ -13,6 +13,7 @@ from suspected import found, names
 from retryapp.core.classify import non_retryable
 from retryapp.core.errors import LatePublishError
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.rules import retryable
 from retryapp.core.verdicts import Reject, RetryLater, Skip
 from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Delivery
 from retryapp.testing import MemoryDestinations, MemoryPartition, Step
@@ -68,6 +69,23 @@ async def test_a_failure_that_stays_is_one_attempt_and_says_how_many_tries_it_to
         (letter,) = orders.dead_letters
         assert (letter.reason, letter.attempt, letter.delivery, letter.hot_attempts) == ("exhausted", 2, 2, 3)
         assert orders.records("out") == []
+
+
+async def test_a_rule_has_tries_in_place_of_its_own() -> None:
+    """For its errors alone; the policy's are for all others, if it has any."""
+    policies = [
+        (RetryPolicy("1h", on=[retryable(BankDownError, hot="50ms")]), [(1, 1), (1, 2)], [(1, 1)]),
+        (RetryPolicy("1h", hot="50ms*2", on=[retryable(BankDownError, hot="1ms")]), [(1, 1), (1, 2)],
+         [(1, 1), (1, 2), (1, 3)]),
+    ]  # fmt: skip
+    for policy, own, others in policies:
+        for error, seen in ((BankDownError, own), (OSError, others)):
+            tries = Tries(9, error)
+            async with MemoryPartition(tries, policy) as orders:
+                await orders.send(b"a")
+                for _ in range(4):
+                    await orders.advance(50)
+                assert (tries.seen, orders.waiting) == (seen, {"1h": 1})
 
 
 async def test_a_former_try_publishes_no_more() -> None:

@@ -184,21 +184,26 @@ def test_damaged_numbers_are_those_of_the_copy_before(way, make_cut, text, fate)
 
 @pytest.mark.parametrize("text", ["D1 1:T0 1:T1 1:D2", "D1 1:T0 1:T1 D1!"])
 @pytest.mark.parametrize(
-    ("kinds", "fate"),
+    ("kinds", "fate", "handled"),
     [
-        ((), Fate.DEAD),
-        ((Station.SET_ASIDE,), Fate.DISCARDED),
-        ((Station.SET_ASIDE, Station.RESTORED), Fate.DEAD),
+        ((), Fate.DEAD, False),
+        ((Station.SET_ASIDE,), Fate.DISCARDED, False),
+        ((Station.SET_ASIDE, Station.RESTORED), Fate.DEAD, False),
+        ((Station.HANDLED,), Fate.DEAD, True),
+        ((Station.LEFT,), Fate.DEAD, False),
+        ((Station.LEFT, Station.SET_ASIDE), Fate.DISCARDED, False),
     ],
 )
-def test_marks_of_a_letter_are_behind_it(way, make_cut, text, kinds, fate):
+def test_marks_of_a_letter_are_behind_it(way, make_cut, text, kinds, fate, handled):
     """That of an earlier one is before; the letter of a damaged row and its marks may not know of the replay."""
     traces = way(text)
     letter = max((trace for trace in traces if trace.station is Station.DEAD), key=lambda trace: trace.offset)
     marks = [letter._replace(station=kind, loose=False, offset=n) for n, kind in enumerate(kinds, start=10)]
     earlier = letter._replace(station=Station.REPLAYED, loose=False, replays=1, offset=1)
     found = follow(sorted([*traces, earlier, *marks]), make_cut())
-    assert (found.fate, found.faults) == (fate, [])
+    assert (found.fate, found.faults, found.handled) == (fate, [], handled)
+    if kinds:
+        assert follow(marks, make_cut()).handled == handled, "retention took the letter"
 
 
 def test_a_superseded_record_is_nowhere_else_and_nothing_is_missing_before(way, make_cut):

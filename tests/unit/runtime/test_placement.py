@@ -150,7 +150,7 @@ async def test_every_lane_is_watched(
         raise ValueError("what nobody thought of")
 
     monkeypatch.setattr(Placer, "_run", die)
-    task = placer.place(runtime.served[MAIN], 0, Membership(generation=1, member_id="m")).task
+    task = placer.place(runtime.served[MAIN], 0, Membership(generation=1, member_id="m"), {}).task
     await asyncio.wait([task])
     await asyncio.sleep(0)
     assert exit_codes == [4]

@@ -1,0 +1,338 @@
+"""A dead letter is replayed or handled, not both: the lane of the records and that of their letters in one worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from doubles import reopen
+
+from retryapp import Delivery, Reject, Skip
+from retryapp.core.control import is_mark, mark_of
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.lifecycle import Handled, Skipped, decode_event
+from retryapp.core.topology import HandlerTopology
+from retryapp.engine.lane.shared_letters import SharedLetters
+from retryapp.ports import Event
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
+from retryapp.testing.lane import MemoryReader
+
+ORDERS = HandlerTopology("app", "orders", delays_ms=(1_000,))
+LETTERS = HandlerTopology("app", ORDERS.dlq, delays_ms=(60_000,), drop=True, letters_of="orders")
+
+
+class Bad:
+    """Rejects orders until it is mended."""
+
+    def __init__(self) -> None:
+        self.mended = False
+        self.seen: list[bytes] = []
+
+    async def __call__(self, value: bytes) -> None:
+        """Note the order."""
+        self.seen.append(value)
+        if not self.mended:
+            raise Reject("no such customer")
+
+
+class Tickets:
+    """Takes letters: raises what is next, and waits while it is told to."""
+
+    def __init__(self, *errors: BaseException | None) -> None:
+        self.errors = [*errors]
+        self.open = asyncio.Event()
+        self.open.set()
+        self.seen: list[bytes] = []
+
+    async def __call__(self, value: bytes, _delivery: Delivery) -> None:
+        """Note the letter."""
+        self.seen.append(value)
+        await self.open.wait()
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
+
+
+class Worker:
+    """A worker with both lanes of one partition."""
+
+    def __init__(self, bad: Bad, tickets: Tickets, before: Worker | None) -> None:
+        self.bad, self.tickets = bad, tickets
+        kept = None if before is None else (before.orders.transport, before.letters.transport)
+        if kept is None:
+            first = MemoryLaneTransport()
+            second = MemoryLaneTransport(first.clock)
+            second.broker = first.broker
+            second.reader = MemoryReader(first.broker, second.request)
+            kept = first, second
+        shared = SharedLetters()
+        kept[0].shared = {ORDERS.dlq: shared}
+        self.orders = MemoryPartition(bad, "1s", topology=ORDERS, transport=kept[0])
+        self.letters = MemoryPartition(tickets, "1m*2", topology=LETTERS, transport=kept[1])
+        object.__setattr__(self.letters.engine.context, "letters", shared)
+
+    async def settle(self) -> None:
+        """Let both come to rest."""
+        for _ in range(2):
+            await self.orders.settle()
+            await self.letters.settle()
+
+    async def die(self, *values: bytes) -> None:
+        """Have orders die, and their letters go to the handler."""
+        await self.orders.send(*values)
+        await self.settle()
+
+    async def command(self, verb: str, offset: int = 0, **more: Any) -> str | None:
+        """Send a command about an order; return why it was refused."""
+        outcome = await self.orders.command(verb, offset, **more)
+        await self.settle()
+        refused: str | None = outcome["refused"]
+        return refused
+
+    async def almost_due(self) -> None:
+        """Wait until the letter that waits is due in 100 ms."""
+        table = self.letters.transport.pending
+        assert table is not None
+        due_at_ms = table.due(0, 0)[1]
+        assert due_at_ms is not None
+        for left_ms in (5_000, 1_000, 100):  # what has waited for its time is committed before
+            await self.letters.advance(due_at_ms - left_ms - self.letters.clock.wall_ms())
+            await self.settle()
+
+    async def pause(self, verb: HandlerVerb) -> None:
+        """Pause the handler of letters, or have it go on."""
+        await self.letters.obey(HandlerCommand(id=str(verb), verb=verb))
+        await self.settle()
+
+    @property
+    def marks(self) -> list[str]:
+        """What the dead-letter topic says became of letters, in order."""
+        records = (record for record in self.orders.records(ORDERS.dlq) if is_mark(record.headers))
+        return [mark.mark.value for r in records if (mark := mark_of(r.headers, r.value)) is not None]
+
+    def events(self, kind: type) -> list[Any]:
+        """Return events of the letters' handler."""
+        found = [decode_event(record.value or b"") for record in self.letters.records(LETTERS.events)]
+        return [event for event in found if isinstance(event, kind)]
+
+
+@asynccontextmanager
+async def worker(bad: Bad, tickets: Tickets, before: Worker | None = None) -> AsyncIterator[Worker]:
+    """Run a worker, after another that was killed."""
+    made = Worker(bad, tickets, before)
+    async with made.orders, made.letters:
+        await made.settle()
+        yield made
+
+
+async def test_a_handled_letter_is_replayed_by_force_alone() -> None:
+    """It is marked in the turn that settles it; nor is it discarded or restored. The handler has it once."""
+    bad, tickets = Bad(), Tickets()
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        assert (tickets.seen, both.marks, len(both.events(Handled))) == ([b"1"], ["handled"], 1)
+        (mark,) = [r for r in both.orders.records(ORDERS.dlq) if is_mark(r.headers)]
+        (batch,) = [b for b in both.letters.transport.batches if any(out.topic == ORDERS.dlq for out in b.publishes)]
+        assert both.letters.engine.sources[0] in batch.offsets
+        told = mark_of(mark.headers, mark.value)
+        assert told is not None
+        assert (told.failure_id, told.letter, told.delivery) == (both.orders.dead_letters[0].failure_id, 0, 1)
+        refused = [await both.command(verb) for verb in ("replay", "discard", "restore")]
+        assert refused == ["handled", "handled", "not-discarded"]
+        bad.mended = True
+        assert await both.command("replay", force=True) is None
+        assert (bad.seen, tickets.seen) == ([b"1", b"1"], [b"1"])
+        assert both.marks == ["handled", "replayed", "recovered"]
+        assert await both.command("replay", force=True) == "replayed"
+
+
+@pytest.mark.parametrize(
+    ("error", "mark"), [(Skip("not ours"), "skipped"), (Reject("no"), "failed"), (OSError("away"), "failed")]
+)
+async def test_a_letter_that_its_handler_has_left_is_open(error: Exception, mark: str) -> None:
+    """Skipped, or given up: it is replayed as others are, once."""
+    bad, tickets = Bad(), Tickets(*[error] * 3)
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        await both.letters.to_rest()
+        assert both.marks == [mark]
+        bad.mended = True
+        assert [await both.command("replay"), await both.command("replay")] == [None, "replayed"]
+        assert both.marks == [mark, "replayed", "recovered"]
+
+
+@pytest.mark.parametrize("verb", ["replay", "discard"])
+async def test_what_was_replayed_or_discarded_before_is_passed(verb: str) -> None:
+    """Before its first attempt, and between two; counted and told, with a restored one given as others are."""
+    bad, tickets = Bad(), Tickets(OSError("away"))
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        await both.pause(HandlerVerb.PAUSE)
+        await both.die(b"2", b"3")
+        assert (tickets.seen, both.letters.waiting) == ([b"1"], {"1m": 1})
+        bad.mended = True
+        assert [await both.command(verb, offset) for offset in (0, 1)] == [None, None]
+        assert [await both.command("discard", 2), await both.command("restore", 2)] == [None, None]
+        await both.pause(HandlerVerb.RESUME)
+        await both.letters.to_rest()
+        await both.settle()
+        assert tickets.seen == [b"1", b"3"]
+        why = f"the letter is {'recovered' if verb == 'replay' else 'discarded'}"
+        assert [(event.why, event.delivery) for event in both.events(Skipped)] == [(why, 0), (why, 2)]
+        told = [seen for seen in both.letters.observer.seen if seen.event is Event.SKIPPED]
+        assert [seen.reason for seen in told] == [why, why]
+        assert sorted(both.marks) == sorted(
+            [
+                *(["replayed", "recovered"] if verb == "replay" else ["discarded"]) * 2,
+                "discarded",
+                "restored",
+                "handled",
+            ]
+        )
+        both.letters.engine.session.note_progress()  # type: ignore[union-attr]
+        await both.settle()
+        (counted,) = [json_of for json_of in both.events(object) if json_of.kind == "progress"]
+        assert (counted.received, counted.skipped, counted.failed) == (3, 1, 1), "marks are no records"
+
+
+async def test_a_letter_that_is_being_handled_is_not_replayed() -> None:
+    """From the begin of its run to the commit of its outcome."""
+    bad, tickets = Bad(), Tickets()
+    tickets.open.clear()
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        assert (tickets.seen, await both.command("replay")) == ([b"1"], "running")
+        commit = both.letters.transport.pause(Step.COMMIT)
+        tickets.open.set()
+        await both.settle()
+        assert (commit.reached, await both.command("replay", force=True)) == (True, "running")
+        commit.set()
+        await both.settle()
+        assert (both.marks, await both.command("replay")) == (["handled"], "handled")
+
+
+async def test_a_letter_that_is_being_replayed_is_not_handled() -> None:
+    """Until the replay is committed: then the letter is passed."""
+    bad, tickets = Bad(), Tickets(OSError("away"))
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        await both.almost_due()
+        bad.mended = True
+        commit = both.orders.transport.pause(Step.COMMIT)
+        with pytest.raises(AssertionError, match="no outcome"):
+            await both.command("replay")
+        await both.letters.advance(200)
+        assert (commit.reached, tickets.seen, both.letters.waiting) == (True, [b"1"], {"1m": 1})
+        commit.set()
+        await both.settle()
+        assert (tickets.seen, both.letters.waiting, bad.seen) == ([b"1"], {}, [b"1", b"1"])
+        assert [event.why[:13] for event in both.events(Skipped)] == ["the letter is"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_commit_without_an_answer_is_known_before_a_replay(durable: bool) -> None:
+    """The letters' lane opens again, and only then commands about letters are obeyed."""
+    bad, tickets = Bad(), Tickets()
+    tickets.open.clear()
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        both.letters.transport.fail(Step.COMMIT, ConnectionError("lost"), durable=durable)
+        opening = both.letters.transport.pause(Step.RECOVER)
+        tickets.open.set()
+        await both.settle()
+        with pytest.raises(AssertionError, match="no outcome"):
+            await both.command("replay")
+        for _ in range(5):
+            await both.orders.advance(1_000)
+            await both.settle()
+        assert opening.reached
+        opening.set()
+        await both.settle()
+        assert (both.marks, len(tickets.seen)) == (["handled"], 1 if durable else 2)
+        assert await both.command("replay") == "handled"
+        assert bad.seen == [b"1"]
+
+
+async def test_letters_wait_for_the_lane_that_writes_them() -> None:
+    """Its table has what became of them."""
+    bad, tickets = Bad(), Tickets(OSError("away"))
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        await both.almost_due()
+        opening = both.orders.transport.pause(Step.RECOVER)
+        await reopen(both.orders)
+        await both.letters.advance(200)
+        assert (opening.reached, tickets.seen) == (True, [b"1"])
+        opening.set()
+        await both.settle()
+        assert (tickets.seen, both.marks) == ([b"1", b"1"], ["handled"])
+
+
+async def test_no_mark_is_missed_by_a_table_that_was_read_further() -> None:
+    """The records' lane publishes a letter behind a mark of which it has not heard yet, and the worker dies."""
+    bad, tickets = Bad(), Tickets()
+    async with worker(bad, tickets) as both:
+        before = both
+        commit = both.letters.transport.pause(Step.COMMIT, after=1, durable=True)
+        await both.die(b"1", b"2")
+        await both.die(b"3")
+        assert commit.reached
+    async with worker(bad, tickets, before) as both:
+        assert [await both.command("replay", offset) for offset in range(3)] == ["handled"] * 3
+
+
+async def test_a_kill_at_each_commit_leaves_one_mark_of_each_letter() -> None:
+    """Of the handler's lane, and of the records': each letter has one end, and a replay never follows a handling."""
+    for killed in ("letters", "orders"):
+        for at in range(40):
+            for durable in (True, False):
+                bad, tickets = Bad(), Tickets(None, OSError("away"), Skip("no"), OSError("away"), OSError("away"))
+                async with worker(bad, tickets) as both:
+                    before = both
+                    dying = getattr(both, killed).transport.pause(Step.COMMIT, after=at, durable=durable)
+                    await _live(both)
+                async with worker(bad, tickets, before) as both:
+                    await _live(both)
+                    kinds: dict[int, list[str]] = {}
+                    for record in both.orders.records(ORDERS.dlq):
+                        if (mark := mark_of(record.headers, record.value)) is not None:
+                            kinds.setdefault(mark.letter, []).append(mark.mark.value)
+                    assert len(both.orders.dead_letters) == len(kinds)
+                    for found in kinds.values():
+                        once = [kind for kind in found if kind not in ("failed", "skipped")]
+                        assert once in (["handled"], ["replayed", "recovered"], []), (killed, at, durable, kinds)
+                        assert found.count("failed") + found.count("skipped") <= 1, (killed, at, durable, kinds)
+                    assert both.letters.waiting == both.orders.waiting == {}
+            if not dying.reached:
+                break
+        assert at > 5, "the case is there"
+
+
+async def _live(both: Worker) -> None:
+    """Have four orders die, their letters go to the handler, and try to replay all of them, as far as it lives."""
+    if not both.bad.seen:
+        await both.die(b"1", b"2", b"3", b"4")
+    for _ in range(3):
+        await both.orders.advance(60_000)
+        await both.settle()
+        both.bad.mended = True
+        for offset in range(4):
+            try:
+                await both.command("replay", offset)
+            except AssertionError:  # the worker is dying
+                continue
+
+
+async def test_a_session_that_ends_lets_its_letters_go() -> None:
+    """They are handled again, and commands about them are obeyed."""
+    bad, tickets = Bad(), Tickets()
+    tickets.open.clear()
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        tickets.errors = [Skip("no")]
+        await reopen(both.letters)
+        tickets.open.set()
+        await both.settle()
+        assert (both.marks, await both.command("discard")) == (["skipped"], None)
