@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,10 +17,9 @@ from retryapp.cli._output import table
 from retryapp.cli._spark import (
     broker_options,
     group_option,
-    interruptible,
     lake_options,
     print_waiting,
-    spark_session,
+    spark_job,
     wait_option,
 )
 from retryapp.cli.console import ExitCode, emit, emit_error, stderr_console
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from retryapp.pipeline.lake import Lake
 
 DAY_MS: Final = 86_400_000
+POLL_S: Final = 0.1
 
 since_option = click.option(
     "--since", metavar="LENGTH", type=LENGTH, help="Only what happened in this time ('7d'). [default: all]"
@@ -54,6 +55,7 @@ since_option = click.option(
     "--report", "page", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the page too, as 'retryapp pipeline report' does.",
 )  # fmt: skip
+@click.option("--after", metavar="FILE", type=click.Path(path_type=Path), hidden=True)  # the demo makes it at its end
 @wait_option("10m", "How long to wait for a running 'archive' of the same group; others are waited for at least 10m.")
 @lake_options
 @json_option
@@ -63,6 +65,7 @@ def analyse(
     groups: tuple[str, ...],
     compare_ledger: bool,
     page: Path | None,
+    after: Path | None,
     wait_s: float,
     lake: str,
     session: SessionOptions,
@@ -80,8 +83,10 @@ def analyse(
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms
     compared = shown = None
+    if page is not None:  # while the JVM starts: it takes a second
+        threading.Thread(target=import_module, args=("retryapp.pipeline.report.page",), daemon=True).start()
     try:
-        with spark_session(session) as spark, interruptible(spark) as stopped:
+        with spark_job(session) as (spark, stopped):
             from retryapp.pipeline.analysis.cuts import take_cut
             from retryapp.pipeline.analysis.job import Analysis
             from retryapp.pipeline.archive import Archive
@@ -91,6 +96,8 @@ def analyse(
             opened = open_lake(spark, lake)
             job, admin = Analysis(spark, opened, now_ms=now_ms), KafkaAdmin(connection)
             archives = [Archive(spark, connection, opened, group, now_ms=now_ms) for group in sorted(set(groups))]
+            if after is not None:
+                _archive_until(after, archives, wait_s, stopped)
             with job.hold():
                 taken = [take_cut(admin, archive.group) for archive in archives]
                 archived = _archive(archives, wait_s, stopped)
@@ -148,7 +155,7 @@ def report(
     Exit codes: 0 every check holds, 1 a check fails.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
-    with spark_session(session) as spark, interruptible(spark):
+    with spark_job(session) as (spark, _):
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.report.facts import collect
 
@@ -195,7 +202,7 @@ def causes(
     if until is not None and not ignore:
         raise click.UsageError("--until goes with --ignore")
     now_ms = SystemClock().wall_ms()
-    with spark_session(session) as spark, interruptible(spark):
+    with spark_job(session) as (spark, _):
         from retryapp.pipeline.decisions import IGNORED, OPEN, RESOLVED, Decision, Decisions, chosen
         from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.lake import open_lake
@@ -234,6 +241,14 @@ def _archive(archives: Sequence[Archive], wait_s: float, stopped: threading.Even
             raise KeyboardInterrupt
         results.append(result)
     return results
+
+
+def _archive_until(after: Path, archives: Sequence[Archive], wait_s: float, stopped: threading.Event) -> None:
+    """Archive what is there already, and wait for a file."""
+    _archive(archives, wait_s, stopped)
+    while not after.exists():
+        if stopped.wait(POLL_S):
+            raise KeyboardInterrupt
 
 
 def _write(out: Path, facts: Mapping[str, Any]) -> str:

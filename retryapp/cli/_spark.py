@@ -120,13 +120,23 @@ def spark_session(options: SessionOptions) -> Iterator[SparkSession]:
             session.stop()
 
 
+@contextmanager
+def spark_job(options: SessionOptions) -> Iterator[tuple[SparkSession, threading.Event]]:
+    """Yield a session, and the event of ``interruptible``; the log of a session that is not ours stays as it is."""
+    is_ours = not brought_along() and active_session() is None
+    with spark_session(options) as spark, interruptible(spark, quiet=is_ours) as stopped:
+        yield spark, stopped
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
 @contextmanager
-def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None]:
+def cancelled_by(stopped: threading.Event, spark: SparkSession, *, quiet: bool = False) -> Iterator[None]:
     """Cancel the body's jobs, and no others of the session, once an event is set; it then ends as by Ctrl-C.
+
+    With ``quiet`` Spark logs nothing from then on, for good: it has pages about jobs that were cancelled.
 
     Raises:
         KeyboardInterrupt: the body was cancelled; what it was about to write was not written.
@@ -137,8 +147,8 @@ def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None
     def cancel() -> None:
         while not over.wait(CANCEL_POLL_S):
             if stopped.is_set():  # again and again: between two jobs there is nothing to cancel
-                if not brought_along():
-                    context.setLogLevel("OFF")  # pages about jobs that were cancelled
+                if quiet:
+                    context.setLogLevel("OFF")
                 context.cancelJobsWithTag(tag)
 
     canceller = threading.Thread(target=cancel, name="retryapp-cancel", daemon=True)
@@ -156,7 +166,7 @@ def cancelled_by(stopped: threading.Event, spark: SparkSession) -> Iterator[None
 
 
 @contextmanager
-def interruptible(spark: SparkSession) -> Iterator[threading.Event]:
+def interruptible(spark: SparkSession, *, quiet: bool = False) -> Iterator[threading.Event]:
     """Yield an event that Ctrl-C and SIGTERM set, which ends the body wherever it is; a second Ctrl-C does so at once.
 
     It needs a session: Spark handles Ctrl-C itself when it starts, and kills all jobs.
@@ -168,5 +178,5 @@ def interruptible(spark: SparkSession) -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stopped.set()
 
-    with on_signals(on_signal, signal.SIGTERM, signal.SIGINT), cancelled_by(stopped, spark):
+    with on_signals(on_signal, signal.SIGTERM, signal.SIGINT), cancelled_by(stopped, spark, quiet=quiet):
         yield stopped

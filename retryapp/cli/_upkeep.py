@@ -13,7 +13,7 @@ import click
 
 from retryapp.cli._options import LENGTH, json_option, pipeline_client_config
 from retryapp.cli._output import instant, table
-from retryapp.cli._spark import interruptible, lake_options, print_waiting, spark_session, wait_option
+from retryapp.cli._spark import lake_options, print_waiting, spark_job, wait_option
 from retryapp.cli._target import connect, reach
 from retryapp.cli.console import emit
 from retryapp.lookup.instants import utc_text
@@ -34,7 +34,7 @@ def _upkeep_options(function: Callable[..., R]) -> Callable[..., R]:
 
 @contextmanager
 def _upkeep(lake: str, session: SessionOptions, wait_s: float) -> Iterator[Upkeep]:
-    with spark_session(session) as spark, interruptible(spark) as stopped:
+    with spark_job(session) as (spark, stopped):
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.upkeep import Upkeep
 
@@ -81,7 +81,7 @@ def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOption
     'analyse' and 'report' fail because of a gap until it is acknowledged; afterwards they show it as a warning.
     """
     now_ms = SystemClock().wall_ms()
-    with spark_session(session) as spark, interruptible(spark):
+    with spark_job(session) as (spark, _):
         from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.gaps import Gaps
         from retryapp.pipeline.lake import open_lake

@@ -16,10 +16,9 @@ from retryapp.cli._output import instant, table
 from retryapp.cli._spark import (
     broker_options,
     group_option,
-    interruptible,
     lake_options,
     print_waiting,
-    spark_session,
+    spark_job,
     wait_option,
 )
 from retryapp.cli._upkeep import erase, expire, gaps, vacuum
@@ -112,8 +111,7 @@ def archive(
         wait_s = 0.0 if every is None else inf
     with ExitStack() as stack:
         metrics = None if metrics_port is None else stack.enter_context(_served(metrics_bind, metrics_port))
-        spark = stack.enter_context(spark_session(replace(session, brief=False)))
-        stopped = stack.enter_context(interruptible(spark))
+        spark, stopped = stack.enter_context(spark_job(replace(session, brief=False)))
         from retryapp.pipeline.archive import Archive
         from retryapp.pipeline.lake import open_lake
 
@@ -163,7 +161,7 @@ def status(
     Exit codes: 0 nothing is lost, 1 records were lost already or will be within an hour, or an erasure has not ended.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
-    with spark_session(session) as spark, interruptible(spark):
+    with spark_job(session) as (spark, _):
         from retryapp.pipeline.erasures import Erasures
         from retryapp.pipeline.facts import Facts
         from retryapp.pipeline.lake import open_lake

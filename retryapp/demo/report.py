@@ -19,7 +19,7 @@ from rich.console import Console
 from retryapp.demo.balance import Balance
 from retryapp.demo.settings import DEFAULT_GROUP
 from retryapp.jvm import missing_jars, spark_jars
-from retryapp.stage import ChildFailedError, Run
+from retryapp.stage import Child, ChildFailedError, Run
 
 PAGE: Final = "demo-report.html"
 TIMEOUT_S: Final = 900.0
@@ -51,26 +51,51 @@ class Report:
         return "\n".join([*lines, *(f"  - {problem}" for problem in self.problems)])
 
 
-def make_report(run: Run, broker: str, balance: Balance, console: Console, *, cache_dir: Path, page: Path) -> Report:
-    """Archive the run's topics, analyse them, and compare the page with the balance; an older page is removed."""
-    if find_spec("pyspark") is None:
-        return Report(reason="PySpark is not installed. Install it: pip install '/path/to/retryapp[spark]' (565 MB)")
-    began_s = time.monotonic()
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.unlink(missing_ok=True)  # an earlier run's page is not this one's
-    except OSError as error:
-        return Report(reason=f"{page} cannot be written: {error.strerror}. Name another folder: RETRYAPP_DATADIR")
-    console.print(_announcement(cache_dir), highlight=False, soft_wrap=True)
-    with console.status("this takes a while"):
-        child = run.child("report", _command(run.folder, broker, page), env=_variables(run.folder, cache_dir))
+class Reporter:
+    """Archives, analyses and compares what happened with the balance, in a process that starts before the run's end."""
+
+    def __init__(self, run: Run, console: Console, *, cache_dir: Path, page: Path) -> None:
+        self._run = run
+        self._console = console
+        self._cache_dir = cache_dir
+        self._page = page
+        self._over = run.folder / "over"
+        self._child: Child | None = None
+
+    def start(self, broker: str) -> None:
+        """Have Spark start, and archive what is there already; nothing without PySpark, or the second time."""
+        if self._child is not None or find_spec("pyspark") is None:
+            return
+        self._console.print(_announcement(self._cache_dir), highlight=False, soft_wrap=True)
+        folder = self._run.folder
+        command = _command(folder, broker, self._page, self._over)
+        self._child = self._run.child("report", command, env=_variables(folder, self._cache_dir))
+
+    def finish(self, broker: str, balance: Balance) -> Report:
+        """Have the rest archived and analysed; wait for the page. An earlier run's page is removed."""
+        began_s = time.monotonic()
+        self.start(broker)
+        if self._child is None:
+            return Report(
+                reason="PySpark is not installed. Install it: pip install '/path/to/retryapp[spark]' (565 MB)"
+            )
         try:
-            code = child.wait(TIMEOUT_S)
-        except ChildFailedError:
-            return Report(reason=f"it was not there after {TIMEOUT_S:g} s. The machine may be busy: run the demo again")
-        finally:
-            child.kill()
-    return read_report(child.log, code, balance, page=page, seconds=time.monotonic() - began_s)
+            self._page.parent.mkdir(parents=True, exist_ok=True)
+            self._page.unlink(missing_ok=True)
+        except OSError as error:
+            self._child.kill()
+            reason = f"{self._page} cannot be written: {error.strerror}. Name another folder: RETRYAPP_DATADIR"
+            return Report(reason=reason)
+        self._over.touch()
+        with self._console.status("this takes a while"):
+            try:
+                code = self._child.wait(TIMEOUT_S)
+            except ChildFailedError:
+                reason = f"it was not there after {TIMEOUT_S:g} s. The machine may be busy: run the demo again"
+                return Report(reason=reason)
+            finally:
+                self._child.kill()
+        return read_report(self._child.log, code, balance, page=self._page, seconds=time.monotonic() - began_s)
 
 
 def read_report(log: str, exit_code: int, balance: Balance, *, page: Path, seconds: float) -> Report:
@@ -118,23 +143,25 @@ def _problems(result: Mapping[str, Any], balance: Balance) -> Iterator[str]:
             yield f"check {check['name']}: {check['failures']:,} x {check['text']}"
 
 
-def _command(folder: Path, broker: str, page: Path) -> list[str]:
+def _command(folder: Path, broker: str, page: Path, over: Path) -> list[str]:
     options = {
         "--broker": broker,
         "--group": DEFAULT_GROUP,
         "--lake": str(folder / "lake"),
         "--report": str(page),
         "--memory": _MEMORY,
+        "--after": str(over),
     }
     words = [word for pair in options.items() for word in pair]
-    words += ["--conf", f"spark.sql.warehouse.dir={folder / 'warehouse'}"]  # else in the user's working directory
-    return [sys.executable, "-m", "retryapp.cli.main", "pipeline", "analyse", *words, "--compare-ledger", "--json"]
+    analyse = [sys.executable, "-m", "retryapp.cli.main", "pipeline", "analyse", *words, "--compare-ledger", "--json"]
+    return ["nice", *analyse]  # workers come first
 
 
 def _variables(folder: Path, cache_dir: Path) -> dict[str, str]:
     return {
         "RETRYAPP_CACHE_DIR": str(cache_dir),
         "SPARK_LOCAL_DIRS": str(folder / "spark"),  # goes away with the run
+        "TMPDIR": str(folder),
         "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}",
     }
 
@@ -144,4 +171,4 @@ def _announcement(cache_dir: Path) -> str:
     missing = missing_jars(cache_dir, jars)
     size = sum(jar.size for jar in missing)
     first = f" It first downloads {len(missing)} jars of Spark's connectors, {size / 1e6:.0f} MB, once." * bool(missing)
-    return f"The pipeline on Spark goes over what happened: archive, analysis, report.{first}"
+    return f"The pipeline on Spark goes over what happens: archive, then analysis and report.{first}"

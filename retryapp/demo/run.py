@@ -3,9 +3,10 @@
 1. Read the flights and their fates; start broker, service and two workers; wait until they are ready.
 2. Feed at a steady rate and follow the service's log. In mid-run, while many flights wait, one worker is killed with
    SIGKILL; some seconds after the group has taken its partitions away it is started again.
-3. When every flight has its final answer, or nothing moves for a long time, take the ledger until nothing is pending.
-4. Stop the workers and print the balance.
-5. While the broker still runs, let the pipeline make its report.
+3. When all are fed, start the process that will make the pipeline's report: processors have time to spare from then on.
+4. When every flight has its final answer, or nothing moves for a long time, take the ledger until nothing is pending.
+5. Stop the workers and print the balance.
+6. While the broker still runs, have the pipeline make its report.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.demo.balance import Balance, count
 from retryapp.demo.data import TOTAL_FLIGHTS, fate_of, load_planes, read_flights
 from retryapp.demo.feed import Feeder
-from retryapp.demo.report import Report, make_report
+from retryapp.demo.report import Report, Reporter
 from retryapp.demo.settings import DEFAULT_GROUP, MAIN_TOPIC, OUTAGE_S, PARTITIONS, POLICY, PREFIX, SESSION_TIMEOUT_S
 from retryapp.demo.visits import Outcome, Visit, VisitTail
 from retryapp.jvm import Progress
@@ -75,12 +76,13 @@ def run_demo(
 ) -> DemoResult:
     """Run the demo with the first flights; `page`: where the report goes, None: no report. An error keeps the logs."""
     with Run() as run:
-        demo = _Demo(records, run, console)
+        reporter = None if page is None else Reporter(run, console, cache_dir=cache_dir, page=page)
+        demo = _Demo(records, run, console, reporter)
         try:
             balance = demo.play(cache_dir, progress)
             report = None
-            if page is not None:
-                report = make_report(run, demo.broker.bootstrap, balance, console, cache_dir=cache_dir, page=page)
+            if reporter is not None:
+                report = reporter.finish(demo.broker.bootstrap, balance)
                 demo.say(report.text)
             result = DemoResult(balance=balance, report=report)
             run.kept = not result.is_in_order
@@ -99,11 +101,12 @@ class _Demo:
     broker: Broker
     _service: Child
 
-    def __init__(self, records: int, run: Run, console: Console) -> None:
+    def __init__(self, records: int, run: Run, console: Console, reporter: Reporter | None) -> None:
         self._records = records
         self._rate = min(RATE, records / LEAST_FEED_S)
         self._run = run
         self._console = console
+        self._reporter = reporter
         self._began_s = time.monotonic()
         self._shown_s = 0.0
         self._schedule = RetryPolicy(POLICY).schedule
@@ -202,6 +205,8 @@ class _Demo:
             while not (feeder.finished and feeder.fed <= self._final and self._victim is None):
                 time.sleep(_TURN_S)
                 feeder.turn()
+                if feeder.finished and self._reporter is not None:
+                    self._reporter.start(self.broker.bootstrap)
                 self._check()
                 self._read_log()
                 self._disturb(feeder)

@@ -34,7 +34,6 @@ _ADVICE: Final = {
     "ClassNotFoundException|Failed to find data source": "This Spark lacks a jar: see 'retryapp pipeline jars'",
 }
 _OTHERWISE: Final = "'retryapp --traceback ...' shows Spark's own message"
-_BEFORE: Final = re.compile(r"^.*terminated with exception: ", re.DOTALL)
 _AFTER: Final = re.compile(r"\s*SQLSTATE: \w+.*$", re.DOTALL)
 MAX_CHARS: Final = 300
 
@@ -63,10 +62,10 @@ def _causes(error: Exception) -> str:
 def innermost(text: str) -> str:
     """Return the part of Spark's message that tells most: the last cause, without the stack.
 
-    >>> innermost("[STREAM_FAILED] Query [id = 1] terminated with exception: No space left SQLSTATE: XXKST")
+    >>> innermost("No space left SQLSTATE: XXKST")
     'No space left'
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    chosen = causes[-1] if causes else _AFTER.sub("", _BEFORE.sub("", " ".join(lines))) or "no message"
+    chosen = causes[-1] if causes else _AFTER.sub("", " ".join(lines)) or "no message"
     return chosen if len(chosen) <= MAX_CHARS else f"{chosen[:MAX_CHARS]}..."

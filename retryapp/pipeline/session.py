@@ -7,18 +7,21 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from retryapp.jvm import MINIMUM_JAVA, Progress, ensure_jars, find_java, spark_jars
 from retryapp.pipeline.errors import SparkMissingError, SparkStartError, SparkVersionError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 SPARK_VERSION: Final = (4, 2)
 REDACTED: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore|ssl[.]key"
@@ -167,6 +170,18 @@ def setting(spark: SparkSession, name: str, value: str, *, required: bool = True
                 spark.conf.set(name, former)
 
 
+@contextmanager
+def beside(spark: SparkSession, work: Callable[[], T]) -> Iterator[Future[T]]:
+    """Run queries in a thread of their own while the body runs: Spark plans each query in its caller's thread.
+
+    The thread has the body's job tags. At the end of the body its end is waited for; its error is the future's.
+    """
+    from pyspark import inheritable_thread_target
+
+    with ThreadPoolExecutor(1, "retryapp-beside") as pool:
+        yield pool.submit(inheritable_thread_target(spark)(work))
+
+
 def _submitted() -> dict[str, str]:
     """Return Delta's settings where ``spark-submit --jars`` got our jars and the user has not set them."""
     if "DATABRICKS_RUNTIME_VERSION" in os.environ:
@@ -175,7 +190,7 @@ def _submitted() -> dict[str, str]:
 
     SparkContext._ensure_initialized()  # noqa: SLF001 - else a configuration is empty
     given = SparkConf()  # with the options of spark-submit
-    ours = any(Path(jar).name.startswith("delta-spark") for jar in str(given.get("spark.jars", "")).split(","))
+    ours = any("delta-spark_" in Path(jar).name for jar in str(given.get("spark.jars", "")).split(","))
     return {name: value for name, value in _DELTA.items() if ours and not given.contains(name)}
 
 
@@ -207,7 +222,7 @@ if hasattr(os, "register_at_fork"):
 def _jvm_ignoring_sigterm() -> Iterator[None]:
     """Make a JVM that the body starts ignore SIGTERM; it ends with this process.
 
-    Supervisors signal all processes at once, and the JVM would be gone before its query is stopped.
+    Supervisors signal all processes at once, and the JVM would be gone before its jobs are cancelled.
     """
     _LAUNCHING.jvm = True
     try:

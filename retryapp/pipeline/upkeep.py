@@ -4,7 +4,8 @@ Every command holds the table of records (see `hold`), and its commits repeat th
 older ones. An erasure takes these steps; each may be repeated after a crash:
 
 1. Write the key's hash to ``erasures``: from now on no record of it that has arrived or failed until now is archived.
-2. Delete its rows from ``records``, by the hash: Delta keeps the text of a deletion in its log.
+2. Delete its rows from ``records``, and the events of its records, by hashes: Delta keeps the text of a deletion in its
+   log. It is one commit: the rows say which events are theirs.
 3. Remove every file that is not the table's, whatever its age, and look whether one is left.
 4. Remove ``derived``; the next analysis makes it again without the rows.
 5. Write that it ended. An erasure without an end can be finished by its hash, without the key.
@@ -24,6 +25,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from retryapp.core.headers import RETRY_ORIGIN
+from retryapp.core.topology import TopicRole
 from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import ErasureUnfinishedError, TableMissingError
 from retryapp.pipeline.facts import Facts
@@ -34,6 +37,9 @@ from retryapp.pipeline.state import read_state
 from retryapp.pipeline.tables import DERIVED, RECORDS_TABLE, Tables, quoted
 
 _CHECK: Final = "spark.databricks.delta.retentionDurationCheck.enabled"
+_FAILURE_ID: Final = (
+    f"concat(`group`, '/', cast(try_element_at(filter(headers, h -> h.key = '{RETRY_ORIGIN}'), 1).value AS string))"
+)
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
 
 
@@ -100,13 +106,21 @@ class Upkeep:
             erasures = which()
             for each in erasures:
                 self._erasures.begin(each)
-            erased = tuple(Erased(each.key_hash, self._delete(each.predicate)) for each in erasures)
+            erased = tuple(Erased(each.key_hash, self._delete(self._of_records(each))) for each in erasures)
             if erasures:
                 self._purge()
                 self._tables.files.remove(self._lake.table(DERIVED))
             for each in erasures:
                 self._erasures.end(each, self._now_ms())
         return erased
+
+    def _of_records(self, erasure: Erasure) -> str:
+        """Return which rows go with an erasure, as SQL: those of the key, and events, whose key is the failure id."""
+        ours = self._tables.read().where(erasure.predicate).select(F.expr(_FAILURE_ID).alias("name"))
+        names = [row["name"] for row in ours.distinct().collect() if row["name"]]
+        hashes = ", ".join(f"'{hash_key(name.encode(), self._lake.salt)}'" for name in names)
+        events = f" OR station = '{TopicRole.EVENTS.value}' AND key_hash IN ({hashes})" if hashes else ""
+        return f"{erasure.predicate}{events}"
 
     @contextmanager
     def _changing(self, job: str, *holds: str) -> Iterator[None]:

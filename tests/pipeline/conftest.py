@@ -89,16 +89,6 @@ def generating(spark: SparkSession) -> Iterator[SparkSession]:
         spark.conf.set(name, value)
 
 
-@pytest.fixture(autouse=True)
-def no_query_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Stop what a failing test leaves running, so that it fails alone."""
-    yield
-    if "spark" in request.fixturenames:
-        session: SparkSession = request.getfixturevalue("spark")
-        for query in session.streams.active:
-            query.stop()
-
-
 @pytest.fixture
 def connection(bootstrap: str) -> KafkaConnection:
     """The test session's broker."""

@@ -17,11 +17,12 @@ from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 from history import Group
 from samples import dead
 
-from retryapp.cli._spark import interruptible
+from retryapp.cli._spark import cancelled_by, interruptible
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.archive import Archive
+from retryapp.pipeline.session import beside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,6 +169,20 @@ def test_spark_gets_in_with_what_the_other_clients_have(
     address = getattr(secured, way)
     code, facts = command("archive", "--broker", address, "--group", topology.group, "--client-config", str(config))
     assert (code, facts["groups"][0]["rows"]) == (0, 1), facts
+
+
+def test_a_stop_ends_what_runs_beside_too(spark: SparkSession) -> None:
+    """A query in a thread of its own has the job's tag."""
+    stopped, jobs = threading.Event(), spark.sparkContext.statusTracker()
+
+    def endless() -> object:
+        return spark.range(10**15).selectExpr("sum(hash(id))").collect()
+
+    with pytest.raises(KeyboardInterrupt), cancelled_by(stopped, spark), beside(spark, endless) as work:  # noqa: PT012
+        while not jobs.getActiveJobsIds():
+            assert not work.done()
+        stopped.set()
+        work.result()
 
 
 def test_the_first_signal_is_polite_and_the_second_ends_at_once() -> None:

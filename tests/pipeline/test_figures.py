@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from stories import Stories, Story, Tables, register, story
 
 from retryapp.pipeline.analysis import causes, checks, counts, figures
-from retryapp.pipeline.analysis.outages import first_deliveries
+from retryapp.pipeline.analysis.outages import by_interval
 
 
 def told(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
@@ -142,13 +142,13 @@ def test_keys_that_fail_again(tables: Tables) -> None:
 def test_the_course_of_causes(tables: Tables) -> None:
     """By interval; what is not named is together; a window leaves out what ended before it."""
     names = ("from_ms", "length_ms", "fingerprint", "failures")
-    found = causes.timeline(tables.rollup, ["f1"], bin_ms=1_000)
+    found = causes.timeline(by_interval(tables.rollup, ["f1", "f2"]), ["f1"], bin_ms=1_000)
     assert told(found, *names) == [
         (NOON_MS, 1_000, None, 2),
         (NOON_MS, 1_000, "f1", 2),
         (NOON_MS + MINUTE_MS, 1_000, "f1", 2),
     ]
-    later = causes.timeline(tables.rollup, [], bin_ms=1_000, since_ms=NOON_MS + MINUTE_MS)
+    later = causes.timeline(by_interval(tables.rollup, []), [], bin_ms=1_000, since_ms=NOON_MS + MINUTE_MS)
     assert told(later, *names) == [(NOON_MS + MINUTE_MS, 1_000, None, 2)]
 
 
@@ -170,7 +170,7 @@ def test_a_window_is_compared_with_the_one_before(tables: Tables) -> None:
 
 def test_first_deliveries_by_cause(tables: Tables) -> None:
     """First-try successes are spread over the range that a worker counted; what was tried again is not there."""
-    found = first_deliveries(tables.rollup, ["f1", "f2"])
+    found = [row for row in by_interval(tables.rollup, ["f1", "f2"]) if row["is_first"]]
     assert sum(row["records"] for row in found if row["fingerprint"] is None) == 6
     failed = sorted((row["fingerprint"], row["records"]) for row in found if row["fingerprint"])
     assert failed == [("f1", 2), ("f2", 1), ("others", 1)]

@@ -10,7 +10,7 @@ from stories import Stories, Story, story
 
 from retryapp.pipeline.analysis import checks, figures
 from retryapp.pipeline.analysis.counts import retention
-from retryapp.pipeline.analysis.outages import first_deliveries
+from retryapp.pipeline.analysis.outages import by_interval
 from retryapp.pipeline.analysis.schemas import JOURNEYS
 
 
@@ -241,7 +241,7 @@ def test_deliveries_that_spend_no_attempt_are_in_order(archive: Archive) -> Stor
     assert (journey["fate"], journey["last_attempt"], journey["missing"], journey["copies"]) == ("done", 2, 1, 1)
     shown = [(row["attempt"], row["entered"], row["retried"]) for row in figures.funnel(tables.ways)]
     assert shown == [(1, 1, 1), (1, 1, 0), (2, 1, 0)]
-    first = {row["fingerprint"]: row["records"] for row in first_deliveries(tables.rollup, ["f1"])}
+    first = {row["fingerprint"]: row["records"] for row in by_interval(tables.rollup, ["f1"]) if row["is_first"]}
     assert first == {"f1": 2}
 
 

@@ -107,7 +107,7 @@ def test_every_command_that_the_page_names_exists() -> None:
         for text in (entry["text"], entry["command"] or "")
         for words in re.findall(r"retryapp ((?:[a-z]+ )+[^']*)", text)
     ]
-    assert {"dead list", "dead show", "pending list"} <= {" ".join(words.split()[:2]) for words in named}
+    assert {"dead list", "dead replay", "dead show", "pending list"} <= {" ".join(words.split()[:2]) for words in named}
     for words in named:
         found: click.Command | None = cli
         rest = words.split()
@@ -186,6 +186,10 @@ def test_a_deadly_cause_has_a_name_a_remedy_and_its_newest_dead_letter() -> None
     assert all("stay on their topic until its retention ends" in entry["text"] for entry in entries)
     command = "retryapp dead show billing/orders@kq8G0bTz/0/0 --broker kafka-1:9092"
     assert [entry["command"] for entry in entries] == [command] * 2
+    replay = "retryapp dead replay --cause c1-0000000000 --broker kafka-1:9092 --group billing --topic orders"
+    assert all(f"This brings them back once it is mended: '{replay}'." in entry["text"] for entry in entries)
+    (gone,) = [entry for entry in facts(causes=[first | {"reason": "gone"}])["todo"] if "gone" in entry["title"]]
+    assert "dead replay" not in gone["text"]
     page = to_page(shown)
     assert f"<strong>{escape(first['template'])}</strong>" in page
     assert "x x x" in page.split("examples</summary>")[1], "the message as it was is an example"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from history import Group
-from lives import NOON_MS
+from lives import GROUP, MAIN, NOON_MS, TOPIC_ID
 from lives import Archive as Rows
 from samples import dead, waiting
 
@@ -178,6 +178,20 @@ def test_a_clock_that_is_behind_the_brokers_spares_no_row(spark: SparkSession, l
     assert Upkeep(spark, lake, now_ms=lambda: NOON_MS - 300_000).erase(b"ada").rows == 1
     assert Tables(spark, lake).read().count() == 1
     assert Erasures(Facts(spark, lake)).reach() == {hash_key(b"ada", lake.salt): NOON_MS}
+
+
+def test_events_of_an_erased_record_go_with_it(spark: SparkSession, lake: Lake) -> None:
+    """Their key is the failure id, and the message of an error may name a person."""
+    rows = Rows()
+    Tables(spark, lake).ensure_records()
+    for offset, key in enumerate((b"ada", b"other")):
+        rows.failed(offset, 1, key=hash_key(key, lake.salt))
+        rows.discarded(offset, 2)
+        rows.rows[-1]["key_hash"] = hash_key(f"{GROUP}/{MAIN}@{TOPIC_ID}/0/{offset}".encode(), lake.salt)
+    rows.frame(spark).write.format("delta").mode("append").save(lake.table(RECORDS_TABLE))
+    assert Upkeep(spark, lake, now_ms=lambda: NOON_MS).erase(b"ada").rows == 2
+    left = Tables(spark, lake).read().select("station", "offset").collect()
+    assert sorted(map(tuple, left)) == [("events", 1), ("retry", 1)]
 
 
 @pytest.mark.extended

@@ -46,7 +46,7 @@ class Notes:
             story = self._stories.get((number, at))
             if story is None:
                 raise Violation(f"I6 {number}/{at}: named beside {offset}, and nobody sent it")
-            succeeded = any(call.fine for call in story.calls[1]) and not story.copies[1]
+            succeeded = any(call.fine for call in story.calls[1]) and (not story.copies[1] or story.again > 0)
             failed = bool(story.copies[1] or story.fates or story.held or story.replays)
             must(succeeded if fine else failed, "I6", (number, at), f"named beside {offset} without a fate ({fine})")
             if fine or not story.held:

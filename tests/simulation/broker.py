@@ -19,7 +19,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.record import Record
 from retryapp.ports import Committed, Standing, TopicPartition
-from retryapp.testing.broker import FencedError, MemoryBroker, Producer, Txn
+from retryapp.testing.broker import FencedError, Log, MemoryBroker, Producer, Txn
 
 SESSION_S = 10.0
 REBALANCE_S = 30.0
@@ -70,6 +70,8 @@ class Broker(MemoryBroker):
         """Called before committed offsets of the group change."""
         self.heard_s: dict[str, float] = {}
         """When members gave their last sign of life."""
+        self.made_again: set[str] = set()
+        """Topics that have another id now."""
         self._used_s: dict[str, float] = {}
         """When transactional ids were last used."""
         self._refusal: tuple[Collection[str], int, float] = (), 0, 0.0
@@ -108,6 +110,14 @@ class Broker(MemoryBroker):
         last = {entry.record.key: entry for entry in old}
         young = [entry for entry in log.entries if entry.record.offset >= stable]
         log.entries = [entry for entry in old if last[entry.record.key] is entry] + young
+
+    def make_again(self, tp: TopicPartition) -> None:
+        """Delete a partition with its topic, and make it again: with another id, and without records."""
+        for producer in self._producers.values():
+            if producer.txn is not None and tp in producer.txn.first:
+                self._abort(producer)
+        self.logs[tp] = Log()
+        self.made_again.add(tp.topic)
 
     def delete_before(self, tp: TopicPartition, offset: int) -> None:
         """Delete the beginning of a partition, as retention does."""

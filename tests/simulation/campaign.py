@@ -19,6 +19,7 @@ from simulation.faults import (
     LOSSES,
     OURS,
     REFUSED,
+    REMADE,
     SET_BACK,
     STOPPED,
     UNENDED,
@@ -45,8 +46,10 @@ STATES = (
 )  # fmt: skip
 """What a campaign must have come to (I13): each fault, each way in which a hand-off can fail, each fate."""
 MOVED_STATES = (
+    f"fault: {REMADE}", "a changelog was made again, and its lane is closed",
     f"fault: {SET_BACK}", "a record comes again", "a record comes again that waits",
     "a backlog was full", "no more rows could be claimed", "so many bytes were in flight", "an opening ran out of time",
+    "commands where the newest counts", "commands beside a delay without end",
 )  # fmt: skip
 """The same of histories from `plan.MOVED` on."""
 

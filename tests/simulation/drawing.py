@@ -19,6 +19,7 @@ from simulation.faults import (
     MEANWHILE,
     OURS,
     REFUSED,
+    REMADE,
     SET_BACK,
     STOPPED,
     UNENDED,
@@ -68,16 +69,20 @@ def draw_plan(seed: int) -> Plan:
     plan = _called(plan)
     plan = _paced(plan, Random(seed ^ PACED))
     plan = _in_order(plan, kept) if (kept := Random(seed ^ KEPT)).random() < 0.2 or STOPS <= seed < MOVED else plan
-    plan = _newest(plan, newest) if (newest := Random(seed ^ NEWEST)).random() < 0.08 else plan
+    plan = (
+        _newest(plan, newest) if (newest := Random(seed ^ NEWEST)).random() < (0.2 if seed >= MOVED else 0.08) else plan
+    )
     back = Random(seed ^ BACK)
     plan = _come_back(plan, back) if plan.order != "none" and back.random() < 0.2 else plan
-    plan = _without_end(plan) if Random(seed ^ ENDLESS).random() < 0.25 and seed < STOPS else plan
+    endless = 0.7 if seed >= MOVED else 0.25 if seed < STOPS else 0.0
+    plan = _without_end(plan) if Random(seed ^ ENDLESS).random() < endless else plan
     plan = _referred(plan, Random(seed ^ REFERRED))
     plan = _commanded(plan, Random(seed ^ COMMANDED))
     through = seed >= THROUGH and (seed < 2 * THROUGH or seed % 4 == 0)
     plan = _through(plan, Random(seed ^ THROUGH)) if through else plan
     plan = _broken(plan, Random(seed ^ BROKEN))
-    return plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
+    plan = plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
+    return _without_end(plan) if plan.endless and seed >= MOVED else plan
 
 
 def _first(seed: int) -> Plan:
@@ -278,7 +283,8 @@ def _referred(plan: Plan, random: Random) -> Plan:
 def _commanded(plan: Plan, random: Random) -> Plan:
     """Return the plan with commands, or as it was."""
     odd = {fault.kind for fault in plan.faults} & {STOPPED, DELETED} or (plan.seed >= MOVED and plan.seed % 3)
-    if plan.seed < COMMANDED or odd or plan.replayed or plan.order == "latest" or plan.endless:
+    unsteered = (plan.order == "latest" or plan.endless) and plan.seed < MOVED
+    if plan.seed < COMMANDED or odd or plan.replayed or unsteered:
         return plan
     plan = replace(plan, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
     if plan.seed >= SERVED:
@@ -324,7 +330,7 @@ def _served(plan: Plan, random: Random) -> Plan:
 
 def _through(plan: Plan, random: Random) -> Plan:
     """Return the plan without what cannot be through the main topic, and with strays."""
-    plan = replace(plan, through=True, order="none", caps=None, stops=False, referred=False, losses=())
+    plan = replace(plan, through=True, order="none", endless=False, caps=None, stops=False, referred=False, losses=())
     if random.random() < 0.5:
         plan = replace(plan, commands=(), services=(), calm=False)
     if not plan.calm and plan.in_flight != CROWD:
@@ -346,7 +352,7 @@ def _broken(plan: Plan, random: Random) -> Plan:
 
 
 def _moved(plan: Plan, random: Random) -> Plan:
-    """Return the plan with offsets that somebody sets back, and with capacities that bind."""
+    """Return the plan with offsets that somebody sets back, or changelogs that are made again; and with bounds."""
     kind = random.random()
     if plan.calm:
         return plan
@@ -355,6 +361,10 @@ def _moved(plan: Plan, random: Random) -> Plan:
     odd = {fault.kind for fault in plan.faults} & {STOPPED, DELETED, UNENDED, DAMAGED}
     if kind < 0.4 or odd or plan.commands or plan.replayed or plan.losses or plan.in_flight == CROWD:
         return plan
+    if random.random() < 0.3 and not plan.through and not plan.referred:
+        again = Fault(random.uniform(2.0, FAULTS_S - 4), REMADE, 0, random.random())
+        kept = tuple(fault for fault in plan.faults if fault.kind != "offsets expire")  # which changelog it was
+        return _with(replace(plan, faults=kept), _more(plan, random, ("FFS", "FFFS", "F", "S"), 4), (again,))
     back = tuple(
         Fault(random.uniform(1.0, FAULTS_S), SET_BACK, 0, random.random()) for _ in range(random.choice((1, 1, 2)))
     )

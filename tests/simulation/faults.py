@@ -47,6 +47,8 @@ DAMAGED: Final = "rows damaged"
 """All workers die, and the tables of their machines are lost; rows of the changelogs cannot be read any more."""
 SET_BACK: Final = "offsets set back"
 """All workers die, and somebody sets the offsets of the main topic back; drawn apart, too."""
+REMADE: Final = "changelogs made again"
+"""All workers die, and somebody deletes the changelogs and makes them again; until somebody decides."""
 DRAINS: Final = frozenset({"terminate", "start"})
 """Faults in which nothing is repeated."""
 MEANWHILE: Final = (

@@ -176,6 +176,7 @@ class Handlers:
         self._guard(lambda: oracle.goes_on(origin, going, started_ms))
         silent_ms = started_ms - self._broker.heard_s.get(worker.consumer.member, 0.0) * 1000
         self._guard(lambda: oracle.check_silence(origin, silent_ms))
+        self._guard(lambda: judge.check_closed(origin))
         self._guard(lambda: judge.check_bound(taken_in(worker, main, origin[0]), claimed(worker, main, origin[0])))
         if self._plan.bounds and (placed := worker.ownership.placed.get((main, origin[0]))) is not None:
             self._reached.update(binding(placed.engine))

@@ -28,7 +28,7 @@ from simulation.disk import SimDisk
 from simulation.drawing import draw_plan
 from simulation.faults import Fault
 from simulation.handlers import Handlers
-from simulation.judge import Judge
+from simulation.judge import CLOSED, Judge
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
@@ -110,6 +110,7 @@ class History:
         self.reached[seen.event.value] += 1
         if seen.event is Event.LANE_FAILED:
             self.reached["an opening ran out of time"] += (seen.message or "").startswith("opening it took longer")
+            self.reached["a changelog was made again, and its lane is closed"] += seen.error_type == CLOSED
             self._guard(lambda: judge.failed(seen.partition, self.loop.time()))
         if seen.event is Event.LANE_OPENED and seen.partition is not None:
             number = seen.partition
@@ -233,6 +234,8 @@ class History:
                         judge.oracle.damage(self.broker, number, self.random)
             case "offsets set back":
                 self._shut_down(lambda judge: judge.set_back(self.broker, self.random))
+            case "changelogs made again":
+                self._shut_down(lambda judge: judge.make_again(self.broker))
             case "start":
                 self._start(fault.slot)  # one more, also where that machine was not meant to run
             case _:
@@ -243,12 +246,12 @@ class History:
             if each is not None and each.alive:
                 each.process.kill()
 
-    def _shut_down(self, decide: Callable[[Judge], bool]) -> None:
+    def _shut_down(self, decide: Callable[[Judge], None]) -> None:
         """Have somebody stop all workers and do something, once nothing that they have sent is on its way."""
         self._kill_all()
         self.loop.call_later(0.05, self._decide, decide, context=self.network.context)
 
-    def _decide(self, decide: Callable[[Judge], bool]) -> None:
+    def _decide(self, decide: Callable[[Judge], None]) -> None:
         self._kill_all()
         if self.network.last_s > self.loop.time():
             self.reached["somebody did not wait until all had arrived"] += 1
@@ -283,6 +286,8 @@ class History:
 
     def _heal(self) -> None:
         self.broker.refuse((), 0, 0.0)
+        if any(judge.closed for judge in self.judges.values()):
+            self._kill_all()
         for judge in self.judges.values():
             judge.decide(self.broker)
         self.network.down_until_s = self.network.lossy_until_s = self.network.slow_until_s = 0.0
@@ -378,6 +383,8 @@ class History:
         for at_s, event in self.plan.repeats:
             loop.call_at(began_s + at_s, self._send, first, *records[event][1:], event, context=context)
         if self.plan.commands:
+            self.reached["commands where the newest counts"] += self.plan.order == "latest"
+            self.reached["commands beside a delay without end"] += self.plan.endless
             first.oracle.steering = Steering(
                 first.topology,
                 self.broker,

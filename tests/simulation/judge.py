@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.deduplicate import Deduplicate, encode_seen
+from retryapp.core.lane_errors import ChangelogReplacedError
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit, parse_rate
 from retryapp.core.topology import HandlerTopology, Tiers
@@ -26,12 +27,14 @@ from simulation.referring import Referring
 from simulation.scripts import ENDLESS_MS, HOT_RETRIES, LATER_MS, OWN_MS, SERVICES, WAITS_MS, policies
 from simulation.services import Services, circuits_of, spends
 from simulation.sessions import seen_stores
-from simulation.story import Origin, Violation, step
+from simulation.stores import origin_of
+from simulation.story import Origin, Violation, must, step
 from simulation.through import Copies
 from simulation.tries import HALVINGS, Tries
 from simulation.worker import SimWorker
 
 EVENTS: Final = Deduplicate("header:event-id", window="1h")
+CLOSED: Final = ChangelogReplacedError.__name__
 GATES: Final = 2
 """Calls of a record that pause its partition."""
 MANY_FAILURES: Final = 40
@@ -78,6 +81,8 @@ class Judge:
         self._failures: dict[int | None, list[float]] = {}
         """When lanes failed, in the last seconds, by partition."""
         self.was_set_back = False
+        self.closed: dict[int, list[Origin]] = {}
+        """Partitions whose changelog was made again, and the records that waited there, until somebody decides."""
         self.lost: dict[TopicPartition, int] = {}
         """Partitions of which a record was deleted unread, and the offset after it."""
 
@@ -191,24 +196,52 @@ class Judge:
                 self.lost[tp] = offset + 1
 
     def decide(self, broker: Broker) -> None:
-        """Give up what was deleted unread, as somebody does who sets the offset by hand."""
+        """Set offsets by hand, as somebody does who gives up what was deleted, or has what waited run again."""
         for tp, offset in self.lost.items():
             if broker.committed[tp] < offset:
                 self.oracle.give_up((tp.partition, offset - 1))
                 broker.committed[tp], broker.notes[tp] = offset, ""
+        closed, self.closed = self.closed, {}
+        for number, waited in closed.items():
+            tp = TopicPartition(self.topology.main, number)
+            offset = broker.committed[tp]
+            if self.plan.seed % 2:  # all of it is to run again
+                offset = min([offset, *(at for _, at in waited)])
+            for origin in waited:
+                if origin[1] < offset:
+                    self.oracle.give_up(origin)
+            self._set(broker, tp, offset)
 
-    def set_back(self, broker: Broker, random: Random) -> bool:
-        """Set the offsets back, as somebody does who wants records to run again; tell whether any are."""
-        moved = False
+    def set_back(self, broker: Broker, random: Random) -> None:
+        """Set the offsets back, as somebody does who wants records to run again."""
         for number in range(self.plan.partitions):
             tp = TopicPartition(self.topology.main, number)
             if (end := broker.committed.get(tp)) is not None:
                 offset = max(broker.logs[tp].start, end - random.choice((0, 1, 2, 5, 99)))
-                broker.committed[tp], broker.notes[tp] = offset, ""
-                self.notes.forget(number)
-                self.oracle.offsets.set_back(number, offset, broker.now_ms())
-                moved = self.was_set_back = True
-        return moved
+                self._set(broker, tp, offset)
+
+    def _set(self, broker: Broker, tp: TopicPartition, offset: int) -> None:
+        broker.committed[tp], broker.notes[tp] = offset, ""
+        self.notes.forget(tp.partition)
+        self.oracle.offsets.set_back(tp.partition, offset, broker.now_ms())
+        self.was_set_back = True
+
+    def make_again(self, broker: Broker) -> None:
+        """Delete the changelogs and make them again: what they had is not there any more."""
+        for number in range(self.plan.partitions):
+            tp, rows = TopicPartition(self.topology.main, number), self.oracle.stores.rows[number]
+            if tp in broker.committed:
+                self.closed[number] = [origin_of(number, identity) for identity in rows]
+            rows.clear()
+            broker.make_again(TopicPartition(self.topology.pending_changelog, number))
+
+    def check_closed(self, origin: Origin) -> None:
+        """Judge a call that begins.
+
+        Raises:
+            Violation: the changelog of its partition was made again, and nobody has decided.
+        """
+        must(origin[0] not in self.closed, "I27", origin, "begins, and its changelog was made again")
 
     def judge(self, broker: Broker, workers: Iterable[SimWorker | None]) -> int:
         """Judge the end; return how many progress events there are."""

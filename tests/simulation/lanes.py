@@ -13,6 +13,7 @@ from retryapp.engine.lane import recovery
 from retryapp.ports import Standing, TopicPartition
 from retryapp.testing import Step
 from retryapp.testing.lane import MemoryLane
+from retryapp.testing.tables import MemoryPendingTable
 from simulation.network import Wire
 
 if TYPE_CHECKING:
@@ -79,6 +80,10 @@ class SimLane(MemoryLane):
     async def letters_known(self) -> None:
         await MemoryLane.letters_known(self)
         await asyncio.sleep(max(0.0, self.letters_s - self.clock.monotonic_s()))
+
+    @override
+    def open_pending(self) -> MemoryPendingTable:
+        return MemoryPendingTable(self.disk, f"{self.place.name} of {self.place.changelog_id}")
 
     @override
     async def hold(self) -> None:

@@ -309,7 +309,7 @@ class Oracle:
         """A copy has what the record has, or no payload where it need not have one; tell whether the record is lost."""
         is_letter, delivery = topic.startswith(self._topics.dlq), int(ours.get("retry-delivery", ours["retry-attempt"]))
         lost = self.main is not None and is_letter and self.main.ended(origin, ours, story)
-        bare = self._endless and delivery > 1 and not is_letter
+        bare = self._endless and delivery > 1 and not is_letter and ours.get("retry-tier") != b"replay"
         if self.main is not None and (lost or not is_letter):
             bare = lost or "retry-no-payload" in ours
         self.named["a copy without payload"] += bare
@@ -437,7 +437,7 @@ class Oracle:
                 continue
             expected = self.fate(story.script)
             failed_first = (
-                story.fates == [SUPERSEDED]
+                set(story.fates) == {SUPERSEDED}
                 or story.held
                 or step(story.script, 1) not in FINE
                 or story.stopped

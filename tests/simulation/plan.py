@@ -22,7 +22,8 @@ SERVED: Final = 5_000_000
 THROUGH: Final = 6_000_000
 """From this seed on what is due again goes through the main topic; from twice this on in every fourth history."""
 MOVED: Final = 14_000_000
-"""From this seed on somebody sets offsets back, and capacities bind."""
+"""From this seed on somebody sets offsets back or makes changelogs again, capacities bind, and there are commands where
+the newest counts or a delay has no end."""
 RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED)
 """First seeds of the ranges, of a million at least, in which histories have different things."""
 RANGE_SEEDS: Final = 1_000_000

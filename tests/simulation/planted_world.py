@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from retryapp.engine.lane import recovery, transport
 from retryapp.engine.partition.session import Session
 from retryapp.ports import Committed
 from simulation.lanes import SimLane
@@ -26,8 +27,14 @@ def _not_looked_for(_self: Session, _record: Any) -> bool:
     return False
 
 
+def _not_looked_at(_site: Any, _named: str) -> None:
+    """A changelog is taken for the one that it was, whatever its id."""
+
+
 WORLD: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("an offset that was set back counts for nothing", ((SimLane, "fetch_committed", _never_back),), 14_000_002),
+    ("the id of a changelog is not looked at",
+     ((transport, "check_changelog", _not_looked_at), (recovery, "check_changelog", _not_looked_at)), 14_000_015),
     ("a record that comes again runs beside its row", ((Session, "_waits", _not_looked_for),), 14_000_000),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

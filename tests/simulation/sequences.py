@@ -80,7 +80,7 @@ class Sequences:
             elif always:
                 # an owner of before begins what it has taken in, until it hears that it was replaced
                 known = min(each.settled_ms.values(), default=inf) < opening.fenced_ms
-                settled = known and each.fates != [SUPERSEDED]  # else others of them are behind it
+                settled = known and SUPERSEDED not in each.fates  # else others of them are behind it
                 must(not settled, "I16", origin, f"begins after {other} of its sequence is settled")
 
     def _has_ended(self, story: Story) -> bool:

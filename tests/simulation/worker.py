@@ -209,7 +209,7 @@ class SimWorker(Observer):
                 control=TopicPartition(topology.control, number) if self._commanded else None,
                 control_id=TOPIC_ID,
                 topic_id=TOPIC_ID,
-                changelog_id=TOPIC_ID,
+                changelog_id="again" if topology.pending_changelog in self.broker.made_again else TOPIC_ID,
             ),
             reader=self.reader,
             clock=self.clock,

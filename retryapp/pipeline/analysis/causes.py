@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
@@ -60,23 +60,23 @@ def causes(rollup: DataFrame, *, since_ms: int | None = None, until_ms: int = 0)
     return rows
 
 
-def timeline(rollup: DataFrame, named: Collection[str], *, bin_ms: int, since_ms: int | None = None) -> list[Row]:
-    """Return failed attempts by interval and cause (None: all that are not ``named``), in at most ``INTERVALS``."""
-    failed = rollup.where(F.col("fingerprint").isNotNull())
-    if since_ms is not None:
-        failed = failed.where(F.col("bin_ms") >= since_ms)
-    cause = F.when(F.col("fingerprint").isin(*named), F.col("fingerprint"))
-    summed = failed.groupBy("bin_ms", cause.alias("fingerprint")).agg(F.sum("attempts").alias("failures")).collect()
-    if not summed:
+def timeline(rows: Iterable[Row], named: Collection[str], *, bin_ms: int, since_ms: int | None = None) -> list[Row]:
+    """Return failed attempts by interval and cause (None: all that are not ``named``), in at most ``INTERVALS``.
+
+    ``rows`` are those of ``outages.by_interval``.
+    """
+    failed = [row for row in rows if row["fingerprint"] and (since_ms is None or row["bin_ms"] >= since_ms)]
+    if not failed:
         return []
-    places = [row["bin_ms"] for row in summed]
+    places = [row["bin_ms"] for row in failed]
     length_ms = max(bin_ms, fitting_length(max(places) + bin_ms - min(places), INTERVALS - 1))
     counts: dict[tuple[int, str | None], int] = defaultdict(int)
-    for row in summed:
-        counts[row["bin_ms"] - row["bin_ms"] % length_ms, row["fingerprint"]] += row["failures"]
+    for row in failed:
+        cause = row["fingerprint"] if row["fingerprint"] in named else None
+        counts[row["bin_ms"] - row["bin_ms"] % length_ms, cause] += row["records"]
     names = ("from_ms", "fingerprint", "length_ms", "failures")
-    rows = [dict(zip(names, (*place, length_ms, count), strict=True)) for place, count in counts.items()]
-    return sorted(rows, key=lambda row: (row["from_ms"], row["fingerprint"] or ""))
+    found = [dict(zip(names, (*place, length_ms, count), strict=True)) for place, count in counts.items()]
+    return sorted(found, key=lambda row: (row["from_ms"], row["fingerprint"] or ""))
 
 
 def offenders(journeys: DataFrame) -> Row:

@@ -58,9 +58,15 @@ def of_readings(readings: DataFrame) -> list[Verdict]:
     text = "records in quarantine: their failure ids are unknown"
     once = _Check("records are there once", ERROR, "places that have several records", F.col("times") > 1, place)
     read = _Check("records can be read", WARN, text, F.lit(True), (*place, "unreadable"))
-    places = readings.groupBy("life", *place).agg(F.count(F.lit(1)).alias("times"))  # with a text it would be a sort
-    quarantine = readings.select(*place, "said.unreadable").where(F.col("unreadable").isNotNull())
-    return [*_judge(places, {}, once)[0], *_judge(quarantine, {}, read)[0]]
+    is_unread = F.col("said.unreadable").isNotNull()
+    places = readings.groupBy("life", *place).agg(  # with a text it would be a sort
+        F.count(F.lit(1)).alias("times"), F.count_if(is_unread).alias("unread")
+    )
+    found, sums = _judge(places, {"unread": F.sum("unread")}, once)
+    if sums["unread"]:
+        quarantine = readings.where(is_unread).select(*place, "said.unreadable")
+        return [*found, *_judge(quarantine, {}, read)[0]]
+    return [*found, verdict(read.name, WARN, text, ())]
 
 
 def of_journeys(journeys: DataFrame) -> tuple[list[Verdict], Row]:

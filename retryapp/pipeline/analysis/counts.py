@@ -120,10 +120,12 @@ def retention(journeys: DataFrame, kept_ms: Mapping[str, int | None], *, now_ms:
     ``kept_ms`` is how long topics keep records (None: no limit). Of the ``dead`` records of each topic, ``gone`` are
     past it, ``within_day`` and ``within_week`` will be; ``next_loss_ms`` is when the next one is.
     """
-    limits = [(topic, length_ms) for topic, length_ms in kept_ms.items() if length_ms is not None]
-    topics = journeys.sparkSession.createDataFrame(limits, "last_topic string, retention_ms bigint")
+    limits = {topic: length_ms for topic, length_ms in kept_ms.items() if length_ms is not None}
+    by_topic = F.map_from_arrays(
+        F.lit(list(limits)).cast("array<string>"), F.lit(list(limits.values())).cast("array<bigint>")
+    )
     letters = (F.col("fate") == "dead") & ~F.col("last_topic").endswith(".events")
-    dead = journeys.where(letters).join(F.broadcast(topics), on="last_topic", how="left")
+    dead = journeys.where(letters).withColumn("retention_ms", F.try_element_at(by_topic, F.col("last_topic")))
     left = F.col("last_timestamp_ms") + F.col("retention_ms") - F.lit(now_ms)
 
     def within(most_ms: int) -> Column:

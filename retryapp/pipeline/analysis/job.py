@@ -25,7 +25,7 @@ from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.session import setting
+from retryapp.pipeline.session import beside, setting
 from retryapp.pipeline.tables import Tables, place_of
 
 JOB: Final = "analyse"
@@ -104,13 +104,14 @@ class Analysis:
 
         What was erased or expired since is in none of them: then all are read anew.
         """
-        known, files = list[str](), None
+        known, since = list[str](), None
         if former is not None and former["state"]["groups"] == state["groups"]:
             known = former["readings"] if len(former["readings"]) < MOST_PIECES else []
-            files = self._tables.added_between(former["state"]["archive"], state["archive"]) if known else None
-        if files == []:
+            since = former["state"]["archive"] if known else None
+        files = self._tables.added_between(since, state["archive"])
+        if files == [] and known:
             return known
-        records = self._tables.read(state["archive"]) if files is None else self._tables.read_files(files)
+        records = self._tables.read_files(files) if files else self._tables.read(state["archive"])
         piece = f"{READINGS_TABLE}-{run_id}"
         self._derived.put(READINGS_TABLE, readings_of(records.where(F.col("group").isin(*state["groups"]))), piece)
         return [piece] if files is None else [*known, piece]
@@ -120,33 +121,41 @@ class Analysis:
     ) -> dict[str, Any]:
         put, readings = self._derived.put, self._derived.read(READINGS_TABLE, *read)
         cut, forgotten = _known(taken, readings)
-        with setting(self._spark, _BY_HASH, "false", required=False):
-            journeys = put(JOURNEYS_TABLE, journeys_of(before_cut(traces_of(readings), cut)), run_id)
         progress = counts.progress_of(readings, cut).cache()
-        try:
-            of_journeys, told = checks.of_journeys(journeys)
-            of_progress, counted = checks.of_progress(progress)
-            begins, lows, highs = (
-                [row[name] for row in (told, counted) if row[name] is not None] or [0]
-                for name in ("first_ms", "low_ms", "high_ms")
-            )
-            length_ms = fitting_length(max(highs) - min(lows), MOST_BINS)
-            put(ROLLUP_TABLE, rollup(journeys, progress, length_ms=length_ms), run_id)
+
+        def check() -> tuple[Any, ...]:
+            return checks.of_readings(readings), *checks.of_progress(progress)
+
+        def rest() -> dict[str, Any]:
             put(DELAYS_TABLE, delays(journeys), run_id)
-            ledger = counts.ledger(journeys, progress, cut)
+            return {"ledger": counts.ledger(journeys, progress, cut), "offenders": offenders(journeys)}
+
+        try:
+            with beside(self._spark, check) as checked, setting(self._spark, _BY_HASH, "false", required=False):
+                journeys = put(JOURNEYS_TABLE, journeys_of(before_cut(traces_of(readings), cut)), run_id)
+            of_readings, of_progress, counted = checked.result()
+            with beside(self._spark, rest) as more:
+                of_journeys, told = checks.of_journeys(journeys)
+                begins, lows, highs = (
+                    [row[name] for row in (told, counted) if row[name] is not None] or [0]
+                    for name in ("first_ms", "low_ms", "high_ms")
+                )
+                length_ms = fitting_length(max(highs) - min(lows), MOST_BINS)
+                put(ROLLUP_TABLE, rollup(journeys, progress, length_ms=length_ms), run_id)
+            found = more.result()
         finally:
             progress.unpersist()
         verdicts = [
-            *checks.of_readings(readings),
+            *of_readings,
             *of_journeys,
             *of_progress,
-            *checks.of_ledger(ledger),
+            *checks.of_ledger(found["ledger"]),
             *checks.of_losses(losses),
             checks.known_offsets(forgotten),
             checks.known_topics([f"{each.group} {main}" for each in taken for main in each.gone]),
         ]
-        facts = {"journeys": told["count"], "began_ms": min(begins), "bin_ms": length_ms, "ledger": ledger}
-        return {**facts, "offenders": offenders(journeys), "verdicts": verdicts}
+        facts = {"journeys": told["count"], "began_ms": min(begins), "bin_ms": length_ms}
+        return {**facts, **found, "verdicts": verdicts}
 
 
 def _known(taken: Sequence[TakenCut], readings: DataFrame) -> tuple[list[tuple[Any, ...]], list[str]]:

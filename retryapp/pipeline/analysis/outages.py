@@ -49,12 +49,15 @@ class Interval:
         return self.failed / (self.ok + self.failed)
 
 
-def first_deliveries(rollup: DataFrame, named: Collection[str]) -> list[Row]:
-    """Return first deliveries by group, main, interval and cause (None: succeeded; `OTHERS`: none of ``named``)."""
-    first = rollup.where(F.col("is_first"))
+def by_interval(rollup: DataFrame, named: Collection[str]) -> list[Row]:
+    """Return attempts that failed or were the first, by group, main, interval, ``is_first`` and cause.
+
+    The cause is None where they succeeded, and `OTHERS` where it is none of ``named``.
+    """
     known = F.when(F.col("fingerprint").isin(*named), F.col("fingerprint"))
     cause = known.when(F.col("fingerprint").isNotNull(), OTHERS).alias("fingerprint")
-    sums = first.groupBy("group", "main", "bin_ms", cause).agg(
+    rows = rollup.where(F.col("is_first") | F.col("fingerprint").isNotNull())
+    sums = rows.groupBy("group", "main", "bin_ms", "is_first", cause).agg(
         F.sum("attempts").alias("records"),
         F.min("first_ms").alias("first_ms"),
         F.max("last_ms").alias("last_ms"),
@@ -66,9 +69,10 @@ def first_deliveries(rollup: DataFrame, named: Collection[str]) -> list[Row]:
 def outages(rows: Iterable[Row], *, bin_ms: int, until_ms: int) -> list[Row]:
     """Return the outages of all handlers, the newest first.
 
-    ``rows`` are those of ``first_deliveries``. Each outage has ``from_ms`` and ``to_ms`` (end of its first and last
-    failure), ``records`` that failed, their ``share`` of the first deliveries, the share that is ``usual``,
-    ``is_over`` (calm intervals followed, or nothing for ``LONGEST_MS`` before ``until_ms``) and its worst ``causes``.
+    ``rows`` are those of ``by_interval`` that were the first. Each outage has ``from_ms`` and ``to_ms`` (end of its
+    first and last failure), ``records`` that failed, their ``share`` of the first deliveries, the share that is
+    ``usual``, ``is_over`` (calm intervals followed, or nothing for ``LONGEST_MS`` before ``until_ms``) and its worst
+    ``causes``.
     """
     handlers: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:

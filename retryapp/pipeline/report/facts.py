@@ -15,7 +15,7 @@ from retryapp.pipeline.analysis.checks import freshness
 from retryapp.pipeline.analysis.comparison import is_covered
 from retryapp.pipeline.analysis.counts import retention
 from retryapp.pipeline.analysis.derived import Derived
-from retryapp.pipeline.analysis.outages import first_deliveries, outages
+from retryapp.pipeline.analysis.outages import by_interval, outages
 from retryapp.pipeline.analysis.rollup import HOUR_MS
 from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, ROLLUP_TABLE
 from retryapp.pipeline.decisions import Decisions, judged
@@ -23,6 +23,7 @@ from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.facts import Facts as StoredFacts
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.report.todo import todo
+from retryapp.pipeline.session import beside
 
 FACTS_VERSION: Final = 2
 DAY_MS: Final = 86_400_000
@@ -51,22 +52,28 @@ def collect(
     result = derived.result()
     if result is None:
         raise TableMissingError(lake.uri)
-    run_id, bin_ms = result["run_id"], result["bin_ms"]
-    rollup, late = derived.read(ROLLUP_TABLE, run_id).cache(), derived.read(DELAYS_TABLE, run_id)
-    begin_ms = _begin(since_ms, bin_ms)
+    run_id, bin_ms, begin_ms = result["run_id"], result["bin_ms"], _begin(since_ms, result["bin_ms"])
+
+    def rest() -> tuple[list[Facts], list[Facts]]:
+        late, hour_ms = derived.read(DELAYS_TABLE, run_id), _begin(since_ms, HOUR_MS)
+        lengths = figures.delays_of(late if hour_ms is None else late.where(F.col("bin_ms") >= hour_ms))
+        return lengths, retention(derived.read(JOURNEYS_TABLE, run_id), result["state"]["kept_ms"], now_ms=now_ms)
+
+    rollup = derived.read(ROLLUP_TABLE, run_id).cache()
     try:
-        every = _causes(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
-        first = sorted(every, key=lambda row: row["change"] != "regressed")
-        shown = list(dict.fromkeys(row["fingerprint"] for row in first))[:SHOWN]
-        ways = all_ways = figures.ways(rollup)
-        if begin_ms is not None:
-            ways = figures.ways(rollup.where(F.col("bin_ms") >= begin_ms))
-        bursts = outages(first_deliveries(rollup, shown), bin_ms=bin_ms, until_ms=result["analysed_ms"])
-        course = timeline(rollup, shown[:DRAWN], bin_ms=bin_ms, since_ms=begin_ms)
+        with beside(spark, rest) as more:
+            every = _causes(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
+            first = sorted(every, key=lambda row: row["change"] != "regressed")
+            shown = list(dict.fromkeys(row["fingerprint"] for row in first))[:SHOWN]
+            ways = all_ways = figures.ways(rollup)
+            if begin_ms is not None:
+                ways = figures.ways(rollup.where(F.col("bin_ms") >= begin_ms))
+            attempts = by_interval(rollup, shown)
+        lengths, letters = more.result()
     finally:
         rollup.unpersist()
-    hour_ms = _begin(since_ms, HOUR_MS)
-    lengths = figures.delays_of(late if hour_ms is None else late.where(F.col("bin_ms") >= hour_ms))
+    firsts = [row for row in attempts if row["is_first"]]
+    bursts = outages(firsts, bin_ms=bin_ms, until_ms=result["analysed_ms"])
     names = {row["fingerprint"]: row["template"] for row in every}
     for cause in (cause for row in bursts for cause in row["causes"]):
         cause["template"] = names.get(cause["fingerprint"], "")
@@ -80,8 +87,8 @@ def collect(
         # all rows of these causes, one for each reason: another one says what waits
         "causes": [row for row in every if row["fingerprint"] in shown],
         "outages": bursts[:SHOWN],
-        "timeline": course,
-        "retention": retention(derived.read(JOURNEYS_TABLE, run_id), result["state"]["kept_ms"], now_ms=now_ms),
+        "timeline": timeline(attempts, shown[:DRAWN], bin_ms=bin_ms, since_ms=begin_ms),
+        "retention": letters,
         "offenders": result["offenders"]["rows"],
         "in_all": {
             "causes": len(every), "outages": len(bursts), "offenders": result["offenders"]["keys"],

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from retryapp.core.causes import cause_name
+from retryapp.core.classify import DeadReason
 from retryapp.lookup.instants import utc_text
 
 LATE_MS: Final = 60_000  # 99 in 100 attempts should begin within this after they are due
@@ -106,6 +107,9 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
             yield _entry("look", title, text, _command(facts, "pending list", row))
             continue
         command = _command(facts, f"dead show {shlex.quote(row['examples'][0]['failure_id'])}")
+        if row["reason"] != DeadReason.GONE.value:  # nobody has a copy of these
+            replay = _command(facts, f"dead replay --cause {row['cause_id']}", row)
+            text += f" This brings them back once it is mended: '{replay}'."
         yield _entry("look", title, f"{text} {_STAYS} The newest:", command)
 
 

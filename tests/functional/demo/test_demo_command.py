@@ -61,13 +61,14 @@ def test_every_flight_is_accounted_for(demo: Child, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_leaves_nothing_behind(demo: Child, tmp_path: Path) -> None:
-    """The announced pages are served; after Ctrl-C in mid-run no process and no folder is left."""
+    """The announced pages are served; after Ctrl-C, while Spark starts, no process and no folder is left."""
     demo.wait_for_line(r"done or dead [1-9]", timeout_s=90)
     pages = re.findall(r"http://127\.0\.0\.1:\d+/\S+/", demo.log)
     assert len(pages) == 2
     assert "flights" in urlopen(pages[0], timeout=10).read().decode()  # noqa: S310 - an address of the run's own
+    demo.wait_for_line("The pipeline on Spark", timeout_s=90)
     processes = psutil.Process(demo.pid).children(recursive=True)
-    assert len(processes) >= 4
+    assert len(processes) >= 5
     demo.signal(signal.SIGINT)
     assert demo.wait(30) == 130
     assert json.loads(demo.log.splitlines()[-1])["error"]["type"] == "Interrupted"

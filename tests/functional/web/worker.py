@@ -215,11 +215,8 @@ class FakeWorker(RuntimeView):
             return None
         unsteered = Command(id="c", verb=Verb.REPLAY, failure_id=f"{GROUP}/{MAIN}@{TOPIC_ID}/0/10001")
         command = self.commands[offset] if self.commands else unsteered
-        facts: Any = {"group": GROUP, "handler": "h", "main": main, "partition": 0, "at_ms": NOW_MS}
-        asked = {"command": command.id, "verb": command.verb, "failure_id": command.failure_id}
-        told = Commanded(**facts, **asked, refused=self.answer or None, text="a sentence")
         sent = Sent(id=command.id, verb=command.verb, failure_id=command.failure_id)
-        return Outcome(sent, None if self.answer is None else told, complete=go_on())
+        return Outcome(sent, self._told(0, command.verb), complete=go_on())
 
     @override
     def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:

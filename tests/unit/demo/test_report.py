@@ -14,7 +14,7 @@ from rich.console import Console
 
 from retryapp.demo import report
 from retryapp.demo.balance import Balance
-from retryapp.demo.report import Report, make_report, read_report
+from retryapp.demo.report import Report, Reporter, read_report
 from retryapp.demo.run import DemoResult
 from retryapp.stage import Run
 
@@ -113,7 +113,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def _make(program: str, page: Path) -> tuple[Report, str]:
         monkeypatch.setattr(report, "_command", lambda *_: [sys.executable, "-c", program])
         console = Console(file=StringIO(), width=200)
-        made = make_report(run, "127.0.0.1:1", BALANCE, console, cache_dir=tmp_path / "cache", page=page)
+        reporter = Reporter(run, console, cache_dir=tmp_path / "cache", page=page)
+        for _ in range(2):
+            reporter.start("127.0.0.1:1")
+        made = reporter.finish("127.0.0.1:1", BALANCE)
         return made, console.file.getvalue()  # type: ignore[attr-defined]
 
     monkeypatch.setattr(report, "find_spec", lambda name: object())
@@ -138,14 +141,14 @@ def test_without_pyspark_nothing_is_started(make: Any, tmp_path: Path, monkeypat
     ],
 )
 def test_a_process_that_fails_is_a_reason(make: Any, tmp_path: Path, program: str, reason: str) -> None:
-    """The download is announced with its size first; an old page is gone, so that it is not taken for this one."""
+    """The download is announced with its size, once; an old page is gone, so that it is not taken for this one."""
     page = tmp_path / "data" / "page.html"
     page.parent.mkdir()
     page.write_text("old")
     made, announced = make(program, page)
     assert made.reason == reason
     assert not page.exists()
-    assert "downloads 6 jars of Spark's connectors, 20 MB, once" in announced
+    assert announced.count("downloads 6 jars of Spark's connectors, 20 MB, once") == 1
 
 
 def test_a_folder_that_cannot_be_written_is_a_reason(make: Any, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import named_failure
 from retryapp.pipeline.lake import lake_uri
 from retryapp.pipeline.positions import DELETED, RETENTION, find_start
-from retryapp.pipeline.session import _check_version, _collector, java_home
+from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
 from retryapp.pipeline.sources import Life, Sources, stations_of
 from retryapp.pipeline.state import State
 
@@ -201,7 +201,7 @@ def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours:
 
 
 def test_a_body_that_is_stopped_cancels_its_own_jobs() -> None:
-    """A notebook's other jobs in the same context go on."""
+    """A notebook's other jobs in the same context go on, and so does its log."""
     session, stopped, cancelled = Mock(), threading.Event(), threading.Event()
     context = session.sparkContext
     context.cancelJobsWithTag.side_effect = lambda _: cancelled.set()
@@ -216,6 +216,21 @@ def test_a_body_that_is_stopped_cancels_its_own_jobs() -> None:
     tag = context.addJobTag.call_args.args
     assert context.cancelJobsWithTag.call_args.args == context.removeJobTag.call_args.args == tag
     context.cancelAllJobs.assert_not_called()
+    context.setLogLevel.assert_not_called()
+
+
+@pytest.mark.parametrize(
+    "jar", ["/jars/delta-spark_4.2_2.13-4.4.0.jar", "/home/u/.ivy2/jars/io.delta_delta-spark_4.2_2.13-4.4.0.jar"]
+)
+def test_deltas_settings_come_with_its_jar(jar: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given by its path, or by Ivy, which puts the group before the name; what was set stays."""
+    given = {"spark.jars": f"/jars/kafka-clients-3.9.2.jar,{jar}", "spark.sql.extensions": "mine"}
+    monkeypatch.setattr("pyspark.SparkContext._ensure_initialized", Mock())
+    conf = Mock(get=given.get, contains=given.__contains__)
+    monkeypatch.setattr("pyspark.SparkConf", Mock(return_value=conf))
+    assert list(_submitted()) == ["spark.sql.catalog.spark_catalog"]
+    given["spark.jars"] = "/jars/kafka-clients-3.9.2.jar"
+    assert _submitted() == {}
 
 
 def test_another_spark_is_refused() -> None:
