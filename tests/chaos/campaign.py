@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+import subprocess
 import time
 import traceback
 from collections import Counter
@@ -56,6 +57,15 @@ def rounds(faults: Sequence[Fault], seed: int, times: float) -> Iterator[Round]:
             yield Round(fault, number, int.from_bytes(digest[:6], "big"))
 
 
+def code_version() -> str:
+    """Return the commit under test, with "-dirty" where files differ from it; without git, or a repository, nothing."""
+    git = shutil.which("git")
+    if git is None:
+        return ""
+    asked = [git, "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+
+
 @dataclass(slots=True)
 class Campaign:
     """The rounds of one run folder."""
@@ -96,6 +106,7 @@ class Campaign:
 
     def _one(self, each: Round) -> Result:
         base: Result = {"key": each.key, "fault": each.fault.id, "number": each.number, "seed": each.seed}
+        base["code"] = code_version()
         if reason := each.fault.needs():
             return {**base, "outcome": "skipped", "reason": reason}
         folder = self.folder / f"{each.fault.id}-{each.number}"

@@ -9,6 +9,7 @@ import pytest
 from docs.commands import ROOT
 from docs.named_tests import TESTS, NamedTest, check_named, named_in
 from simulation import MUTANTS
+from simulation.planted_units import UNITS
 
 TEXT = (ROOT / "docs" / "protocol.md").read_text()
 RULES = [int(number) for number in re.findall(r"^\*\*(\d+)\. ", TEXT, re.MULTILINE)]
@@ -49,9 +50,11 @@ def test_a_rule_has_code_and_a_proof(number: int) -> None:
 
 
 def test_every_planted_fault_breaks_a_rule() -> None:
-    """The page and the simulation have the same ones."""
+    """The page and the simulation have the same ones; the page says which of them a unit test finds."""
     named = [fault for row in rows().values() for fault in row.faults]
-    assert sorted(named) == sorted(mutant.name for mutant in MUTANTS)
+    by_units = [name for name, *_ in UNITS]
+    assert sorted(named) == sorted([*by_units, *(mutant.name for mutant in MUTANTS)])
+    assert sorted(re.findall(r"`([^`]+)` \(unit test\)", TEXT)) == sorted(by_units)
 
 
 def test_cited_rules_exist() -> None:

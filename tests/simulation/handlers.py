@@ -23,7 +23,7 @@ from simulation.loop import BEGAN_S
 from simulation.oracle import TIMED_OUT
 from simulation.plan import Plan
 from simulation.scripts import POLICIES, end
-from simulation.sessions import drains, opening_of, session_of, taken_in
+from simulation.sessions import claimed, drains, opening_of, session_of, taken_in
 from simulation.story import FINE, Call, Going, Origin
 from simulation.tries import LIST
 from simulation.worker import SimWorker
@@ -177,7 +177,7 @@ class Handlers:
         silent_ms = started_ms - self._broker.heard_s.get(worker.consumer.member, 0.0) * 1000
         self._guard(lambda: oracle.check_silence(origin, silent_ms))
         self._guard(lambda: judge.check_closed(origin))
-        self._guard(lambda: judge.check_bound(taken_in(worker, main, origin[0])))
+        self._guard(lambda: judge.check_bound(taken_in(worker, main, origin[0]), claimed(worker, main, origin[0])))
         if self._plan.bounds and (placed := worker.ownership.placed.get((main, origin[0]))) is not None:
             self._reached.update(binding(placed.engine))
         if opening is not None:

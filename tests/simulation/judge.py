@@ -159,14 +159,17 @@ class Judge:
         if len(failures) > MANY_FAILURES:
             raise Violation(f"I4: the lane of partition {number} has failed {len(failures)} times in 10 s")
 
-    def check_bound(self, taken_in: int) -> None:
-        """Judge how many records a worker has taken in from a partition and not settled.
+    def check_bound(self, taken_in: int, claimed: int) -> None:
+        """Judge how many records a worker has taken in from a partition, and rows claimed, and not settled.
+
+        A command claims the row that it changes, whatever is in flight.
 
         Raises:
             Violation: more than are allowed in flight.
         """
-        if taken_in > self.plan.in_flight:
-            raise Violation(f"I15: {taken_in} records in flight, and {self.plan.in_flight} are allowed")
+        for count, what in ((taken_in, "records"), (claimed * (not self.plan.commands), "claimed rows")):
+            if count > self.plan.in_flight:
+                raise Violation(f"I15: {count} {what} in flight, and {self.plan.in_flight} are allowed")
 
     def waits(self) -> bool:
         if self.oracle.steering is not None and self.oracle.steering.unanswered:

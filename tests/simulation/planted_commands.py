@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from retryapp.core.circuit import Circuit, CircuitState
 from retryapp.core.control import Edit
-from retryapp.core.hops import after_failure
+from retryapp.core.hops import after_failure, replayed
 from retryapp.core.jobs import Level, Part, Steering
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
@@ -18,7 +18,7 @@ from retryapp.engine.delivery.run import Outcome, Run
 from retryapp.engine.lane.notes import Notes
 from retryapp.engine.lane.refused import RefusedTurns
 from retryapp.engine.lane.turn import Turn
-from retryapp.engine.partition import jobs
+from retryapp.engine.partition import jobs, letter_commands
 from retryapp.engine.partition.commands import Commands
 from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
@@ -28,6 +28,7 @@ from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
+from retryapp.engine.partition.session import Session
 from retryapp.testing.tables import MemoryDeadLetterTable
 
 
@@ -232,6 +233,15 @@ def _forgets_passed(_self: ControlQueue) -> dict[str, list[int]]:
     return {}
 
 
+async def _not_obeyed_yet(_self: Session) -> None:
+    """Rows and records begin before the commands that were there are obeyed."""
+
+
+def _numbered_anew(metadata: RetryMetadata, **facts: Any) -> RetryMetadata:
+    """A replay numbers deliveries from the first one again, as it does attempts."""
+    return replace(replayed(metadata, **facts), delivery=0)
+
+
 COMMANDS: Final = (
     ("an early release is dropped", ((Releases, "keep", _dropped),), 2_000_007),
     ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_052),
@@ -255,6 +265,8 @@ COMMANDS: Final = (
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_013),
     ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
     ("first deliveries do not wait for commands", ((Scheduler, "run", _hasty),), 2_010_258),
+    ("claim before control", ((Session, "_commanded", _not_obeyed_yet),), 1_000_005),
+    ("delivery reset by replay", ((letter_commands, "replayed", _numbered_anew),), 1_000_000),
     ("an opening forgets a pause", ((Pace, "remember", _unpaused),), 1_000_062),
     ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
     ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_021),

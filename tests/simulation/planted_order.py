@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from retryapp.core.holding import Holding
@@ -12,9 +13,11 @@ from retryapp.engine.partition import sequences
 from retryapp.engine.partition.caps import Caps
 from retryapp.engine.partition.given_up import GivenUp
 from retryapp.engine.partition.latest import Latest
+from retryapp.engine.partition.line import Line
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
+from simulation.consumer import SimConsumer
 
 
 def _nobody(_self: GivenUp, _name: bytes) -> bool:
@@ -125,7 +128,39 @@ def _never_full(_self: Caps, _line: Any) -> bool:
     return False
 
 
+def _newest_first(self: Sequences, run: Run) -> None:
+    """Of the records that wait in the window behind a head, the newest begins first."""
+    name = run.sequence = self.name(run.record.key)
+    if name is None:
+        self._start(run)
+        return
+    self._lines.setdefault(name, Line()).waiting.appendleft(run)
+    self.advance(name)
+
+
+def _shared(self: Scheduler) -> int:
+    """Rows are claimed while there is room in the window, which records have that wait for them."""
+    session: Any = self._held.__self__  # type: ignore[attr-defined]
+    return max(0, _room_of(self) - len(session.window))
+
+
+_room_of: Callable[[Scheduler], int] = Scheduler._free.fget  # type: ignore[attr-defined]
+
+
+def _paused(self: SimConsumer, tp: Any) -> None:
+    """What waits pauses its partition with the flag that a hold has set."""
+    self._flowing.discard(tp)
+
+
+def _resumed(self: SimConsumer, tp: Any) -> None:
+    self._flowing.add(tp)
+    self._wake.set()
+
+
 ORDER: Final = (
+    ("the newest of a sequence begins first", ((Sequences, "arrive", _newest_first),), 17),
+    ("window shared with claims", ((Scheduler, "_free", property(_shared)),), 4_000_000),
+    ("pause flag used", ((SimConsumer, "on_buffer_full", _paused), (SimConsumer, "on_buffer_drop", _resumed)), 10),
     ("a sequence goes on beside an orphan", ((GivenUp, "__contains__", _nobody),)),
     ("heads are not found at an opening", ((Sequences, "load", _not_learned),)),
     ("a successor begins beside its head", ((Sequences, "_is_busy", _free),)),

@@ -208,10 +208,36 @@ def _nothing(*_what: Any, **_how: Any) -> None:
     """It is left out."""
 
 
+def _not_dropped(self: Lane) -> bool:
+    """Outcomes that are not committed when a session ends are so in the next one, which reads their records again."""
+    turns = [turn for turn in self._queue if turn.refusal is None and turn.on_settled is None]
+    was_open = _drop(self)
+    self._put_back(turns)
+    return was_open
+
+
+_drop = Lane._drop
+
+
+def _without_outcomes(self: Scheduler) -> int:
+    """Rows whose outcomes are on their way to the broker are not in flight."""
+    claimed = self.claimed
+    self.claimed = {key: claim for key, claim in claimed.items() if not claim.changing}
+    try:
+        return _free(self)
+    finally:
+        self.claimed = claimed
+
+
+_free: Callable[[Scheduler], int] = Scheduler._free.fget  # type: ignore[attr-defined]
+
+
 RULES: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("the client commits what it has fetched", ((SimConsumer, "_stays", _commits_too),), 1),
     ("records are taken in without a bound", ((PartitionEngine, "room", _endless),), 1),
     ("a lane begins where its topic does", ((SimLane, "fetch_committed", _where_it_begins),), 332),
+    ("outcome of an old session taken", ((Lane, "_drop", _not_dropped),), 54),
+    ("bound without undurable outcomes", ((Scheduler, "_free", property(_without_outcomes)),), 19),
     ("what was queued last is committed first", ((Lane, "_take", _latest_first),), 1),
     ("offsets pass a refused turn", ((RefusedTurns, "keep", lambda _self, _turn: False),), 286),
     ("a lane that has failed does not wait", ((Lane, "_back_off", _no_wait),), 363),

@@ -39,6 +39,12 @@ def taken_in(worker: SimWorker, main: str, number: int) -> int:
     return 0 if placed is None or placed.engine.session is None else len(placed.engine.session.window)
 
 
+def claimed(worker: SimWorker, main: str, number: int) -> int:
+    """Return how many rows of a partition a worker delivers, or has delivered without a durable outcome."""
+    placed = worker.ownership.placed.get((main, number))
+    return 0 if placed is None else len(placed.engine.claimed)
+
+
 def opened_store(worker: SimWorker, main: str, number: int) -> PendingTable | None:
     """Return the table of a lane that has opened; None where its next owner has fenced it meanwhile.
 

@@ -45,7 +45,7 @@ class BatchRun(Run):
     def settle_one(self, run: Run, outcome: Outcome | None) -> None:
         """End a record's run; without an outcome it is delivered again."""
         del self.open[run]
-        run.owner.ended(run, outcome, None)
+        run.end(outcome)
 
     @override
     def leave(self) -> list[Run]:
@@ -164,7 +164,7 @@ class BatchPool(DeliveryPool):
 
     def _leave(self, batch: Run, fault: Exception | None) -> None:
         for run in batch.leave():
-            run.owner.ended(run, None, fault)
+            run.end(None, fault)
             fault = None  # one is enough: the lane opens again
 
     async def _deliver_all(self, batch: BatchRun) -> None:

@@ -178,7 +178,7 @@ class DeliveryPool:
                     outcome = timed_out(each)
                 except Exception as exc:  # noqa: BLE001 - the owner gets every fault of ours
                     fault = exc
-            each.owner.ended(each, outcome, fault)
+            each.end(outcome, fault)
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -223,11 +223,11 @@ class DeliveryPool:
         except GivenUpError:
             raise  # its owner knows already
         except asyncio.CancelledError:
-            run.owner.ended(run, None, None)
+            run.end(None)
             raise
         except Exception as exc:  # noqa: BLE001 - a fault of ours must not end the runner
             fault = exc
-        run.owner.ended(run, outcome, fault)
+        run.end(outcome, fault)
 
     async def _call(self, run: Run) -> BaseException | None:
         """Decode the value and call the handler, bounded in time, in no transaction; return what was raised.
@@ -315,13 +315,17 @@ class DeliveryPool:
     @staticmethod
     def _begins(run: Run, task: asyncio.Task[Any]) -> bool:
         owner = run.owner
-        if run.aborted or not owner.alive(run):
-            owner.ended(run, None, None)
+        try:
+            if run.aborted or not owner.alive(run):
+                run.end(None)
+                return False
+            if owner.waits(run):
+                return False
+            run.task = task
+            owner.begun(run)
+        except Exception as exc:  # noqa: BLE001 - a fault of ours must not end the runner
+            owner.broke(run, exc)
             return False
-        if owner.waits(run):
-            return False
-        run.task = task
-        owner.begun(run)
         return True
 
     async def _wait_for_work(self) -> None:

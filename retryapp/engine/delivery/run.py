@@ -116,6 +116,9 @@ class RunOwner(Protocol):
     def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
         """Take the outcome, or None with the fault, if it is one of ours."""
 
+    def broke(self, run: Run, fault: Exception) -> None:
+        """Note that one of these has raised: the run is over without an outcome, and so is its session."""
+
 
 @dataclass(slots=True, eq=False)
 class Run:
@@ -187,6 +190,13 @@ class Run:
     def leave(self) -> list[Run]:
         """Return the runs of records that have no outcome yet: itself, unless it is one of several."""
         return [self]
+
+    def end(self, outcome: Outcome | None, fault: Exception | None = None) -> None:
+        """Tell its owner what it has come to: None with the fault, if it is one of ours."""
+        try:
+            self.owner.ended(self, outcome, fault)
+        except Exception as exc:  # noqa: BLE001 - else its runner would end, and its record never
+            self.owner.broke(self, exc)
 
     def settle(self, *, rows: tuple[Row, ...] = (), **changes: Any) -> Turn:
         """Return a turn that settles the record: it moves the offset, or takes the row away unless it has a new one."""

@@ -265,6 +265,14 @@ class PartitionEngine(RunOwner):
                 self.session.release(ahead=self.session.sequences is not None)  # `on_end` may move offsets
             run.on_end(outcome is not None)
 
+    @override
+    def broke(self, run: Run, fault: Exception) -> None:
+        self._running.pop(run, None)
+        self._former.pop(run.place, None)  # what waits for its end waits in a session that ends now
+        if not self._running:
+            self._settled.set()
+        self.lane.fail(fault)
+
     def settled(self, turns: Sequence[Turn]) -> None:
         """Take note of turns that are applied."""
         if self.session is not None:

@@ -341,18 +341,18 @@ class Session:
                 self._submit(turn)
                 if turn.rows and turn.claim is None:
                     self._recall.unwritten.update((row.identity, turn) for row in turn.rows)
+            if self.window.waiting and self._look_timer is None:
+                self._look_timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+            if outcomes:
+                if self._counting.due(self._context.clock.wall_ms(), self._progress_ms):
+                    self.note_progress()
+                # in batches: each is an event of Faust's
+                if len(self.window) <= self._context.handler.max_in_flight // 2:
+                    self._wanted()
         except LaneClosedError:
             return  # the session is over; the records will be delivered again
         except Exception as exc:  # noqa: BLE001 - what is released and not in the lane would be passed over
             self._lane.fail(exc)
-            return
-        if self.window.waiting and self._look_timer is None:
-            self._look_timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
-        if outcomes:
-            if self._counting.due(self._context.clock.wall_ms(), self._progress_ms):
-                self.note_progress()
-            if len(self.window) <= self._context.handler.max_in_flight // 2:  # in batches: each is an event of Faust's
-                self._wanted()
 
     def _look(self) -> None:
         """Look for outcomes that have waited too long for a record that runs."""

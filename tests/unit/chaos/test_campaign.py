@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from chaos.__main__ import main
-from chaos.campaign import Campaign, Result, Round, rounds
+from chaos.campaign import Campaign, Result, Round, code_version, rounds
 from chaos.matrix import FAULTS, Fault
 from chaos.report import summary
 from click.testing import CliRunner
@@ -68,6 +68,7 @@ def test_a_campaign_goes_on_where_it_was_skips_and_fails(tmp_path: Path) -> None
     assert outcomes == {"A#0": "passed", "A#1": "failed", "A#2": "passed", "B#0": "skipped"}
     assert results["B#0"]["reason"] == "no right to mount"
     assert "it did not settle" in results["A#1"]["error"]
+    assert {result["code"] for result in results.values()} == {code_version()}
     assert run(tmp_path, fault("C", 2), until_s=-1.0)[0] == [], "no round begins after its time"
 
 

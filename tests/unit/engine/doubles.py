@@ -128,6 +128,9 @@ class Owner:
         else:
             self.outcome.set_result(outcome)
 
+    def broke(self, run: Run, fault: Exception) -> None:
+        self.ended(run, None, fault)
+
 
 Due = tuple[Claim, Record]
 """A due row, as it is delivered."""

@@ -34,6 +34,7 @@ from retryapp.core.record import Origin, Record
 from retryapp.core.rows import decode_row, encode_row
 from retryapp.core.rules import non_retryable, retryable, skippable
 from retryapp.core.verdicts import Reject, Skip
+from retryapp.engine.delivery import judge
 from retryapp.engine.delivery.damage import last_resort
 from retryapp.engine.delivery.deliver import crashed
 from retryapp.engine.delivery.run import Run
@@ -119,6 +120,19 @@ async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(error: Exce
     assert (metadata.reason, metadata.due_at_ms, metadata.error_message) == (reason, None, str(error))
     assert metadata.error_trace
     assert [(o.event, o.reason) for o in turn.observations] == [(Event.FAILED, None), (Event.DEAD, reason)]
+
+
+async def test_no_traceback_is_made_of_a_failure_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs more than the rest of the failure, and only a dead letter has it."""
+    made: list[BaseException] = []
+    monkeypatch.setattr(judge, "shorten_trace", lambda error, _text_of: made.append(error) or "trace")
+    error = BankDownError()
+    context = make_context(failing(error), "1s")
+    waits = await deliver_once(context, make_record())
+    assert (the(waits)[1].tier, made) == ("1s", [])
+    context.clock.advance(1_000)
+    dead = await deliver_once(context, again(context, waits))
+    assert (the(dead)[1].error_trace, made) == ("trace", [error])
 
 
 async def test_a_value_that_cannot_be_decoded_is_dead_at_once_and_keeps_its_bytes() -> None:

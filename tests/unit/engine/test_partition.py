@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 
-from doubles import EVENTS, BankDownError, down
+from doubles import EVENTS, SITE, BankDownError, down
 
 from retryapp.core.record import Origin
 from retryapp.core.row_keys import identity_of, is_identity
 from retryapp.core.rows import row_due_ms
 from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event
-from retryapp.testing import MemoryPartition, VirtualClock
+from retryapp.testing import MemoryPartition, Script, VirtualClock
+
+CHANGELOG = SITE.changelog.topic
 
 # -- what is told -----------------------------------------------------------------------------------------------------
 
@@ -40,6 +42,23 @@ async def test_progress_is_told_once_a_minute_and_at_the_end() -> None:
             (4, 5, 1, 0, 1),
         ]
         assert sum(o.count for o in orders.observer.of(Event.SUCCEEDED)) == 3
+
+
+async def test_a_retry_costs_the_broker_four_records_in_two_transactions() -> None:
+    """Copy and row of the failure, event and removal of the success; each transaction has a progress record besides."""
+    async with MemoryPartition(Script("fail", "ok"), "1s") as orders:
+        transport, began = orders.transport, len(orders.transport.batches)
+        opened = {tp: len(log.entries) for tp, log in transport.broker.logs.items()}
+        await orders.send(b"a")
+        await orders.advance(1_000)
+        await orders.to_rest()
+        assert len(transport.batches) == began + 2
+        written = {tp.topic: log.entries[opened.get(tp, 0) :] for tp, log in transport.broker.logs.items()}
+        progress = [row.record.key == b"progress" for row in written[CHANGELOG]]
+        assert progress == [False, True] * 2
+        assert {topic: len(some) for topic, some in written.items() if some} == {
+            "orders": 1, "app.orders.retry": 1, CHANGELOG: 4, EVENTS: 1,
+        }  # fmt: skip
 
 
 async def test_observers_hear_of_each_step_with_its_facts() -> None:

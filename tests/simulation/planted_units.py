@@ -1,0 +1,39 @@
+"""Planted faults that histories do not meet; each has a unit test fail, by name. See `simulation.mutants`.
+
+`unit/engine/test_planted.py` plants them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from retryapp.core.circuit import Circuit
+from retryapp.engine.delivery import batches, pool
+
+
+def _not_looked(_run: Any) -> bool:
+    """The due time is not looked at again at the call. Clocks of histories are set back by more than is a doubt."""
+    return True
+
+
+def _each_alone(self: Circuit, place: Any, **facts: Any) -> Any:
+    """Probes are told apart by their calls. In histories a record that fails alone has others beside it."""
+    if place in self._asked:
+        number = len(self._fine) + len(self._failed)
+        self._asked.remove(place)
+        self._slots.pop(place, None)
+        place = place, number
+        self._asked.add(place)
+    return _settle(self, place, **facts)
+
+
+_settle = Circuit.settle
+
+
+UNITS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], str], ...]] = (
+    ("no due check at the call", ((pool, "is_due", _not_looked), (batches, "is_due", _not_looked)),
+     "unit/engine/test_scheduler.py::test_a_row_that_is_not_due_any_more_at_the_call_waits_on"),
+    ("same probe", ((Circuit, "settle", _each_alone),),
+     "unit/core/test_circuit.py::test_one_record_alone_does_not_open_it_again"),
+)  # fmt: skip
+"""Names, what is replaced (owner, attribute, by what), and the test that fails."""
