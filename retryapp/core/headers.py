@@ -29,7 +29,7 @@ from retryapp.core.metadata import (
 )
 from retryapp.core.metadata import HistoryEntry as HistoryEntry
 from retryapp.core.metadata import RetryMetadata as RetryMetadata
-from retryapp.core.record import Headers, Origin, failure_id, parse_origin
+from retryapp.core.record import Headers, Origin, failure_id, parse_failure_id, parse_origin
 from retryapp.core.text import cut_tail, escape_text, unescape_text
 
 RETRY_VERSION: Final = "retry-version"
@@ -230,9 +230,11 @@ def failure_id_of(headers: Headers) -> str | None:
         return None
     read = HeaderReader(dict(pairs))
     try:
-        return failure_id(read.name(RETRY_GROUP), read.origin())
+        name = failure_id(read.name(RETRY_GROUP), read.origin())
+        parse_failure_id(name)  # a group with a slash makes none
     except DamagedMetadataError:
         return None
+    return name
 
 
 class HeaderReader:

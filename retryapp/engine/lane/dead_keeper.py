@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 _FORGET_S = 3600.0
 """How often the table forgets what retention has deleted from its topic."""
+_READ_ON_S = 60.0
+"""The same where letters have a handler: what was committed meanwhile is read again, and letters wait until it is."""
 _REFILL_S = 5.0
 _OPEN_S = 0.1
 """How often it is looked whether a transaction has ended that was open at the end of the topic."""
@@ -53,8 +55,8 @@ class DeadLetterKeeper:
         self._clock = clock
         self._shared = shared
         self._faulty = False
-        self._waits_for_end = False
-        """A transaction was open at the end of the topic, and may have marks."""
+        self._end: int | None = None
+        """How far the topic is read before the table is known: to the end that it had, open transactions included."""
         self._marked: set[int] = set()
         """Letters that the lane has marked since it opened: other marks that are read of them are older."""
         self.task = self._start()
@@ -78,6 +80,7 @@ class DeadLetterKeeper:
     def read_again(self) -> None:
         """Read on to the end of the topic: the lane of the letters' handler has opened, maybe after others."""
         self.known.clear()
+        self._end = None
         self.task.cancel()
         self.task = self._start()
 
@@ -101,6 +104,7 @@ class DeadLetterKeeper:
         logger.log(level, "The dead-letter table of lane %s failed and will be rebuilt: %s", self._lane, fault)
         table, self.table, self._faulty = self.table, None, True
         self.known.clear()
+        self._end = None
         self._marked.clear()
         if table is not None:
             table.drop()
@@ -117,7 +121,13 @@ class DeadLetterKeeper:
                     self._drop(exc)
                 else:
                     logger.info("Dead letters of lane %s could not be read: %r", self._lane, exc)
-            wait_s = _FORGET_S if self.known.is_set() else _OPEN_S if self._waits_for_end else _REFILL_S
+            wait_s = self._rest_s
+
+    @property
+    def _rest_s(self) -> float:
+        if self.known.is_set():
+            return _FORGET_S if self._shared is None else _READ_ON_S
+        return _REFILL_S if self._end is None else _OPEN_S
 
     async def _refresh(self, table: DeadLetterTable) -> None:
         first, _ = (await self._reader.bounds([self._dlq]))[self._dlq]
@@ -125,17 +135,19 @@ class DeadLetterKeeper:
         while gone:
             gone = table.forget_before(first) > 0
             await asyncio.sleep(0)
-        if self._shared is not None:
+        if self._shared is not None and self._end is None:
             self.known.clear()  # so that the next opening has less to read
+            self._end = await self._reader.written_end(self._dlq)
         if not self.known.is_set():
-            end = 0 if self._shared is None else await self._reader.written_end(self._dlq)
 
             def take(records: list[Any], position: int) -> None:
                 _take(table, records, position, self._marked)
 
             reached = await self._reader.read(self._dlq, table.next_offset, take, background=True)
-            self._waits_for_end = reached < end
-            if self._waits_for_end or not (self._shared is None or self._shared.handled_here):
+            if self._end is not None and reached < self._end:
+                return
+            self._end = None
+            if not (self._shared is None or self._shared.handled_here):
                 return
             self.known.set()
             self._marked.clear()

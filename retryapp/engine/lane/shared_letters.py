@@ -103,6 +103,13 @@ class SharedLetters:
         self._running.add(letter)
         return True
 
+    async def known(self) -> None:
+        """Wait until runs may begin, as `may_begin` says of all letters but those that a command changes."""
+        while not self._knows:
+            known = asyncio.Event()
+            self._waiting.append(known.set)
+            await known.wait()
+
     def may_mark(self, letter: int) -> bool:
         """Take a letter for a mark without a run; False: its table, or a command, says more than that mark would."""
         if letter not in self._running:

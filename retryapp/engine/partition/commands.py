@@ -47,7 +47,7 @@ from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
-from retryapp.engine.partition.command_lines import log_command, log_unread
+from retryapp.engine.partition.command_lines import MAX_TEXT_BYTES, log_command, log_unread
 from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
 from retryapp.engine.partition.letter_commands import Effect, LetterCommands, RefusedError, appended_ms
@@ -66,8 +66,6 @@ LETTERS_AHEAD: Final = 50
 """Commands whose letters are read together; each may be as large as a record."""
 MOST_UNSETTLED: Final = 5_000
 """Commands whose turns the lane may have; the others wait."""
-MAX_TEXT_BYTES: Final = 1_000
-"""Of what an event says: a refusal may quote its command."""
 NOT_DURABLE: Final = "what came of its last attempt, its copy or another command is not durable: a topic may refuse it"
 """Why a command is refused that would change a record."""
 

@@ -50,8 +50,8 @@ _AHEAD_BYTES: Final = 1 << 20
 """Of letters that are read together: those beyond are read alone."""
 _MAX_ID_CHARS: Final = 64
 _NOT_READY: Final = (
-    "the worker still reads the dead letters of the partition, or their handler is not open yet: send it again in a "
-    "minute"
+    "the worker still reads the dead letters of the partition, or their handler is not open in it: send it again in a "
+    "minute; where topics have different numbers of partitions, 'retryapp topics grow' first"
 )
 _TIMED_OUT: Final = qualified_name(HandlerTimeoutError)
 

@@ -269,8 +269,7 @@ class PartitionEngine(RunOwner):
     def broke(self, run: Run, fault: Exception) -> None:
         self._running.pop(run, None)
         self._former.pop(run.place, None)  # what waits for its end waits in a session that ends now
-        if not self._running:
-            self._settled.set()
+        self._settled.set()
         self.lane.fail(fault)
 
     def settled(self, turns: Sequence[Turn]) -> None:

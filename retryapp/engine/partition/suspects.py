@@ -143,6 +143,8 @@ class Suspects:
             self._bury(group[0], crashes)
         else:
             await self._context.pace.going.wait()  # a mark counts against those that it is about
+            if self._context.letters is not None:
+                await self._context.letters.known()
             async with self._context.alone.held(alone=alone):
                 await self._note(self._mark(group, crashes), group[0])
                 settled = await self._run_together(group)

@@ -176,6 +176,19 @@ async def test_a_damaged_letter_is_given_with_what_can_be_read(retries: Retries)
         assert seen.calls[1][1].headers == USER_HEADERS
 
 
+async def test_a_letter_whose_group_is_none_is_given_once(retries: Retries) -> None:
+    """A group with a slash makes no failure id: there is no mark, and no fault of ours that stops the partition."""
+    seen, headers = Seen(), (("retry-group", b"a%2Fb"), ("retry-origin", b"orders@kq8G0bTz/0/1"))
+    async with MemoryPartition.of(retries, LETTERS, function=seen) as letters:
+        await letters.send(b"v", headers=headers)
+        await letters.advance(10_000)
+        assert (
+            len(seen.calls),
+            len(events(letters, Handled)),
+            letters.transport.offsets[letters.engine.sources[0]],
+        ) == (1, 1, 1)
+
+
 async def test_other_handlers_have_no_letter(retries: Retries) -> None:
     """A dead letter that was copied to a main topic is a new record."""
     letter, seen = await letter_of(retries), Seen()

@@ -226,6 +226,7 @@ async def test_a_letter_that_is_being_replayed_is_not_handled() -> None:
         await both.letters.advance(200)
         assert (commit.reached, tickets.seen, both.letters.waiting) == (True, [b"1"], {"1m": 1})
         commit.set()
+        await both.orders.advance(200)  # the table reads on each minute, past transactions that are open
         await both.settle()
         assert (tickets.seen, both.letters.waiting, bad.seen) == ([b"1"], {}, [b"1", b"1"])
         assert [event.why[:13] for event in both.events(Skipped)] == ["the letter is"]
@@ -336,3 +337,25 @@ async def test_a_session_that_ends_lets_its_letters_go() -> None:
         tickets.open.set()
         await both.settle()
         assert (both.marks, await both.command("discard")) == (["skipped"], None)
+
+
+async def test_a_suspect_that_waits_for_the_lane_of_the_records_is_not_blamed() -> None:
+    """No mark counts against it over deaths of workers in which it did not begin, and no other handler waits."""
+    bad, tickets = Bad(), Tickets()
+    tickets.open.clear()
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        before = both
+    for _ in range(5):
+        made = Worker(bad, tickets, before)
+        made.orders.transport.pause(Step.RECOVER)
+        async with made.orders, made.letters:
+            await made.letters.settle()
+            await made.letters.advance(1_000)
+            async with asyncio.timeout(1), made.letters.engine.context.alone.held(alone=False):
+                before = made
+    tickets.open.set()
+    async with worker(bad, tickets, before) as both:
+        await both.letters.advance(1_000)
+        await both.settle()
+        assert (tickets.seen, both.marks) == ([b"1", b"1"], ["handled"])
