@@ -209,7 +209,7 @@ def test_a_paused_handler_of_letters_passes_what_was_replayed_meanwhile(stage: S
     mended.set()
     assert retryapp(stage, "dead", "replay", *place, ids[0], "--why", "mended")[0] == 0
     assert retryapp(stage, "dead", "discard", *place, ids[1], "--why", "test data")[0] == 0
-    assert retryapp(stage, "handler", "resume", *place, "--topic", letters.main)[0] == 0
+    assert retryapp(stage, "handler", "resume", *place, "--topic", letters.main, "--why", "done")[0] == 0
     total = settled(stage, letters)
     assert (total.received, total.done, total.skipped, total.copies) == (6, 4, 2, 7), (
         "four marks of its own, three more"
