@@ -55,7 +55,13 @@ since_option = click.option(
     "--report", "page", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the page too, as 'retryapp pipeline report' does.",
 )  # fmt: skip
-@click.option("--after", metavar="FILE", type=click.Path(path_type=Path), hidden=True)  # the demo makes it at its end
+@click.option(
+    "--after",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    hidden=True,  # for the demo, which makes it at its end
+    help="Archive what is there, then wait for this file and go on.",
+)
 @wait_option("10m", "How long to wait for a running 'archive' of the same group; others are waited for at least 10m.")
 @lake_options
 @json_option
