@@ -185,7 +185,7 @@ class _Web:
 
     @contextmanager
     def read(self, paths: list[str], rest_s: float | None) -> Iterator[None]:
-        """Have somebody read page after page while the body runs; None: nobody does."""
+        """Read page after page while the body runs, with so many seconds between two; None: read none."""
         stop = threading.Event()
 
         def read_on() -> None:

@@ -14,6 +14,19 @@ POLICY = "300ms 500ms 700ms"
 POLICY_MS = (300, 500, 700)
 
 
+def long_run(stage: Stage) -> Gate:
+    """Have the record `long` take until the gate opens, and others fail as often as they say."""
+    gate = Gate()
+
+    def rule(visit: Visit) -> Answer:
+        if visit.facts.get("fail", 0) >= visit.attempt:
+            return Answer(503)
+        return Answer(gate=gate if visit.facts["id"] == "long" else None)
+
+    stage.service.rule = rule
+    return gate
+
+
 def load(stage: Stage, topic: str, start: int, count: int) -> None:
     """Publish records: three of four fail at least once, one of twenty for good."""
     stage.produce(topic, [{"id": n, "fail": 4 if n % 20 == 7 else n % 4} for n in range(start, start + count)], 4)
@@ -87,15 +100,8 @@ def test_term_lets_handlers_finish_and_gives_back_the_rest(stage: Stage) -> None
 
 @pytest.mark.timeout(90)
 def test_a_long_run_stops_no_partition_in_the_grace_time(stage: Stage) -> None:
-    """While it lasts, what comes is delivered and what is due is retried: nobody else could do it."""
-    gate = Gate()
-
-    def rule(visit: Visit) -> Answer:
-        if visit.facts.get("fail", 0) >= visit.attempt:
-            return Answer(503)
-        return Answer(gate=gate if visit.facts["id"] == "long" else None)
-
-    stage.service.rule = rule
+    """While it lasts, new records are delivered and due ones are retried, as no other worker has the partitions yet."""
+    gate = long_run(stage)
     topic = stage.main_topic(partitions=2)
     stage.program(HandlerSpec(topic=topic, policy="3s", concurrency=2), options={"grace": "40s"})
     worker = stage.worker()
@@ -169,14 +175,7 @@ def test_term_in_a_rebalance(stage: Stage) -> None:
 @pytest.mark.extended
 def test_a_long_run_stops_no_partition_in_a_rebalance(stage: Stage) -> None:
     """While it lasts, what is due is retried by the worker that gives the partitions back."""
-    gate = Gate()
-
-    def rule(visit: Visit) -> Answer:
-        if visit.facts.get("fail", 0) >= visit.attempt:
-            return Answer(503)
-        return Answer(gate=gate if visit.facts["id"] == "long" else None)
-
-    stage.service.rule = rule
+    gate = long_run(stage)
     topic = stage.main_topic(partitions=2)
     stage.program(HandlerSpec(topic=topic, policy="10s", concurrency=2), options={"drain": "25s"})
     leaving = stage.worker("leaving")

@@ -52,14 +52,14 @@ def done() -> Told:
     return told
 
 
-def waiting() -> Told:
-    """Return what is known of a record that waits, and comes again."""
+def waiting(offset: int = 0) -> Told:
+    """Return what is known of a record that waits, where somebody has set the group back to an offset: 0 is its own."""
     told = Told("FS")
     told.run(10, fine=False)
     told.show("retry", 11)
     told.row(11)
     told.move()
-    told.oracle.offsets.set_back(0, 0, 20)
+    told.oracle.offsets.set_back(0, offset, 20)
     return told
 
 
@@ -97,11 +97,6 @@ def test_a_third_result_is_found() -> None:
 
 def test_a_second_copy_of_a_record_before_the_offset_is_found() -> None:
     """Nobody has asked for it."""
-    told = Told("FS")
-    told.run(10, fine=False)
-    told.show("retry", 11)
-    told.row(11)
-    told.move()
-    told.oracle.offsets.set_back(0, 1, 20)
+    told = waiting(1)
     with pytest.raises(Violation, match="I1 0/0: 2 visible copies of a copy of delivery 1"):
         told.show("retry", 12)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import MAX_WORDS, LetterMark, MarkKind, is_open
+from retryapp.core.control import MAX_WORDS, LetterMark, MarkKind
 from retryapp.core.errors import DamagedMetadataError, RecordError, UnreadableRecordsError
 from retryapp.core.headers import RETRY_REPLAYS, HeaderReader, decode_metadata, failure_id_of
 from retryapp.core.hops import Outgoing, arriving, cancelled, lost, not_run_again, to_dead_letter
@@ -217,13 +217,6 @@ def letter_mark(
         why=why,
     )
     return (told.to_record(topology.main, letter.partition),)
-
-
-def letter_done(run: Run) -> str | None:
-    """Return the mark of a dead letter that a command has replayed or discarded; None: its handler may have it."""
-    letters, is_there = run.context.letters, run.origin.topic_id == run.context.topic_id
-    mark = letters.mark_of(run.origin.offset) if letters is not None and is_there else None
-    return None if is_open(mark) else mark
 
 
 def recovered(run: Run) -> tuple[Outgoing, ...]:

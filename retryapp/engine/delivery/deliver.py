@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from retryapp.core.causes import cause_name
 from retryapp.core.classify import Failure
-from retryapp.core.control import MarkKind
+from retryapp.core.control import MarkKind, is_open
 from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, SkipNow, for_free
 from retryapp.core.errors import (
     DamagedMetadataError,
@@ -51,7 +51,6 @@ from retryapp.engine.delivery.damage import (
     bury_surplus,
     handled,
     last_resort,
-    letter_done,
     letter_mark,
     recovered,
     to_end,
@@ -171,9 +170,12 @@ def unpack(run: Run) -> Turn | None:
 
 def _passed(run: Run) -> Turn | None:
     """Return the turn of a dead letter that a command has replayed or discarded before its handler had it."""
-    if run.context.letters is None or (mark := letter_done(run)) is None:
+    letters = run.context.letters
+    if letters is None or (origin := run.origin).topic_id != run.context.topic_id:
         return None
-    handler, metadata, origin = run.context.handler, run.metadata, run.origin
+    if is_open(mark := letters.mark_of(origin.offset)):
+        return None
+    handler, metadata = run.context.handler, run.metadata
     numbers: Any = {} if metadata is None else {"delivery": metadata.delivery + 1, "attempt": metadata.attempt}
     name, why = failure_id(handler.group, origin), f"the letter is {mark}"
     facts: Any = {"failure_id": name, "origin": origin.text, "why": why, "at_ms": run.context.clock.wall_ms()}

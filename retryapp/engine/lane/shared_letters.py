@@ -7,8 +7,8 @@ marks, in transactions of its own. No letter is both replayed and handled, becau
   about letters are obeyed only while the letters' lane is open here, too: the openings have fenced all former owners;
 * a letter is with one of the two at a time, from the begin of a run, or from the effect of a command, until the turn
   is committed;
-* the table is told of each mark that the letters' lane has committed. After each opening of that lane it reads its
-  topic to the end that this had then, open transactions included, so a commit without an answer is seen, too.
+* the table gets each mark that the letters' lane commits. After each opening of that lane the table reads its topic up
+  to the end of that moment. It waits for transactions that are open there, so it sees a commit without an answer.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from retryapp.core import marks
 from retryapp.core.errors import EnvironmentFault, RetryAppError
@@ -290,8 +289,14 @@ class LaneProtocol(ABC):
         await self.reposition(starts)
         for dlq in self.place.dlqs:
             open_dead = partial(self.open_dead, dlq)
-            facts: Any = {"dlq": dlq, "reader": self.reader, "clock": self.clock, "shared": self.shared.get(dlq.topic)}
-            self._dead_keepers[dlq.topic] = DeadLetterKeeper(self.place.name, open_dead, **facts)
+            self._dead_keepers[dlq.topic] = DeadLetterKeeper(
+                self.place.name,
+                open_dead,
+                dlq=dlq,
+                reader=self.reader,
+                clock=self.clock,
+                shared=self.shared.get(dlq.topic),
+            )
         self._released.set()
 
     async def _learn_time(self) -> None:

@@ -29,7 +29,7 @@ def log_command(
     committed: bool,
     _offsets: tuple[int, ...],
 ) -> None:
-    """Log a command about a record, a job or a handler; texts are quoted, so that nobody forges a line."""
+    """Log a command about a record, a job or a handler. Texts are quoted, so they cannot look like another line."""
     if not committed:
         return
     kinds = {"failure_id": "", "job": "job ", "circuit": "circuit "}

@@ -160,7 +160,7 @@ class Ownership:
         serve_s = min(left_s / 2, left_s - self.served[main].handler.durations.usual_s)
         if serve_s > 0:
             await asyncio.wait([over], timeout=serve_s)
-        self.feed.catch_up()  # not later: what comes to an engine that drains is dropped, and it looks idle
+        self.feed.catch_up()  # before the drain: an engine that drains drops new records, and looks idle
         left_s = max(0.0, ends_s - loop.time())
         await asyncio.gather(*(_finish(each, left_s) for (name, _), each in self.placed.items() if name == main))
 

@@ -107,7 +107,7 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
             yield _entry("look", title, text, _command(facts, "pending list", row))
             continue
         command = _command(facts, f"dead show {shlex.quote(row['examples'][0]['failure_id'])}")
-        if row["reason"] != DeadReason.GONE.value:  # nobody has a copy of these
+        if row["reason"] != DeadReason.GONE.value:  # their values are lost: no replay brings them back
             replay = _command(facts, f"dead replay --cause {row['cause_id']}", row)
             text += f" This brings them back once it is mended: '{replay}'."
         yield _entry("look", title, f"{text} {_STAYS} The newest:", command)

@@ -407,7 +407,7 @@ async def test_what_is_due_and_how_far_partitions_are_is_that_of_all_workers(
         )
         assert (away["is_here"], away["owner_url"], listed["silent"]) == (False, two, [])
         alone = (await facts(one, f"{BASE}/partitions?routed=1"))["partitions"][1]
-        assert (alone["due"], alone["state"]) == (None, "elsewhere"), "asks nobody"
+        assert (alone["due"], alone["state"]) == (None, "elsewhere"), "it asks no other worker"
         right.parts[MAIN][1] = partition(1, state="elsewhere", owner_url=one)
         async with serving(left) as url:
             assert (await facts(url))["due_left_out"] == [1], "while the group moves it"

@@ -191,6 +191,15 @@ async def test_letters_are_discarded_and_restored() -> None:
         assert (part_of(orders, "j3").done, part_of(orders, "j3").refused["not-discarded"]) == (1, 5)
 
 
+async def die_in_a_job(orders: MemoryPartition, part: JobPart, after: int, *, durable: bool) -> None:
+    """Begin a job, and have the worker stand still in a commit, after so many others; the test then kills it there."""
+    command = JobCommand(id="c", job="j1", verb=JobVerb.START, part=part, by="ann", why="mended").to_record(*CONTROL)
+    dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
+    orders.transport.append(CONTROL, command.key, command.value)
+    await orders.settle()
+    assert dying.reached
+
+
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("after", range(4))
 async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, durable: bool) -> None:
@@ -200,11 +209,7 @@ async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, du
     async with orders:
         await letters(orders, service, 250)
         part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={DLQ: orders.records(DLQ)[-1].offset + 1})
-        command = JobCommand(id="c", job="j1", verb=JobVerb.START, part=part).to_record(*CONTROL)
-        dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
-        orders.transport.append(CONTROL, command.key, command.value)
-        await orders.settle()
-        assert dying.reached
+        await die_in_a_job(orders, part, after, durable=durable)
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(100)
         await orders.to_rest()
@@ -342,13 +347,7 @@ async def test_each_letter_that_a_job_refuses_has_its_event_over_a_crash(durable
         await orders.command("replay", 1)
         await orders.to_rest()
         part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), canary=0, upto={DLQ: 3})
-        command = JobCommand(id="c", job="j1", verb=JobVerb.START, part=part, by="ann", why="mended").to_record(
-            *CONTROL
-        )
-        dying = orders.transport.pause(Step.COMMIT, after=1, durable=durable)
-        orders.transport.append(CONTROL, command.key, command.value)
-        await orders.settle()
-        assert dying.reached
+        await die_in_a_job(orders, part, 1, durable=durable)
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(100)
         await orders.to_rest()

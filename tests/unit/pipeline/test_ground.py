@@ -220,7 +220,7 @@ def test_a_body_that_is_stopped_cancels_its_own_jobs() -> None:
 
 
 @pytest.mark.parametrize(
-    "jar", ["/jars/delta-spark_4.2_2.13-4.4.0.jar", "/home/u/.ivy2/jars/io.delta_delta-spark_4.2_2.13-4.4.0.jar"]
+    "jar", ["/jars/delta-spark_4.2_2.13-4.4.0.jar", "/jars/io.delta_delta-spark_4.2_2.13-4.4.0.jar"]
 )
 def test_deltas_settings_come_with_its_jar(jar: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given by its path, or by Ivy, which puts the group before the name; what was set stays."""
