@@ -63,7 +63,7 @@ class Balance:
             f"  handed over twice     {self.duplicated_handoffs:>9,}",
             f"  handler runs repeated {self.repeated_runs:>9,}   (in flight when a worker was killed)",
             f"  calls in the outage   {self.outage_calls:>9,}   {self.outage_spent:,} attempts spent, "
-            f"{self.outage_dead:,} dead letters, over {self.recovery_s:.0f} s after the last of them",
+            f"{self.outage_dead:,} dead letters, all answered {self.recovery_s:.0f} s after the last call",
             f"  workers killed        {self.kills:>9,}",
             f"  by the ledger         {self.ledger['received']:>9,}   {self.ledger['done']:,} done, "
             f"{self.ledger['dead']:,} dead, {self.ledger['pending']:,} pending, {self.ledger['problems']:,} problems",
