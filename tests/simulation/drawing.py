@@ -26,8 +26,21 @@ from simulation.faults import (
     WRONG_TIME,
     Fault,
 )
-from simulation.plan import COMMANDED, FEED_S, HELD, LEVELS, MOVED, SERVED, STOPS, THROUGH, Plan
-from simulation.scripts import ASKING, DEFERRED, GATED, HUNG, LISTED, LONG, SCRIPTS, SERVICES, TRIED, VERDICTS
+from simulation.plan import COMMANDED, FEED_S, HELD, LETTERS, LEVELS, MOVED, SERVED, STOPS, THROUGH, Plan
+from simulation.scripts import (
+    ASKING,
+    DEFERRED,
+    DYING,
+    GATED,
+    HANDLED,
+    HUNG,
+    LISTED,
+    LONG,
+    SCRIPTS,
+    SERVICES,
+    TRIED,
+    VERDICTS,
+)
 
 FAULTS_S: Final = 14.0
 WIDER: Final = 0xAE9F
@@ -63,6 +76,8 @@ IDLE_S: Final = 700.0
 def draw_plan(seed: int) -> Plan:
     """Draw a plan; the seed decides everything."""
     plan = _first(seed)
+    if seed >= LETTERS:
+        return _lettered(plan, Random(seed ^ LETTERS))
     plan = _crowded(plan, crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
     plan = _widened(plan, Random(seed ^ WIDER))
     plan = _judged(plan, Random(seed ^ JUDGED))
@@ -371,6 +386,19 @@ def _moved(plan: Plan, random: Random) -> Plan:
     kept = tuple(fault for fault in plan.faults if fault.kind != "offsets expire")  # somebody's wish with them
     plan = replace(plan, faults=kept)
     return _with(plan, _more(plan, random, ("S", "FS", "FFS", "R", "F", "DS", "TS"), 4), back)
+
+
+def _lettered(plan: Plan, random: Random) -> Plan:
+    """Return the plan with records that die, and with a handler of their letters, or without letters."""
+    plan = replace(plan, repeats=(), drop=plan.seed % 5 == 4)
+    plan = _with(plan, _more(plan, random, DYING, random.randint(2, 8)))
+    if not plan.drop:
+        plan = replace(plan, letters=tuple(random.choice(HANDLED) for _ in range(random.randint(1, 7))))
+    if random.random() < 0.3:
+        plan = replace(plan, faults=())
+    if random.random() < 0.7:
+        plan = replace(plan, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+    return plan
 
 
 def _with(plan: Plan, records: tuple[tuple[float, int, str], ...], faults: tuple[Fault, ...] = ()) -> Plan:

@@ -12,10 +12,10 @@ import pytest
 from retryapp.core.record import Record
 from retryapp.core.rows import OPERATOR, PendingRow, Reference, encode_row
 from retryapp.ports import TopicPartition
-from simulation.oracle import Oracle, Topics
+from simulation.oracle import Oracle
 from simulation.quiet import HEALED_MS, check_outage
 from simulation.referring import KEPT_MS, Referring
-from simulation.story import Call, Opening, Story, Violation
+from simulation.story import Call, Opening, Story, Topics, Violation
 from simulation.waits import Waits
 
 TOPICS = Topics("orders", "retry", "dlq", "events", "changelog", "seen", "results")
