@@ -52,6 +52,13 @@ MOVED_STATES = (
     "commands where the newest counts", "commands beside a delay without end",
 )  # fmt: skip
 """The same of histories from `plan.MOVED` on."""
+LETTER_STATES = (
+    *(f"a letter ends {end}" for end in ("handled", "skipped", "failed")), "a letter was passed",
+    "a letter was tried again", "a letter is restored", "discarded",
+    *(f"a letter is replayed, and it was {end}" for end in ("none", "skipped", "failed", "handled")),
+    "a letter is discarded, and it was none", "refused as handled", "refused as running",
+)  # fmt: skip
+"""The same of histories from `plan.LETTERS` on."""
 
 
 @dataclass(slots=True)
@@ -75,7 +82,7 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        return [state for state in (*STATES, *MOVED_STATES) if not self.reached[state]]
+        return [state for state in (*STATES, *MOVED_STATES, *LETTER_STATES) if not self.reached[state]]
 
 
 def run_seeds(seeds: Sequence[int]) -> Summary:

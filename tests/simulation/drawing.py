@@ -29,6 +29,7 @@ from simulation.faults import (
 from simulation.plan import COMMANDED, FEED_S, HELD, LETTERS, LEVELS, MOVED, SERVED, STOPS, THROUGH, Plan
 from simulation.scripts import (
     ASKING,
+    DEADLY,
     DEFERRED,
     DYING,
     GATED,
@@ -393,9 +394,17 @@ def _lettered(plan: Plan, random: Random) -> Plan:
     plan = replace(plan, repeats=(), drop=plan.seed % 5 == 4)
     plan = _with(plan, _more(plan, random, DYING, random.randint(2, 8)))
     if not plan.drop:
-        plan = replace(plan, letters=tuple(random.choice(HANDLED) for _ in range(random.randint(1, 7))))
-    if random.random() < 0.3:
-        plan = replace(plan, faults=())
+        letters = [random.choice(HANDLED) for _ in range(random.randint(1, 7))]
+        letters += [random.choice(DEADLY)] * (random.random() < 0.2)
+        plan = replace(plan, letters=tuple(letters))
+    match random.randrange(4):
+        case 0:
+            plan = replace(plan, faults=())
+        case 1:
+            kinds = (REFUSED, OURS, OURS, FORGOTTEN, WRONG_TIME, UNENDED, "kill", "kill at step", "pause at step")
+            plan = _with(plan, (), _faults(random, kinds))
+        case 2:
+            plan = bounded(plan, random)
     if random.random() < 0.7:
         plan = replace(plan, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
     return plan

@@ -122,7 +122,7 @@ class Handlers:
         finally:
             judge.oracle.stories[call.origin].going.remove(call.going)
         self._end(worker, judge, call, fine=now in FINE)
-        end(now, call.origin[1])
+        end(now, 1 if judge.letters is not None else call.origin[1])
 
     async def _handle_list(
         self, worker: SimWorker, judge: Judge, values: list[bytes], deliveries: list[Delivery]

@@ -305,6 +305,7 @@ class Judge:
         self.services.at_rest(self.oracle, BEGAN_S * 1_000)
         if self.plan.quiet and not paused:
             ordered, failed = self.plan.order != "none", self.observed[Event.LANE_FAILED]
+            ordered = ordered or (self.letters is not None and self.plan.slow_letters)
             check_quiet(self.oracle, failed=failed, ordered=ordered, through=self.plan.through)
         if self.plan.only(DRAINS) and self.oracle.repeated:
             raise Violation(f"I10: {self.oracle.repeated} calls repeated, and every worker had time for its drain")

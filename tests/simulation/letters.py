@@ -101,9 +101,9 @@ class Letters:
         for place, story in self._oracle.stories.items():
             kinds = [kind for kind, _ in self._marks[place]]
             mine = [kind for kind in kinds if kind in _FATES]
-            passed = not mine and "skipped" in story.fates
-            must(not passed or bool(_CLOSED & {*kinds}), "I28", place, f"passed, and nobody decided: {kinds}")
             fate = story.fates[0] if story.fates else "done"
+            passed = not mine and (fate == "skipped" or (fate == "dead" and story.cancelling))
+            must(not passed or bool(_CLOSED & {*kinds}), "I28", place, f"{fate}, and nobody decided: {kinds}")
             right = passed or (len(mine) == 1 and _FATES[mine[0]] == fate)
             must(right, "I28", place, f"is {fate}, and its marks are {kinds}")
             self._oracle.named["a letter was passed" if passed else f"a letter ends {mine[0]}"] += 1

@@ -141,7 +141,7 @@ class Plan:
     @property
     def slow_letters(self) -> bool:
         """Whether it takes long until a lane knows all dead letters: some commands wait for that, and others pass."""
-        return self.seed >= COMMANDED and self.seed % 16 == 10
+        return self.seed >= COMMANDED and self.seed % (4 if self.letters else 16) == 2 + 8 * (not self.letters)
 
     @property
     def of_letters(self) -> Plan:
