@@ -171,8 +171,8 @@ class Handlers:
         # a copy that the broker took back was there, for all that its session can know
         if (copies := oracle.copies) is not None and judge.through(worker) and not self._broker.taken_back[main]:
             self._guard(lambda: copies.begun(origin, delivery.number))
-        if judge.letters is not None:
-            self._guard(lambda: judge.letters.begun(origin, delivery.letter, opening))
+        if (letters := judge.letters) is not None:
+            self._guard(partial(letters.begun, origin, delivery.letter, opening))
         self._guard(lambda: judge.services.begun(worker, origin, delivery.due_at_ms, started_ms))
         self._guard(lambda: oracle.check_key(origin, delivery.idempotency_key[36:]))
         self._guard(lambda: oracle.goes_on(origin, going, started_ms))
