@@ -81,6 +81,17 @@ def _not_taken(_self: DeadLetterKeeper, _marks: Sequence[Any]) -> None:
     """The table does not get what the lane of the handler has committed."""
 
 
+def _not_read_again(self: SharedLetters) -> None:
+    """An opening of the handler's lane does not have the table read on."""
+    self.handled_here = True
+
+
+def _stays_known(self: SharedLetters) -> None:
+    self.handled_here = False
+    self._running.clear()
+    self._waiting.clear()
+
+
 def _begins(_run: Run) -> None:
     """What a command has replayed or discarded is handled all the same."""
 
@@ -92,6 +103,14 @@ async def _at_once(self: SharedLetters, letter: int | None = None) -> None:
 
 
 _known = SharedLetters.known
+
+
+def _let_go_early(self: SharedLetters, letter: int, publishes: Sequence[Outgoing]) -> None:
+    """A letter is free once its run has ended, and not once that is committed."""
+    _ended(self, letter, ())
+
+
+_ended = SharedLetters.ended
 
 
 def _uncounted(
@@ -112,7 +131,10 @@ LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = 
     ("a letter is replayed while its handler has it", ((SharedLetters, "runs", _never_runs),), 18_000_003),
     ("a letter that is replayed begins", ((SharedLetters, "change", _not_kept),), 18_000_052),
     ("the table does not get marks of the handler", ((DeadLetterKeeper, "take", _not_taken),), 18_000_001),
+    ("an opening of the handler does not read marks",
+     ((SharedLetters, "begin", _not_read_again), (SharedLetters, "end", _stays_known)), 18_000_096),
     ("what was replayed is handled", ((deliver, "_passed", _begins),), 18_000_002),
     ("a letter that has ended its workers has no mark", ((SharedLetters, "known", _at_once),), 18_000_002),
+    ("a letter is free before its outcome is durable", ((SharedLetters, "ended", _let_go_early),), 18_000_102),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""
