@@ -21,13 +21,27 @@ from simulation.faults import (
     REFUSED,
     REMADE,
     SET_BACK,
+    STEPPED,
     STOPPED,
     UNENDED,
     WRONG_TIME,
     Fault,
 )
-from simulation.plan import COMMANDED, FEED_S, HELD, LEVELS, MOVED, SERVED, STOPS, THROUGH, Plan
-from simulation.scripts import ASKING, DEFERRED, GATED, HUNG, LISTED, LONG, SCRIPTS, SERVICES, TRIED, VERDICTS
+from simulation.plan import COMMANDED, FEED_S, HELD, LEVELS, MODES, MOVED, RANGE_SEEDS, SERVED, STOPS, THROUGH, Plan
+from simulation.scripts import (
+    ASKING,
+    CONDITIONS,
+    DEFERRED,
+    GATED,
+    HUNG,
+    INSTANTS,
+    LISTED,
+    LONG,
+    SCRIPTS,
+    SERVICES,
+    TRIED,
+    VERDICTS,
+)
 
 FAULTS_S: Final = 14.0
 WIDER: Final = 0xAE9F
@@ -82,6 +96,7 @@ def draw_plan(seed: int) -> Plan:
     plan = _through(plan, Random(seed ^ THROUGH)) if through else plan
     plan = _broken(plan, Random(seed ^ BROKEN))
     plan = plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
+    plan = _moded(plan, Random(seed ^ MODES)) if MODES <= seed < MODES + 2 * RANGE_SEEDS else plan
     return _without_end(plan) if plan.endless and seed >= MOVED else plan
 
 
@@ -261,7 +276,7 @@ def _without_end(plan: Plan) -> Plan:
         return plan
 
     def ending(sent: tuple[tuple[float, int, str], ...]) -> tuple[tuple[float, int, str], ...]:
-        more = {**dict.fromkeys("TH", "S"), **dict.fromkeys("FLYNBGZ", "FFFFS")}
+        more = {**dict.fromkeys("TH", "S"), **dict.fromkeys("FLYNBGZAIO", "FFFFS")}
         return tuple((at_s, number, script + more.get(script[-1], "")) for at_s, number, script in sent)
 
     return replace(plan, endless=True, records=ending(plan.records), others=ending(plan.others))
@@ -371,6 +386,49 @@ def _moved(plan: Plan, random: Random) -> Plan:
     kept = tuple(fault for fault in plan.faults if fault.kind != "offsets expire")  # somebody's wish with them
     plan = replace(plan, faults=kept)
     return _with(plan, _more(plan, random, ("S", "FS", "FFS", "R", "F", "DS", "TS"), 4), back)
+
+
+def _moded(plan: Plan, random: Random) -> Plan:
+    """Return the plan with services that have rates, with few retries at once, with conditions, or with instants."""
+    fit = plan.order != "partition" and not (plan.others or plan.through or plan.in_flight == CROWD)
+    if fit and random.random() < 0.3:
+        plan = plan if plan.services else _served(plan, random)
+        plan = replace(plan, service_rate=random.choice(("2/s", "5/s", "300/m")))
+    if plan.calm or plan.in_flight == CROWD:
+        return plan
+    if random.random() < 0.4:
+        plan = _with(plan, _more(plan, random, INSTANTS, 4))
+    if random.random() < 0.35:
+        plan = replace(_with(plan, _more(plan, random, CONDITIONS, random.randint(3, 6))), ruled=True, conditions=True)
+    if random.random() < 0.25 and not {fault.kind for fault in plan.faults} & {STOPPED, UNENDED, DAMAGED}:
+        plan = _forgetful(plan, random)
+    if random.random() < 0.2 and not (plan.commands or plan.referred):
+        kept = tuple(fault for fault in plan.faults if fault.kind not in {WRONG_TIME, "clock jump"})
+        times = tuple(Fault(random.uniform(0.3, FAULTS_S), STEPPED, 0, random.random()) for _ in range(2))
+        plan = _with(replace(plan, faults=kept), _more(plan, random, ("FFFS", "FFS", "FBS", "BS"), 4), times)
+    if plan.batch or random.random() > 0.35:
+        return plan
+    at_s, number = random.uniform(0.0, FEED_S - 0.3), random.randrange(plan.partitions)
+    burst = tuple(
+        (at_s + random.uniform(0.0, 0.3), number, random.choice(("FDS", "FDS", "FFDS", "FTS", "FS"))) for _ in range(8)
+    )
+    return _with(replace(plan, max_concurrent=random.choice((1, 1, 3)), in_flight=8), burst)
+
+
+def _forgetful(plan: Plan, random: Random) -> Plan:
+    """Return the plan with tombstones that expire, and workers that come back after a while with old stores."""
+    plan = replace(plan, forgets_s=random.choice((4.0, 8.0)), workers=max(2, plan.workers), offsets_ms=(0.0,) * 3)
+    kept = tuple(fault for fault in plan.faults if fault.kind not in {"clock jump", WRONG_TIME, LONG_WAY})
+    kinds = ("terminate", "kill", "kill", "kill at step", "kill at step", "slow handover", "pause at step", "start")
+    often = tuple(Fault(at_s + random.uniform(0.0, 3.0), "compact", 0, 0.0) for at_s in range(2, 42, 3))
+    moves = tuple(
+        Fault(random.uniform(2.0, 40.0), random.choice(kinds), random.randrange(2), random.random()) for _ in range(6)
+    )
+    late = tuple(
+        (random.uniform(5.0, 40.0), random.randrange(plan.partitions), random.choice(("FS", "FFFS", "S", "R")))
+        for _ in range(6)
+    )
+    return _with(replace(plan, faults=kept), _more(plan, random, ("FFFS", "BS", "FBS", "FFS"), 4) + late, often + moves)
 
 
 def _with(plan: Plan, records: tuple[tuple[float, int, str], ...], faults: tuple[Fault, ...] = ()) -> Plan:

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from simulation import History, Plan, simulate
-from simulation.campaign import MOVED_STATES, Summary, minimise, run_seeds
+from simulation.campaign import MODES_STATES, MOVED_STATES, Summary, minimise, run_seeds
 from simulation.drawing import draw_plan
-from simulation.plan import COMMANDED, HELD, LEVELS, MOVED, SERVED, STOPS, THROUGH
+from simulation.plan import COMMANDED, HELD, LEVELS, MODES, MOVED, SERVED, STOPS, THROUGH
 
 pytestmark = pytest.mark.timeout(600)  # on a busy machine; the engine would take one that ends a history for a failure
 
@@ -41,6 +41,10 @@ THROUGH_PARTS = [
 MOVED_PARTS = [
     pytest.param(MOVED + first, count, marks=[pytest.mark.extended] if first else [])
     for first, count in ((0, 40), (40, 250), (290, 250), (540, 250))
+]
+MODES_PARTS = [
+    pytest.param(MODES + first, count, marks=[pytest.mark.extended] if first else [])
+    for first, count in ((0, 40), (40, 250), (290, 250))
 ]
 STOPPED_PARTS = [
     pytest.param(STOPS + first, count, marks=[pytest.mark.extended] if first else [])
@@ -111,12 +115,21 @@ def test_records_run_again_where_somebody_has_set_offsets_back(first: int, count
     assert count < 100 or [state for state in MOVED_STATES if not part.reached[state]] == []
 
 
+@pytest.mark.parametrize(("first", "count"), MODES_PARTS)
+def test_retries_come_as_the_settings_say(first: int, count: int) -> None:
+    """No more at once, none faster, as conditions say, at the instants asked for; also where the clock is set."""
+    part = run_seeds(range(first, first + count))
+    assert part.failed == []
+    assert min(part.reached["came back at an instant"], part.reached["a row of a service with a rate began"]) > 0
+    assert count < 100 or [state for state in MODES_STATES if not part.reached[state]] == []
+
+
 @pytest.mark.extended
 def test_each_fault_and_each_way_to_fail_was_reached(summary: Summary) -> None:
     """A fault that never happens proves nothing (I13)."""
     if summary.passed < SEEDS:
         pytest.skip("only a part of the histories was run")
-    assert set(summary.missed) <= {*MOVED_STATES}
+    assert set(summary.missed) <= {*MOVED_STATES, *MODES_STATES}
     assert summary.repeated > 0
 
 
