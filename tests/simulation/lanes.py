@@ -111,7 +111,7 @@ class SimLane(MemoryLane):
     @override
     def open_pending(self) -> MemoryPendingTable:
         name, now_ms = f"{self.place.name} of {self.place.changelog_id}", self.clock.wall_ms()
-        used_ms, forgets_s = self.worker.disk.used_ms(name), self.broker.forgets_s
+        used_ms, forgets_s = self.worker.disk.used_ms(name), self.worker.broker.forgets_s
         if used_ms is not None and forgets_s is not None and now_ms - used_ms > forgets_s * 1_000 / 2:
             self.worker.wire.network.reached["a store was too old"] += 1
             self.disk.drop(name)

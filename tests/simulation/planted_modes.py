@@ -55,8 +55,12 @@ _matches = Rule._matches
 def _broken_matches(self: Rule, error: BaseException, delivery: Any, on_fault: Any) -> bool:
     """A rule whose condition raises matches."""
     faults = list[str]()
-    matches = _matches(self, error, delivery, lambda name, fault: (faults.append(name), on_fault(name, fault)))
-    return matches or bool(faults)
+
+    def note(name: str, fault: BaseException) -> None:
+        faults.append(name)
+        on_fault(name, fault)
+
+    return _matches(self, error, delivery, note) or bool(faults)
 
 
 def _by_then(self: RetryLater, now_ms: int) -> int:
