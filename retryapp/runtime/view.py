@@ -260,7 +260,7 @@ class RuntimeView:
         mains = list(self._runtime.served)
         lags = zip(mains, await asyncio.gather(*map(self._lag, mains)), strict=True)
         self._runtime.lags = {main: lag for main, lag in lags if lag}
-        return self._runtime.metrics.text()
+        return await asyncio.to_thread(self._runtime.metrics.collect().text)
 
     async def _lag(self, main: str) -> Sequence[PartitionLag]:
         try:

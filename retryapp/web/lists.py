@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from retryapp.core.control import is_open
 from retryapp.core.dead_index import MAX_TYPE_BYTES
@@ -24,7 +24,7 @@ from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
-from retryapp.web.figures import OPEN
+from retryapp.web.figures import OPEN, owner_of
 from retryapp.web.query import Place, Question, Stream, place_of, place_text
 
 SCAN_ROWS: Final = 2_000
@@ -96,6 +96,41 @@ def merge(listings: Sequence[Listing], limit: int, *, newest: bool) -> tuple[lis
     if len(lines) > limit:
         return lines[:limit], lines[limit - 1].cursor
     return lines, next((each.upto for each in listings if each.upto and place(each.upto) == bound), None)
+
+
+def chosen_of(infos: Sequence[PartitionInfo], question: Question) -> list[PartitionInfo]:
+    """Return the partition that a list is asked of, or all."""
+    return [item for item in infos if question.partition in (None, item.partition)]
+
+
+def merged_facts(
+    question: Question, chosen: Sequence[PartitionInfo], kind: str, answers: Mapping[str, Listing | bytes | None]
+) -> Facts:
+    """Merge what workers list, by their addresses; of 500 records that takes too long for the event loop."""
+    listings, silent, lost = list[Listing](), list[str](), {item.partition for item in chosen}
+    for url, body in answers.items():
+        try:
+            listing = body if isinstance(body, Listing) else Listing.model_validate_json(body or b"")
+        except ValidationError:
+            silent.append(url)
+            continue
+        # while the group moves partitions two workers may have one, or none
+        its = {item.partition for item in chosen if owner_of(item) == url} & set(listing.partitions)
+        lost -= its
+        lines = [line for line in listing.lines if line.partition in its]
+        listings.append(listing.model_copy(update={"lines": lines}))
+    lines, cursor = merge(listings, question.limit, newest=kind == "dead")
+    follow = {"after" if kind == "pending" else "before": cursor or "", "seen": str(question.seen + len(lines))}
+    facts: Facts = {
+        "records": [line.model_dump() for line in lines],
+        "first": question.seen + 1,
+        "next": question.address(**follow) if cursor else None,
+        "scanned": sum(each.scanned for each in listings),
+        "silent": silent,
+        "partitions_left_out": sorted(lost),
+    }
+    hidden = sorted({name for each in listings for name in each.hidden})
+    return {**facts, "hidden": hidden} if hidden else facts
 
 
 def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, now_ms: int) -> Listing:

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.delivery.batches import make_pools
+from retryapp.engine.delivery.rounds import Rounds
 from retryapp.engine.handler.handler import Handler
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.partition.partition import PartitionEngine
@@ -147,11 +148,11 @@ class SimWorker(Observer):
         self.process.context.run(self._start)
 
     def _start(self) -> None:
-        ownership, feed = self.ownership, self.ownership.feed
+        ownership, feed, rounds = self.ownership, self.ownership.feed, Rounds()
         for handler in self.handlers:
             ownership.served[handler.main] = Served(
                 handler,
-                *make_pools(handler),
+                *make_pools(handler, rounds),
                 partitions=self.broker.partitions,
                 complete=self.broker.partitions,
                 topic_id=TOPIC_ID,
