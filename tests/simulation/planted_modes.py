@@ -18,7 +18,7 @@ from simulation.plan import MODES
 def _one_more(self: DeliveryPool) -> None:
     """Retries have one runner more than they may."""
     _start(self)
-    if self._ahead is not None:
+    if self._name.startswith("redeliver"):
         self._add_runner()
 
 
