@@ -20,6 +20,7 @@ from simulation.bounds import IN_FLIGHT, binding
 from simulation.broker import Broker
 from simulation.judge import Judge
 from simulation.loop import BEGAN_S
+from simulation.modes import CONCURRENCY, instant_ms
 from simulation.oracle import TIMED_OUT
 from simulation.plan import Plan
 from simulation.scripts import POLICIES, end
@@ -84,7 +85,7 @@ class Handlers:
             batch=Batch(LIST, "40ms") if judge.plan.batch else None,
             topology=judge.topologies[policy],
             policy=judge.policies[policy],
-            concurrency=2,
+            concurrency=CONCURRENCY,
             max_in_flight=judge.plan.in_flight,
             max_in_flight_bytes=int(dict(judge.plan.bounds).get(IN_FLIGHT, 16 << 20)),
             order=Order(order),
@@ -122,7 +123,7 @@ class Handlers:
         finally:
             judge.oracle.stories[call.origin].going.remove(call.going)
         self._end(worker, judge, call, fine=now in FINE)
-        end(now, 1 if judge.letters is not None else call.origin[1])
+        end(now, 1 if judge.letters is not None else call.origin[1], self._instant_s(judge, call))
 
     async def _handle_list(
         self, worker: SimWorker, judge: Judge, values: list[bytes], deliveries: list[Delivery]
@@ -148,11 +149,15 @@ class Handlers:
                 judge.oracle.given_back(call.origin, call.attempt, delivery.due_at_ms)
             self._end(worker, judge, call, fine=call.now in FINE and not raises)
             try:
-                end(call.now, call.origin[1])
+                end(call.now, call.origin[1], self._instant_s(judge, call))
             except Exception as error:  # noqa: BLE001 - whatever the step says
                 delivery.fail(error)
         if raises:  # each for a cause of its own, or all of them might be nobody's fault
             raise type(f"Poison{raises[0]}Error", (Exception,), {})
+
+    @staticmethod
+    def _instant_s(judge: Judge, call: _Open) -> float:
+        return instant_ms(judge.oracle.stories[call.origin], call.attempt) / 1_000
 
     def _begin(self, worker: SimWorker, judge: Judge, delivery: Delivery) -> _Open:
         origin, attempt = (delivery.origin.partition, delivery.origin.offset), delivery.attempt
@@ -163,7 +168,10 @@ class Handlers:
         self._note("begun", worker.process.name, origin, attempt)
         if judge.plan.publishes:
             delivery.publish(judge.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
-        opening, going = opening_of(worker, main, origin[0]), Going(worker.process.name)
+        opening, going = (
+            opening_of(worker, main, origin[0]),
+            Going(worker.process.name, again=delivery.due_at_ms is not None),
+        )
         session = session_of(worker, main, origin[0])
         self._guard(lambda: judge.tries.begun(origin, attempt, number, now, session))
         if number == 1:
@@ -176,6 +184,11 @@ class Handlers:
         self._guard(lambda: judge.services.begun(worker, origin, delivery.due_at_ms, started_ms))
         self._guard(lambda: oracle.check_key(origin, delivery.idempotency_key[36:]))
         self._guard(lambda: oracle.goes_on(origin, going, started_ms))
+        due_at_ms, name = delivery.due_at_ms, worker.process.name
+        self._guard(lambda: judge.modes.check_running(origin, name, started_ms))
+        self._guard(lambda: judge.modes.check_late(origin, due_at_ms, started_ms))
+        if number == 1 and due_at_ms is not None:
+            self._guard(lambda: judge.modes.begun(origin, attempt, due_at_ms, started_ms, opening))
         silent_ms = started_ms - self._broker.heard_s.get(worker.consumer.member, 0.0) * 1000
         self._guard(lambda: oracle.check_silence(origin, silent_ms))
         self._guard(lambda: judge.check_closed(origin))

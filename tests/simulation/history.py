@@ -26,7 +26,7 @@ from simulation.bounds import SLICE, bind
 from simulation.broker import Broker
 from simulation.disk import SimDisk
 from simulation.drawing import draw_plan
-from simulation.faults import Fault
+from simulation.faults import Fault, step_ms
 from simulation.handlers import Handlers
 from simulation.judge import CLOSED, Judge
 from simulation.letters import LETTERS
@@ -64,6 +64,7 @@ class History:
         self.broker = Broker(self.loop, plan.partitions)
         self.broker.on_visible = self._appeared
         self.broker.on_moved = self._moved
+        self.broker.forgets_s = plan.forgets_s
         self.disks = [SimDisk() for _ in range(3)]
         self.clocks_ms = list(plan.offsets_ms)
         self.slots: list[SimWorker | None] = [None] * 3
@@ -196,7 +197,7 @@ class History:
                 self.clocks_ms[slot] += (size - 0.5) * 7_200_000
             case "compact":
                 for tp in self._partitions(judge.topology.pending_changelog for judge in self.judges.values()):
-                    self.broker.compact(tp)
+                    self.reached["a tombstone has expired"] += self.broker.compact(tp)
             case "retention":
                 # history: nobody needs it
                 for tp in self._partitions(topic for judge in self.judges.values() for topic in judge.retry_topics):
@@ -237,6 +238,8 @@ class History:
                 self._shut_down(lambda judge: judge.set_back(self.broker, self.random))
             case "changelogs made again":
                 self._shut_down(lambda judge: judge.make_again(self.broker))
+            case "broker's clock set":
+                self.broker.step_ms += step_ms(fault)
             case "start":
                 self._start(fault.slot)  # one more, also where that machine was not meant to run
             case _:
@@ -291,6 +294,7 @@ class History:
             self._kill_all()
         for judge in self.judges.values():
             judge.decide(self.broker)
+            judge.modes.healed_ms = self._now_ms()
         self.network.down_until_s = self.network.lossy_until_s = self.network.slow_until_s = 0.0
         self.network.late_until_s.clear()
         self.down_until_s = [0.0] * 3
@@ -365,14 +369,7 @@ class History:
             self.plan,
             self.violation,
             self._trace.hexdigest(),
-            sum(
-                (
-                    named
-                    for judge in self.judges.values()
-                    for named in (judge.oracle.named, judge.tries.reached, judge.services.reached)
-                ),
-                self.reached,
-            ),
+            sum((judge.reached for judge in self.judges.values()), self.reached),
             self.loop.steps,
             sum(judge.oracle.repeated for judge in self.judges.values()),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from simulation.counts import check_counts
 from simulation.faults import DRAINS
 from simulation.letters import LETTERS, Letters
 from simulation.loop import BEGAN_S
+from simulation.modes import Modes
 from simulation.oracle import Oracle
 from simulation.pacing import Pacing
 from simulation.plan import HELD, Plan
@@ -52,13 +54,15 @@ class Judge:
     def __init__(self, plan: Plan, main: str) -> None:
         self.plan = plan
         self.rule = EVENTS if plan.repeats else None
-        self.policies = policies(ruled=plan.ruled, hot=plan.hot, endless=plan.endless)
+        self.policies = policies(ruled=plan.ruled, conditions=plan.conditions, hot=plan.hot, endless=plan.endless)
         self.tries = Tries(HALVINGS if plan.batch else HOT_RETRIES * plan.hot, lists=plan.batch)
         self.topologies = [self._topology(main, policy) for policy in self.policies]
         """One for each policy."""
         self.topology = self.topologies[0]
         self.names = Topics.of(self.topology, results=f"{main.rpartition('.')[2]}-results" if plan.publishes else "")
         jumps = any(fault.kind == "clock jump" for fault in plan.faults)
+        skew_ms = SKEW_MS if jumps or any(plan.offsets_ms) or plan.steps else 0.0
+        stepped_ms = sum(max(0.0, step) for _, step in plan.steps)
         self.oracle = Oracle(
             self.names,
             *(ENDLESS_MS if plan.endless else WAITS_MS),
@@ -66,7 +70,7 @@ class Judge:
             own_ms=OWN_MS,
             per_delay=plan.per_delay,
             later_ms=LATER_MS,
-            skew_ms=SKEW_MS if jumps or any(plan.offsets_ms) else 0.0,
+            skew_ms=skew_ms + stepped_ms,
             timeout_ms=self.policies[0].timeout_ms,
             max_kills=plan.max_kills,
             pace=Pacing(
@@ -78,6 +82,7 @@ class Judge:
         )
         self.letters = Letters(plan, self.oracle) if main == LETTERS else None
         self.services = Services(plan, main)
+        self.modes = Modes(plan, self.oracle, skew_ms)
         self.oracle.main = Referring() if plan.referred else None
         self.oracle.copies = Copies() if plan.through else None
         self.notes = Notes(self.oracle.stories)
@@ -118,11 +123,16 @@ class Judge:
 
     @property
     def options(self) -> dict[str, Any]:
-        breaker = CircuitBreaker(
-            minimum_calls=3, sampling="3s", break_for="400ms", ramp="1s", max_open="20s", probes=self.plan.probes
-        )
-        circuits = {name: breaker for name, *_ in self.plan.services}
-        own = {"circuit": breaker if self.plan.outage else None, "circuits": circuits}
+        breaker = partial(
+            CircuitBreaker,
+            minimum_calls=3, sampling="3s", break_for="400ms", ramp="1s", max_open="20s", probes=self.plan.probes,
+        )  # fmt: skip
+        circuits = {name: breaker(rate_limit=self.plan.service_rate or None) for name, *_ in self.plan.services}
+        own = {
+            "circuit": breaker() if self.plan.outage else None,
+            "circuits": circuits,
+            "max_concurrent": self.plan.max_concurrent,
+        }
         return {"deduplicate": self.rule, "rate_limit": self.rate, **own}
 
     def step(self, origin: Origin, attempt: int, at_s: float) -> str:
@@ -163,6 +173,11 @@ class Judge:
             drop=self.plan.drop or main == LETTERS,
             letters_of="orders" if main == LETTERS else None,
         )
+
+    @property
+    def reached(self) -> Counter[str]:
+        """What its records have come to."""
+        return self.oracle.named + self.tries.reached + self.services.reached + self.modes.reached
 
     @property
     def retry_topics(self) -> list[str]:
@@ -251,7 +266,7 @@ class Judge:
     def _set(self, broker: Broker, tp: TopicPartition, offset: int) -> None:
         broker.committed[tp], broker.notes[tp] = offset, ""
         self.notes.forget(tp.partition)
-        self.oracle.offsets.set_back(tp.partition, offset, broker.now_ms())
+        self.oracle.offsets.set_back(tp.partition, offset, broker.true_ms())
         self.was_set_back = True
 
     def make_again(self, broker: Broker) -> None:

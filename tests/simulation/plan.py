@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simulation.faults import Fault
+from simulation.faults import STEPPED, Fault, step_ms
 from simulation.scripts import SERVICES
 
 FEED_S: Final = 5.0
@@ -24,9 +24,12 @@ THROUGH: Final = 6_000_000
 MOVED: Final = 14_000_000
 """From this seed on somebody sets offsets back or makes changelogs again, capacities bind, and there are commands where
 the newest counts or a delay has no end."""
+MODES: Final = 16_000_000
+"""From this seed on few retries may run at once, circuits with names have rates, rules have conditions, and handlers
+ask for instants."""
 LETTERS: Final = 18_000_000
 """From this seed on dead letters have a handler, or there are none: what is dead leaves an event."""
-RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED, LETTERS)
+RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED, MODES, LETTERS)
 """First seeds of the ranges, of a million at least, in which histories have different things."""
 RANGE_SEEDS: Final = 1_000_000
 
@@ -73,6 +76,14 @@ class Plan:
     """Of the circuit."""
     services: tuple[tuple[str, float, float], ...] = ()
     """Services that are down, from when until when; then each has a circuit."""
+    service_rate: str = ""
+    """The `rate_limit` of these circuits; empty: none."""
+    max_concurrent: int | None = None
+    """Runs of retries at once in a worker; None: as many as of first deliveries."""
+    conditions: bool = False
+    """The rules of the policies have conditions."""
+    forgets_s: float | None = None
+    """How long changelogs keep tombstones; None: longer than the history."""
     calm: bool = False
     """Nothing else goes wrong."""
     referred: bool = False
@@ -119,6 +130,7 @@ class Plan:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
         scripts = {letter for *_, script in self.records + self.others for letter in script}.union(*self.letters)
         paced = bool(self.rate) or self.outage is not None or bool(self.commands) or bool(self.losses or self.services)
+        paced = paced or self.max_concurrent is not None
         return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH") and not paced
 
     @property
@@ -132,6 +144,11 @@ class Plan:
         again = len(self.faults) + (self.changes and self.order != "none")
         halved = max(self.in_flight - 1, 1).bit_length()  # what is on its way into a transaction counts, too
         return (3 + halved + 3) * (1 + again)
+
+    @property
+    def steps(self) -> list[tuple[float, float]]:
+        """When the broker's clock is set, and by how many milliseconds."""
+        return [(fault.at_s, step_ms(fault)) for fault in self.faults if fault.kind == STEPPED]
 
     @property
     def levels(self) -> bool:
@@ -168,6 +185,8 @@ class Plan:
         sent = [f"{at_s:6.2f} s  record on {number}: {script}" for at_s, number, script in self.records]
         sent += [f"{at_s:6.2f} s  the other handler's on {number}: {script}" for at_s, number, script in self.others]
         sent += [f"rate {self.rate}"] * bool(self.rate)
+        sent += [f"{self.max_concurrent} retries at once"] * bool(self.max_concurrent)
+        sent += [f"rate {self.service_rate} of each service"] * bool(self.service_rate)
         sent += [f"{self.outage[0]:6.2f} s  outage until {self.outage[1]:.2f} s"] if self.outage else []
         sent += [f"{down_s:6.2f} s  {name} is down until {up_s:.2f} s" for name, down_s, up_s in self.services]
         sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes
@@ -175,6 +194,8 @@ class Plan:
             ["a delay without end"] * self.endless
             + ["deliveries try again in place"] * self.hot
             + ["handlers take lists"] * self.batch
+            + ["rules have conditions"] * self.conditions
+            + [f"tombstones expire after {self.forgets_s} s"] * bool(self.forgets_s)
             + ["sequences stop behind dead records"] * self.stops
             + [f"caps {self.caps}"] * bool(self.caps)
             + ["records wait by reference"] * self.referred

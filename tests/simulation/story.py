@@ -58,6 +58,8 @@ class Going:
     """A handler call that goes on."""
 
     worker: str
+    again: bool = False
+    """It is a retry."""
     cancelled_ms: float = inf
     """When it was told to stop."""
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from simulation import History, Plan, simulate
-from simulation.campaign import LETTER_STATES, MOVED_STATES, Summary, minimise, run_seeds
+from simulation.campaign import LETTER_STATES, MODES_STATES, MOVED_STATES, Summary, minimise, run_seeds
 from simulation.drawing import draw_plan
-from simulation.plan import COMMANDED, HELD, LETTERS, LEVELS, MOVED, SERVED, STOPS, THROUGH
+from simulation.plan import COMMANDED, HELD, LETTERS, LEVELS, MODES, MOVED, SERVED, STOPS, THROUGH
 
 pytestmark = pytest.mark.timeout(600)  # on a busy machine; the engine would take one that ends a history for a failure
 
@@ -45,6 +45,10 @@ MOVED_PARTS = [
 LETTER_PARTS = [
     pytest.param(LETTERS + first, count, marks=[pytest.mark.extended] if first else [])
     for first, count in ((0, 50), (50, 250), (300, 250))
+]
+MODES_PARTS = [
+    pytest.param(MODES + first, count, marks=[pytest.mark.extended] if first else [])
+    for first, count in ((0, 40), (40, 250), (290, 250))
 ]
 STOPPED_PARTS = [
     pytest.param(STOPS + first, count, marks=[pytest.mark.extended] if first else [])
@@ -125,12 +129,21 @@ def test_a_letter_is_handled_or_replayed(first: int, count: int) -> None:
     assert count < 100 or [state for state in MOVED_STATES if not part.reached[state]] == []
 
 
+@pytest.mark.parametrize(("first", "count"), MODES_PARTS)
+def test_retries_come_as_the_settings_say(first: int, count: int) -> None:
+    """No more at once, none faster, as conditions say, at the instants asked for; also where the clock is set."""
+    part = run_seeds(range(first, first + count))
+    assert part.failed == []
+    assert min(part.reached["came back at an instant"], part.reached["a row of a service with a rate began"]) > 0
+    assert count < 100 or [state for state in MODES_STATES if not part.reached[state]] == []
+
+
 @pytest.mark.extended
 def test_each_fault_and_each_way_to_fail_was_reached(summary: Summary) -> None:
     """A fault that never happens proves nothing (I13)."""
     if summary.passed < SEEDS:
         pytest.skip("only a part of the histories was run")
-    assert set(summary.missed) <= {*MOVED_STATES, *LETTER_STATES}
+    assert set(summary.missed) <= {*MOVED_STATES, *MODES_STATES, *LETTER_STATES}
     assert summary.repeated > 0
 
 
