@@ -24,6 +24,7 @@ from simulation.faults import (
     STEPPED,
     STOPPED,
     UNENDED,
+    UNKNOWN,
     WRONG_TIME,
 )
 from simulation.history import History, simulate
@@ -55,7 +56,7 @@ MOVED_STATES = (
 """The same of histories from `plan.MOVED` on."""
 LETTER_STATES = (
     *(f"a letter ends {end}" for end in ("handled", "skipped", "failed")), "a letter was passed",
-    "a letter was tried again", "a letter is restored", "discarded",
+    f"fault: {UNKNOWN}", "a letter was tried again", "a letter is restored", "discarded",
     *(f"a letter is replayed, and it was {end}" for end in ("none", "skipped", "failed", "handled")),
     "a letter is discarded, and it was none", "refused as handled", "refused as running",
 )  # fmt: skip

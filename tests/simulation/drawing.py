@@ -23,6 +23,7 @@ from simulation.faults import (
     STEPPED,
     STOPPED,
     UNENDED,
+    UNKNOWN,
     WRONG_TIME,
     Fault,
 )
@@ -357,7 +358,9 @@ def _moved(plan: Plan, random: Random) -> Plan:
 
 def _lettered(plan: Plan, random: Random) -> Plan:
     """Return the plan with records that die, and with a handler of their letters, or without letters."""
-    plan = replace(plan, repeats=(), drop=plan.seed % 5 == 4)
+    plan = _crowded(plan, random) if random.random() < 0.08 else plan
+    plan = _called(replace(plan, drop=plan.seed % 5 == 4, changes=random.random() < 0.1))
+    plan = _in_order(plan, random) if random.random() < 0.25 else plan
     plan = _with(plan, _more(plan, random, DYING, random.randint(2, 8)))
     if not plan.drop:
         letters = [random.choice(HANDLED) for _ in range(random.randint(1, 7))]
@@ -367,12 +370,24 @@ def _lettered(plan: Plan, random: Random) -> Plan:
         case 0:
             plan = replace(plan, faults=())
         case 1:
-            kinds = (REFUSED, OURS, OURS, FORGOTTEN, WRONG_TIME, UNENDED, "kill", "kill at step", "pause at step")
+            kinds = (
+                REFUSED,
+                OURS,
+                OURS,
+                UNKNOWN,
+                UNKNOWN,
+                FORGOTTEN,
+                WRONG_TIME,
+                UNENDED,
+                "kill at step",
+                "pause at step",
+            )
             plan = _with(plan, (), _faults(random, kinds))
         case 2:
             plan = bounded(plan, random)
     if random.random() < 0.7:
-        plan = replace(plan, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+        commands = tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40)))
+        plan = replace(plan, commands=commands, stops=plan.order != "none" and not plan.drop)
     return plan
 
 

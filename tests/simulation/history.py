@@ -32,7 +32,7 @@ from simulation.judge import CLOSED, Judge
 from simulation.letters import LETTERS
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
-from simulation.ours import break_one
+from simulation.ours import break_letters, break_one
 from simulation.plan import FEED_S, Plan
 from simulation.referring import KEPT_MS, age_ms
 from simulation.sessions import opened_store
@@ -215,6 +215,8 @@ class History:
                 self.broker.refuse(topics, fault.slot, 0.5 + 6 * size)
             case "fault of ours" if alive and worker and (what := break_one(worker, size)):
                 self.reached[f"fault of ours: {what}"] += 1
+            case "letters unknown" if alive and worker:
+                break_letters(worker)
             case "unread records deleted":
                 self._kill_all()
                 for judge in self.judges.values():  # once what they have sent has arrived

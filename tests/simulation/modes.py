@@ -53,10 +53,9 @@ class Modes:
         self.reached: Counter[str] = Counter()
         self.healed_ms = inf
         """When everything has healed."""
-        scripts = {letter for *_, script in plan.records + plan.others for letter in script}
         odd = plan.order != "none" or plan.through or plan.referred or plan.commands or plan.replayed or plan.bounds
         paced = plan.rate or plan.outage or plan.services or plan.max_concurrent == 1 or plan.in_flight > FEW
-        self._plain = not (odd or paced or self._steps) and scripts.isdisjoint("XKH")
+        self._plain = not (odd or paced or self._steps) and plan.steps_of_scripts.isdisjoint("XKH")
 
     def begun(self, origin: Origin, attempt: int, due_at_ms: int, now_ms: float, opening: Opening | None) -> None:
         """Judge a row that begins."""

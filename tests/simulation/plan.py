@@ -126,12 +126,16 @@ class Plan:
         """Whether nothing goes wrong but handlers that fail."""
         return self.only(frozenset())
 
+    @property
+    def steps_of_scripts(self) -> frozenset[str]:
+        """All that handlers do."""
+        return frozenset().union(*self.letters, *(script for *_, script in self.records + self.others))
+
     def only(self, kinds: frozenset[str]) -> bool:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
-        scripts = {letter for *_, script in self.records + self.others for letter in script}.union(*self.letters)
         paced = bool(self.rate) or self.outage is not None or bool(self.commands) or bool(self.losses or self.services)
-        paced = paced or self.max_concurrent is not None
-        return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH") and not paced
+        paced = paced or self.max_concurrent is not None or not self.steps_of_scripts.isdisjoint("XKH")
+        return kinds.issuperset(fault.kind for fault in self.faults) and not paced
 
     @property
     def max_kills(self) -> int:
