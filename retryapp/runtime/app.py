@@ -32,9 +32,9 @@ from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
 from retryapp.core.lane_errors import LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.delivery.batches import make_pools
-from retryapp.engine.delivery.rounds import Rounds
 from retryapp.engine.handler.handler import Handler
 from retryapp.engine.handler.orphans import HUNG_S
+from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.ownership import Ownership
 from retryapp.engine.worker.placement import Membership, Placer, Served
