@@ -69,6 +69,11 @@ def keys(spark: SparkSession, lake: Lake) -> list[bytes]:
     return sorted(bytes(row["key"]) for row in Tables(spark, lake).read().select("key").collect())
 
 
+def now_ms() -> int:
+    """Return the time."""
+    return time.time_ns() // 1_000_000
+
+
 def dies(*_: object) -> None:
     """End this process, as far as a command can tell."""
     raise SystemExit(137)
@@ -135,9 +140,6 @@ def test_a_record_that_waited_is_erased_with_its_later_hops(
 ) -> None:
     """They arrive after the erasure, with key and payload; what is new of the key, or tells no time, is kept."""
 
-    def now_ms() -> int:
-        return time.time_ns() // 1_000_000
-
     def hop(number: int, first_failed_ms: int, key: bytes = b"ada") -> None:
         group.retry(0, waiting(number, first_failed_ms=first_failed_ms, attempt=2, delivery=2), key=key, value=b"v")
 
@@ -203,10 +205,6 @@ def test_an_erasure_that_dies_is_resumed_without_its_key(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What had arrived before is not archived; status lists it until it has ended; what came later stays."""
-
-    def now_ms() -> int:
-        return time.time_ns() // 1_000_000
-
     job = group.archive(spark, lake)
     group.dead(0, replace(dead(0), error_message="no such user grace"), key=b"grace")
     group.dead(1, dead(1), key=b"other")
