@@ -132,8 +132,9 @@ class Tables:
         return version
 
     def exists(self) -> bool:
-        """Tell whether the table of records is there."""
-        return self.files.exists(self._log)
+        """Tell whether the table of records is there: a first batch that was cancelled leaves the folder of a log."""
+        begin = self._commit(0), f"{self._log}/_last_checkpoint"
+        return any(map(self.files.exists, begin)) or any(name[20:] == ".json" for name in self.files.names(self._log))
 
     def read(self, place: Sequence[int] = ()) -> DataFrame:
         """Return the records as of a commit; of none: now. An earlier retryapp may have archived them."""
