@@ -226,6 +226,7 @@ def list_waiting(
     limit: int | None,
 ) -> Listed:
     """Return those that are due before an instant and fit, the next due first, and above all stopped sequences."""
+    wanted = None if wanted == LetterFilter() else wanted
     rows = {
         at: entry
         for topology in topologies
@@ -239,8 +240,6 @@ def list_waiting(
 
 def fits_row(wanted: LetterFilter, raw: bytes) -> bool:
     """Tell whether a row fits; one that is damaged, or without what is asked for (by reference), does not."""
-    if wanted == LetterFilter():
-        return True
     if wanted.key is not None and not is_of_key(raw, wanted.key.encode()):  # most are not, and need no decoding
         return False
     try:
