@@ -32,6 +32,7 @@ from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
 from retryapp.core.lane_errors import LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.delivery.batches import make_pools
+from retryapp.engine.delivery.rounds import Rounds
 from retryapp.engine.handler.handler import Handler
 from retryapp.engine.handler.orphans import HUNG_S
 from retryapp.engine.partition.partition import PartitionEngine
@@ -159,6 +160,7 @@ class Runtime(Ownership):
         self.recent = Recent(self.metrics.counted, self.clock)
         self.observer = CombinedObserver(self.observer, self.metrics)
         self.plan: Plan | None = None
+        self._rounds = Rounds()
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalancing_since_s: float | None = None
         self._reader: TailReader | None = None
@@ -180,7 +182,7 @@ class Runtime(Ownership):
         known = self.served.get(handler.main)
         if known is not None:
             raise DuplicateHandlerError(handler.main, handler.group, known.handler.name, handler.name)
-        self.served[handler.main] = Served(handler, *make_pools(handler))
+        self.served[handler.main] = Served(handler, *make_pools(handler, self._rounds))
         tiers = (format_duration_ms(delay_ms) for delay_ms in handler.policy.delays_ms)
         self.metrics.begin(handler.main, tiers, handler.circuits)
         handler.orphans.on_hung = lambda: self._tasks.append(asyncio.create_task(self._end_hung(handler)))
