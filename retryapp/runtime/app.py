@@ -32,6 +32,7 @@ from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
 from retryapp.core.lane_errors import LaneError
 from retryapp.core.metadata import MAX_METADATA_BYTES
 from retryapp.engine.delivery.batches import make_pools
+from retryapp.engine.delivery.rounds import Rounds
 from retryapp.engine.handler.handler import Handler
 from retryapp.engine.handler.orphans import HUNG_S
 from retryapp.engine.partition.partition import PartitionEngine
@@ -131,7 +132,9 @@ class Runtime(Ownership):
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
         self.gauges: Callable[[], Mapping[str, Any]] = dict
-        """Partitions by main topic; the view sets it, and the three below."""
+        """Partitions by main topic; the view sets it, and the four below."""
+        self.remember: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
+        """Notes what is shown while no broker answers."""
         self.causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
         """What the dead letters here died of, by main topic."""
         self.waiting: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
@@ -157,6 +160,7 @@ class Runtime(Ownership):
         self.recent = Recent(self.metrics.counted, self.clock)
         self.observer = CombinedObserver(self.observer, self.metrics)
         self.plan: Plan | None = None
+        self._rounds = Rounds()
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalancing_since_s: float | None = None
         self._reader: TailReader | None = None
@@ -178,7 +182,7 @@ class Runtime(Ownership):
         known = self.served.get(handler.main)
         if known is not None:
             raise DuplicateHandlerError(handler.main, handler.group, known.handler.name, handler.name)
-        self.served[handler.main] = Served(handler, *make_pools(handler))
+        self.served[handler.main] = Served(handler, *make_pools(handler, self._rounds))
         tiers = (format_duration_ms(delay_ms) for delay_ms in handler.policy.delays_ms)
         self.metrics.begin(handler.main, tiers, handler.circuits)
         handler.orphans.on_hung = lambda: self._tasks.append(asyncio.create_task(self._end_hung(handler)))
@@ -310,7 +314,7 @@ class Runtime(Ownership):
         for task in self._tasks:
             task.add_done_callback(end_if_broken)
         others = [
-            asyncio.create_task(self.contact.run(lambda: self.gauges()), name="contact"),
+            asyncio.create_task(self.contact.run(lambda: self.remember()), name="contact"),
             asyncio.create_task(self.recent.run(), name="recent"),
         ]
         if (trim := find_trim()) is not None:

@@ -164,6 +164,7 @@ class MemoryPartition:
                 clock=self.clock,
                 random=drawn,
                 pace=Pace.of(self.handler, partition, clock=self.clock, random=drawn, shares=1),
+                rounds=self._pools[1].rounds,
                 topic_id="kq8G0bTz",
                 max_bytes=_MAX_BYTES,
                 kept_ms=kept_ms,

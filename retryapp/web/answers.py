@@ -8,22 +8,20 @@ other workers are never guessed at: their numbers are None, and a question for o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import quote
 
-from pydantic import ValidationError
-
-from retryapp.core.causes import OTHER_CAUSE, CauseCount
+from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.masking import UNMASKED, Mask
-from retryapp.core.record import Origin, failure_id, parse_failure_id
+from retryapp.core.record import Origin, Record, failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import (
@@ -36,55 +34,31 @@ from retryapp.lookup.records import (
     place_of,
     whole_entry,
 )
-from retryapp.ports import PAGES_PREFIX, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo
+from retryapp.ports import PAGES_PREFIX, Activity, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Person, Role
 from retryapp.web.attention import needs_action, paused_text
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
-from retryapp.web.figures import ELSEWHERE, OPEN, Rates, owner_of, partition_facts, rates_of, totals, trend_of, web_url
-from retryapp.web.lists import Listing, dead_here, merge, waiting_here
-from retryapp.web.peers import PART, SIGNATURE, Peers, causes_of, jobs_of, merged, recent_of, silent_of, spread
+from retryapp.web.figures import ELSEWHERE, OPEN, partition_facts, totals, web_url
+from retryapp.web.group import Causes, Group, group_of
+from retryapp.web.lists import Listing, chosen_of, dead_here, merged_facts, waiting_here
+from retryapp.web.peers import PART, SIGNATURE, Peers, spread
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns
 
 READ_TIMEOUT_S: Final = 5.0
 """Time limit for reading a record from Kafka."""
-_NEAR: Final = 100
-"""Offsets in which the next newer dead letter is looked for."""
+_NEAR: Final = (8, 100)
+"""Offsets in which the next newer dead letter is looked for: it is mostly one of the next, after a marker."""
 LIVE_S: Final = 5
 """Overview and handler are loaded again after this time."""
 
+List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
+"""Lists what this worker has of some partitions."""
 
 _searches: Final = Turns(4)  # they read topics: while no broker answers that takes long
-
-
-class Group(NamedTuple):
-    """What all workers have of a handler, as far as they answer."""
-
-    partitions: list[PartitionInfo]
-    silent: list[str]
-    """Addresses of workers that do not answer."""
-    causes: list[CauseCount]
-    waiting: list[CauseCount]
-    """Causes of what waits."""
-    parts: list[tuple[int, Part]]
-    """Parts of jobs with their partitions."""
-    rates: Rates | None
-    trends: list[CauseTrends | None]
-
-    @property
-    def totals(self) -> Facts:
-        """What is said of all of them."""
-        rates = None if self.rates is None else asdict(self.rates)
-        return {**totals(self.partitions, whole=True), "silent": self.silent, "rates": rates}
-
-    def cause(self, count: CauseCount) -> Facts:
-        """Return a cause with how often it fails lately."""
-        everywhere = not any(item.state == ELSEWHERE for item in self.partitions) and not self.silent
-        lately, before = trend_of(self.trends if everywhere else [None], count.cause_id)
-        return {**asdict(count), "failures_per_min": lately, "failures_per_min_before": before}
 
 
 class Answers:
@@ -116,20 +90,25 @@ class Answers:
         heres = [self.view.partitions(info.main) for info in infos]
         mains = [info.main for info in infos]
         groups = await asyncio.gather(*map(self._everywhere, mains, heres))  # one deadline for all
-        handlers, todo = [], list[Facts]()
-        for info, here, group in zip(infos, heres, groups, strict=True):
-            handlers.append(self._facts_of(info, here, group))
-            todo += needs_action(info.main, group.partitions, group.causes, group.parts, self.now_ms())
-        return {
-            "silent": sorted({url for handler in handlers for url in handler["group"]["silent"]}),
-            "group": infos[0].group if infos else None,
-            "url": self.view.url(),
-            "ready": self.view.ready(),
-            "todo": sorted(todo, key=lambda each: -each["weight"]),
-            "handlers": handlers,
-            "workers": sorted({url for handler in handlers for url in handler["workers"]}),
-            "live_s": LIVE_S,
-        }
+        now_ms, url, ready = self.now_ms(), self.view.url(), self.view.ready()
+
+        def facts() -> Facts:
+            handlers, todo = list[Facts](), list[Facts]()
+            for info, here, group in zip(infos, heres, groups, strict=True):
+                handlers.append(self._facts_of(info, here, group))
+                todo += needs_action(info.main, group.partitions, group.causes, group.parts, now_ms)
+            return {
+                "silent": sorted({url for handler in handlers for url in handler["group"]["silent"]}),
+                "group": infos[0].group if infos else None,
+                "url": url,
+                "ready": ready,
+                "todo": sorted(todo, key=lambda each: -each["weight"]),
+                "handlers": handlers,
+                "workers": sorted({url for handler in handlers for url in handler["workers"]}),
+                "live_s": LIVE_S,
+            }
+
+        return await asyncio.to_thread(facts)  # of handlers with hundreds of partitions it takes long
 
     async def handler(self, question: Question) -> Facts:
         """Return one handler: topics, policy, partitions, and what becomes due within a day."""
@@ -137,15 +116,19 @@ class Answers:
         infos = self.view.partitions(info.main)
         due = self._due.everywhere(info.main, infos, self.now_ms(), self.peers)
         group, due_facts = await asyncio.gather(self._everywhere(info.main, infos), due)
-        return {
-            "handler": self._facts_of(info, infos, group),
-            "partitions": [partition_facts(item) for item in infos],
-            "everywhere": [partition_facts(item) for item in group.partitions],
-            "causes": [*map(group.cause, group.causes)],
-            "waiting_causes": [*map(group.cause, group.waiting)],
-            **due_facts,
-            "live_s": LIVE_S,
-        }
+
+        def facts() -> Facts:
+            return {
+                "handler": self._facts_of(info, infos, group),
+                "partitions": [partition_facts(item) for item in infos],
+                "everywhere": [partition_facts(item) for item in group.partitions],
+                "causes": group.with_trends(group.causes),
+                "waiting_causes": group.with_trends(group.waiting),
+                **due_facts,
+                "live_s": LIVE_S,
+            }
+
+        return await asyncio.to_thread(facts)  # there may be hundreds of partitions and causes
 
     @staticmethod
     def _facts_of(info: HandlerInfo, here: Sequence[PartitionInfo], group: Group) -> Facts:
@@ -155,20 +138,14 @@ class Answers:
         """Return what all workers have of a handler."""
         answers = await self.peers.ask(main, infos)
         now_ms = self.now_ms()
-        ours = await asyncio.to_thread(self._causes, main)
-        parts = {**jobs_of(main, answers), **self.view.job_parts(main)}
-        recent = recent_of(main, answers, now_ms)
-        return Group(
-            merged(main, infos, answers, now_ms),
-            silent_of(infos, answers, now_ms),
-            causes_of(main, infos, answers, ours[0], "causes"),
-            causes_of(main, infos, answers, ours[1], "waiting"),
-            [(number, part) for number, some in sorted(parts.items()) for part in some],
-            rates_of([self.view.activity(main), *(each.activity for each in recent)]),
-            [self.view.trends(main), *(each.trends for each in recent)],
-        )
+        ours = self.view.job_parts(main), self.view.activity(main), self.view.trends(main)
 
-    def _causes(self, main: str) -> tuple[Mapping[int, Sequence[CauseCount]], Mapping[int, Sequence[CauseCount]]]:
+        def together() -> Group:
+            return group_of(main, infos, answers, now_ms, self._causes(main), *ours)
+
+        return await asyncio.to_thread(together)
+
+    def _causes(self, main: str) -> tuple[Causes, Causes]:
         return self.view.causes(main), self.view.waiting_causes(main)
 
     async def parts(self, main: str) -> tuple[Sequence[tuple[int, Part]], list[str], str | None]:
@@ -179,22 +156,32 @@ class Answers:
     async def part(self, _question: Question) -> Facts:
         """Return what this worker has, for the pages of the others: it asks nobody."""
         handlers: Facts = {}
-        for info in self.view.handlers():
-            here = [asdict(item) for item in self.view.partitions(info.main) if item.state != ELSEWHERE]
-            dead, waiting = await asyncio.to_thread(self._causes, info.main)
-            activity, trends = self.view.activity(info.main), self.view.trends(info.main)
-            handlers[info.main] = {
-                "partitions": here,
-                "causes": spread(dead),
-                "waiting": spread(waiting),
-                "jobs": {
-                    number: [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
-                    for number, parts in self.view.job_parts(info.main).items()
-                },
-                "activity": activity and asdict(activity),
-                "trends": trends and asdict(trends),
+        for main in [info.main for info in self.view.handlers()]:
+            activity, trends = self.view.activity(main), self.view.trends(main)
+            jobs = {  # on the loop, which changes them
+                number: [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
+                for number, parts in self.view.job_parts(main).items()
             }
+            mine = await asyncio.to_thread(self._part_of, main, self.view.partitions(main), activity, trends)
+            handlers[main] = {**mine, "jobs": jobs}
         return {"handlers": handlers}
+
+    def _part_of(
+        self,
+        main: str,
+        infos: Sequence[PartitionInfo],
+        activity: Activity | None,
+        trends: CauseTrends | None,
+    ) -> Facts:
+        """Return what this worker has of a handler, in a thread: there may be hundreds of partitions and causes."""
+        dead, waiting = self._causes(main)
+        return {
+            "partitions": [asdict(item) for item in infos if item.state != ELSEWHERE],
+            "causes": spread(dead),
+            "waiting": spread(waiting),
+            "activity": activity and asdict(activity),
+            "trends": trends and asdict(trends),
+        }
 
     async def due_here(self, question: Question) -> Facts:
         """Return what becomes due in the partitions that are open here."""
@@ -203,9 +190,9 @@ class Answers:
 
     async def pending(self, question: Question) -> Facts:
         """Return one page of waiting records of the group by due time."""
-        wanted = question.wanted
+        wanted, infos = question.wanted, self._partitions(question)
         facts, (total, whole, about) = await asyncio.gather(
-            self._list(question, "pending", self.pending_here), self._totals(question, "pending")
+            self._list(question, infos, "pending", self.pending_here), self._totals(question, infos, "pending")
         )
         of = None if wanted == LetterFilter() else whole  # without an index by cause a page may have seen a part
         total = None if question.is_narrow else total
@@ -213,69 +200,48 @@ class Answers:
 
     async def dead(self, question: Question) -> Facts:
         """Return one page of dead letters of the group, the newest first."""
-        wanted = question.wanted
+        wanted, infos = question.wanted, self._partitions(question)
         asked: Facts = {**_asked(question), "reason": wanted.reason, "marked": question.marked}
         narrow = question.marked or question.is_narrow
         facts, (total, whole, about) = await asyncio.gather(
-            self._list(question, "dead", self.dead_here), self._totals(question, "dead")
+            self._list(question, infos, "dead", self.dead_here), self._totals(question, infos, "dead")
         )
         reasons = sorted({*DeadReason, wanted.reason or "exhausted"})
         total, of = (None, whole) if narrow else (total, None)
         return {**facts, **asked, "total": total, "of": of, "about": about, "reasons": reasons}
 
-    async def pending_here(self, question: Question) -> Listing:
-        """List what waits in the partitions of this worker."""
-        infos = self._chosen(question)
+    async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
+        """List what waits in those of these partitions that this worker has."""
         return await asyncio.to_thread(waiting_here, self.view, infos, question, self.now_ms())
 
-    async def dead_here(self, question: Question) -> Listing:
-        """List the dead letters of the partitions of this worker."""
-        info, infos = self.get_handler_or_404(question.main), self._chosen(question)
+    async def dead_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
+        """List the dead letters of those of these partitions that this worker has."""
+        info = self.get_handler_or_404(question.main)
         look = partial(dead_here, self.view, infos, question, info)
         return await (_searches.take(look) if question.wanted.deep else asyncio.to_thread(look))
 
-    async def _list(self, question: Question, kind: str, own: Callable[[Question], Awaitable[Listing]]) -> Facts:
+    async def _list(self, question: Question, infos: Sequence[PartitionInfo], kind: str, own: List) -> Facts:
         """Merge what all workers list, and say what is left out."""
-        infos = self._partitions(question)
-        chosen = self._chosen(question)
+        chosen = chosen_of(infos, question)
         asked = self.peers.read(chosen, question.main, question.address(kind))
-        answers, ours = await asyncio.gather(asked, own(question))
-        listings, silent, lost = list[Listing](), list[str](), {item.partition for item in chosen}
-        for url, body in {"": ours, **answers}.items():
-            try:
-                listing = body if isinstance(body, Listing) else Listing.model_validate_json(body or b"")
-            except ValidationError:
-                silent.append(url)
-                continue
-            # while the group moves partitions two workers may have one, or none
-            its = {item.partition for item in chosen if owner_of(item) == url} & set(listing.partitions)
-            lost -= its
-            lines = [line for line in listing.lines if line.partition in its]
-            listings.append(listing.model_copy(update={"lines": lines}))
-        lines, cursor = merge(listings, question.limit, newest=kind == "dead")
-        follow = {"after" if kind == "pending" else "before": cursor or "", "seen": str(question.seen + len(lines))}
-        facts: Facts = {
+        answers, ours = await asyncio.gather(asked, own(question, chosen))
+        return {
             "main": question.main,
             "partition": question.partition,
             "limit": question.limit,
-            "records": [line.model_dump() for line in lines],
-            "first": question.seen + 1,
-            "next": question.address(**follow) if cursor else None,
-            "scanned": sum(each.scanned for each in listings),
-            "silent": silent,
             "partitions": [item.partition for item in infos],
-            "partitions_left_out": sorted(lost),
+            **await asyncio.to_thread(merged_facts, question, chosen, kind, {"": ours, **answers}),
         }
-        hidden = sorted({name for each in listings for name in each.hidden})
-        return {**facts, "hidden": hidden} if hidden else facts
 
-    async def _totals(self, question: Question, name: str) -> tuple[int | None, int | None, Facts | None]:
+    async def _totals(
+        self, question: Question, infos: Sequence[PartitionInfo], name: str
+    ) -> tuple[int | None, int | None, Facts | None]:
         """Return how many records of the cause asked for, how many in all, and the cause; None: not known."""
-        group, cause = await self._everywhere(question.main, self.view.partitions(question.main)), question.wanted.cause
-        chosen = [item for item in group.partitions if question.partition in (None, item.partition)]
+        group, cause = await self._everywhere(question.main, infos), question.wanted.cause
+        chosen = chosen_of(group.partitions, question)
         numbers: list[int | None] = [None if item.state == ELSEWHERE else getattr(item, name) for item in chosen]
         causes = group.waiting if name == "pending" else group.causes
-        about = next((group.cause(each) for each in causes if each.cause_id == cause), None)
+        about = next(iter(group.with_trends(each for each in causes if each.cause_id == cause)), None)
         if None in numbers:
             return None, None, about
         whole = known_sum(numbers)
@@ -289,10 +255,6 @@ class Answers:
                 about,
             )  # a table may have counted some of it among its others, or tells its last numbers only
         return 0 if about is None else about["records"], whole, about
-
-    def _chosen(self, question: Question) -> list[PartitionInfo]:
-        infos = self.view.partitions(question.main)
-        return [item for item in infos if question.partition in (None, item.partition)]
 
     async def pending_record(self, question: Question) -> Facts:
         """Return one waiting record with headers, key and value."""
@@ -336,7 +298,11 @@ class Answers:
         topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
         record = await self._content(topic, entries[0])
         page = partial(self.view.dead_page, info.main, partition=partition, letters=letters)
-        near = [entry.row.offset for entry in page(before=offset + _NEAR, limit=_NEAR) if entry.row.offset > offset]
+
+        def newer(span: int) -> list[int]:
+            return [entry.row.offset for entry in page(before=offset + span, limit=span) if entry.row.offset > offset]
+
+        near = next(filter(None, map(newer, _NEAR)), [])
         older = [entry.row.offset for entry in page(before=offset, limit=1)]
         beside = {"newer": min(near, default=None), "older": older[0] if older else None}
         return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record, **beside}
@@ -362,12 +328,7 @@ class Answers:
             return {**content, "unread": f"the broker did not answer within {READ_TIMEOUT_S:g} s"}
         except RetryAppError as error:
             return {**content, "unread": str(error)}
-        if letter is not None:
-            content = {**content, **dead_detail(entry, letter.headers), "key": None}
-        if letter is None or record is None:
-            return {**content, "unread": "it is no longer on the topic (older than its retention, or deleted)"}
-        value = original_value(letter.headers, record.value)
-        return {**content, "key": payload_of(record.key), "value": payload_of(value)}
+        return await asyncio.to_thread(_with_content, content, entry, letter, record)
 
     def find(self, question: Question) -> str:
         """Return the path of the page of a failure id: waiting, dead, or what has become of it.
@@ -433,6 +394,16 @@ def _asked(question: Question) -> Facts:
     names = ("error_type", "cause", "key", "message", "header", "field")
     times = {name: question.query.get(name) for name in ("since", "until")}
     return {**{name: getattr(question.wanted, name) for name in names}, **times}
+
+
+def _with_content(content: Facts, entry: DeadEntry, letter: Record | None, record: Record | None) -> Facts:
+    """Return a letter with what was read of it."""
+    if letter is not None:
+        content = {**content, **dead_detail(entry, letter.headers), "key": None}
+    if letter is None or record is None:
+        return {**content, "unread": "it is no longer on the topic (older than its retention, or deleted)"}
+    value = original_value(letter.headers, record.value)
+    return {**content, "key": payload_of(record.key), "value": payload_of(value)}
 
 
 def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:

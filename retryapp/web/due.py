@@ -16,8 +16,8 @@ from retryapp.runtime.view import RuntimeView
 from retryapp.web.figures import OPEN, owner_of
 from retryapp.web.peers import Peers
 
-MOST: Final = 100_000
-"""Rows that are counted before now, and from now on, over all partitions; more is shown as "100,000+"."""
+MOST: Final = 10_000
+"""Rows that are counted before now, and from now on, over all partitions; more is shown as "10,000+"."""
 KEPT_MS: Final = 5_000
 """A count is shown again for this long, so that more readers cost no more."""
 WINDOWS: Final = (("minute", 60_000), ("hour", 3_600_000), ("day", 86_400_000))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from retryapp.core.control import is_open
 from retryapp.core.dead_index import MAX_TYPE_BYTES
@@ -24,7 +24,7 @@ from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
-from retryapp.web.figures import OPEN
+from retryapp.web.figures import OPEN, owner_of
 from retryapp.web.query import Place, Question, Stream, place_of, place_text
 
 SCAN_ROWS: Final = 2_000
@@ -98,25 +98,60 @@ def merge(listings: Sequence[Listing], limit: int, *, newest: bool) -> tuple[lis
     return lines, next((each.upto for each in listings if each.upto and place(each.upto) == bound), None)
 
 
+def chosen_of(infos: Sequence[PartitionInfo], question: Question) -> list[PartitionInfo]:
+    """Return the partition that a list is asked of, or all."""
+    return [item for item in infos if question.partition in (None, item.partition)]
+
+
+def merged_facts(
+    question: Question, chosen: Sequence[PartitionInfo], kind: str, answers: Mapping[str, Listing | bytes | None]
+) -> Facts:
+    """Merge what workers list, by their addresses; of 500 records that takes too long for the event loop."""
+    listings, silent, lost = list[Listing](), list[str](), {item.partition for item in chosen}
+    for url, body in answers.items():
+        try:
+            listing = body if isinstance(body, Listing) else Listing.model_validate_json(body or b"")
+        except ValidationError:
+            silent.append(url)
+            continue
+        # while the group moves partitions two workers may have one, or none
+        its = {item.partition for item in chosen if owner_of(item) == url} & set(listing.partitions)
+        lost -= its
+        lines = [line for line in listing.lines if line.partition in its]
+        listings.append(listing.model_copy(update={"lines": lines}))
+    lines, cursor = merge(listings, question.limit, newest=kind == "dead")
+    follow = {"after" if kind == "pending" else "before": cursor or "", "seen": str(question.seen + len(lines))}
+    facts: Facts = {
+        "records": [line.model_dump() for line in lines],
+        "first": question.seen + 1,
+        "next": question.address(**follow) if cursor else None,
+        "scanned": sum(each.scanned for each in listings),
+        "silent": silent,
+        "partitions_left_out": sorted(lost),
+    }
+    hidden = sorted({name for each in listings for name in each.hidden})
+    return {**facts, "hidden": hidden} if hidden else facts
+
+
 def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, now_ms: int) -> Listing:
     """List what waits in the partitions here by due time."""
-    listing, after = Listing(lines=[], partitions=_open(infos)), question.after
-    holding = what_holds(infos)
+    lines, scanned, after = list[Line](), 0, question.after
+    wanted = None if question.wanted == LetterFilter() else question.wanted
+    holding, size = what_holds(infos), question.limit + 1
     while True:
-        size = question.limit + 1
         entries = view.pending_page(question.main, after=after, limit=size, partition=question.partition)
         for entry in entries:
-            if len(listing.lines) == question.limit or listing.scanned == SCAN_ROWS:
-                listing.upto = None if after is None else after.hex()
-                return listing
-            listing.scanned += 1
+            if len(lines) == question.limit or scanned == SCAN_ROWS:
+                upto = None if after is None else after.hex()
+                return Listing(lines=lines, upto=upto, scanned=scanned, partitions=_open(infos))
+            scanned += 1
             after = entry.key
-            if fits_row(question.wanted, entry.value):
+            if wanted is None or fits_row(wanted, entry.value):
                 facts = pending_summary(entry)
                 mark_held_back(facts, holding, now_ms)
-                listing.lines.append(Line(cursor=after.hex(), **facts))
+                lines.append(Line(cursor=after.hex(), **facts))
         if len(entries) < size:
-            return listing
+            return Listing(lines=lines, scanned=scanned, partitions=_open(infos))
 
 
 def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, info: HandlerInfo) -> Listing:

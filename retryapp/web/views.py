@@ -6,7 +6,8 @@ facts as JSON. Every error has one shape (``errors.PageError``): JSON, or a page
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp.typedefs import Handler
@@ -14,7 +15,7 @@ from aiohttp.web import HTTPFound, Request, StreamResponse, middleware
 
 from retryapp.core.masking import UNMASKED, Mask
 from retryapp.lookup.records import Facts
-from retryapp.ports import PAGES_PREFIX, Clock
+from retryapp.ports import PAGES_PREFIX, Clock, PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Role
 from retryapp.web.actions import Action, CommandPage, Login, SelectionPage
@@ -23,7 +24,7 @@ from retryapp.web.api import document
 from retryapp.web.errors import PageError, not_found
 from retryapp.web.jobs import StartJob, TellHandler, TellJob, job, jobs, preview, refused
 from retryapp.web.journeys import journey
-from retryapp.web.lists import Listing
+from retryapp.web.lists import Listing, chosen_of
 from retryapp.web.outcomes import outcome
 from retryapp.web.page import Ask, Page
 from retryapp.web.partitions import partitions, partitions_here
@@ -71,12 +72,13 @@ async def openapi(_answers: Answers, _question: Question) -> tuple[bytes, str]:
     return to_json(document(tuple(needs.items()))).encode(), JSON
 
 
-def listed(own: Callable[[Answers, Question], Awaitable[Listing]]) -> Ask:
+def listed(own: Callable[[Answers, Question, Sequence[PartitionInfo]], Awaitable[Listing]]) -> Ask:
     """Return what lists the partitions of this worker, for the lists of the others."""
 
     async def list_own(answers: Answers, question: Question) -> Facts:
-        answers.get_handler_or_404(question.main)
-        return (await own(answers, question)).model_dump()
+        info = answers.get_handler_or_404(question.main)
+        listing = await own(answers, question, chosen_of(answers.view.partitions(info.main), question))
+        return await asyncio.to_thread(listing.model_dump)
 
     return list_own
 

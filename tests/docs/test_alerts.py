@@ -39,7 +39,7 @@ def shown(worker_metrics: MetricsObserver) -> dict[str, list[dict[str, str]]]:
     archive = PipelineMetrics()
     archive.round_ended("billing", began_ms=0, ended_ms=1, gaps=0, retention_ms={})
     series: dict[str, list[dict[str, str]]] = {}
-    text = worker_metrics.text().decode() + generate_latest(archive.registry).decode()
+    text = worker_metrics.collect().text().decode() + generate_latest(archive.registry).decode()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             series.setdefault(sample.name, []).append(sample.labels)

@@ -42,7 +42,7 @@ def chosen(query: str) -> str:
 def text(worker_metrics: MetricsObserver) -> bytes:
     archive = PipelineMetrics()
     archive.round_ended("billing", began_ms=0, ended_ms=1, gaps=0, retention_ms={"billing.orders.dlq": 1})
-    return worker_metrics.text() + generate_latest(archive.registry)
+    return worker_metrics.collect().text() + generate_latest(archive.registry)
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ async def _no_wait(_self: Lane, _seconds: float) -> None:
     """A lane that has failed opens again at once."""
 
 
-def _shared(handler: Any) -> Any:
+def _shared(handler: Any, _rounds: Any) -> Any:
     """Redeliveries have the runners of first deliveries."""
     both = DeliveryPool(handler.concurrency // 2, "both")  # it is started twice
     return both, both

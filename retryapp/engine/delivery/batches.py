@@ -26,7 +26,8 @@ from retryapp.core.batch import Batch
 from retryapp.engine.delivery.deliver import HandlerTimeoutError, is_due, outcome_of, unpack
 from retryapp.engine.delivery.delivery import close_delivery, open_delivery
 from retryapp.engine.delivery.judge import cause_of, is_last
-from retryapp.engine.delivery.pool import CANCEL_WAIT_S, ROUND_S, DeliveryPool, settle_cancellation
+from retryapp.engine.delivery.pool import CANCEL_WAIT_S, DeliveryPool, settle_cancellation
+from retryapp.engine.delivery.rounds import ROUND_S, Rounds
 from retryapp.engine.delivery.run import GivenUpError, Outcome, Run, RunAbortedError, RunOwner
 from retryapp.engine.handler.handler import Handler, call
 from retryapp.engine.handler.threads import NoThreadError
@@ -65,8 +66,10 @@ class _Part:
 class BatchPool(DeliveryPool):
     """Gathers records by partition, and runs them together."""
 
-    def __init__(self, batch: Batch, concurrency: int, name: str, *, ahead: DeliveryPool | None = None) -> None:
-        super().__init__(concurrency, name, ahead=ahead)
+    def __init__(
+        self, batch: Batch, concurrency: int, name: str, *, rounds: Rounds | None = None, behind: bool = False
+    ) -> None:
+        super().__init__(concurrency, name, rounds=rounds, behind=behind)
         self._size = batch.size
         self._wait_s = batch.wait_ms / 1000
         self._gathering: dict[RunOwner, asyncio.TimerHandle] = {}
@@ -304,13 +307,15 @@ async def _closed(run: Run) -> BaseException | None:
     return None
 
 
-def make_pools(handler: Handler) -> tuple[DeliveryPool, DeliveryPool]:
-    """Return a handler's pools: of first deliveries, and of redeliveries, which go behind them."""
+def make_pools(handler: Handler, rounds: Rounds | None = None) -> tuple[DeliveryPool, DeliveryPool]:
+    """Return a handler's pools: of first deliveries, and of redeliveries, which go behind them; all share `rounds`."""
+    rounds = rounds or Rounds()
 
-    def make(name: str, concurrency: int, ahead: DeliveryPool | None = None) -> DeliveryPool:
+    def make(name: str, concurrency: int, *, behind: bool = False) -> DeliveryPool:
+        name = f"{name}-{handler.main}"
         if handler.batch is None:
-            return DeliveryPool(concurrency, f"{name}-{handler.main}", ahead=ahead)
-        return BatchPool(handler.batch, concurrency, f"{name}-{handler.main}", ahead=ahead)
+            return DeliveryPool(concurrency, name, rounds=rounds, behind=behind)
+        return BatchPool(handler.batch, concurrency, name, rounds=rounds, behind=behind)
 
     first = make("deliver", handler.concurrency)
-    return first, make("redeliver", handler.max_concurrent or handler.concurrency, first)
+    return first, make("redeliver", handler.max_concurrent or handler.concurrency, behind=True)

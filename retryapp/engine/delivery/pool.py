@@ -17,28 +17,26 @@ from typing import Any, Final
 from retryapp.engine.delivery.deliver import HandlerTimeoutError, is_due, outcome_of, timed_out, unpack
 from retryapp.engine.delivery.delivery import close_delivery, delivery_of, open_delivery
 from retryapp.engine.delivery.judge import hot_wait_s
+from retryapp.engine.delivery.rounds import ROUND_S, Rounds
 from retryapp.engine.delivery.run import GivenUpError, Outcome, Run, RunAbortedError, RunOwner
 from retryapp.engine.handler.handler import abandon, call
 from retryapp.engine.handler.threads import NoThreadError
 
 CANCEL_WAIT_S: Final = 2.0
 """How long a cancelled handler may clean up before it becomes an orphan."""
-ROUND_S: Final = 0.010
-"""How long runs may begin in one round of the event loop: handlers that never wait would keep it for themselves."""
-BEHIND_S: Final = 0.002
-"""The same for redeliveries while there are first deliveries (docs/protocol.md, rule 10)."""
 
 
 class DeliveryPool:
     """Runs handlers for all partitions of a handler, in rounds of the event loop. One pool per share of concurrency.
 
-    While the pool `ahead` is busy, its rounds are short.
+    One of redeliveries is `behind`: it has no rounds of its own.
     """
 
-    def __init__(self, concurrency: int, name: str, *, ahead: DeliveryPool | None = None) -> None:
+    def __init__(self, concurrency: int, name: str, *, rounds: Rounds | None = None, behind: bool = False) -> None:
+        self.rounds = rounds or Rounds()
         self._concurrency = concurrency
         self._name = name
-        self._ahead = ahead
+        self._behind = behind
         self._round_end_s: float | None = None
         self._queues: dict[RunOwner, deque[Run]] = {}
         self._turns: deque[RunOwner] = deque()
@@ -198,7 +196,10 @@ class DeliveryPool:
                 if queue and (orphans := queue[0].context.handler.orphans).full:  # whether it may begin is asked then
                     await orphans.room.wait()
                     continue
-                if self._round_is_over():
+                if self._behind and not self.rounds.goes_on(self):
+                    await self.rounds.turn(self)
+                    continue
+                if not self._behind and self._round_is_over():
                     await asyncio.sleep(0)
                     continue
                 if (run := self._next(task)) is not None:
@@ -285,16 +286,12 @@ class DeliveryPool:
         run.aborted = run.aborted or not run.owner.alive(run)
         return not run.aborted
 
-    @property
-    def busy(self) -> bool:
-        """Whether runs wait, or began in this round."""
-        return bool(self._turns) or self._round_end_s is not None
-
     def _round_is_over(self) -> bool:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         if self._round_end_s is None:
-            self._round_end_s = now_s + (BEHIND_S if self._ahead is not None and self._ahead.busy else ROUND_S)
+            self._round_end_s = now_s + ROUND_S
+            self.rounds.came_first(now_s)
             loop.call_soon(self._end_round)
         return now_s >= self._round_end_s
 

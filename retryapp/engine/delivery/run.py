@@ -15,6 +15,7 @@ from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import Reference
 from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.delivery.pace import Pace
+from retryapp.engine.delivery.rounds import Rounds
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox
 from retryapp.engine.lane.shared_letters import SharedLetters
@@ -47,6 +48,8 @@ class DeliveryContext:
     """What a handler of dead letters shares with the lane that writes them; None: it is no such handler, or alone."""
     alone: AloneLock = field(default_factory=AloneLock, compare=False)
     """Held while records run that may have killed a worker; one for all partitions and handlers of this one."""
+    rounds: Rounds = field(default_factory=Rounds, compare=False)
+    """What can wait takes turns in these; the same for all."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -2,14 +2,14 @@
 
 Each turn has what it does to its letters, an event for each of the first ones that it refuses, and where the part is
 then. So a crash neither repeats nor skips a letter. A part keeps to its share of the job's rate, and few of its records
-wait at once: first deliveries and the records' own retries go on beside it. Its first replays are a canary: the others
-wait for their outcomes, and where most of the last outcomes are failures, the part pauses itself, for each replay
-spends all attempts of its record.
+wait at once. In each round of the event loop all parts have as much time as due rows have (`engine.delivery.rounds`):
+first deliveries and the records' own retries go on beside it. Its first replays are a canary: the others wait for their
+outcomes, and where most of the last outcomes are failures, the part pauses itself, for each replay spends all attempts
+of its record.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
@@ -41,7 +41,11 @@ from retryapp.engine.partition.letter_commands import Effect, Letter, LetterComm
 from retryapp.ports import Event, Row, TopicPartition
 
 MOST_AT_ONCE: Final = 200
-"""Letters of one turn."""
+"""Letters of one step."""
+MOST_IN_A_TURN: Final = 50
+"""Letters of one turn; while there are first deliveries, of one step, too."""
+MOST_TOGETHER: Final = 10
+"""The same in an ordered handler, where nothing comes between them, while there are first deliveries."""
 MOST_LOOKED: Final = 2_000
 """Letters that are looked at for one turn."""
 MOST_AHEAD_BYTES: Final = 2 << 20
@@ -56,9 +60,6 @@ CATCH_UP_MS: Final = 250.0
 """What a part may catch up of its rate: a transaction takes some time, on a busy machine more than 100 ms."""
 LOOK_S: Final = 0.05
 """How often a part looks whether it may go on."""
-_TOGETHER: Final = 20  # letters that are judged before others in the event loop come between
-_LARGE_BYTES: Final = 20_000  # a value that takes some tenths of a millisecond to look into
-_GO_ON: Final = 100  # letters that are looked at before others in the event loop come between
 
 logger = logging.getLogger(__name__)
 
@@ -219,10 +220,11 @@ class Jobs:
         return self._context.clock.monotonic_s() * 1_000
 
     async def step(self, submit: Callable[[Turn, Part | None], None]) -> None:
-        """Take one step with one part, each in its turn; what is in the lane is in the tables.
+        """Take one step with one part, each when its turn comes; what is in the lane is in the tables.
 
         `submit` takes a turn, and the part if the turn is to tell its state.
         """
+        rounds, ordered = self._context.rounds, self._context.handler.order is not Order.NONE
         for part in sorted(self.running, key=lambda part: self._stepped.get(part.job, 0)):
             room = self._room(part)
             if room <= 0 or part.order is None:
@@ -233,32 +235,46 @@ class Jobs:
                 part.state, part.paused = PartState.PAUSED, why
                 submit(Turn(), part)
                 return
-            before = dict(part.at), part.looked, Counter(part.refused)
-            letters: list[Letter] | None = None
-            self._named.clear()
-            try:
-                letters = await self._look(part, room)
-            except Exception as fault:  # noqa: BLE001 - whatever it is: a fault of those topics is none of the lane's
-                logger.warning("Job %s of %s rests: %r", part.job, self._transport.place.name, fault)
-            known = letters is not None and self._transport.letters_here
-            effects = await self._judge(part, part.order, letters or []) if known else []
-            if not (known and self._transport.letters_here):
-                part.at, part.looked, part.refused = before
-                self._letters.drop(effects)
-                self._read_again(part)
-                self._rest_ms = self._now_ms() + FAULT_MS
-                return
-            if part.job in self._turns:
-                self._turns[part.job].take(len(effects))
-            part.done += len(effects)
-            rows: tuple[Row, ...] = tuple(row for effect in effects for row in effect.rows)
-            sent = (*(out for effect in effects for out in effect.publishes), *self._named)
-            seen = tuple(told for effect in effects for told in effect.observations)
-            over = all(part.at.get(topic, 0) >= end for topic, end in part.order.upto.items())
-            if over:
-                self._over(part, PartState.ENDED)
-            submit(Turn(rows=rows, publishes=sent, observations=seen), part if over else None)
+            taken, goes_on = set[str](), True
+            while room > 0 and goes_on:
+                most = min(room, MOST_TOGETHER if ordered and rounds.shared else MOST_IN_A_TURN)
+                goes_on = await self._take_some(part, part.order, most, taken, submit) and not rounds.shared
+                room -= most
             return  # the next step sees what this one did
+
+    async def _take_some(
+        self, part: Part, order: JobPart, room: int, taken: set[str], submit: Callable[[Turn, Part | None], None]
+    ) -> bool:
+        """Submit the turn of so many letters; tell whether there may be others for this step.
+
+        `taken`: failure ids of the step; the tables do not have what its turns do.
+        """
+        before = dict(part.at), part.looked, Counter(part.refused)
+        letters: list[Letter] | None = None
+        self._named.clear()
+        try:
+            letters = await self._look(part, room)
+        except Exception as fault:  # noqa: BLE001 - whatever it is: a fault of those topics is none of the lane's
+            logger.warning("Job %s of %s rests: %r", part.job, self._transport.place.name, fault)
+        known = letters is not None and self._transport.letters_here
+        effects = await self._judge(part, order, letters or [], taken) if known else []
+        if not (known and self._transport.letters_here):
+            part.at, part.looked, part.refused = before
+            self._letters.drop(effects)
+            self._read_again(part)
+            self._rest_ms = self._now_ms() + FAULT_MS
+            return False
+        if part.job in self._turns:
+            self._turns[part.job].take(len(effects))
+        part.done += len(effects)
+        rows: tuple[Row, ...] = tuple(row for effect in effects for row in effect.rows)
+        sent = (*(out for effect in effects for out in effect.publishes), *self._named)
+        seen = tuple(told for effect in effects for told in effect.observations)
+        over = all(part.at.get(topic, 0) >= end for topic, end in order.upto.items())
+        if over:
+            self._over(part, PartState.ENDED)
+        submit(Turn(rows=rows, publishes=sent, observations=seen), part if over else None)
+        return not over and len(letters or ()) == room
 
     async def _look(self, part: Part, room: int) -> list[Letter]:
         """Look at letters until so many fit, or many do not; move the part on."""
@@ -279,8 +295,7 @@ class Jobs:
                 raw, held = letter
                 part.at[topic] = raw.offset + 1
                 looked += 1
-                if looked % _GO_ON == 0 or (part.order.filter.field and len(raw.value or b"") > _LARGE_BYTES):
-                    await asyncio.sleep(0)
+                await self._context.rounds.turn(self)
                 headers = tuple([pair for pair in raw.headers if pair[0] != RETRY_ERROR_TRACE])  # most bytes, not used
                 metadata, problem = None, "it is no dead letter"
                 try:
@@ -321,17 +336,17 @@ class Jobs:
             return None
         return ahead.popleft()
 
-    async def _judge(self, part: Part, order: JobPart, letters: list[Letter]) -> list[Effect]:
+    async def _judge(self, part: Part, order: JobPart, letters: list[Letter], taken: set[str]) -> list[Effect]:
         """Return what becomes of letters; count those that are refused.
 
         In an ordered handler nothing comes between that and their turn: a sequence has them already.
         """
         effects: list[Effect] = []
-        taken = set[str]()
+        await self._context.rounds.turn(self)
         command = Command(id=part.job, verb=order.verb, failure_id="?", by=part.by, why=part.why, force=order.force)
-        for number, letter in enumerate(letters, 1):
-            if number % _TOGETHER == 0 and self._context.handler.order is Order.NONE:
-                await asyncio.sleep(0)  # two hundred take tens of milliseconds
+        for letter in letters:
+            if self._context.handler.order is Order.NONE:
+                await self._context.rounds.turn(self)
             name = letter.metadata.failure_id
             if name in taken:  # its tables do not have what this turn does
                 self._refuse(part, Refusal.NOT_NEWEST, "the job has taken another letter of it", name)

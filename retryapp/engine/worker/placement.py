@@ -136,6 +136,7 @@ class Placer:
                 worker=self.worker,
                 pace=pace,
                 alone=self.alone,
+                rounds=served.again.rounds,
                 lapsed=self.lapsed,
                 letters=shared.get(served.handler.main),
             ),

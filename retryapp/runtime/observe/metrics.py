@@ -169,6 +169,22 @@ class _Registry(CollectorRegistry):
             yield family
 
 
+class Scrape(Collector):
+    """Counters, and gauges as they were at a moment."""
+
+    def __init__(self, counters: Collector, gauges: Iterable[Metric]) -> None:
+        self._counters = counters
+        self._gauges = gauges
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        return chain(self._counters.collect(), self._gauges)
+
+    def text(self) -> bytes:
+        """Return them as Prometheus reads them; any thread may write that."""
+        return generate_latest(self)
+
+
 class MetricsObserver(Observer):
     """Counts observations for Prometheus; shows gauges too if it has sources."""
 
@@ -215,8 +231,7 @@ class MetricsObserver(Observer):
         """By handler: what ended without a dead letter."""
         self._named: dict[tuple[Counter, str], set[str]] = {}
         self._tiers: dict[str, list[str]] = {}
-        if sources is not None:
-            registry.register(Gauges(sources, self._tiers))
+        self._gauges = None if sources is None else Gauges(sources, self._tiers)
 
     def begin(self, handler: str, tiers: Iterable[str] = (), circuits: Iterable[str] = ()) -> None:
         """Show the series of a handler, with the tiers of its policy and its named circuits, at 0."""
@@ -283,8 +298,9 @@ class MetricsObserver(Observer):
         named.add(label)
         return label
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+    def collect(self) -> Scrape:
+        """Return what a scrape shows, with the gauges as of now: they are read here, on the caller's thread."""
+        return Scrape(self._registry, [] if self._gauges is None else self._gauges.collect())
 
     def counted(self) -> Mapping[str, Totals[str]]:
         """Return by handler how many deliveries have ended and failed, and how late retries began (`Recent`)."""
@@ -299,18 +315,13 @@ class MetricsObserver(Observer):
 _HANDLER_SECONDS: Final = "Time of deliveries in the handler, hot retries included; of lists, time of the calls."
 
 
-class Gauges(Collector):
+class Gauges:
     """What a worker has right now, read at each scrape."""
 
     def __init__(self, sources: Sources, tiers: Mapping[str, Sequence[str]]) -> None:
         self._sources = sources
         self._tiers = tiers
 
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: registering must not read a worker that has not started yet."""
-        return ()
-
-    @override
     def collect(self) -> Iterable[Metric]:
         families = {
             name: GaugeMetricFamily(f"retryapp_{name}", text, labels=labels) for name, (text, labels) in _GAUGES.items()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from functional.web.server import Outline, Site
 from functional.web.worker import BASE, EVIL, MAIN, NOW_MS, FakeWorker
 from html5lib import HTMLParser as HTMLParser5
 from samples import partition
+
+from retryapp.web import answers, group, lists
 
 HTML_PAGES = [
     "/retries/",
@@ -196,3 +200,39 @@ async def test_a_list_names_the_partitions_that_it_leaves_out(site: Site, worker
     text = Outline((await site.get(f"{BASE}/{page}"))[2]).text
     assert "dead on partitions 0, 1, 2, 3, 4, 5 is not in this list" in text
     assert "in the others." in text
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "work"),
+    [
+        ("/retries/", group, "causes_of"),
+        ("/retries/", answers, "totals"),
+        (f"{BASE}/", group, "causes_of"),
+        (f"{BASE}/", answers, "partition_facts"),
+        (f"{BASE}/pending", lists, "merge"),
+        (f"{BASE}/dead", lists, "merge"),
+        ("/retries/part", answers, "spread"),
+        (f"{BASE}/dead/0/238", answers, "payload_of"),
+    ],
+)
+async def test_what_grows_with_partitions_causes_and_records_does_not_block_the_loop(
+    site: Site, monkeypatch: pytest.MonkeyPatch, path: str, module: Any, work: str
+) -> None:
+    """Another thread puts the facts together, from one look at the partitions."""
+    threads, looks = set[int](), list[str]()
+    call, look = getattr(module, work), site.worker.partitions
+
+    def noted(*args: Any, **options: Any) -> Any:
+        threads.add(threading.get_ident())
+        return call(*args, **options)
+
+    def looked(main: str) -> Any:
+        looks.append(main)
+        return look(main)
+
+    monkeypatch.setattr(module, work, noted)
+    monkeypatch.setattr(site.worker, "partitions", looked)
+    await site.facts(path)
+    assert threads
+    assert threading.get_ident() not in threads
+    assert len(looks) == len({*looks})

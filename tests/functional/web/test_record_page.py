@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from urllib.parse import quote
 
+import pytest
 from functional.web.server import Outline, Site, ask, serving
 from functional.web.worker import BASE, NOW_MS, FakeWorker, dead_metadata
 
@@ -125,3 +127,18 @@ async def test_the_page_of_an_edited_record_has_its_own_idempotency_key(worker: 
     async with serving(worker) as url:
         _, body = await ask(url, f"{BASE}/dead/0/500?format=html")
         assert f"{idempotency_key(dead_metadata(600).failure_id)}-e2</code>" in body
+
+
+async def test_the_next_newer_letter_is_found_by_reading_a_few(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is mostly near; one that is far away is looked for further on."""
+    limits, read = list[int](), site.worker.dead_page
+
+    def counting(main: str, **asked: Any) -> Any:
+        limits.append(asked["limit"])
+        return read(main, **asked)
+
+    monkeypatch.setattr(site.worker, "dead_page", counting)
+    assert (await site.facts(f"{BASE}/dead/0/236"))["newer"] == 238
+    assert sum(limits) <= 10
+    site.worker.bury(90, dead_metadata(90, 1))
+    assert (await site.facts(f"{BASE}/dead/1/12"))["newer"] == 90

@@ -262,7 +262,7 @@ async def test_a_pool_that_stops_waits_for_no_more_records() -> None:
     assert timer.cancelled()
     running_clock().advance(50)
     await asyncio.sleep(0)
-    assert not pool.busy
+    assert not pool._turns
 
 
 async def test_a_mark_that_comes_too_late_or_is_no_error_is_told() -> None:

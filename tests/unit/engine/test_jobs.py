@@ -114,8 +114,12 @@ async def test_what_has_died_again_since_a_job_is_taken_by_the_next_one(verb: Ve
         assert Counter(service.again) == dict.fromkeys((b"0", b"1", b"2"), 3 if verb is Verb.REPLAY else 2)
 
 
-async def test_of_a_record_with_letters_on_several_topics_the_newest_is_replayed_once() -> None:
+@pytest.mark.parametrize("together", [1, 50])
+async def test_of_a_record_with_letters_on_several_topics_the_newest_is_replayed_once(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its offset was set back, so the older one has no mark: one job would replay that, and the next one the newer."""
+    monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_IN_A_TURN", together)
     service, invalid = Service(), f"{DLQ}.invalid"
     policy = RetryPolicy("1h", on=non_retryable(KeyError, dead_letters="invalid"))
     async with MemoryPartition(service, policy) as orders:
@@ -201,7 +205,7 @@ async def die_in_a_job(orders: MemoryPartition, part: JobPart, after: int, *, du
 
 
 @pytest.mark.parametrize("durable", [True, False])
-@pytest.mark.parametrize("after", range(4))
+@pytest.mark.parametrize("after", range(6))
 async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, durable: bool) -> None:
     """Whichever of its first commits it dies in, before or after that takes effect."""
     service = Service()

@@ -25,7 +25,7 @@ TIMED_OUT = cause_id("httpx.ReadTimeout", "f", "7 s")
 def samples(metrics: MetricsObserver) -> dict[tuple[str, tuple[str, ...]], float]:
     """Return all samples as a Prometheus server reads them, by name and label values, the handler's first."""
     found = {}
-    for family in text_string_to_metric_families(metrics.text().decode()):
+    for family in text_string_to_metric_families(metrics.collect().text().decode()):
         for sample in family.samples:
             labels = sorted(sample.labels.items(), key=lambda item: (item[0] != "handler", item[0]))
             found[sample.name, tuple(value for _, value in labels)] = sample.value
@@ -205,7 +205,7 @@ def test_the_series_do_not_say_since_when_they_are() -> None:
     metrics.begin("orders")
     users = CollectorRegistry()
     Counter("users", "Of the user.", registry=users)
-    assert b"_created" not in metrics.text()
+    assert b"_created" not in metrics.collect().text()
     assert b"users_created" in generate_latest(users)
 
 

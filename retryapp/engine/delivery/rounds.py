@@ -1,0 +1,70 @@
+"""Bound, in each round of the event loop, the work that can wait: redeliveries, and what jobs do with dead letters.
+
+A record of the main topic takes several rounds from the consumer to its handler. So what it waits behind many due rows,
+or behind a job, is the length of a round. There is one bound for all handlers and partitions of a worker, and each gets
+the loop in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from typing import Final
+
+ROUND_S: Final = 0.010
+"""How long runs may begin in one round of the event loop: handlers that never wait would keep it for themselves."""
+BEHIND_S: Final = 0.002
+"""How long what can wait takes in one round while there are first deliveries (docs/protocol.md, rule 10)."""
+RECENT_S: Final = 1.0
+"""A first delivery that began within this time stands for others on their way."""
+
+
+class Rounds:
+    """The rounds of a worker's event loop."""
+
+    def __init__(self) -> None:
+        self._end_s: float | None = None
+        """When the others have their turn; None: nothing that can wait has begun in this round."""
+        self._first_s = -math.inf
+        self._holder: object = None
+        self._line: deque[object] = deque()
+
+    def came_first(self, now_s: float) -> None:
+        """Note that a first delivery begins, at the loop's time."""
+        self._first_s = now_s
+
+    @property
+    def shared(self) -> bool:
+        """Whether there are first deliveries."""
+        return asyncio.get_running_loop().time() - self._first_s < RECENT_S
+
+    def _is_over(self) -> bool:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        if self._end_s is None:
+            self._end_s = now_s + (BEHIND_S if now_s - self._first_s < RECENT_S else ROUND_S)
+            loop.call_soon(self._end)
+        return now_s >= self._end_s
+
+    def _end(self) -> None:
+        self._end_s = self._holder = None
+
+    def goes_on(self, who: object) -> bool:
+        """Tell whether `who` may work now; else it is to wait for its turn."""
+        if self._is_over() or (self._line and self._holder is not who):
+            return False
+        self._holder = who
+        return True
+
+    async def turn(self, who: object) -> None:
+        """Wait until `who` may work, after those that wait already. What it does then must be short."""
+        if self.goes_on(who):
+            return
+        self._line.append(who)
+        try:
+            while self._is_over() or self._line[0] is not who:  # noqa: ASYNC110 - rounds are what it waits for
+                await asyncio.sleep(0)
+        finally:
+            self._line.remove(who)
+        self._holder = who

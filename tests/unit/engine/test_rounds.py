@@ -1,0 +1,146 @@
+"""Rounds of the event loop: redeliveries and jobs, of all partitions together, leave the most of each to others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from doubles import running_clock
+
+from retryapp import Reject
+from retryapp.core.control import Verb
+from retryapp.core.jobs import JobCommand, JobPart, JobVerb, LetterFilter
+from retryapp.engine.delivery.rounds import BEHIND_S, RECENT_S, ROUND_S, Rounds
+from retryapp.engine.partition import jobs
+from retryapp.engine.partition.letter_commands import LetterCommands
+from retryapp.ports import LaneBatch, LaneReceipt, TopicPartition
+from retryapp.testing import MemoryPartition, VirtualClock
+
+DLQ = "app.orders.dlq"
+LETTERS = 120
+HEALTHY = b"healthy"
+
+
+class Judged:
+    """Letters that jobs judge, a millisecond each."""
+
+    def __init__(self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = self.most = 0
+        of_job = LetterCommands.of_job
+
+        def slow(*args: Any) -> Any:
+            self.count += 1
+            clock.advance(1)
+            return of_job(*args)
+
+        monkeypatch.setattr(LetterCommands, "of_job", slow)
+
+    def look(self) -> None:
+        """End a round of the event loop."""
+        self.most, self.count = max(self.most, self.count), 0
+
+
+class Service:
+    """A handler that fails its first calls, but for healthy records."""
+
+    def __init__(self) -> None:
+        self.down = True
+        self.again = 0
+
+    async def __call__(self, value: bytes) -> None:
+        if self.down and value != HEALTHY:
+            raise Reject("down")
+        self.again += value != HEALTHY
+
+
+def begin(orders: MemoryPartition) -> None:
+    """Send the command that replays all letters, without a wait."""
+    partition = orders.engine.partition
+    upto = {DLQ: orders.records(DLQ)[-1].offset + 1}
+    part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), canary=0, upto=upto)
+    command = JobCommand(id="c", job="j", verb=JobVerb.START, part=part, by="ann").to_record(
+        "app.orders.control", partition
+    )
+    orders.transport.append(TopicPartition(command.topic, partition), command.key, command.value)
+
+
+async def replay(both: tuple[MemoryPartition, MemoryPartition], service: Service, judged: Judged) -> None:
+    """Replay all letters of two partitions, looking at each round."""
+    service.down = False
+    for orders in both:
+        begin(orders)
+
+    def done() -> bool:
+        judged.look()
+        return service.again == len(both) * LETTERS
+
+    await asyncio.gather(*(orders.until(done) for orders in both))
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+async def test_jobs_leave_the_event_loop_to_first_deliveries(healthy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all partitions together judge letters for 2 ms in a round; without first deliveries for 10 ms."""
+    service, clock = Service(), running_clock()
+    async with (
+        MemoryPartition(service, clock=clock) as first,
+        MemoryPartition(service, clock=clock, partition=1, pools=first._pools) as second,
+    ):
+        for orders in (first, second):
+            await orders.send(*[b"dead"] * LETTERS)
+        await first.advance(round(RECENT_S * 1_000))
+        if healthy:
+            await second.send(HEALTHY)
+        judged = Judged(clock, monkeypatch)
+        await replay((first, second), service, judged)
+        assert judged.most == (BEHIND_S if healthy else ROUND_S) * 1_000
+
+
+async def test_a_turn_of_a_job_is_small_while_first_deliveries_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is in the tables before the next one begins; and writing a large one would keep the event loop."""
+    monkeypatch.setattr(jobs, "MOST_IN_A_TURN", 20)
+    service = Service()
+    async with MemoryPartition(service) as orders:
+        await orders.send(*[b"dead"] * LETTERS)
+        await orders.send(HEALTHY)
+        service.down = False
+        sizes, commit = list[int](), orders.transport.commit
+
+        async def counted(batch: LaneBatch) -> LaneReceipt:
+            sizes.append(sum(row.value is not None for row in batch.rows))
+            return await commit(batch)
+
+        monkeypatch.setattr(orders.transport, "commit", counted)
+        begin(orders)
+        await orders.until(lambda: service.again == LETTERS)
+        assert (max(sizes), sum(sizes)) == (20, LETTERS)
+
+
+async def test_redeliveries_and_jobs_take_turns() -> None:
+    """In each round one of those that wait has its time, and each comes to it, however much the others have to do."""
+    clock, rounds, took = running_clock(), Rounds(), list[str]()
+
+    async def work(name: str, pieces: int) -> None:
+        for _ in range(pieces):
+            await rounds.turn(name)
+            took.append(name)
+            clock.advance(round(ROUND_S * 1_000) // 2)
+
+    await asyncio.gather(work("many", 8), work("some", 4), work("few", 2))
+    assert took == ["many"] * 4 + ["some"] * 2 + ["few"] * 2 + ["many"] * 2 + ["some"] * 2 + ["many"] * 2
+
+
+async def test_who_waits_no_more_keeps_nobody_from_a_turn() -> None:
+    """The session of a job may end while it waits."""
+    clock, rounds = running_clock(), Rounds()
+
+    async def take_all() -> None:
+        await rounds.turn("busy")
+        clock.advance(10)
+
+    _, gone, others = [asyncio.create_task(each) for each in (take_all(), rounds.turn("gone"), rounds.turn("others"))]
+    await asyncio.sleep(0)
+    gone.cancel()
+    async with asyncio.timeout(1):
+        await others
+    assert gone.cancelled()
