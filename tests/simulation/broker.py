@@ -39,7 +39,9 @@ class Broker(MemoryBroker):
     """See the module's text."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, partitions: int) -> None:
-        super().__init__(lambda: int(loop.time() * 1000))
+        super().__init__(lambda: int(loop.time() * 1000 + self.step_ms))
+        self.step_ms = 0.0
+        """By so much somebody has set its clock."""
         self._loop = loop
         self.partitions = partitions
         self.generation = 0
@@ -72,10 +74,18 @@ class Broker(MemoryBroker):
         """When members gave their last sign of life."""
         self.made_again: set[str] = set()
         """Topics that have another id now."""
+        self.forgets_s: float | None = None
+        """How long tombstones stay (`delete.retention.ms`); None: longer than a history."""
+        self._compacted_s: dict[tuple[TopicPartition, int], float] = {}
+        """When a compaction has met a tombstone first."""
         self._used_s: dict[str, float] = {}
         """When transactional ids were last used."""
         self._refusal: tuple[Collection[str], int, float] = (), 0, 0.0
         self.tick()
+
+    def true_ms(self) -> int:
+        """Return the time that its clock would show if nobody had set it."""
+        return int(self._loop.time() * 1000)
 
     def tick(self) -> None:
         """End what has timed out, and look again in a while."""
@@ -103,13 +113,23 @@ class Broker(MemoryBroker):
     def visible(self, tp: TopicPartition) -> list[Record]:
         return self.read(tp, self.logs[tp].start)[0]
 
-    def compact(self, tp: TopicPartition) -> None:
-        """Leave the last record of each key; those of aborted transactions go, tombstones stay (they are young)."""
+    def compact(self, tp: TopicPartition) -> int:
+        """Leave the last record of each key; those of aborted transactions go. Return how many tombstones expired.
+
+        One expires `forgets_s` after the first compaction that has left it; never if that is None.
+        """
         log, (_, stable) = self.logs[tp], self.bounds([tp])[tp]
         old = [entry for entry in log.entries if entry.record.offset < stable and entry.visible]
         last = {entry.record.key: entry for entry in old}
         young = [entry for entry in log.entries if entry.record.offset >= stable]
-        log.entries = [entry for entry in old if last[entry.record.key] is entry] + young
+        kept = [entry for entry in old if last[entry.record.key] is entry]
+        expired = set[int]()
+        for offset in (entry.record.offset for entry in kept if entry.record.value is None):
+            first_s = self._compacted_s.setdefault((tp, offset), self._loop.time())
+            if self.forgets_s is not None and self._loop.time() - first_s >= self.forgets_s:
+                expired.add(offset)
+        log.entries = [entry for entry in kept if entry.record.offset not in expired] + young
+        return len(expired)
 
     def make_again(self, tp: TopicPartition) -> None:
         """Delete a partition with its topic, and make it again: with another id, and without records."""

@@ -21,6 +21,7 @@ from simulation.faults import (
     REFUSED,
     REMADE,
     SET_BACK,
+    STEPPED,
     STOPPED,
     UNENDED,
     WRONG_TIME,
@@ -52,6 +53,20 @@ MOVED_STATES = (
     "commands where the newest counts", "commands beside a delay without end",
 )  # fmt: skip
 """The same of histories from `plan.MOVED` on."""
+LETTER_STATES = (
+    *(f"a letter ends {end}" for end in ("handled", "skipped", "failed")), "a letter was passed",
+    "a letter was tried again", "a letter is restored", "discarded",
+    *(f"a letter is replayed, and it was {end}" for end in ("none", "skipped", "failed", "handled")),
+    "a letter is discarded, and it was none", "refused as handled", "refused as running",
+)  # fmt: skip
+"""The same of histories from `plan.LETTERS` on."""
+MODES_STATES = (
+    "1 retries at once, of 1 that may", "3 retries at once, of 3 that may", "a row of a service with a rate began",
+    "came back at an instant", "waited for an instant", "a condition did not hold",
+    "a tombstone has expired", "a store was too old", "began after faults have healed",
+    f"fault: {STEPPED}", "a row began after the broker's clock was set",
+)  # fmt: skip
+"""The same of histories from `plan.MODES` on."""
 
 
 @dataclass(slots=True)
@@ -75,7 +90,8 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        return [state for state in (*STATES, *MOVED_STATES) if not self.reached[state]]
+        states = *STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
+        return [state for state in states if not self.reached[state]]
 
 
 def run_seeds(seeds: Sequence[int]) -> Summary:

@@ -51,7 +51,7 @@ class Damages:
         entries[at] = entries[at]._replace(record=replace(entries[at].record, value=row))
         rows[identity] = row
         origin = _origin(tp, identity)
-        self.now[origin] = _Damage(broker.now_ms(), row, readable)
+        self.now[origin] = _Damage(broker.true_ms(), row, readable)
         self.ever.add(origin)
 
     def logged(self, origin: Origin, row: bytes | None) -> None:

@@ -23,6 +23,8 @@ class SimDisk(Disk):
         self.full = 0
         """So many writes fail from now on."""
         self._synced: defaultdict[str, int] = defaultdict(int)
+        self._used: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        """When a store had all that its topic had, and how many batches it had then."""
 
     @override
     def write(self, store: str, batch: tuple[Any, ...]) -> None:
@@ -41,13 +43,24 @@ class SimDisk(Disk):
     def drop(self, store: str) -> None:
         super().drop(store)
         self._synced.pop(store, None)
+        self._used.pop(store, None)
+
+    def use(self, store: str, now_ms: int) -> None:
+        """Note that a store has all that its topic has."""
+        self._used[store].append((len(self.stores[store]), now_ms))
+
+    def used_ms(self, store: str) -> int | None:
+        """Return when a store had that last; None for a new one."""
+        return max((at_ms for _, at_ms in self._used[store]), default=None)
 
     def lose_power(self, random: Random) -> None:
         """Lose what was not synced, from some point on."""
         for store, batches in self.stores.items():
             del batches[random.randint(self._synced[store], len(batches)) :]
+            self._used[store] = [used for used in self._used[store] if used[0] <= len(batches)]
 
     def lose(self) -> None:
         """Lose everything: another machine."""
         self.stores.clear()
         self._synced.clear()
+        self._used.clear()

@@ -7,29 +7,56 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from simulation.basic import FAULTS_S, basic_plan
 from simulation.bounds import bounded
 from simulation.faults import (
     DAMAGED,
     DELETED,
     DRAINS,
     FORGOTTEN,
-    KINDS,
     LONG_WAY,
     LOSSES,
-    MEANWHILE,
     OURS,
     REFUSED,
     REMADE,
     SET_BACK,
+    STEPPED,
     STOPPED,
     UNENDED,
     WRONG_TIME,
     Fault,
 )
-from simulation.plan import COMMANDED, FEED_S, HELD, LEVELS, MOVED, SERVED, STOPS, THROUGH, Plan
-from simulation.scripts import ASKING, DEFERRED, GATED, HUNG, LISTED, LONG, SCRIPTS, SERVICES, TRIED, VERDICTS
+from simulation.plan import (
+    COMMANDED,
+    FEED_S,
+    HELD,
+    LETTERS,
+    LEVELS,
+    MODES,
+    MOVED,
+    RANGE_SEEDS,
+    SERVED,
+    STOPS,
+    THROUGH,
+    Plan,
+)  # fmt: skip
+from simulation.scripts import (
+    ASKING,
+    CONDITIONS,
+    DEADLY,
+    DEFERRED,
+    DYING,
+    GATED,
+    HANDLED,
+    HUNG,
+    INSTANTS,
+    LISTED,
+    SCRIPTS,
+    SERVICES,
+    TRIED,
+    VERDICTS,
+)
 
-FAULTS_S: Final = 14.0
 WIDER: Final = 0xAE9F
 """Draws what else happens; the seeds of planted faults keep their course."""
 KEPT: Final = 0x0DE3
@@ -62,7 +89,9 @@ IDLE_S: Final = 700.0
 
 def draw_plan(seed: int) -> Plan:
     """Draw a plan; the seed decides everything."""
-    plan = _first(seed)
+    plan = basic_plan(seed)
+    if seed >= LETTERS:
+        return _lettered(plan, Random(seed ^ LETTERS))
     plan = _crowded(plan, crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
     plan = _widened(plan, Random(seed ^ WIDER))
     plan = _judged(plan, Random(seed ^ JUDGED))
@@ -82,55 +111,8 @@ def draw_plan(seed: int) -> Plan:
     plan = _through(plan, Random(seed ^ THROUGH)) if through else plan
     plan = _broken(plan, Random(seed ^ BROKEN))
     plan = plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
+    plan = _moded(plan, Random(seed ^ MODES)) if MODES <= seed < MODES + 2 * RANGE_SEEDS else plan
     return _without_end(plan) if plan.endless and seed >= MOVED else plan
-
-
-def _first(seed: int) -> Plan:
-    """Return a plan with records and faults, before anything else is drawn."""
-    random = Random(seed)
-    random.random()  # unused: the seeds of planted faults keep their course
-    partitions, workers = random.randint(1, 2), random.choice((1, 2, 2, 3))
-    skewed = random.random() < 0.15
-    offsets = tuple(random.uniform(-7_200_000, 7_200_000) if skewed else 0.0 for _ in range(3))
-    count = random.randint(3, 12)
-    records = tuple(
-        (random.uniform(0.0, FEED_S), random.randrange(partitions), random.choice(SCRIPTS)) for _ in range(count)
-    )
-    if random.random() < 0.05:  # one that ends its worker each time that it runs
-        at, script = random.randrange(count), random.choice(("X", "FX"))
-        records = (*records[:at], (*records[at][:2], script), *records[at + 1 :])
-    faults = tuple(
-        Fault(random.uniform(0.2, FAULTS_S), random.choice(KINDS), random.randrange(3), random.random())
-        for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))
-    )
-    rare = Random(seed ^ 0x57E9)
-    if rare.random() < 0.08:
-        faults = (*faults, Fault(rare.uniform(0.2, FAULTS_S - 4), STOPPED, 0, rare.random()))
-    again = Random(seed ^ 0xD0B1)
-    long = Random(seed ^ 0x10C6)
-    if long.random() < 0.2:
-        at_s, number = long.uniform(0.2, FEED_S - 1), long.randrange(partitions)
-        behind = tuple(
-            (at_s + long.uniform(0.01, 0.5), number, long.choice(SCRIPTS)) for _ in range(long.randint(2, 5))
-        )
-        records = (*records, (at_s, number, long.choice(LONG)), *behind)
-        for _ in range(long.choice((0, 1, 1, 2))):
-            fault = Fault(at_s + long.uniform(0.1, 2.2), long.choice(MEANWHILE), long.randrange(3), long.random())
-            faults = (*faults, fault)
-    sent = sorted(records)
-    repeats = tuple(
-        (sent[which][0] + again.choice((0.005, 0.3, 2.0, 8.0)) * again.random(), which)
-        for which in again.choices(range(count), k=again.choice((0, 0, 0, 0, 0, 0, 1, 4)))
-    )
-    return Plan(
-        seed=seed,
-        partitions=partitions,
-        workers=workers,
-        offsets_ms=offsets,
-        records=tuple(sent),
-        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
-        repeats=tuple(sorted(repeats)),
-    )
 
 
 def _crowded(plan: Plan, random: Random) -> Plan:
@@ -261,7 +243,7 @@ def _without_end(plan: Plan) -> Plan:
         return plan
 
     def ending(sent: tuple[tuple[float, int, str], ...]) -> tuple[tuple[float, int, str], ...]:
-        more = {**dict.fromkeys("TH", "S"), **dict.fromkeys("FLYNBGZ", "FFFFS")}
+        more = {**dict.fromkeys("TH", "S"), **dict.fromkeys("FLYNBGZAIO", "FFFFS")}
         return tuple((at_s, number, script + more.get(script[-1], "")) for at_s, number, script in sent)
 
     return replace(plan, endless=True, records=ending(plan.records), others=ending(plan.others))
@@ -371,6 +353,70 @@ def _moved(plan: Plan, random: Random) -> Plan:
     kept = tuple(fault for fault in plan.faults if fault.kind != "offsets expire")  # somebody's wish with them
     plan = replace(plan, faults=kept)
     return _with(plan, _more(plan, random, ("S", "FS", "FFS", "R", "F", "DS", "TS"), 4), back)
+
+
+def _lettered(plan: Plan, random: Random) -> Plan:
+    """Return the plan with records that die, and with a handler of their letters, or without letters."""
+    plan = replace(plan, repeats=(), drop=plan.seed % 5 == 4)
+    plan = _with(plan, _more(plan, random, DYING, random.randint(2, 8)))
+    if not plan.drop:
+        letters = [random.choice(HANDLED) for _ in range(random.randint(1, 7))]
+        letters += [random.choice(DEADLY)] * (random.random() < 0.2)
+        plan = replace(plan, letters=tuple(letters))
+    match random.randrange(4):
+        case 0:
+            plan = replace(plan, faults=())
+        case 1:
+            kinds = (REFUSED, OURS, OURS, FORGOTTEN, WRONG_TIME, UNENDED, "kill", "kill at step", "pause at step")
+            plan = _with(plan, (), _faults(random, kinds))
+        case 2:
+            plan = bounded(plan, random)
+    if random.random() < 0.7:
+        plan = replace(plan, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+    return plan
+
+
+def _moded(plan: Plan, random: Random) -> Plan:
+    """Return the plan with services that have rates, with few retries at once, with conditions, or with instants."""
+    fit = plan.order != "partition" and not (plan.others or plan.through or plan.in_flight == CROWD)
+    if fit and random.random() < 0.3:
+        plan = plan if plan.services else _served(plan, random)
+        plan = replace(plan, service_rate=random.choice(("2/s", "5/s", "300/m")))
+    if plan.calm or plan.in_flight == CROWD:
+        return plan
+    if random.random() < 0.4:
+        plan = _with(plan, _more(plan, random, INSTANTS, 4))
+    if random.random() < 0.35:
+        plan = replace(_with(plan, _more(plan, random, CONDITIONS, random.randint(3, 6))), ruled=True, conditions=True)
+    if random.random() < 0.25 and not {fault.kind for fault in plan.faults} & {STOPPED, UNENDED, DAMAGED}:
+        plan = _forgetful(plan, random)
+    if random.random() < 0.2 and not (plan.commands or plan.referred):
+        kept = tuple(fault for fault in plan.faults if fault.kind not in {WRONG_TIME, "clock jump"})
+        times = tuple(Fault(random.uniform(0.3, FAULTS_S), STEPPED, 0, random.random()) for _ in range(2))
+        plan = _with(replace(plan, faults=kept), _more(plan, random, ("FFFS", "FFS", "FBS", "BS"), 4), times)
+    if plan.batch or random.random() > 0.35:
+        return plan
+    at_s, number = random.uniform(0.0, FEED_S - 0.3), random.randrange(plan.partitions)
+    burst = tuple(
+        (at_s + random.uniform(0.0, 0.3), number, random.choice(("FDS", "FDS", "FFDS", "FTS", "FS"))) for _ in range(8)
+    )
+    return _with(replace(plan, max_concurrent=random.choice((1, 1, 3)), in_flight=8), burst)
+
+
+def _forgetful(plan: Plan, random: Random) -> Plan:
+    """Return the plan with tombstones that expire, and workers that come back after a while with old stores."""
+    plan = replace(plan, forgets_s=random.choice((4.0, 8.0)), workers=max(2, plan.workers), offsets_ms=(0.0,) * 3)
+    kept = tuple(fault for fault in plan.faults if fault.kind not in {"clock jump", WRONG_TIME, LONG_WAY})
+    kinds = ("terminate", "kill", "kill", "kill at step", "kill at step", "slow handover", "pause at step", "start")
+    often = tuple(Fault(at_s + random.uniform(0.0, 3.0), "compact", 0, 0.0) for at_s in range(2, 42, 3))
+    moves = tuple(
+        Fault(random.uniform(2.0, 40.0), random.choice(kinds), random.randrange(2), random.random()) for _ in range(6)
+    )
+    late = tuple(
+        (random.uniform(5.0, 40.0), random.randrange(plan.partitions), random.choice(("FS", "FFFS", "S", "R")))
+        for _ in range(6)
+    )
+    return _with(replace(plan, faults=kept), _more(plan, random, ("FFFS", "BS", "FBS", "FFS"), 4) + late, often + moves)
 
 
 def _with(plan: Plan, records: tuple[tuple[float, int, str], ...], faults: tuple[Fault, ...] = ()) -> Plan:

@@ -49,6 +49,8 @@ SET_BACK: Final = "offsets set back"
 """All workers die, and somebody sets the offsets of the main topic back; drawn apart, too."""
 REMADE: Final = "changelogs made again"
 """All workers die, and somebody deletes the changelogs and makes them again; until somebody decides."""
+STEPPED: Final = "broker's clock set"
+"""By as much as 30 s back, or 5 minutes forward; drawn apart, too."""
 DRAINS: Final = frozenset({"terminate", "start"})
 """Faults in which nothing is repeated."""
 MEANWHILE: Final = (
@@ -64,3 +66,9 @@ MEANWHILE: Final = (
 """What goes wrong while a record runs for long, and those behind it end."""
 LOSSES: Final = ("settled records deleted", "another record in its place", "batch damaged")
 """What happens to records of the main topic that have an outcome, where records wait by reference."""
+
+
+def step_ms(fault: Fault) -> float:
+    """Return by how much the broker's clock is set; half of the times by a little, and every third time back."""
+    number, small = int(fault.size * 1_000), fault.size < 0.5
+    return fault.size * (-30_000 if number % 3 == 0 else 300_000) * (0.02 if small else 1.0)

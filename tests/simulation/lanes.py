@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from retryapp.engine.lane import recovery
-from retryapp.ports import Standing, TopicPartition
+from retryapp.ports import Row, Sink, Standing, TopicPartition
 from retryapp.testing import Step
-from retryapp.testing.lane import MemoryLane
+from retryapp.testing.lane import MemoryLane, MemoryReader
 from retryapp.testing.tables import MemoryPendingTable
+from simulation.disk import SimDisk
 from simulation.network import Wire
 
 if TYPE_CHECKING:
@@ -22,6 +23,43 @@ if TYPE_CHECKING:
 recovery.TAIL_OFFSETS = 4  # histories are short
 LETTERS_S = 3.0
 """How long it takes, where that takes long, until all dead letters are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateReader(MemoryReader):
+    """Takes its time for dead letters, which nothing but their table waits for."""
+
+    @override
+    async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
+        if background:
+            await asyncio.sleep(LETTERS_S)
+        return await MemoryReader.read(self, tp, start, sink)
+
+
+class SimPendingTable(MemoryPendingTable):
+    """A table that knows its age."""
+
+    def __init__(self, disk: SimDisk, name: str, now_ms: int) -> None:
+        super().__init__(disk, name)
+        self._now_ms = now_ms
+        if disk.used_ms(name) is None:
+            self.touch(now_ms)
+
+    @override
+    def write(self, rows: Sequence[Row], changelog_offset: int | None) -> None:
+        super().write(rows, changelog_offset)
+        self.touch(self._now_ms)
+
+    @override
+    def recovered(self) -> None:
+        super().recovered()
+        self.touch(self._now_ms)
+
+    @override
+    def touch(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        if isinstance(self._disk, SimDisk):
+            self._disk.use(self._name, now_ms)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +121,12 @@ class SimLane(MemoryLane):
 
     @override
     def open_pending(self) -> MemoryPendingTable:
-        return MemoryPendingTable(self.disk, f"{self.place.name} of {self.place.changelog_id}")
+        name, now_ms = f"{self.place.name} of {self.place.changelog_id}", self.clock.wall_ms()
+        used_ms, forgets_s = self.worker.disk.used_ms(name), self.worker.broker.forgets_s
+        if used_ms is not None and forgets_s is not None and now_ms - used_ms > forgets_s * 1_000 / 2:
+            self.worker.wire.network.reached["a store was too old"] += 1
+            self.disk.drop(name)
+        return SimPendingTable(self.worker.disk, name, now_ms)
 
     @override
     async def hold(self) -> None:

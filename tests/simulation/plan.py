@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simulation.faults import Fault
+from simulation.faults import STEPPED, Fault, step_ms
 from simulation.scripts import SERVICES
 
 FEED_S: Final = 5.0
@@ -24,7 +24,12 @@ THROUGH: Final = 6_000_000
 MOVED: Final = 14_000_000
 """From this seed on somebody sets offsets back or makes changelogs again, capacities bind, and there are commands where
 the newest counts or a delay has no end."""
-RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED)
+MODES: Final = 16_000_000
+"""From this seed on few retries may run at once, circuits with names have rates, rules have conditions, and handlers
+ask for instants."""
+LETTERS: Final = 18_000_000
+"""From this seed on dead letters have a handler, or there are none: what is dead leaves an event."""
+RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED, MODES, LETTERS)
 """First seeds of the ranges, of a million at least, in which histories have different things."""
 RANGE_SEEDS: Final = 1_000_000
 
@@ -71,6 +76,14 @@ class Plan:
     """Of the circuit."""
     services: tuple[tuple[str, float, float], ...] = ()
     """Services that are down, from when until when; then each has a circuit."""
+    service_rate: str = ""
+    """The `rate_limit` of these circuits; empty: none."""
+    max_concurrent: int | None = None
+    """Runs of retries at once in a worker; None: as many as of first deliveries."""
+    conditions: bool = False
+    """The rules of the policies have conditions."""
+    forgets_s: float | None = None
+    """How long changelogs keep tombstones; None: longer than the history."""
     calm: bool = False
     """Nothing else goes wrong."""
     referred: bool = False
@@ -85,6 +98,10 @@ class Plan:
     """When somebody sends a command."""
     bounds: tuple[tuple[str, float], ...] = ()
     """Capacities that are small, by name; see `simulation.bounds`."""
+    letters: tuple[str, ...] = ()
+    """Scripts of the handler of dead letters, one after the other by their offsets; empty: they have none."""
+    drop: bool = False
+    """There is no dead-letter topic."""
     replayed: str = ""
     """Script of a record that waits when the history begins: an older build had replayed it. Empty: none does."""
 
@@ -111,8 +128,9 @@ class Plan:
 
     def only(self, kinds: frozenset[str]) -> bool:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
-        scripts = {letter for *_, script in self.records + self.others for letter in script}
+        scripts = {letter for *_, script in self.records + self.others for letter in script}.union(*self.letters)
         paced = bool(self.rate) or self.outage is not None or bool(self.commands) or bool(self.losses or self.services)
+        paced = paced or self.max_concurrent is not None
         return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH") and not paced
 
     @property
@@ -128,6 +146,11 @@ class Plan:
         return (3 + halved + 3) * (1 + again)
 
     @property
+    def steps(self) -> list[tuple[float, float]]:
+        """When the broker's clock is set, and by how many milliseconds."""
+        return [(fault.at_s, step_ms(fault)) for fault in self.faults if fault.kind == STEPPED]
+
+    @property
     def levels(self) -> bool:
         """Whether somebody forces circuits open, and has partitions go on that rules have paused."""
         return LEVELS <= self.seed < STOPS or self.seed >= SERVED
@@ -135,7 +158,14 @@ class Plan:
     @property
     def slow_letters(self) -> bool:
         """Whether it takes long until a lane knows all dead letters: some commands wait for that, and others pass."""
-        return self.seed >= COMMANDED and self.seed % 16 == 10
+        return self.seed >= COMMANDED and self.seed % (4 if self.letters else 16) == 2 + 8 * (not self.letters)
+
+    @property
+    def of_letters(self) -> Plan:
+        """What concerns the handler of dead letters: settings of the other one are not its own."""
+        plain = replace(self, repeats=(), order="none", caps=None, stops=False, endless=False, ruled=False, hot=False)
+        plain = replace(plain, batch=False, rate="", outage=None, services=(), calm=False, referred=False, losses=())
+        return replace(plain, through=False, strays=(), replayed="", changes=False)
 
     def is_out(self, at_s: float) -> bool:
         return self.outage is not None and self.outage[0] <= at_s < self.outage[1]
@@ -155,6 +185,8 @@ class Plan:
         sent = [f"{at_s:6.2f} s  record on {number}: {script}" for at_s, number, script in self.records]
         sent += [f"{at_s:6.2f} s  the other handler's on {number}: {script}" for at_s, number, script in self.others]
         sent += [f"rate {self.rate}"] * bool(self.rate)
+        sent += [f"{self.max_concurrent} retries at once"] * bool(self.max_concurrent)
+        sent += [f"rate {self.service_rate} of each service"] * bool(self.service_rate)
         sent += [f"{self.outage[0]:6.2f} s  outage until {self.outage[1]:.2f} s"] if self.outage else []
         sent += [f"{down_s:6.2f} s  {name} is down until {up_s:.2f} s" for name, down_s, up_s in self.services]
         sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes
@@ -162,9 +194,13 @@ class Plan:
             ["a delay without end"] * self.endless
             + ["deliveries try again in place"] * self.hot
             + ["handlers take lists"] * self.batch
+            + ["rules have conditions"] * self.conditions
+            + [f"tombstones expire after {self.forgets_s} s"] * bool(self.forgets_s)
             + ["sequences stop behind dead records"] * self.stops
             + [f"caps {self.caps}"] * bool(self.caps)
             + ["records wait by reference"] * self.referred
+            + [f"letters are handled: {' '.join(self.letters)}"] * bool(self.letters)
+            + ["there is no dead-letter topic"] * self.drop
             + [f"what is due again goes through the main topic, with {len(self.strays)} strays"] * self.through
         )
         sent += [f"{name} is {size:g} at most" for name, size in self.bounds]

@@ -10,7 +10,8 @@ from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip, Unavailable
 
 SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
 """Attempt by attempt; the last letter goes on: success, success after a while (D), failure, time-out, reject, later,
-and by rules busy (Y), invalid (V), skip (P), pause (Q). W waits for its release, and is done after it. X ends the
+and by rules busy (Y), invalid (V), skip (P), pause (Q); by rules with conditions fatal from the second attempt on (E),
+and neither invalid (I) nor skip (O). A asks for an instant. W waits for its release, and is done after it. X ends the
 worker at once, K after a while. N asks to be called again now, B after more than the longest wait. H does not heed its
 cancellation for some time."""
 LONG: Final = ("TS", "TFS", "T", "DS", "DFS")
@@ -19,12 +20,19 @@ DEFERRED: Final = ("W", "W", "FW", "WS", "WWF", "WFS")
 ASKING: Final = ("NS", "FNS", "FNNS", "NNS", "FFNS", "BS", "FBS", "BNR", "FLNS")
 HUNG: Final = ("H", "HS", "HFS", "FHS", "HHS")
 VERDICTS: Final = ("P", "FP", "V", "FV", "YS", "YYFS", "YYYS", "YFYS", "FFYS", "FYP", "YYV", "YP")
+CONDITIONS: Final = ("E", "FE", "EFS", "IS", "FIS", "I", "OS", "FOS", "O", "YYFS", "YFYS", "YYYS", "V", "FV", "P", "FP")
+INSTANTS: Final = ("AS", "AS", "FAS", "AAS", "AFS", "A", "ADS", "AR")
 GATED: Final = ("Q", "FQ", "FFQ")
 """Q pauses its partition, twice, and is fine after that."""
 TRIED: Final = ("G", "GS", "FG", "GFG", "F", "GTS")
 """G fails at the first try of an attempt, and is fine at the next one."""
 LISTED: Final = ("S", "S", "Z", "ZS", "FS", "FZS", "TS", "R")
 """Z raises for all records of its call, F and R are about themselves alone."""
+DYING: Final = ("R", "R", "R", "FR", "F")
+HANDLED: Final = ("S", "S", "D", "FS", "FFS", "F", "R", "TS", "FDS", "LS", "P", "FP")
+"""What the handler of dead letters does with one."""
+DEADLY: Final = ("X", "K", "FX", "FK", "H", "HS", "FHS")
+"""The same, where it ends its worker, or does not end."""
 LATER_MS: Final = 700
 BEYOND_MS: Final = 9_000
 DEFERRED_MS: Final = 2_500
@@ -50,28 +58,62 @@ class BusyError(Exception):
     """What a rule has a schedule for; runs that take too long have none."""
 
 
+def _never(_delivery: Any, _error: BaseException) -> bool:
+    return False
+
+
+def _broken(_delivery: Any, _error: BaseException) -> bool:
+    """Raise: then the rule does not match."""
+    raise LookupError("a condition that is wrong")
+
+
+def _is_busy(_delivery: Any, error: BaseException) -> bool:
+    return type(error) is BusyError
+
+
+def _is_invalid(delivery: Any, _error: BaseException) -> bool:
+    return b"I" not in delivery.raw_value.rpartition(b":")[2]
+
+
+def _was_tried(delivery: Any, _error: BaseException) -> bool:
+    return bool(delivery.attempt > 1)
+
+
+def _says_so(_delivery: Any, error: BaseException) -> bool:
+    return error.args == (_SAYS_SO,)
+
+
+_SAYS_SO: Final = "the script says so"
 RULES: Final = (
     retryable(BusyError, schedule="150ms 600ms"),
     non_retryable(ValueError, dead_letters=INVALID),
     skippable(KeyError),
     pausing(GateError),
 )
+CONDITIONED: Final = (
+    retryable(BusyError, schedule="9s", when=_never),
+    skippable(ConnectionError, when=_broken),
+    retryable(BusyError, schedule="150ms 600ms", when=_is_busy),
+    non_retryable(ValueError, dead_letters=INVALID, when=_is_invalid),
+    non_retryable(EOFError, when=_was_tried),
+    skippable(KeyError, when=_says_so),
+    pausing(GateError),
+)
+"""The same, and more, with conditions about the record, the attempt and the error."""
 POLICIES: Final = RetryPolicy("300ms 1s 3s", timeout="2s"), RetryPolicy("200ms 800ms 2s", timeout="2s")
 """The second one is that of every other life, where policies change."""
-RULED: Final = tuple(RetryPolicy(policy.schedule, on=RULES, timeout="2s") for policy in POLICIES)
-"""The same with rules, where scripts need them."""
 
 
-def policies(*, ruled: bool, hot: bool, endless: bool = False) -> tuple[RetryPolicy, ...]:
+def policies(*, ruled: bool, conditions: bool, hot: bool, endless: bool = False) -> tuple[RetryPolicy, ...]:
     """Return the policies of a history: with rules, with tries in place, with a delay without end."""
-    chosen = RULED if ruled else POLICIES
-    schedules = ["forever(300ms)"] if endless else [policy.schedule for policy in chosen]
+    rules = CONDITIONED if conditions else RULES if ruled else ()
+    schedules = ["forever(300ms)"] if endless else [policy.schedule for policy in POLICIES]
     more: dict[str, Any] = {"hot": HOT_TEXT} if hot else {}
-    return tuple(RetryPolicy(schedule, on=chosen[0].on, timeout="2s", **more) for schedule in schedules)
+    return tuple(RetryPolicy(schedule, on=rules, timeout="2s", **more) for schedule in schedules)
 
 
-def end(now: str, offset: int) -> None:
-    """End a handler call as a step of its script says."""
+def end(now: str, offset: int, at_s: float) -> None:
+    """End a handler call as a step of its script says, which may ask for an instant."""
     if now == "U":
         raise Unavailable(SERVICES[offset % len(SERVICES)])
     if now == "F":
@@ -80,12 +122,18 @@ def end(now: str, offset: int) -> None:
         raise Reject("the script says so")
     if now == "Y":
         raise RuntimeError("busy") from BusyError()
-    if now == "V":
-        raise ValueError("the script says so")
+    if now in "VI":
+        raise ValueError(_SAYS_SO)
+    if now == "E":
+        raise EOFError
+    if now == "O":
+        raise KeyError("nobody says so")
+    if now == "A":
+        raise RetryLater(at=at_s)
     if now == "Q":
         raise GateError("somebody has to act")
     if now == "P":
-        raise Skip("the script says so") if offset % 2 else KeyError("the script says so")
+        raise Skip(_SAYS_SO) if offset % 2 else KeyError(_SAYS_SO)
     if now == "W":
         raise Defer(f"{DEFERRED_MS}ms")
     if now in LATER:

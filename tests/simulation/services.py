@@ -12,6 +12,7 @@ from math import log
 from typing import Final
 
 from retryapp.core.circuit import Circuit, CircuitState
+from retryapp.core.rates import parse_rate
 from simulation.consumer import DELAYED_S
 from simulation.oracle import Oracle
 from simulation.plan import Plan
@@ -38,6 +39,7 @@ class Services:
     def __init__(self, plan: Plan, main: str) -> None:
         self._plan = plan
         self._main = main
+        self._every_ms = parse_rate(plan.service_rate).share_ms(plan.partitions) if plan.service_rate else 0.0
         self._waiting: dict[Origin, str] = {}
         """Which service the last failure of a record has named."""
         self._begun: Counter[tuple[int, str, float]] = Counter()
@@ -86,11 +88,13 @@ class Services:
         """Judge when the last records have begun."""
         if not self._plan.calm:
             return
+        paced_ms = self._every_ms * len(oracle.stories)
         healed_ms = began_ms + max(until_s for _, _, until_s in self._plan.services) * 1_000
         for origin, story in oracle.stories.items():
             begun_ms = max((call.started_ms for calls in story.calls.values() for call in calls), default=healed_ms)
             retries = max(story.calls, default=1) - 1
-            if (late_ms := begun_ms - max(healed_ms, story.sent_ms)) > HEALED_MS + RETRY_MS * retries:
+            late_ms = begun_ms - max(healed_ms, story.sent_ms)
+            if late_ms > HEALED_MS + RETRY_MS * retries + paced_ms:
                 raise Violation(f"I22 {origin[0]}/{origin[1]}: began {late_ms:.0f} ms after all services were back")
 
 

@@ -15,7 +15,7 @@ from simulation.story import Origin, Violation
 LIST: Final = 3
 """Records of one call, where the handler takes lists."""
 HALVINGS: Final = 2
-AGAIN: Final = frozenset("FGYU")
+AGAIN: Final = frozenset("FGYUEIO")
 """Steps after which a delivery tries again: a time-out, a verdict and a success are the end of it."""
 
 Session = tuple[object, int]

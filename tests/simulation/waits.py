@@ -21,7 +21,7 @@ class Waits:
         self.followed: dict[str, int] = {}
         """Numbers of the policies of workers; the first one unless it is here."""
         self._policies_ms = policies_ms
-        self._asked_ms = asked_ms
+        self._asked_ms = {**asked_ms, "A": 0}  # `simulation.modes` knows the instant
         self._own_ms = own_ms
         """Waits of the rule for busy services (step Y)."""
         self._per_delay = per_delay
@@ -39,7 +39,7 @@ class Waits:
         for attempt in range(1, self.count + 1):
             now = step(script, attempt)
             waits_ms = self._own_ms if now == "Y" else self._policies_ms[0]
-            if now in _ENDS or _in_a_row(script, attempt) > len(waits_ms):
+            if now in _ENDS or (now == "E" and attempt > 1) or _in_a_row(script, attempt) > len(waits_ms):
                 return attempt
         return self.count + 1
 
@@ -60,6 +60,8 @@ class Waits:
             return topic == base
         asked_ms = self._asked_ms.get(step(story.script, attempt))
         if story.stopped and "Y" in story.script:
+            return topic.startswith(f"{base}.")
+        if step(story.script, attempt) == "A":  # how long that is depends on when it was asked for
             return topic.startswith(f"{base}.")
         for policy_ms in self._policies_ms:
             usual_ms = self._usual_ms(policy_ms, story.script, attempt)

@@ -1,0 +1,103 @@
+"""Planted faults of how many retries run at once, of rates of services, of conditions and instants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from retryapp.core import skew
+from retryapp.core.rules import Rule
+from retryapp.core.verdicts import RetryLater
+from retryapp.engine.delivery.pace import Pace
+from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.testing import MemoryPendingTable
+from simulation.disk import SimDisk
+from simulation.plan import MODES
+
+
+def _one_more(self: DeliveryPool) -> None:
+    """Retries have one runner more than they may."""
+    _start(self)
+    if self._name.startswith("redeliver"):
+        self._add_runner()
+
+
+_start = DeliveryPool.start
+
+
+def _by_state_alone(self: Pace, waiting: Mapping[str, int]) -> dict[str, int]:
+    """Circuits have no rate."""
+    buckets = [(gate, gate.bucket) for gate in self.gates.values()]
+    for gate, _ in buckets:
+        gate.bucket = None
+    limits = _limits(self, waiting)
+    for gate, bucket in buckets:
+        gate.bucket = bucket
+    return limits
+
+
+_limits = Pace.limits
+
+
+def _unconditional(self: Rule, error: BaseException, _delivery: Any, _on_fault: Any) -> bool:
+    """A rule matches by type alone."""
+    return issubclass(type(error), self.error_types)
+
+
+def _of_no_record(self: Rule, error: BaseException, _delivery: Any, on_fault: Any) -> bool:
+    """Conditions do not see the delivery."""
+    return _matches(self, error, None, on_fault)
+
+
+_matches = Rule._matches
+
+
+def _broken_matches(self: Rule, error: BaseException, delivery: Any, on_fault: Any) -> bool:
+    """A rule whose condition raises matches."""
+    faults = list[str]()
+
+    def note(name: str, fault: BaseException) -> None:
+        faults.append(name)
+        on_fault(name, fault)
+
+    return _matches(self, error, delivery, note) or bool(faults)
+
+
+def _by_then(self: RetryLater, now_ms: int) -> int:
+    """An instant is only a limit: half of the time until it is enough."""
+    return _wait_ms(self, now_ms) // (1 if self.at_ms is None else 2)
+
+
+def _from_now(self: RetryLater, now_ms: int) -> int:
+    """A second is added to the wait for an instant."""
+    return _wait_ms(self, now_ms) + 1_000 * (self.at_ms is not None and self.at_ms > now_ms)
+
+
+_wait_ms = RetryLater.wait_ms
+
+
+def _always_young(_self: SimDisk, _store: str) -> int:
+    """The age of a store is not looked at."""
+    return 1 << 60
+
+
+def _not_looked_for(_self: MemoryPendingTable) -> None:
+    """What a store wrote last, which would tell that too, is not looked for."""
+
+
+MODED: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
+    ("one retry more at once than may", ((DeliveryPool, "start", _one_more),), MODES + 3),
+    ("the rate of a service holds nothing back", ((Pace, "limits", _by_state_alone),), MODES + 51),
+    ("conditions are not asked", ((Rule, "_matches", _unconditional),), MODES + 7),
+    ("conditions do not see the record", ((Rule, "_matches", _of_no_record),), MODES + 7),
+    ("a condition that raises matches", ((Rule, "_matches", _broken_matches),), MODES + 7),
+    ("an instant is taken for the latest time", ((RetryLater, "wait_ms", _by_then),), MODES + 4),
+    (
+        "stores are trusted however old",
+        ((SimDisk, "used_ms", _always_young), (MemoryPendingTable, "last_written", property(_not_looked_for))),
+        MODES + 25,
+    ),
+    ("a clock that was set is doubted for ever", ((skew, "AGREEING", 1 << 30),), MODES + 12),
+    ("a row waits on after its instant", ((RetryLater, "wait_ms", _from_now),), MODES + 4),
+)
+"""Names, what is replaced (owner, attribute, by what), and a seed that finds it."""
