@@ -13,6 +13,7 @@ from simulation.faults import (
     DELETED,
     DRAINS,
     FORGOTTEN,
+    GROWN,
     KINDS,
     LONG_WAY,
     LOSSES,
@@ -406,6 +407,10 @@ def _moded(plan: Plan, random: Random) -> Plan:
         kept = tuple(fault for fault in plan.faults if fault.kind not in {WRONG_TIME, "clock jump"})
         times = tuple(Fault(random.uniform(0.3, FAULTS_S), STEPPED, 0, random.random()) for _ in range(2))
         plan = _with(replace(plan, faults=kept), _more(plan, random, ("FFFS", "FFS", "FBS", "BS"), 4), times)
+    if random.random() < 0.2 and not plan.commands and REMADE not in {fault.kind for fault in plan.faults}:
+        at_s, new = random.uniform(0.5, FEED_S), ("S", "S", "FS", "FFS", "R", "DS", "TS")
+        late = tuple((at_s + random.uniform(0.1, 20.0), plan.partitions, random.choice(new)) for _ in range(6))
+        plan = _with(plan, late, (Fault(at_s, GROWN, 0, random.random()),))
     if plan.batch or random.random() > 0.35:
         return plan
     at_s, number = random.uniform(0.0, FEED_S - 0.3), random.randrange(plan.partitions)

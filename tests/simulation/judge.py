@@ -189,11 +189,11 @@ class Judge:
     def waits(self) -> bool:
         if self.oracle.steering is not None and self.oracle.steering.unanswered:
             return True
-        return bool(self.oracle.open_ends()) or any(map(self.oracle.stores.waiting, range(self.plan.partitions)))
+        return bool(self.oracle.open_ends()) or any(map(self.oracle.stores.waiting, [*self.oracle.stores.rows]))
 
     def is_behind(self, broker: Broker) -> bool:
         """Tell whether the group has not come to the end of its topics."""
-        for tp in (TopicPartition(topic, n) for topic in self.topology.consumed for n in range(self.plan.partitions)):
+        for tp in (TopicPartition(topic, n) for topic in self.topology.consumed for n in range(broker.partitions)):
             records = broker.visible(tp)
             reached = max(each.get(tp, 0) for each in (broker.committed, broker.moved_in_vain))
             if records and reached <= records[-1].offset:
