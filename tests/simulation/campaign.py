@@ -58,7 +58,8 @@ MODES_STATES = (
     "1 retries at once, of 1 that may", "3 retries at once, of 3 that may", "a row of a service with a rate began",
     "came back at an instant", "waited for an instant", "a condition did not hold",
     "a tombstone has expired", "a store was too old", "began after faults have healed",
-    f"fault: {GROWN}", "a record of a new partition began", f"fault: {STEPPED}", "a row began after the broker's clock was set",
+    f"fault: {GROWN}", "a record of a new partition began",
+    f"fault: {STEPPED}", "a row began after the broker's clock was set",
 )  # fmt: skip
 """The same of histories from `plan.MODES` on."""
 

@@ -107,7 +107,7 @@ def _untold(_self: Ownership, _served: Served) -> None:
 
 
 MODED: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
-    ("one retry more at once than may", ((DeliveryPool, "start", _one_more),), MODES + 3),
+    ("one retry more at once than may", ((DeliveryPool, "start", _one_more),), MODES + 4),
     ("the rate of a service holds nothing back", ((Pace, "limits", _by_state_alone),), MODES + 51),
     ("conditions are not asked", ((Rule, "_matches", _unconditional),), MODES + 7),
     ("conditions do not see the record", ((Rule, "_matches", _of_no_record),), MODES + 7),
