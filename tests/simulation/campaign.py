@@ -59,6 +59,7 @@ MODES_STATES = (
     "came back at an instant", "waited for an instant", "a condition did not hold",
     "a tombstone has expired", "a store was too old", "began after faults have healed",
     f"fault: {GROWN}", "a record of a new partition began",
+    "dead after 3 attempts, by one of two policies", "dead after 4 attempts, by one of two policies",
     f"fault: {STEPPED}", "a row began after the broker's clock was set",
 )  # fmt: skip
 """The same of histories from `plan.MODES` on."""

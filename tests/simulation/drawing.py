@@ -69,6 +69,8 @@ CAPPED: Final = 0xCA95
 """Draws caps of what waits; drawn apart, too."""
 BROKEN: Final = 0xB618
 """Draws transactions without an end and damaged rows; none of the seeds of planted faults is among them."""
+SHORT: Final = 0x5407
+"""Draws whose second policy is shorter; drawn apart, too."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 IDLE_S: Final = 700.0
@@ -98,6 +100,7 @@ def draw_plan(seed: int) -> Plan:
     plan = _broken(plan, Random(seed ^ BROKEN))
     plan = plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
     plan = _moded(plan, Random(seed ^ MODES)) if MODES <= seed < MODES + 2 * RANGE_SEEDS else plan
+    plan = _shorter(plan, Random(seed ^ SHORT)) if MODES <= seed < MODES + 2 * RANGE_SEEDS else plan
     return _without_end(plan) if plan.endless and seed >= MOVED else plan
 
 
@@ -418,6 +421,20 @@ def _moded(plan: Plan, random: Random) -> Plan:
         (at_s + random.uniform(0.0, 0.3), number, random.choice(("FDS", "FDS", "FFDS", "FTS", "FS"))) for _ in range(8)
     )
     return _with(replace(plan, max_concurrent=random.choice((1, 1, 3)), in_flight=8), burst)
+
+
+def _shorter(plan: Plan, random: Random) -> Plan:
+    """Return the plan with a second policy that has an attempt less, and scripts that end by then; or as it was."""
+    fit = plan.order == "none" and not (plan.calm or plan.replayed or plan.commands or plan.batch)
+    if random.random() > 0.2 or not fit:
+        return plan
+
+    def ending(sent: tuple[tuple[float, int, str], ...]) -> tuple[tuple[float, int, str], ...]:
+        return tuple((at_s, number, script[:2] + script[2:][-1:]) for at_s, number, script in sent)
+
+    plan = replace(plan, changes=True, shorter=True, records=ending(plan.records), others=ending(plan.others))
+    ends = tuple(Fault(random.uniform(1.0, 8.0), random.choice(("kill", "terminate")), at, 0.3) for at in (0, 1))
+    return _with(plan, _more(plan, random, ("F",), 5), ends)
 
 
 def _forgetful(plan: Plan, random: Random) -> Plan:

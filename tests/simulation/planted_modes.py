@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from retryapp.core import skew
+from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import Rule
 from retryapp.core.verdicts import RetryLater
+from retryapp.engine.delivery import judge
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.worker.ownership import Ownership
@@ -15,6 +17,7 @@ from retryapp.engine.worker.placement import Served
 from retryapp.testing import MemoryPendingTable
 from simulation.disk import SimDisk
 from simulation.plan import MODES
+from simulation.scripts import POLICIES
 
 
 def _one_more(self: DeliveryPool) -> None:
@@ -87,6 +90,14 @@ def _not_looked_for(_self: MemoryPendingTable) -> None:
     """What a store wrote last, which would tell that too, is not looked for."""
 
 
+def _by_the_first(policy: RetryPolicy, **told: Any) -> Any:
+    """How often a record is tried is said by the policy that was there first."""
+    return _decide(policy if len(policy.delays_ms) == len(POLICIES[0].delays_ms) else POLICIES[0], **told)
+
+
+_decide = judge.decide
+
+
 def _place_all(self: Ownership, served: Served) -> None:
     """Partitions are opened that our topics do not have."""
     complete, served.complete = served.complete, served.partitions
@@ -122,6 +133,7 @@ MODED: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a partition is opened that our topics lack", ((Ownership, "_place_actives", _place_all),), MODES + 57),
     ("partitions that became complete stay shut", ((Ownership, "complete", _learnt),), MODES + 39),
     ("nobody hears of a partition that our topics lack", ((Ownership, "_report_lacking", _untold),), MODES + 57),
+    ("a changed policy counts for nothing", ((judge, "decide", _by_the_first),), MODES + 21),
     ("a row waits on after its instant", ((RetryLater, "wait_ms", _from_now),), MODES + 4),
 )
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it."""
