@@ -162,7 +162,7 @@ def _retention(spec: TopicSpec) -> str:
 def metrics() -> str:
     """Metrics as a worker's page serves them."""
     observer = MetricsObserver(Sources(partitions=lambda: {"orders": []}))
-    text = observer.text().decode()
+    text = observer.collect().text().decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     rows = ((f"`{name}`", kinds[name], helps[name]) for name in helps)

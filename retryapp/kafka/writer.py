@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
 WRITE_TIMEOUT_S: Final = 15.0
 _ABORT_S: Final = 5.0
 _FULL_S: Final = 0.05
-_TRIES: Final = 8
+_PATIENCE_S: Final = 30.0
+"""For how long a writer begins anew after others have ended its transaction."""
 _PAUSE_S: Final = 0.05
-_FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS"}
+_FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS", "_FATAL"}
+"""What such a writer is told; the last one by a client that was fenced before it was asked."""
+_IN_TURN: Final = threading.Lock()
+"""Writers of this process: where many clients were fenced at once, the client library was seen to end the process."""
 
 
 def produce(producer: Producer, topic: str, value: bytes | None, key: bytes | None = None, **more: Any) -> None:
@@ -80,32 +85,45 @@ def write_records(connection: KafkaConnection, topic: str, records: Iterable[Out
 def write_together(connection: KafkaConnection, topic: str, records: Sequence[Outgoing]) -> None:
     """Append records to a topic that exists, in one transaction: readers of committed records see all or none.
 
-    Writers of a topic come one after the other: a later one ends the transaction of an earlier one, which begins anew.
-    Random pauses before that, each longer than the last, keep several from ending each other's again and again.
+    Writers of a topic come one after the other. In one process they wait for each other; of several processes a later
+    one ends the transaction of an earlier one, which begins anew. Random pauses before that, each longer than the last,
+    keep several from ending each other's again and again.
 
     Raises:
         BrokerUnreachableError: no broker answered in time; the records are there, or not.
         AccessDeniedError: we may not write there, or not use the transactional id.
     """
-    for left in reversed(range(_TRIES)):
-        producer = connection.client(
-            Producer,
-            transactional_id=topic,
-            allow_auto_create_topics=False,
-            transaction_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
-            delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
-        )
-        try:
-            producer.init_transactions(WRITE_TIMEOUT_S)
-            producer.begin_transaction()
-            for record in records:
-                produce(producer, topic, record.value, record.key, partition=record.partition)
-            producer.commit_transaction(WRITE_TIMEOUT_S)
-        except KafkaException as error:
-            if left and error.args[0].name() in _FENCED:
-                time.sleep(random.SystemRandom().uniform(0, _PAUSE_S * 2 ** (_TRIES - left)))
-                continue
-            with suppress(KafkaException):  # it has not begun, is fenced, or no broker answers: it ends by itself
+    doing = f"write to topic {topic}"
+    if not _IN_TURN.acquire(timeout=_PATIENCE_S):  # others of this process wait for a broker that does not answer
+        raise named_error(KafkaError(KafkaError.REQUEST_TIMED_OUT), connection, doing=doing, tried_s=_PATIENCE_S)
+    try:
+        began_s, pause_s = time.monotonic(), _PAUSE_S
+        while (error := _try_transaction(connection, topic, records)) is not None:
+            if error.args[0].name() not in _FENCED or time.monotonic() - began_s >= _PATIENCE_S:
+                raise named_error(error, connection, doing=doing, tried_s=WRITE_TIMEOUT_S) from error
+            time.sleep(random.SystemRandom().uniform(0, pause_s))
+            pause_s *= 2
+    finally:
+        _IN_TURN.release()
+
+
+def _try_transaction(connection: KafkaConnection, topic: str, records: Sequence[Outgoing]) -> KafkaException | None:
+    producer = connection.client(
+        Producer,
+        transactional_id=topic,
+        allow_auto_create_topics=False,
+        transaction_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
+        delivery_timeout_ms=int(WRITE_TIMEOUT_S * 1000),
+    )
+    try:
+        producer.init_transactions(WRITE_TIMEOUT_S)
+        producer.begin_transaction()
+        for record in records:
+            produce(producer, topic, record.value, record.key, partition=record.partition)
+        producer.commit_transaction(WRITE_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].name() not in _FENCED:
+            with suppress(KafkaException):  # it has not begun, or no broker answers: it ends by itself
                 producer.abort_transaction(_ABORT_S)
-            raise named_error(error, connection, doing=f"write to topic {topic}", tried_s=WRITE_TIMEOUT_S) from error
-        return
+        return error
+    return None

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
-from retryapp.core.causes import cause_id, cause_name
+from retryapp.core.causes import cause_id, cause_name, cause_text
 from retryapp.core.control import is_mark, mark_of, row_state
 from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter, newest_letter
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
@@ -33,6 +33,7 @@ from retryapp.core.rows import (
     PendingRow,
     decode_row,
     encode_row,
+    failure_in,
     is_of_key,
     is_reference,
     is_stopped,
@@ -226,6 +227,7 @@ def list_waiting(
     limit: int | None,
 ) -> Listed:
     """Return those that are due before an instant and fit, the next due first, and above all stopped sequences."""
+    wanted = None if wanted == LetterFilter() else wanted
     rows = {
         at: entry
         for topology in topologies
@@ -239,9 +241,9 @@ def list_waiting(
 
 def fits_row(wanted: LetterFilter, raw: bytes) -> bool:
     """Tell whether a row fits; one that is damaged, or without what is asked for (by reference), does not."""
-    if wanted == LetterFilter():
-        return True
     if wanted.key is not None and not is_of_key(raw, wanted.key.encode()):  # most are not, and need no decoding
+        return False
+    if wanted.cause is not None and (failed := failure_in(raw)) is not None and cause_text(failed[0]) != wanted.cause:
         return False
     try:
         row = decode_row(raw)

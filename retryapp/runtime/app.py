@@ -132,7 +132,9 @@ class Runtime(Ownership):
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
         self.gauges: Callable[[], Mapping[str, Any]] = dict
-        """Partitions by main topic; the view sets it, and the three below."""
+        """Partitions by main topic; the view sets it, and the four below."""
+        self.remember: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
+        """Notes what is shown while no broker answers."""
         self.causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
         """What the dead letters here died of, by main topic."""
         self.waiting: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
@@ -312,7 +314,7 @@ class Runtime(Ownership):
         for task in self._tasks:
             task.add_done_callback(end_if_broken)
         others = [
-            asyncio.create_task(self.contact.run(lambda: self.gauges()), name="contact"),
+            asyncio.create_task(self.contact.run(lambda: self.remember()), name="contact"),
             asyncio.create_task(self.recent.run(), name="recent"),
         ]
         if (trim := find_trim()) is not None:

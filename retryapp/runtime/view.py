@@ -48,6 +48,7 @@ from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 
 LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
 _LEAST_CHUNK: Final = 4
+_AT_ONCE: Final = 10  # partitions that are looked at in one turn of the event loop, every two seconds: some 0.4 ms
 _ELSEWHERE: Final = "elsewhere"
 _IDLE: Final = str(LaneState.IDLE)
 
@@ -65,6 +66,7 @@ class RuntimeView:
         """Last known numbers of each partition that this worker has, or had until a rebalance began."""
         runtime.observer = CombinedObserver(runtime.observer, self._lanes, self._trends)
         runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
+        runtime.remember = self.remember
         runtime.causes = lambda main: summed(chain.from_iterable(self.causes(main).values()))
         runtime.waiting = lambda main: summed(chain.from_iterable(self.waiting_causes(main).values()))
         runtime.scrape = self.metrics_text
@@ -83,6 +85,13 @@ class RuntimeView:
             self._partition(main, number, addresses.get(number))
             for number in range(self._runtime.served[main].partitions)
         ]
+
+    async def remember(self) -> None:
+        """Note the numbers of all partitions here, which are shown while no broker answers, a few at a time."""
+        for at, (main, number) in enumerate([*self._runtime.placed], 1):
+            self.partition(main, number)
+            if at % _AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def partition(self, main: str, number: int) -> PartitionInfo | None:
         if not 0 <= number < self._runtime.served[main].partitions:

@@ -21,7 +21,7 @@ from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.masking import UNMASKED, Mask
-from retryapp.core.record import Origin, failure_id, parse_failure_id
+from retryapp.core.record import Origin, Record, failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.payloads import payload_of
 from retryapp.lookup.records import (
@@ -328,12 +328,7 @@ class Answers:
             return {**content, "unread": f"the broker did not answer within {READ_TIMEOUT_S:g} s"}
         except RetryAppError as error:
             return {**content, "unread": str(error)}
-        if letter is not None:
-            content = {**content, **dead_detail(entry, letter.headers), "key": None}
-        if letter is None or record is None:
-            return {**content, "unread": "it is no longer on the topic (older than its retention, or deleted)"}
-        value = original_value(letter.headers, record.value)
-        return {**content, "key": payload_of(record.key), "value": payload_of(value)}
+        return await asyncio.to_thread(_with_content, content, entry, letter, record)
 
     def find(self, question: Question) -> str:
         """Return the path of the page of a failure id: waiting, dead, or what has become of it.
@@ -399,6 +394,16 @@ def _asked(question: Question) -> Facts:
     names = ("error_type", "cause", "key", "message", "header", "field")
     times = {name: question.query.get(name) for name in ("since", "until")}
     return {**{name: getattr(question.wanted, name) for name in names}, **times}
+
+
+def _with_content(content: Facts, entry: DeadEntry, letter: Record | None, record: Record | None) -> Facts:
+    """Return a letter with what was read of it."""
+    if letter is not None:
+        content = {**content, **dead_detail(entry, letter.headers), "key": None}
+    if letter is None or record is None:
+        return {**content, "unread": "it is no longer on the topic (older than its retention, or deleted)"}
+    value = original_value(letter.headers, record.value)
+    return {**content, "key": payload_of(record.key), "value": payload_of(value)}
 
 
 def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:

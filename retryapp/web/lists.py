@@ -135,23 +135,23 @@ def merged_facts(
 
 def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, now_ms: int) -> Listing:
     """List what waits in the partitions here by due time."""
-    listing, after = Listing(lines=[], partitions=_open(infos)), question.after
-    holding = what_holds(infos)
+    lines, scanned, after = list[Line](), 0, question.after
+    wanted = None if question.wanted == LetterFilter() else question.wanted
+    holding, size = what_holds(infos), question.limit + 1
     while True:
-        size = question.limit + 1
         entries = view.pending_page(question.main, after=after, limit=size, partition=question.partition)
         for entry in entries:
-            if len(listing.lines) == question.limit or listing.scanned == SCAN_ROWS:
-                listing.upto = None if after is None else after.hex()
-                return listing
-            listing.scanned += 1
+            if len(lines) == question.limit or scanned == SCAN_ROWS:
+                upto = None if after is None else after.hex()
+                return Listing(lines=lines, upto=upto, scanned=scanned, partitions=_open(infos))
+            scanned += 1
             after = entry.key
-            if fits_row(question.wanted, entry.value):
+            if wanted is None or fits_row(wanted, entry.value):
                 facts = pending_summary(entry)
                 mark_held_back(facts, holding, now_ms)
-                listing.lines.append(Line(cursor=after.hex(), **facts))
+                lines.append(Line(cursor=after.hex(), **facts))
         if len(entries) < size:
-            return listing
+            return Listing(lines=lines, scanned=scanned, partitions=_open(infos))
 
 
 def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, info: HandlerInfo) -> Listing:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 import pytest
 
@@ -14,16 +16,16 @@ from retryapp.kafka.writer import write_together
 pytestmark = pytest.mark.broker
 
 
-def written(connection: KafkaConnection, topic: str, values: list[bytes]) -> dict[int, list[bytes | None]]:
-    """Write each value to all partitions of a topic, side by side; return what readers see by partition."""
+def write(bootstrap: str, topic: str, value: bytes) -> None:
+    """Write a value to all partitions of a topic."""
+    write_together(KafkaConnection(bootstrap), topic, [Outgoing(topic, number, None, value, ()) for number in range(4)])
 
-    def write(value: bytes) -> None:
-        records = [Outgoing(topic, number, None, value, ()) for number in range(4)]
-        write_together(connection, topic, records)
 
-    with ThreadPoolExecutor(len(values)) as pool:
-        for done in [pool.submit(write, value) for value in values]:
-            done.result()
+def written(bootstrap: str, topic: str, values: list[bytes], pool: Executor) -> dict[int, list[bytes | None]]:
+    """Write each value side by side; return what readers see by partition."""
+    connection = KafkaConnection(bootstrap)
+    for done in [pool.submit(write, bootstrap, topic, value) for value in values]:
+        done.result()
     deadline_s = time.monotonic() + 10
     while True:  # until a broker has marked all partitions: a transaction's commit does not wait for that
         seen: dict[int, list[bytes | None]] = {}
@@ -33,13 +35,21 @@ def written(connection: KafkaConnection, topic: str, values: list[bytes]) -> dic
             return seen
 
 
-def test_writers_of_one_id_come_one_after_the_other(bootstrap: str) -> None:
-    """Whichever is fenced begins anew: all partitions have all records, in one order."""
-    connection, topic = KafkaConnection(bootstrap), "together"
-    admin = KafkaAdmin(connection)
+@pytest.mark.parametrize(
+    "beside",
+    [
+        pytest.param(partial(ThreadPoolExecutor, 8), id="threads"),
+        pytest.param(partial(ProcessPoolExecutor, 3, get_context("spawn")), id="processes"),
+    ],
+)
+def test_writers_of_one_id_come_one_after_the_other(bootstrap: str, beside: partial[Executor]) -> None:
+    """Of one process they wait; of several, whichever is fenced begins anew: all partitions have one order."""
+    topic = f"together-{beside.func.__name__}"
+    admin = KafkaAdmin(KafkaConnection(bootstrap))
     admin.create_main_topic(topic, partitions=4)
     admin.wait_for_topics([topic])
-    values = [b"%d" % n for n in range(8)]
-    seen = written(connection, topic, values)
+    values = [b"%d" % n for n in range(9)]
+    with beside() as pool:
+        seen = written(bootstrap, topic, values, pool)
     assert [sorted(each) for each in seen.values()] == [values] * 4
     assert all(each == seen[0] for each in seen.values())

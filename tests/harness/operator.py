@@ -34,6 +34,7 @@ class Operator:
 
     def set_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        KafkaAdmin(self.connection).describe_group(group)  # waits for its coordinator: a new broker has none
         (answer,) = answered(self.admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, wanted)]))
         assert all(place.error is None for place in answer.topic_partitions)
 

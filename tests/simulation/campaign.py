@@ -54,6 +54,13 @@ MOVED_STATES = (
     "commands where the newest counts", "commands beside a delay without end",
 )  # fmt: skip
 """The same of histories from `plan.MOVED` on."""
+LETTER_STATES = (
+    *(f"a letter ends {end}" for end in ("handled", "skipped", "failed")), "a letter was passed",
+    "a letter was tried again", "a letter is restored", "discarded",
+    *(f"a letter is replayed, and it was {end}" for end in ("none", "skipped", "failed", "handled")),
+    "a letter is discarded, and it was none", "refused as handled", "refused as running",
+)  # fmt: skip
+"""The same of histories from `plan.LETTERS` on."""
 MODES_STATES = (
     "1 retries at once, of 1 that may", "3 retries at once, of 3 that may", "a row of a service with a rate began",
     "came back at an instant", "waited for an instant", "a condition did not hold",
@@ -86,7 +93,8 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        return [state for state in (*STATES, *MOVED_STATES, *MODES_STATES) if not self.reached[state]]
+        states = *STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
+        return [state for state in states if not self.reached[state]]
 
 
 def run_seeds(seeds: Sequence[int]) -> Summary:

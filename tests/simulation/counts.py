@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from retryapp.ports import TopicPartition
 from simulation.broker import Broker
-from simulation.oracle import Oracle, Topics
-from simulation.story import Origin, Story, Violation
+from simulation.oracle import Oracle
+from simulation.story import Origin, Story, Topics, Violation
 
 _NOTE = re.compile(r"p1:(\d+)-(\d+)@\d+:(\d+),(\d+),(\d+)(?:,(\d+))?")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
+from simulation.basic import FAULTS_S, basic_plan
 from simulation.bounds import bounded
 from simulation.faults import (
     DAMAGED,
@@ -14,10 +15,8 @@ from simulation.faults import (
     DRAINS,
     FORGOTTEN,
     GROWN,
-    KINDS,
     LONG_WAY,
     LOSSES,
-    MEANWHILE,
     OURS,
     REFUSED,
     REMADE,
@@ -28,23 +27,36 @@ from simulation.faults import (
     WRONG_TIME,
     Fault,
 )
-from simulation.plan import COMMANDED, FEED_S, HELD, LEVELS, MODES, MOVED, RANGE_SEEDS, SERVED, STOPS, THROUGH, Plan
+from simulation.plan import (
+    COMMANDED,
+    FEED_S,
+    HELD,
+    LETTERS,
+    LEVELS,
+    MODES,
+    MOVED,
+    SERVED,
+    STOPS,
+    THROUGH,
+    Plan,
+)  # fmt: skip
 from simulation.scripts import (
     ASKING,
     CONDITIONS,
+    DEADLY,
     DEFERRED,
+    DYING,
     GATED,
+    HANDLED,
     HUNG,
     INSTANTS,
     LISTED,
-    LONG,
     SCRIPTS,
     SERVICES,
     TRIED,
     VERDICTS,
 )
 
-FAULTS_S: Final = 14.0
 WIDER: Final = 0xAE9F
 """Draws what else happens; the seeds of planted faults keep their course."""
 KEPT: Final = 0x0DE3
@@ -79,7 +91,9 @@ IDLE_S: Final = 700.0
 
 def draw_plan(seed: int) -> Plan:
     """Draw a plan; the seed decides everything."""
-    plan = _first(seed)
+    plan = basic_plan(seed)
+    if seed >= LETTERS:
+        return _lettered(plan, Random(seed ^ LETTERS))
     plan = _crowded(plan, crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
     plan = _widened(plan, Random(seed ^ WIDER))
     plan = _judged(plan, Random(seed ^ JUDGED))
@@ -99,57 +113,9 @@ def draw_plan(seed: int) -> Plan:
     plan = _through(plan, Random(seed ^ THROUGH)) if through else plan
     plan = _broken(plan, Random(seed ^ BROKEN))
     plan = plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
-    plan = _moded(plan, Random(seed ^ MODES)) if MODES <= seed < MODES + 2 * RANGE_SEEDS else plan
-    plan = _shorter(plan, Random(seed ^ SHORT)) if MODES <= seed < MODES + 2 * RANGE_SEEDS else plan
+    plan = _moded(plan, Random(seed ^ MODES)) if seed >= MODES else plan
+    plan = _shorter(plan, Random(seed ^ SHORT)) if seed >= MODES else plan
     return _without_end(plan) if plan.endless and seed >= MOVED else plan
-
-
-def _first(seed: int) -> Plan:
-    """Return a plan with records and faults, before anything else is drawn."""
-    random = Random(seed)
-    random.random()  # unused: the seeds of planted faults keep their course
-    partitions, workers = random.randint(1, 2), random.choice((1, 2, 2, 3))
-    skewed = random.random() < 0.15
-    offsets = tuple(random.uniform(-7_200_000, 7_200_000) if skewed else 0.0 for _ in range(3))
-    count = random.randint(3, 12)
-    records = tuple(
-        (random.uniform(0.0, FEED_S), random.randrange(partitions), random.choice(SCRIPTS)) for _ in range(count)
-    )
-    if random.random() < 0.05:  # one that ends its worker each time that it runs
-        at, script = random.randrange(count), random.choice(("X", "FX"))
-        records = (*records[:at], (*records[at][:2], script), *records[at + 1 :])
-    faults = tuple(
-        Fault(random.uniform(0.2, FAULTS_S), random.choice(KINDS), random.randrange(3), random.random())
-        for _ in range(random.choice((0, 1, 1, 2, 2, 3, 4)))
-    )
-    rare = Random(seed ^ 0x57E9)
-    if rare.random() < 0.08:
-        faults = (*faults, Fault(rare.uniform(0.2, FAULTS_S - 4), STOPPED, 0, rare.random()))
-    again = Random(seed ^ 0xD0B1)
-    long = Random(seed ^ 0x10C6)
-    if long.random() < 0.2:
-        at_s, number = long.uniform(0.2, FEED_S - 1), long.randrange(partitions)
-        behind = tuple(
-            (at_s + long.uniform(0.01, 0.5), number, long.choice(SCRIPTS)) for _ in range(long.randint(2, 5))
-        )
-        records = (*records, (at_s, number, long.choice(LONG)), *behind)
-        for _ in range(long.choice((0, 1, 1, 2))):
-            fault = Fault(at_s + long.uniform(0.1, 2.2), long.choice(MEANWHILE), long.randrange(3), long.random())
-            faults = (*faults, fault)
-    sent = sorted(records)
-    repeats = tuple(
-        (sent[which][0] + again.choice((0.005, 0.3, 2.0, 8.0)) * again.random(), which)
-        for which in again.choices(range(count), k=again.choice((0, 0, 0, 0, 0, 0, 1, 4)))
-    )
-    return Plan(
-        seed=seed,
-        partitions=partitions,
-        workers=workers,
-        offsets_ms=offsets,
-        records=tuple(sent),
-        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
-        repeats=tuple(sorted(repeats)),
-    )
 
 
 def _crowded(plan: Plan, random: Random) -> Plan:
@@ -390,6 +356,27 @@ def _moved(plan: Plan, random: Random) -> Plan:
     kept = tuple(fault for fault in plan.faults if fault.kind != "offsets expire")  # somebody's wish with them
     plan = replace(plan, faults=kept)
     return _with(plan, _more(plan, random, ("S", "FS", "FFS", "R", "F", "DS", "TS"), 4), back)
+
+
+def _lettered(plan: Plan, random: Random) -> Plan:
+    """Return the plan with records that die, and with a handler of their letters, or without letters."""
+    plan = replace(plan, repeats=(), drop=plan.seed % 5 == 4)
+    plan = _with(plan, _more(plan, random, DYING, random.randint(2, 8)))
+    if not plan.drop:
+        letters = [random.choice(HANDLED) for _ in range(random.randint(1, 7))]
+        letters += [random.choice(DEADLY)] * (random.random() < 0.2)
+        plan = replace(plan, letters=tuple(letters))
+    match random.randrange(4):
+        case 0:
+            plan = replace(plan, faults=())
+        case 1:
+            kinds = (REFUSED, OURS, OURS, FORGOTTEN, WRONG_TIME, UNENDED, "kill", "kill at step", "pause at step")
+            plan = _with(plan, (), _faults(random, kinds))
+        case 2:
+            plan = bounded(plan, random)
+    if random.random() < 0.7:
+        plan = replace(plan, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+    return plan
 
 
 def _moded(plan: Plan, random: Random) -> Plan:

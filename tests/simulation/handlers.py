@@ -77,21 +77,21 @@ class Handlers:
         async def handle_list(values: list[bytes], deliveries: list[Delivery]) -> None:
             await self._handle_list(worker, judge, values, deliveries)
 
-        kept = not self._plan.changes or other == 0
-        order = judge.oracle.sequences.orders[worker.process.name] = self._plan.order if kept else "none"
-        policy = judge.oracle.waits.followed[worker.process.name] = other if self._plan.changes else 0
+        kept = not judge.plan.changes or other == 0
+        order = judge.oracle.sequences.orders[worker.process.name] = judge.plan.order if kept else "none"
+        policy = judge.oracle.waits.followed[worker.process.name] = other if judge.plan.changes else 0
         return Handler(
-            function=handle_list if self._plan.batch else handle,
-            batch=Batch(LIST, "40ms") if self._plan.batch else None,
+            function=handle_list if judge.plan.batch else handle,
+            batch=Batch(LIST, "40ms") if judge.plan.batch else None,
             topology=judge.topologies[policy],
             policy=judge.policies[policy],
             concurrency=CONCURRENCY,
-            max_in_flight=self._plan.in_flight,
-            max_in_flight_bytes=int(dict(self._plan.bounds).get(IN_FLIGHT, 16 << 20)),
+            max_in_flight=judge.plan.in_flight,
+            max_in_flight_bytes=int(dict(judge.plan.bounds).get(IN_FLIGHT, 16 << 20)),
             order=Order(order),
             holding=self._holding(judge, order),
-            by_reference=self._plan.referred and kept,
-            through_main=self._plan.through and kept,
+            by_reference=judge.plan.referred and kept,
+            through_main=judge.plan.through and kept,
             **judge.options,
             destinations=Destinations(self, worker.clock, lambda: judge.topology.owned),
         )
@@ -99,10 +99,10 @@ class Handlers:
     def _holding(self, judge: Judge, order: str) -> Holding:
         if order == "none" or judge.oracle.steering is None:
             return Holding()
-        on_dead = "hold" if self._plan.stops else "release"
-        if self._plan.caps is None:
+        on_dead = "hold" if judge.plan.stops else "release"
+        if judge.plan.caps is None:
             return Holding(on_dead=on_dead)
-        sequences, size, overflow = self._plan.caps
+        sequences, size, overflow = judge.plan.caps
         return Holding(on_dead=on_dead, max_sequences=sequences, max_sequence_size=size, overflow=overflow)
 
     async def look(self, _topic: str) -> TopicLook:
@@ -123,7 +123,7 @@ class Handlers:
         finally:
             judge.oracle.stories[call.origin].going.remove(call.going)
         self._end(worker, judge, call, fine=now in FINE)
-        end(now, call.origin[1], self._instant_s(judge, call))
+        end(now, 1 if judge.letters is not None else call.origin[1], self._instant_s(judge, call))
 
     async def _handle_list(
         self, worker: SimWorker, judge: Judge, values: list[bytes], deliveries: list[Delivery]
@@ -166,7 +166,7 @@ class Handlers:
         seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)
         started_ms = self._now_ms()
         self._note("begun", worker.process.name, origin, attempt)
-        if self._plan.publishes:
+        if judge.plan.publishes:
             delivery.publish(judge.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
         opening, going = (
             opening_of(worker, main, origin[0]),
@@ -179,6 +179,8 @@ class Handlers:
         # a copy that the broker took back was there, for all that its session can know
         if (copies := oracle.copies) is not None and judge.through(worker) and not self._broker.taken_back[main]:
             self._guard(lambda: copies.begun(origin, delivery.number))
+        if (letters := judge.letters) is not None:
+            self._guard(partial(letters.begun, origin, delivery.letter, opening))
         self._guard(lambda: judge.services.begun(worker, origin, delivery.due_at_ms, started_ms))
         self._guard(lambda: oracle.check_key(origin, delivery.idempotency_key[36:]))
         self._guard(lambda: oracle.goes_on(origin, going, started_ms))
@@ -194,7 +196,7 @@ class Handlers:
         self._reached["a record of a new partition began"] += origin[0] >= self._plan.partitions
         self._guard(lambda: must(not lacked, "I29", origin, "begins, and our topics have no such partition"))
         self._guard(lambda: judge.check_bound(taken_in(worker, main, origin[0]), claimed(worker, main, origin[0])))
-        if self._plan.bounds and (placed := worker.ownership.placed.get((main, origin[0]))) is not None:
+        if judge.plan.bounds and (placed := worker.ownership.placed.get((main, origin[0]))) is not None:
             self._reached.update(binding(placed.engine))
         if opening is not None:
             note = self._broker.notes.get(TopicPartition(main, origin[0]), "")

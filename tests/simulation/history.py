@@ -30,15 +30,14 @@ from simulation.faults import Fault, step_ms
 from simulation.growing import grow
 from simulation.handlers import Handlers
 from simulation.judge import CLOSED, Judge
+from simulation.letters import LETTERS
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.ours import break_one
-from simulation.plan import FEED_S, HELD, Plan
+from simulation.plan import FEED_S, Plan
 from simulation.referring import KEPT_MS, age_ms
-from simulation.scripts import SERVICES
 from simulation.sessions import opened_store
 from simulation.steering import Steering
-from simulation.stopping import Stops
 from simulation.story import Result, Violation
 from simulation.through import stray
 from simulation.worker import SimWorker
@@ -60,6 +59,8 @@ class History:
         self.network = Network(self.loop, self.random, self.reached)
         mains = ("orders", "refunds") if plan.others else ("orders",)
         self.judges = {main: Judge(plan, main) for main in mains}
+        if plan.letters:
+            self.judges[LETTERS] = Judge(plan.of_letters, LETTERS)
         self.first = self.judges["orders"]
         self.broker = Broker(self.loop, plan.partitions)
         self.broker.on_visible = self._appeared
@@ -93,16 +94,16 @@ class History:
             if self.violation is None:
                 self.violation = f"{exc} (at {self.loop.time() - BEGAN_S:.3f} s)"
 
-    def _judge_of(self, topic: str) -> Judge:
-        return next(judge for judge in self.judges.values() if judge.owns(topic))
-
     def _appeared(self, tp: TopicPartition, records: list[Record]) -> None:
         self._note("visible", tp, [record.offset for record in records])
-        self._guard(lambda: self._judge_of(tp.topic).oracle.appeared(tp, records, self._now_ms()))
+        owner = next(judge for judge in self.judges.values() if judge.owns(tp.topic))
+        self._guard(lambda: owner.oracle.appeared(tp, records, self._now_ms()))
+        if (judge := self.judges.get(tp.topic)) is not None and judge.letters is not None:
+            self._guard(partial(judge.letters.appeared, records, self._now_ms()))
 
     def _moved(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         for tp, moved in offsets.items():
-            judge = self._judge_of(tp.topic)
+            judge = self.judges[tp.topic]
             self._guard(partial(judge.oracle.offsets.moved, {tp: moved.offset}))
             self._guard(partial(judge.notes.committed, tp.partition, *moved, self._now_ms()))
 
@@ -350,8 +351,13 @@ class History:
         self.loop.call_later(1.0, self._retain, context=self.network.context)
 
     def _ask(self) -> None:
-        if (steering := self.first.oracle.steering) is not None:
-            steering.send(self._now_ms())
+        steered = self._steered
+        which = steered[0] if len(steered) < 2 or self.random.random() < 0.7 else steered[1]
+        which.send(self._now_ms())
+
+    @property
+    def _steered(self) -> list[Steering]:
+        return [judge.oracle.steering for judge in self.judges.values() if judge.oracle.steering is not None]
 
     # -- the run ------------------------------------------------------------------------------------------------
 
@@ -388,22 +394,11 @@ class History:
         if self.plan.commands:
             self.reached["commands where the newest counts"] += self.plan.order == "latest"
             self.reached["commands beside a delay without end"] += self.plan.endless
-            first.oracle.steering = Steering(
-                first.topology,
-                self.broker,
-                first.oracle.stories,
-                self.random,
-                keys=self.plan.order == "none" or self.plan.changes,
-                levels=self.plan.levels,
-                holds=self.plan.seed >= HELD,
-                calm=not self.plan.faults and {*"XK"}.isdisjoint("".join(script for *_, script in records)),
-            )
-            first.oracle.steering.circuits = [name for name, *_ in self.plan.services] and SERVICES
-            if self.plan.caps is not None and not self.plan.changes:
-                first.oracle.sequences.most = self.plan.caps[1]
-            first.oracle.sequences.releases = self.plan.caps is not None and self.plan.caps[2] == "release"
-            if self.plan.stops:
-                first.oracle.sequences.stops = Stops(first.oracle.fate, first.oracle.steering.decides)
+            for judge in self.judges.values():
+                if judge is first or judge.letters is not None:
+                    judge.steer(self.broker, self.random)
+                if judge.letters is not None:
+                    judge.letters.steering = first.oracle.steering
         for at_s, number, which in self.plan.strays:
             loop.call_at(began_s + at_s, self._stray, number, which, context=context)
         for at_s in self.plan.commands:
@@ -426,8 +421,8 @@ class History:
         )
         await asyncio.sleep(last_s + self.random.uniform(0, 10) * bool(self.plan.faults))
         self._heal()
-        if self.first.oracle.steering is not None:
-            self.first.oracle.steering.send_to_handler("handler-resume", "last")
+        for steering in self._steered:
+            steering.send_to_handler("handler-resume", "last")
         until_s, fewest = loop.time() + REST_S, inf
         while self.violation is None and loop.time() < until_s:
             await asyncio.sleep(0.5)

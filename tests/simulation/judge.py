@@ -19,18 +19,21 @@ from simulation.beyond import Notes
 from simulation.broker import Broker
 from simulation.counts import check_counts
 from simulation.faults import DRAINS
+from simulation.letters import LETTERS, Letters
 from simulation.loop import BEGAN_S
 from simulation.modes import Modes
-from simulation.oracle import Oracle, Topics
+from simulation.oracle import Oracle
 from simulation.pacing import Pacing
-from simulation.plan import Plan
+from simulation.plan import HELD, Plan
 from simulation.quiet import check_outage, check_quiet
 from simulation.referring import Referring
 from simulation.scripts import ENDLESS_MS, HOT_RETRIES, LATER_MS, OWN_MS, SERVICES, SHORTER_MS, WAITS_MS, policies
 from simulation.services import Services, circuits_of, spends
 from simulation.sessions import seen_stores
+from simulation.steering import Steering
+from simulation.stopping import Stops
 from simulation.stores import origin_of
-from simulation.story import Origin, Violation, must, step
+from simulation.story import Origin, Topics, Violation, must, step
 from simulation.through import Copies
 from simulation.tries import HALVINGS, Tries
 from simulation.worker import SimWorker
@@ -58,7 +61,7 @@ class Judge:
         self.topologies = [self._topology(main, policy) for policy in self.policies]
         """One for each policy."""
         self.topology = self.topologies[0]
-        self.names = Topics.of(self.topology, results=f"{main}-results" if plan.publishes else "")
+        self.names = Topics.of(self.topology, results=f"{main.rpartition('.')[2]}-results" if plan.publishes else "")
         jumps = any(fault.kind == "clock jump" for fault in plan.faults)
         skew_ms = SKEW_MS if jumps or any(plan.offsets_ms) or plan.steps else 0.0
         stepped_ms = sum(max(0.0, step) for _, step in plan.steps)
@@ -79,6 +82,7 @@ class Judge:
                 through=plan.through,
             ),
         )
+        self.letters = Letters(plan, self.oracle) if main == LETTERS else None
         self.services = Services(plan, main)
         self.modes = Modes(plan, self.oracle, skew_ms)
         self.oracle.main = Referring() if plan.referred else None
@@ -92,6 +96,28 @@ class Judge:
         """Partitions whose changelog was made again, and the records that waited there, until somebody decides."""
         self.lost: dict[TopicPartition, int] = {}
         """Partitions of which a record was deleted unread, and the offset after it."""
+
+    def steer(self, broker: Broker, random: Random) -> None:
+        """Have somebody send commands."""
+        plan, scripts = self.plan, "".join((*(script for *_, script in self.plan.records), *self.plan.letters))
+        steering = self.oracle.steering = Steering(
+            self.topology,
+            broker,
+            self.oracle.stories,
+            random,
+            keys=plan.order == "none" or plan.changes,
+            levels=plan.levels,
+            holds=plan.seed >= HELD,
+            letters=self.letters is None,
+            calm=not plan.faults and {*"XK"}.isdisjoint(scripts),
+        )
+        steering.circuits = [name for name, *_ in plan.services] and SERVICES
+        sequences = self.oracle.sequences
+        if plan.caps is not None and not plan.changes:
+            sequences.most = plan.caps[1]
+        sequences.releases = plan.caps is not None and plan.caps[2] == "release"
+        if plan.stops:
+            sequences.stops = Stops(self.oracle.fate, steering.decides)
 
     @property
     def rate(self) -> RateLimit | None:
@@ -146,6 +172,8 @@ class Judge:
             delays_ms=policy.delays_ms,
             dead_letters=policy.dead_letters,
             seen_window_ms=None if self.rule is None else self.rule.window_ms,
+            drop=self.plan.drop or main == LETTERS,
+            letters_of="orders" if main == LETTERS else None,
         )
 
     @property
@@ -263,15 +291,20 @@ class Judge:
     def judge(self, broker: Broker, workers: Iterable[SimWorker | None]) -> int:
         """Judge the end; return how many progress events there are."""
         self.oracle.at_rest()
+        if self.letters is not None:
+            self.letters.at_rest()
         # an offset that was set by hand has nothing beside it
         said = 0 if self.lost or self.was_set_back else check_counts(broker, self.oracle, self.names)
         for number, store in seen_stores(workers, self.topology.main, broker.generation):
             taken_back = broker.taken_back[self.topology.seen_changelog] > 0
             rows = {identity: encode_seen(row) for identity, row in store.rows.items()}
             self.oracle.stores.remembered(number, rows, taken_back=taken_back)
-        for event, topics in ((Event.SCHEDULED, self.retry_topics), (Event.DEAD, self.topology.dlqs)):
-            there = sum(self.oracle.visible[topic] for topic in topics)
-            seen, gone = self.observed[event], sum(broker.taken_back[topic] for topic in topics)
+        discarded = Event.DISCARDED if self.letters is None else Event.LETTER_FAILED
+        counted = [(Event.SCHEDULED, self.retry_topics), (discarded, [])]
+        counted += [(Event.DEAD, [*self.topology.dlqs])] * bool(self.topology.dlqs)
+        for event, topics in counted:
+            there = sum(self.oracle.visible[topic] for topic in topics) if topics else self.oracle.discarded
+            seen, gone = self.observed[event], sum(broker.taken_back[topic] for topic in topics or (self.names.events,))
             if seen > there + gone or (self.plan.quiet and seen != there):
                 raise Violation(f"I12: {seen} observed as {event.value}, {there} are visible")
         if self.observed[Event.SKIPPED] > self.oracle.skips + broker.taken_back[self.topology.events]:
@@ -290,6 +323,7 @@ class Judge:
         self.services.at_rest(self.oracle, BEGAN_S * 1_000)
         if self.plan.quiet and not paused:
             ordered, failed = self.plan.order != "none", self.observed[Event.LANE_FAILED]
+            ordered = ordered or (self.letters is not None and self.plan.slow_letters)
             check_quiet(self.oracle, failed=failed, ordered=ordered, through=self.plan.through)
         if self.plan.only(DRAINS) and self.oracle.repeated:
             raise Violation(f"I10: {self.oracle.repeated} calls repeated, and every worker had time for its drain")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from retryapp.engine.lane import recovery
-from retryapp.ports import Row, Standing, TopicPartition
+from retryapp.ports import Row, Sink, Standing, TopicPartition
 from retryapp.testing import Step
-from retryapp.testing.lane import MemoryLane
+from retryapp.testing.lane import MemoryLane, MemoryReader
 from retryapp.testing.tables import MemoryPendingTable
 from simulation.disk import SimDisk
 from simulation.network import Wire
@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 recovery.TAIL_OFFSETS = 4  # histories are short
 LETTERS_S = 3.0
 """How long it takes, where that takes long, until all dead letters are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateReader(MemoryReader):
+    """Takes its time for dead letters, which nothing but their table waits for."""
+
+    @override
+    async def read(self, tp: TopicPartition, start: int, sink: Sink, *, background: bool = False) -> int:
+        if background:
+            await asyncio.sleep(LETTERS_S)
+        return await MemoryReader.read(self, tp, start, sink)
 
 
 class SimPendingTable(MemoryPendingTable):

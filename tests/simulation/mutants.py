@@ -35,6 +35,7 @@ from simulation.lanes import SimLane
 from simulation.planted_calls import CALLS
 from simulation.planted_commands import COMMANDS
 from simulation.planted_damage import DAMAGE
+from simulation.planted_letters import LETTERS
 from simulation.planted_modes import MODED
 from simulation.planted_order import ORDER
 from simulation.planted_pace import PACE
@@ -339,7 +340,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *(Mutant(*planted) for planted in (*RULES, *VERDICTS, *REFERENCES, *THROUGH, *DAMAGE)),
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),
-    *(Mutant(*planted) for planted in COMMANDS),
+    *(Mutant(*planted) for planted in (*COMMANDS, *LETTERS)),
     *(Mutant(*planted) for planted in (*PACE, *WORLD, *MODED)),
     Mutant("no attempt is the last", ((judge, "decide", _for_ever),)),
 )  # fmt: skip

@@ -12,10 +12,9 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import Any
 
 from retryapp.core.record import Record
-from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.ports import TopicPartition
 from simulation.again import Again
@@ -29,32 +28,15 @@ from simulation.scripts import BEYOND_MS
 from simulation.sequences import Sequences
 from simulation.steering import Steering, begin_again
 from simulation.stores import HELD_MS, Stores, due_ms_of, origin_of
-from simulation.story import FINE, FIRST, Call, Going, Opening, Origin, Story, Violation, must, step
+from simulation.story import FINE, FIRST, Call, Going, Opening, Origin, Story, Topics, Violation, must, step
 from simulation.through import Copies
 from simulation.waits import Waits
 
 GIVEN_UP_MS = 2_000.0
 """A handler that does not heed its cancellation is given up after it."""
+PASSED = "the letter is "
+"""What the event of a dead letter says that its handler has passed: a command has decided about it."""
 TIMED_OUT = f"{HandlerTimeoutError.__module__}.{HandlerTimeoutError.__qualname__}"
-
-
-class Topics(NamedTuple):
-    """Names of the handler's topics."""
-
-    main: str
-    retry: str
-    """With a topic for each delay: what their names begin with."""
-    dlq: str
-    events: str
-    changelog: str
-    seen: str = ""
-    results: str = ""
-    """The handler publishes to it at each attempt."""
-
-    @classmethod
-    def of(cls, topology: HandlerTopology, *, results: str) -> Topics:
-        ours = f"{topology.prefix}.retry", topology.dlq, topology.events, topology.pending_changelog
-        return cls(topology.main, *ours, topology.seen_changelog, results)
 
 
 class Oracle:
@@ -108,6 +90,8 @@ class Oracle:
         """Failures of attempts whose second try would have been fine."""
         self.skips = 0
         """Visible events of duplicates that were skipped."""
+        self.discarded = 0
+        """Visible events in place of dead letters."""
         self.visible: Counter[str] = Counter()
         """Visible records by topic."""
 
@@ -252,6 +236,7 @@ class Oracle:
         ours = {name: value or b"" for name, value in record.headers}
         if "retry-mark" in ours:
             self.named[f"a letter is {ours['retry-mark'].decode()}"] += 1
+            self.visible[topic] -= 1  # it is no letter
             return
         origin = _origin(ours["retry-origin"].decode())
         story, attempt = self._story(origin), int(ours["retry-attempt"])
@@ -354,6 +339,8 @@ class Oracle:
         elif told.get("kind") == "succeeded":
             origin = _origin(told["origin"])
             self._end(origin, self._story(origin), "done", told["delivery"], now_ms)
+        elif told.get("kind") in ("discarded", "failed"):
+            self._discarded(_origin(told["origin"]), told, now_ms)
         elif told.get("kind") == "held":
             story = self._story(_origin(told["origin"]))
             must(not story.held or story.again > 0, "I1", _origin(told["origin"]), "held twice")
@@ -369,13 +356,25 @@ class Oracle:
             first = story.first
             if told["first_offset"] is None:
                 self.skips += 1
-                self._end(origin, story, "skipped", told["delivery"], now_ms)
+                story.stopped = story.stopped or told["why"].startswith(PASSED)
+                self._end(origin, story, "skipped", told["delivery"] or 1, now_ms)
                 return
             must(first == (record.partition, told["first_offset"]), "I1", origin, f"skipped, and it repeats {first}")
             self.skips += 1
             story.fates.append("skipped")
             story.ended_ms = story.outcome_ms = story.first_ms = now_ms
             _once(origin, story, len(story.fates), "skip", "I2")
+
+    def _discarded(self, origin: Origin, told: Mapping[str, Any], now_ms: float) -> None:
+        """Take an event that stands in place of a dead letter."""
+        story, reason = self._story(origin), told["reason"]
+        self.discarded += 1
+        if self._died_otherwise(origin, story, reason.encode(), lost=False):
+            story.stopped = True
+        else:
+            self._cut_short(story, told["attempt"], now_ms, timed_out=told["error_type"] == TIMED_OUT)
+            self.pace.spent(origin, story, told["attempt"], reason)
+        self._end(origin, story, "dead", told["delivery"], now_ms)
 
     def _end(self, origin: Origin, story: Story, fate: str, delivery: int, now_ms: float) -> None:
         replaced = fate == SUPERSEDED

@@ -27,7 +27,9 @@ the newest counts or a delay has no end."""
 MODES: Final = 16_000_000
 """From this seed on few retries may run at once, circuits with names have rates, rules have conditions, and handlers
 ask for instants."""
-RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED, MODES)
+LETTERS: Final = 18_000_000
+"""From this seed on dead letters have a handler, or there are none: what is dead leaves an event."""
+RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED, MODES, LETTERS)
 """First seeds of the ranges, of a million at least, in which histories have different things."""
 RANGE_SEEDS: Final = 1_000_000
 
@@ -98,6 +100,10 @@ class Plan:
     """When somebody sends a command."""
     bounds: tuple[tuple[str, float], ...] = ()
     """Capacities that are small, by name; see `simulation.bounds`."""
+    letters: tuple[str, ...] = ()
+    """Scripts of the handler of dead letters, one after the other by their offsets; empty: they have none."""
+    drop: bool = False
+    """There is no dead-letter topic."""
     replayed: str = ""
     """Script of a record that waits when the history begins: an older build had replayed it. Empty: none does."""
 
@@ -124,7 +130,7 @@ class Plan:
 
     def only(self, kinds: frozenset[str]) -> bool:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
-        scripts = {letter for *_, script in self.records + self.others for letter in script}
+        scripts = {letter for *_, script in self.records + self.others for letter in script}.union(*self.letters)
         paced = bool(self.rate) or self.outage is not None or bool(self.commands) or bool(self.losses or self.services)
         paced = paced or self.max_concurrent is not None
         return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH") and not paced
@@ -154,7 +160,14 @@ class Plan:
     @property
     def slow_letters(self) -> bool:
         """Whether it takes long until a lane knows all dead letters: some commands wait for that, and others pass."""
-        return self.seed >= COMMANDED and self.seed % 16 == 10
+        return self.seed >= COMMANDED and self.seed % (4 if self.letters else 16) == 2 + 8 * (not self.letters)
+
+    @property
+    def of_letters(self) -> Plan:
+        """What concerns the handler of dead letters: settings of the other one are not its own."""
+        plain = replace(self, repeats=(), order="none", caps=None, stops=False, endless=False, ruled=False, hot=False)
+        plain = replace(plain, batch=False, rate="", outage=None, services=(), calm=False, referred=False, losses=())
+        return replace(plain, through=False, strays=(), replayed="", changes=False)
 
     def is_out(self, at_s: float) -> bool:
         return self.outage is not None and self.outage[0] <= at_s < self.outage[1]
@@ -189,6 +202,8 @@ class Plan:
             + ["sequences stop behind dead records"] * self.stops
             + [f"caps {self.caps}"] * bool(self.caps)
             + ["records wait by reference"] * self.referred
+            + [f"letters are handled: {' '.join(self.letters)}"] * bool(self.letters)
+            + ["there is no dead-letter topic"] * self.drop
             + [f"what is due again goes through the main topic, with {len(self.strays)} strays"] * self.through
         )
         sent += [f"{name} is {size:g} at most" for name, size in self.bounds]

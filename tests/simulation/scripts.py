@@ -28,6 +28,11 @@ TRIED: Final = ("G", "GS", "FG", "GFG", "F", "GTS")
 """G fails at the first try of an attempt, and is fine at the next one."""
 LISTED: Final = ("S", "S", "Z", "ZS", "FS", "FZS", "TS", "R")
 """Z raises for all records of its call, F and R are about themselves alone."""
+DYING: Final = ("R", "R", "R", "FR", "F")
+HANDLED: Final = ("S", "S", "D", "FS", "FFS", "F", "R", "TS", "FDS", "LS", "P", "FP")
+"""What the handler of dead letters does with one."""
+DEADLY: Final = ("X", "K", "FX", "FK", "H", "HS", "FHS")
+"""The same, where it ends its worker, or does not end."""
 LATER_MS: Final = 700
 BEYOND_MS: Final = 9_000
 DEFERRED_MS: Final = 2_500

@@ -54,6 +54,7 @@ class Steering:
         holds: bool,
         calm: bool,
         levels: bool = False,
+        letters: bool = True,
     ) -> None:
         self._topology = topology
         self._broker = broker
@@ -63,14 +64,17 @@ class Steering:
         """A key may be edited."""
         self._edits: dict[str, Edit] = {}
         """By command."""
-        self._verbs = _VERBS + _HOLDS if holds else _VERBS
-        self._calm = calm
+        verbs = _VERBS if letters else tuple(verb for verb in _VERBS if not verb.startswith("job"))
+        self._verbs = verbs + _HOLDS if holds else verbs
+        self.calm = calm
         """Nobody dies or is cut off."""
         self._levels = levels
         """Somebody forces circuits open, and has partitions go on that rules have paused."""
         self.circuits: Sequence[str] = ()
         """Names of the handler's circuits; its own has none."""
         self._count = 0
+        self.forced: set[str] = set()
+        """Commands that say so."""
         self.asked: dict[str, tuple[str, Origin]] = {}
         """Verb and record of each command."""
         self.told: Counter[str] = Counter()
@@ -122,6 +126,7 @@ class Steering:
             self._edits[name] = facts["edit"] = edit
         if verb == "hold":
             facts["hold_ms"] = random.choice((1, 500, 3_000, 12_000))
+        self.forced.update([name] * facts["force"])
         command = Command(id=name, verb=Verb(verb), failure_id=record, **facts)
         story = self._stories[origin]
         story.hurried = story.hurried or verb in ("retry-now", "reschedule")
@@ -141,6 +146,7 @@ class Steering:
         verb = verb if self._stories[origin].replays < 1 else "release"  # each takes its time
         record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
         self.asked[name], tp = (verb, origin), TopicPartition(self._topology.control, origin[0])
+        self.forced.add(name)
         self._broker.append(tp, Command(id=name, verb=Verb(verb), failure_id=record, force=True).to_record(*tp))
 
     def release(self, origin: Origin, delivery: int, *, later: Callable[[float, Callable[[], None]], object]) -> None:
@@ -350,15 +356,15 @@ class Steering:
         Raises:
             Violation: its record was cancelled before its lane opened, or long before and nobody was cut off.
         """
-        if opening.fenced_ms > story.cancelled_ms or (self._calm and story.cancelled_ms < inf):
+        if opening.fenced_ms > story.cancelled_ms or (self.calm and story.cancelled_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
-        if opening.fenced_ms > story.held_ms or (self._calm and story.held_ms < inf):
+        if opening.fenced_ms > story.held_ms or (self.calm and story.held_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it is held")
         if opening.commands > self._paused_at.get(origin[0], inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins although its lane has found a pause")
         for verb, shut in self.shut_ms.items():
             since_ms = shut[origin[0]]
-            if opening.fenced_ms > since_ms or (self._calm and since_ms < inf):
+            if opening.fenced_ms > since_ms or (self.calm and since_ms < inf):
                 raise Violation(f"I19 {origin[0]}/{origin[1]}: begins after {verb}")
 
     @property

@@ -8,6 +8,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from retryapp.core.record import Record
+from retryapp.core.topology import HandlerTopology
 from simulation.plan import Plan
 
 FIRST: Final = -1
@@ -18,6 +19,25 @@ Origin = tuple[int, int]
 
 FINE: Final = "SDG"
 """Steps of a script that go well, G at the second try of a delivery."""
+
+
+class Topics(NamedTuple):
+    """Names of the handler's topics."""
+
+    main: str
+    retry: str
+    """With a topic for each delay: what their names begin with."""
+    dlq: str
+    events: str
+    changelog: str
+    seen: str = ""
+    results: str = ""
+    """The handler publishes to it at each attempt."""
+
+    @classmethod
+    def of(cls, topology: HandlerTopology, *, results: str) -> Topics:
+        ours = f"{topology.prefix}.retry", topology.dlq, topology.events, topology.pending_changelog
+        return cls(topology.main, *ours, topology.seen_changelog, results)
 
 
 class Violation(Exception):  # noqa: N818 - what a history shows, not a fault of the oracle

@@ -6,8 +6,8 @@ import pytest
 
 from retryapp.core.record import Record
 from retryapp.ports import TopicPartition
-from simulation.oracle import Oracle, Topics
-from simulation.story import Call, Opening, Violation
+from simulation.oracle import Oracle
+from simulation.story import Call, Opening, Topics, Violation
 
 TOPICS = Topics("orders", "retry", "dlq", "events", "changelog", "seen", "results")
 MAIN = TopicPartition("orders", 0)

@@ -14,8 +14,8 @@ from retryapp.ports import Committed, TopicPartition
 from simulation.broker import Broker
 from simulation.counts import check_counts
 from simulation.loop import VirtualLoop
-from simulation.oracle import Oracle, Topics
-from simulation.story import Call, Violation
+from simulation.oracle import Oracle
+from simulation.story import Call, Topics, Violation
 
 TOPICS = Topics("orders", "retry", "dlq", "events", "changelog", "seen")
 MAIN, EVENTS, CHANGELOG = (TopicPartition(name, 0) for name in ("orders", "events", "changelog"))

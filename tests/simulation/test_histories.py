@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from simulation import History, Plan, simulate
-from simulation.campaign import MODES_STATES, MOVED_STATES, Summary, minimise, run_seeds
+from simulation.campaign import LETTER_STATES, MODES_STATES, MOVED_STATES, Summary, minimise, run_seeds
 from simulation.drawing import draw_plan
-from simulation.plan import COMMANDED, HELD, LEVELS, MODES, MOVED, SERVED, STOPS, THROUGH
+from simulation.plan import COMMANDED, HELD, LETTERS, LEVELS, MODES, MOVED, SERVED, STOPS, THROUGH
 
 pytestmark = pytest.mark.timeout(600)  # on a busy machine; the engine would take one that ends a history for a failure
 
@@ -41,6 +41,10 @@ THROUGH_PARTS = [
 MOVED_PARTS = [
     pytest.param(MOVED + first, count, marks=[pytest.mark.extended] if first else [])
     for first, count in ((0, 40), (40, 250), (290, 250), (540, 250))
+]
+LETTER_PARTS = [
+    pytest.param(LETTERS + first, count, marks=[pytest.mark.extended] if first else [])
+    for first, count in ((0, 50), (50, 250), (300, 250))
 ]
 MODES_PARTS = [
     pytest.param(MODES + first, count, marks=[pytest.mark.extended] if first else [])
@@ -112,6 +116,16 @@ def test_records_run_again_where_somebody_has_set_offsets_back(first: int, count
     part = run_seeds(range(first, first + count))
     assert part.failed == []
     assert part.reached["a record comes again"] > count
+
+
+@pytest.mark.parametrize(("first", "count"), LETTER_PARTS)
+def test_a_letter_is_handled_or_replayed(first: int, count: int) -> None:
+    """Not both, unless somebody forces it; once, and with a mark; what has no dead-letter topic leaves an event."""
+    part = run_seeds(range(first, first + count))
+    assert part.failed == []
+    missed = [state for state in LETTER_STATES if not part.reached[state]]
+    assert missed == [] or count < 100
+    assert min(part.reached["a letter was passed"], part.reached["discarded"]) > 0
     assert count < 100 or [state for state in MOVED_STATES if not part.reached[state]] == []
 
 
@@ -129,7 +143,7 @@ def test_each_fault_and_each_way_to_fail_was_reached(summary: Summary) -> None:
     """A fault that never happens proves nothing (I13)."""
     if summary.passed < SEEDS:
         pytest.skip("only a part of the histories was run")
-    assert set(summary.missed) <= {*MOVED_STATES, *MODES_STATES}
+    assert set(summary.missed) <= {*MOVED_STATES, *MODES_STATES, *LETTER_STATES}
     assert summary.repeated > 0
 
 

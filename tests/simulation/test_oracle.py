@@ -12,10 +12,10 @@ import pytest
 from retryapp.core.record import Record
 from retryapp.core.rows import OPERATOR, PendingRow, Reference, encode_row
 from retryapp.ports import TopicPartition
-from simulation.oracle import Oracle, Topics
+from simulation.oracle import Oracle
 from simulation.quiet import HEALED_MS, check_outage
 from simulation.referring import KEPT_MS, Referring
-from simulation.story import Call, Opening, Story, Violation
+from simulation.story import Call, Opening, Story, Topics, Violation
 from simulation.waits import Waits
 
 TOPICS = Topics("orders", "retry", "dlq", "events", "changelog", "seen", "results")
@@ -212,7 +212,7 @@ def handle(oracle: Oracle, offset: int) -> None:
 
 
 def skip(oracle: Oracle, offset: int, first: int) -> None:
-    told = b'{"kind": "skipped", "origin": "orders@x/0/%d", "first_offset": %d}' % (offset, first)
+    told = b'{"kind": "skipped", "why": "", "origin": "orders@x/0/%d", "first_offset": %d}' % (offset, first)
     oracle.appeared(TopicPartition("events", 0), [Record("events", 0, 0, 0, b"", told, ())], 1e9)
 
 
@@ -349,7 +349,7 @@ def end(oracle: Oracle, topic: str, attempt: int = 1) -> None:
 
 def pass_over(oracle: Oracle, delivery: int = 1) -> None:
     """The event of a skip by the handler becomes visible."""
-    told = b'{"kind": "skipped", "origin": "orders@x/0/0", "first_offset": null, "delivery": %d}' % delivery
+    told = b'{"kind": "skipped", "why": "", "origin": "orders@x/0/0", "first_offset": null, "delivery": %d}' % delivery
     oracle.appeared(TopicPartition("events", 0), [Record("events", 0, 0, 0, b"", told, ())], 1e9)
 
 

@@ -24,7 +24,7 @@ from retryapp.testing.lane import MemoryReader
 from simulation.broker import Broker
 from simulation.consumer import SimConsumer
 from simulation.disk import SimDisk
-from simulation.lanes import SimLane
+from simulation.lanes import LateReader, SimLane
 from simulation.loop import Process
 from simulation.network import Network, Wire
 
@@ -120,7 +120,6 @@ class SimWorker(Observer):
         self.random = random
         self.clock = SimClock(loop, offset_ms)
         self.consumer = SimConsumer(self)
-        self.reader = MemoryReader(broker, self.wire.request, slice_size)
         self.ended = False
         """It ended by itself, in order."""
         self.early: dict[str, Mapping[TopicPartition, Committed]] = {}
@@ -132,6 +131,8 @@ class SimWorker(Observer):
         """It takes long until its lanes know all dead letters."""
         self._kept_ms = kept_ms
         self.handlers = make_handlers(self)
+        late = slow_letters and any(handler.topology.letters_of for handler in self.handlers)
+        self.reader = (LateReader if late else MemoryReader)(broker, self.wire.request, slice_size)
         self.topics = [topic for handler in self.handlers for topic in handler.topology.consumed]
         self.ownership = Ownership(clock=self.clock, observer=self, drain_s=GRACE_S)
         self.ownership.intake.topics = frozenset(self.topics)

@@ -97,15 +97,19 @@ class SharedLetters:
 
     def may_begin(self, letter: int, begin: Callable[[], None]) -> bool:
         """Take a letter for a run; where that must wait, `begin` is called later."""
-        if not self._knows or letter in self._changing:
+        if self.waits(letter):
             self._waiting.append(begin)
             return False
         self._running.add(letter)
         return True
 
-    async def known(self) -> None:
-        """Wait until runs may begin, as `may_begin` says of all letters but those that a command changes."""
-        while not self._knows:
+    def waits(self, letter: int | None = None) -> bool:
+        """Tell whether nothing may begin; of one letter, also whether a command changes it."""
+        return self._keeper is None or not self._keeper.known.is_set() or letter in self._changing
+
+    async def known(self, letter: int | None = None) -> None:
+        """Wait while `waits`."""
+        while self.waits(letter):
             known = asyncio.Event()
             self._waiting.append(known.set)
             await known.wait()
@@ -113,7 +117,7 @@ class SharedLetters:
     def may_mark(self, letter: int) -> bool:
         """Take a letter for a mark without a run; False: its table, or a command, says more than that mark would."""
         if letter not in self._running:
-            if not self._knows or letter in self._changing or not is_open(self.mark_of(letter)):
+            if self.waits(letter) or not is_open(self.mark_of(letter)):
                 return False
             self._running.add(letter)
         return True
@@ -134,7 +138,3 @@ class SharedLetters:
             if self._keeper is not None:
                 self._keeper.take(marks)
             self._running.difference_update(mark.letter for mark in marks)
-
-    @property
-    def _knows(self) -> bool:
-        return self._keeper is not None and self._keeper.known.is_set()

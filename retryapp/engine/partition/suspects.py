@@ -139,12 +139,14 @@ class Suspects:
     async def _run_group(self, group: list[Run], crashes: int) -> None:
         """Run a group to durable outcomes; those of first deliveries are durable with the next mark, at their end."""
         alone = len(group) == 1
-        if crashes >= self._context.handler.max_crashes:
+        buries = crashes >= self._context.handler.max_crashes
+        if not buries:
+            await self._context.pace.going.wait()  # a mark counts against those that it is about
+        if self._context.letters is not None:
+            await self._context.letters.known()
+        if buries:
             self._bury(group[0], crashes)
         else:
-            await self._context.pace.going.wait()  # a mark counts against those that it is about
-            if self._context.letters is not None:
-                await self._context.letters.known()
             async with self._context.alone.held(alone=alone):
                 await self._note(self._mark(group, crashes), group[0])
                 settled = await self._run_together(group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from math import inf
 from typing import Final
@@ -41,7 +41,7 @@ class Contact:
         who = f"brokers {brokers} have" if "," in brokers else f"broker {brokers} has"
         return f"{who} not answered for {silent_s:.0f} s"
 
-    async def run(self, remember: Callable[[], object]) -> None:
+    async def run(self, remember: Callable[[], Awaitable[object]]) -> None:
         """Log each silence once when it begins and once when it is over; call `remember` while a broker answers."""
         before: str | None = None
         while True:
@@ -52,6 +52,6 @@ class Contact:
                 if before is not None:
                     logger.warning("A broker answers again: before, %s", before)
                 with suppress(RetryAppError):  # a store that cannot be read fails its lane, which says so
-                    remember()
+                    await remember()
             before = silence
             await self._clock.sleep(EVERY_S)

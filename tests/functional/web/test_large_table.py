@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -127,6 +128,18 @@ def test_a_page_reads_its_own_rows_and_a_few_of_each_partition(
     assert [entry.key for entry in page] == sorted(entry.key for entry in page)
     assert len(page) == 50
     assert rows_read[0] <= 50 * 2 + 8 * PARTITIONS
+
+
+async def test_numbers_are_remembered_a_few_at_a_time(view: RuntimeView, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hundreds of partitions it would hold the event loop for long, every two seconds."""
+    looks, look = list[int](), view.partition
+    monkeypatch.setattr(view, "partition", lambda main, number: looks.append(number) or look(main, number))
+    task = asyncio.create_task(view.remember())
+    await asyncio.sleep(0)
+    assert looks == [*range(10)]
+    await task
+    assert looks == [*range(PARTITIONS)]
+    assert len(view._known) == PARTITIONS
 
 
 def test_one_partition_is_found_without_the_others(view: RuntimeView, rows_read: list[int]) -> None:

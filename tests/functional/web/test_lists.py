@@ -15,6 +15,7 @@ from functional.web.server import Outline, Site
 from functional.web.worker import BASE, MAIN, NOW_MS, FakeWorker, dead_metadata, metadata
 
 from retryapp.core.causes import OTHER_CAUSE, summed
+from retryapp.core.jobs import LetterFilter
 from retryapp.web import lists
 
 
@@ -287,3 +288,11 @@ async def test_what_waits_is_searched_by_time_in_a_form_that_keeps_what_was_aske
     document = json.loads((await site.get("/retries/api/openapi.json"))[2])
     said = {each["name"] for each in document["paths"]["/{main}/pending"]["get"]["parameters"]}
     assert {"since", "until"} <= said
+
+
+async def test_a_list_compares_its_filter_once_not_with_each_row(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That took a fifth of its time."""
+    compared = list[Any]()
+    monkeypatch.setattr(LetterFilter, "__eq__", lambda self, other: compared.append(other) or vars(self) == vars(other))
+    assert len((await site.facts(f"{BASE}/pending?limit=60"))["records"]) == 60
+    assert len(compared) < 10

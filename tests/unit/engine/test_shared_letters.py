@@ -11,12 +11,13 @@ import pytest
 from doubles import reopen
 
 from retryapp import Delivery, Reject, Skip
-from retryapp.core.control import is_mark, mark_of
+from retryapp.core.control import Command, Verb, is_mark, mark_of
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.core.lifecycle import Handled, Skipped, decode_event
+from retryapp.core.lifecycle import Discarded, Handled, Skipped, decode_event
+from retryapp.core.record import Origin, failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.lane.shared_letters import SharedLetters
-from retryapp.ports import Event
+from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 from retryapp.testing.lane import MemoryReader
 
@@ -359,3 +360,45 @@ async def test_a_suspect_that_waits_for_the_lane_of_the_records_is_not_blamed() 
         await both.letters.advance(1_000)
         await both.settle()
         assert (tickets.seen, both.marks) == ([b"1", b"1"], ["handled"])
+
+
+async def test_a_letter_that_has_ended_its_workers_is_marked() -> None:
+    """Also where the lane of the records opens after that of its handler, which gives it up."""
+    bad, tickets = Bad(), Tickets()
+    tickets.open.clear()
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        before, seen = both, 0
+    while seen < len(tickets.seen):
+        seen = len(tickets.seen)
+        made = Worker(bad, tickets, before)
+        opening = made.orders.transport.pause(Step.RECOVER)
+        async with made.orders, made.letters:
+            await made.letters.settle()
+            await made.letters.advance(1_000)
+            opening.set()
+            await made.settle()
+            await made.letters.advance(1_000)
+            before = made
+    assert [(event.kind, event.reason) for event in before.events(Discarded)] == [("failed", "crashed")]
+    assert before.marks == ["failed"]
+
+
+async def test_a_letter_that_waits_and_is_cancelled_is_marked() -> None:
+    """Also before the lane of the records has opened."""
+    bad, tickets = Bad(), Tickets(OSError("away"))
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        before = both
+    made = Worker(bad, tickets, before)
+    opening = made.orders.transport.pause(Step.RECOVER)
+    async with made.orders, made.letters:
+        place = Origin(ORDERS.dlq, made.letters.engine.context.topic_id, 0, 0)
+        sent = Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)).to_record(LETTERS.control, 0)
+        made.letters.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+        await made.letters.settle()
+        assert (made.marks, made.events(Discarded)) == ([], [])
+        opening.set()
+        await made.settle()
+        assert [(event.kind, event.reason) for event in made.events(Discarded)] == [("failed", "cancelled")]
+        assert (made.marks, tickets.seen) == (["failed"], [b"1"])

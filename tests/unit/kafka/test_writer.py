@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from typing_extensions import override
 
 from retryapp.core.hops import Outgoing
@@ -50,3 +51,24 @@ def test_a_transaction_that_fails_is_aborted(bootstrap: str, monkeypatch: pytest
     with pytest.raises(KafkaRequestError, match="too large"):
         write_together(KafkaConnection(bootstrap), "orders", [record(), record(bytes(2_000_000))])
     assert len(aborted) == 1
+
+
+@pytest.mark.parametrize("code", [KafkaError._FENCED, KafkaError._FATAL])
+def test_a_writer_that_others_fence_again_and_again_begins_anew(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """It gave up after eight tries, and at once when its client was fenced before it was asked (`_FATAL`)."""
+    fenced: list[Producer] = []
+
+    class Fenced(Producer):
+        @override
+        def produce(self, *args: Any, **kwargs: Any) -> None:
+            if len(fenced) < 10:
+                fenced.append(self)
+                raise KafkaException(KafkaError(code))
+            super().produce(*args, **kwargs)
+
+    monkeypatch.setattr(writer, "Producer", Fenced)
+    monkeypatch.setattr(writer, "_PAUSE_S", 0.0)
+    write_together(KafkaConnection(bootstrap), "orders", [record()])
+    assert len(fenced) == 10

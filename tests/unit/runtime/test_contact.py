@@ -26,7 +26,11 @@ async def test_a_silence_is_one_line_at_its_begin_and_one_at_its_end(caplog: pyt
     remembered: list[float] = []
     contact = Contact(clock, lambda: "kafka-1:9092", lambda: answered_s)
     caplog.set_level(logging.INFO)
-    task = asyncio.create_task(contact.run(lambda: remembered.append(clock.monotonic_s())))
+
+    async def remember() -> None:
+        remembered.append(clock.monotonic_s())
+
+    task = asyncio.create_task(contact.run(remember))
 
     async def pass_time(seconds: float) -> None:
         for _ in range(round(seconds / EVERY_S)):

@@ -1,0 +1,110 @@
+"""What must hold of dead letters that have a handler (I28): each is handled or replayed, not both, and is not lost.
+
+Letters are the records of their handler, so the oracle judges its attempts, its rows and what becomes of each. Here
+their marks are judged: by one who reads the dead-letter topic, and knows the calls of the handler and the commands.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from retryapp.core.letters import Letter
+from retryapp.core.record import Record
+from simulation.oracle import Oracle
+from simulation.plan import Plan
+from simulation.steering import Steering
+from simulation.story import Opening, Origin, must
+
+LETTERS: Final = "sim.orders.dlq"
+"""The topic of the letters: the main topic of their handler."""
+_FATES: Final = {"handled": "done", "skipped": "skipped", "failed": "dead"}
+"""Marks of the handler, and what became of the letter as the record that it is."""
+_CLOSED: Final = {"replayed", "recovered", "discarded"}
+"""Marks of commands, behind which the handler passes the letter."""
+
+
+class Letters:
+    """Judges the letters of one topic."""
+
+    def __init__(self, plan: Plan, oracle: Oracle) -> None:
+        self.steering: Steering | None = None
+        """Of the handler whose records die; set where the history has commands."""
+        self._plan = plan
+        self._oracle = oracle
+        self._marks: defaultdict[Origin, list[tuple[str, float]]] = defaultdict(list)
+        """Marks of each letter, and when they were visible."""
+        self._headers: dict[Origin, dict[str, bytes | None]] = {}
+
+    # -- what is visible ------------------------------------------------------------------------------------------
+
+    def appeared(self, records: Sequence[Record], now_ms: float) -> None:
+        """Take records of the dead-letter topic: letters, which their handler is to get, and marks."""
+        for record in records:
+            ours = {name: value for name, value in record.headers if name.startswith("retry-")}
+            if "retry-mark" in ours:
+                self._marked(record, str((ours["retry-mark"] or b"").decode()), now_ms)
+                continue
+            place = record.partition, record.offset
+            of_orders = (ours["retry-origin"] or b"").startswith(b"orders@")
+            must(of_orders, "I28", place, f"a letter of {ours['retry-origin']!r}, which is one itself")
+            foreign = tuple(each for each in record.headers if not each[0].startswith("retry-"))
+            self._headers[place] = ours
+            script = self._plan.letters[(record.offset + record.partition) % len(self._plan.letters)]
+            self._oracle.add(replace(record, headers=foreign), script)
+
+    def _marked(self, record: Record, mark: str, now_ms: float) -> None:
+        told = json.loads(record.value or b"{}")
+        place, name = (record.partition, told["letter"]), told["command"]
+        must(place in self._headers, "I28", place, f"{mark}, and no letter")
+        of = (self._headers[place]["retry-origin"] or b"").decode()
+        must(told["failure_id"] == f"sim/{of}", "I28", place, f"{mark} as a letter of {told['failure_id']}, not {of}")
+        marks, story = self._marks[place], self._oracle.stories[place]
+        before, last = [kind for kind, _ in marks], marks[-1][0] if marks else "none"
+        reached = self._oracle.named
+        if mark in _FATES:
+            must(not _FATES.keys() & {*before}, "I28", place, f"{mark}, and it was {before}")
+            must(last not in _CLOSED, "I28", place, f"{mark} by its handler, and it is {last}")
+            fine = any(call.fine for calls in story.calls.values() for call in calls)
+            must(fine or mark != "handled", "I28", place, "handled, and no call of it was fine")
+        elif mark in ("replayed", "discarded"):
+            forced = self.steering is not None and name in self.steering.forced and mark == "replayed"
+            must(forced or "handled" not in before, "I28", place, f"{mark} by {name}, and it is handled")
+            must(last not in _CLOSED, "I28", place, f"{mark} by {name}, and it is {last}")
+            runs = self._oracle.steering is not None and self._oracle.steering.calm and bool(story.going)
+            must(not runs, "I28", place, f"{mark} by {name}, and its handler has it")
+            reached[f"a letter is {mark}, and it was {last}"] += 1
+        marks.append((mark, now_ms))
+
+    # -- what begins ----------------------------------------------------------------------------------------------
+
+    def begun(self, place: Origin, letter: Letter | None, opening: Opening | None) -> None:
+        """Judge a call of the handler that begins: no mark that its lane has found says that it must not."""
+        ours = {name: (value or b"").decode() for name, value in self._headers[place].items()}
+        told = None if letter is None or letter.origin is None else (letter.reason, letter.origin.text, letter.attempts)
+        right = ours["retry-reason"], ours["retry-origin"], int(ours["retry-attempt"])
+        must(told == right, "I28", place, f"its handler is told {told}, and the letter says {right}")
+        if opening is None or not (marks := self._marks[place]):
+            return
+        calm = self._oracle.steering is not None and self._oracle.steering.calm
+        known = [kind for kind, at_ms in marks if calm or at_ms < opening.fenced_ms]
+        ended = known and (known[-1] in _CLOSED or _FATES.keys() & {*known})
+        must(not ended, "I28", place, f"begins, and it was {known}")
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def at_rest(self) -> None:
+        """Judge the end: each letter has the mark of what became of it, or a command has decided about it."""
+        for place, story in self._oracle.stories.items():
+            kinds = [kind for kind, _ in self._marks[place]]
+            mine = [kind for kind in kinds if kind in _FATES]
+            fate = story.fates[0] if story.fates else "done"
+            passed = not mine and (fate == "skipped" or (fate == "dead" and story.cancelling))
+            must(not passed or bool(_CLOSED & {*kinds}), "I28", place, f"{fate}, and nobody decided: {kinds}")
+            right = passed or (len(mine) == 1 and _FATES[mine[0]] == fate)
+            must(right, "I28", place, f"is {fate}, and its marks are {kinds}")
+            self._oracle.named["a letter was passed" if passed else f"a letter ends {mine[0]}"] += 1
+            self._oracle.named["a letter was tried again"] += len(story.copies) > 0
