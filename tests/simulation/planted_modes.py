@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from retryapp.core import skew
+from retryapp.core.decide import decide
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import Rule
 from retryapp.core.verdicts import RetryLater
@@ -95,7 +96,7 @@ def _by_the_first(policy: RetryPolicy, **told: Any) -> Any:
     return _decide(policy if len(policy.delays_ms) == len(POLICIES[0].delays_ms) else POLICIES[0], **told)
 
 
-_decide = judge.decide
+_decide = decide
 
 
 def _place_all(self: Ownership, served: Served) -> None:
