@@ -128,12 +128,12 @@ def _json(columns: Mapping[str, Column]) -> Column:
 
 def _whole(rows: DataFrame) -> DataFrame:
     """Add the columns that are the same everywhere."""
-    from retryapp.pipeline.read import utc_day
     from retryapp.pipeline.schemas import RECORDS
 
     plain = {
         "cluster_id": F.lit(CLUSTER), "topic_id": F.concat(F.lit("id-"), "station"), "epoch": F.lit(1),
-        "topic": F.concat(F.lit(f"{GROUP}.{MAIN}."), "station"), "date": utc_day(F.col("timestamp_ms")),
+        "topic": F.concat(F.lit(f"{GROUP}.{MAIN}."), "station"),
+        "date": F.timestamp_millis("timestamp_ms").cast("date"),
         "group": F.lit(GROUP), "main": F.lit(MAIN), "run_id": F.lit("bench"),
     }  # fmt: skip
     return rows.select(
@@ -175,14 +175,13 @@ def main(events: int) -> None:
     from retryapp.pipeline.analysis.job import Analysis
     from retryapp.pipeline.lake import open_lake
     from retryapp.pipeline.report.facts import collect
-    from retryapp.pipeline.tables import RECORDS_TABLE, Tables
+    from retryapp.pipeline.tables import Tables
 
     failures = -(-events * 20 // RECORDS_OF_20)
     with Run() as run, spark_session(brief=True) as spark:
         lake = open_lake(spark, str(run.folder / "lake"))
-        Tables(spark, lake).ensure_records()
         rows = rows_of(spark, failures)
-        write_s = _timed(lambda: rows.write.format("delta").mode("append").save(lake.table(RECORDS_TABLE)))
+        write_s = _timed(lambda: Tables(spark, lake).append(rows))
         load, before = os.getloadavg()[0], processor_s()
         click.echo(f"archive written in {write_s:.1f} s; now the analysis", err=True)
         job = Analysis(spark, lake, now_ms=_now_ms)

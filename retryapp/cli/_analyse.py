@@ -282,7 +282,7 @@ class Compared:
 
 
 def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken: Sequence[TakenCut]) -> Compared:
-    from retryapp.pipeline.analysis.comparison import compare
+    from retryapp.pipeline.analysis.counts import compare
     from retryapp.pipeline.analysis.cuts import take_cut
     from retryapp.pipeline.analysis.derived import Derived
 

@@ -34,7 +34,7 @@ from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 
 if TYPE_CHECKING:
-    from retryapp.pipeline.archive import Archived, Driven, OnProgress
+    from retryapp.pipeline.archive import Archived, OnProgress
     from retryapp.pipeline.outlook import TopicOutlook
 
 
@@ -221,7 +221,7 @@ def _progress(group: str) -> Iterator[OnProgress]:
         yield lambda done: line.update(f"{group}: {progress_text(done)}")
 
 
-def progress_text(progress: Driven) -> str:
+def progress_text(progress: Archived) -> str:
     parts = [f"{progress.rows:,} rows", f"{progress.rows_per_s:,.0f}/s"]
     parts.append(f"{progress.behind:,} offsets behind")
     if progress.rows_per_s > 0:

@@ -15,10 +15,9 @@ Life of a run:
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -29,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions
+from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.erasures import Erasures, without_erased
 from retryapp.pipeline.errors import OtherRunError, TopicChangedError
 from retryapp.pipeline.facts import Facts
@@ -37,12 +36,12 @@ from retryapp.pipeline.failures import named_failure
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.positions import IN_DOUBT, Gap, Offsets, Start, find_start, next_ranges
+from retryapp.pipeline.positions import IN_DOUBT, Gap, Look, Offsets, look_up, next_ranges
 from retryapp.pipeline.read import archive_rows, read_range
 from retryapp.pipeline.schemas import RECORDS
-from retryapp.pipeline.sources import Life, find_sources
+from retryapp.pipeline.sources import Life
 from retryapp.pipeline.state import WRITER, State, read_state
-from retryapp.pipeline.tables import RECORDS_TABLE, Tables
+from retryapp.pipeline.tables import Tables
 
 JOB: Final = "archive"
 _OF_LIFE: Final = ("topic_id", "epoch", "topic", "group", "main", "station")
@@ -50,20 +49,21 @@ ROWS_PER_BATCH: Final = 500_000  # offsets that one batch covers at most
 JOIN_EVERY: Final = 50  # commits of the archive, after which small files are joined
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Archived:
-    """The result of one run."""
+    """What one run has done, so far or in all."""
 
     group: str
+    run_id: str
     topics: int
     cut: Mapping[tuple[str, int], int]  # topic and partition → next offset: all before it is archived
-    run_id: str
-    rows: int
-    batches: int
-    elapsed_ms: int
     gaps: tuple[Gap, ...]
     new_lives: tuple[Life, ...]  # seen for the first time; an epoch over 1 is a re-creation
-    interrupted: bool
+    rows: int = 0
+    batches: int = 0
+    elapsed_ms: int = 0
+    behind: int = 0  # offsets between the last batch and the ends at the run's start
+    interrupted: bool = False
 
     @property
     def rows_per_s(self) -> float:
@@ -71,34 +71,7 @@ class Archived:
         return self.rows * 1_000 / max(1, self.elapsed_ms)
 
 
-@dataclass(slots=True)
-class Driven:
-    """What a run has done so far."""
-
-    rows: int = 0
-    batches: int = 0
-    rows_per_s: float = 0.0  # rate of the last batch
-    behind: int = 0  # offsets between the last batch and the ends at the run's start
-    interrupted: bool = False
-
-
-OnProgress = Callable[[Driven], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What a run finds."""
-
-    cluster_id: str
-    state: State
-    start: Start
-    ends: Offsets
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is anything to read or to note."""
-        left = any(self.ends[place] > position for place, position in self.start.positions.items())
-        return bool(left or self.start.gaps or self.start.fresh)
+OnProgress = Callable[[Archived], None]
 
 
 class Archive:
@@ -141,73 +114,55 @@ class Archive:
         error what was committed stays.
         """
         take = partial(self._holds.take, JOB, on_wait=on_wait, stopped=stopped)
-        began_ms, run_id, driven = self._now_ms(), uuid.uuid4().hex[:12], Driven()
-        with take(f"{JOB} {self._admin.cluster_id()} {self.group}", wait_s=wait_s):
+        began_ms, run_id, stopped = self._now_ms(), uuid.uuid4().hex[:12], stopped or threading.Event()
+        with take(f"{JOB} {self._admin.cluster_id()} {self.group}", wait_s=wait_s), ExitStack() as stack:
             look = look_up(self._tables, self._admin, self.group)
-            cut = look.start.positions
-            if look.has_news or not self._tables.is_current():
-                turn = take(RECORDS_HOLD, wait_s=max(wait_s, TURN_S))
-                look, cut = self._write(turn, run_id, driven, on_progress, stopped or threading.Event())
-        return Archived(
-            group=self.group,
-            run_id=run_id,
-            rows=driven.rows,
-            batches=driven.batches,
-            elapsed_ms=self._now_ms() - began_ms,
-            topics=len(look.start.lives),
-            gaps=look.start.gaps,
-            new_lives=look.start.fresh,
-            interrupted=driven.interrupted,
-            cut=cut,
-        )
+            if look.has_news:
+                stack.enter_context(take(RECORDS_HOLD, wait_s=max(wait_s, TURN_S)))
+                look = look_up(self._tables, self._admin, self.group)  # the state is of all groups: one may have run
+            done = Archived(
+                group=self.group, run_id=run_id, topics=len(look.lives), cut=look.positions, gaps=look.gaps,
+                new_lives=look.fresh,
+            )  # fmt: skip
+            if look.has_news:
+                for _ in self._batches(look, done, stopped):
+                    done.elapsed_ms = self._now_ms() - began_ms
+                    if on_progress is not None:
+                        on_progress(done)
+        done.elapsed_ms = self._now_ms() - began_ms
+        return done
 
-    def _write(
-        self,
-        turn: AbstractContextManager[None],
-        run_id: str,
-        driven: Driven,
-        on_progress: OnProgress | None,
-        stopped: threading.Event,
-    ) -> tuple[Look, Offsets]:
-        with turn:
-            # again: the state is of all groups, and one may have run
-            look = look_up(self._tables, self._admin, self.group)
-            self._tables.ensure_records()
-            self._note_gaps(look.start.gaps, look.cluster_id, run_id)
-            positions, state, erased = dict(look.start.positions), look.state, self._erasures.reach()
-            begin, end = next_ranges(positions, look.ends, self._rows_per_batch)
-            todo = look.has_news
-            while todo:
-                reached = {**positions, **end}
-                after = state.after(self.group, look.start.lives_at(reached), look.cluster_id, run_id)
-                began_s, driven.interrupted = time.monotonic(), stopped.is_set()
-                if not driven.interrupted:
-                    with _failures_named(driven, stopped):
-                        state = self._commit(after, self._rows(look, begin, end, run_id, erased))
-                if driven.interrupted:
-                    break
-                positions = reached
-                if not driven.batches:
-                    self._tables.check_shared()
-                self._check_unchanged(look, begin, end, run_id)
-                begin, end = next_ranges(positions, look.ends, self._rows_per_batch)
-                todo = bool(begin)
-                driven.rows += state.rows
-                driven.batches += 1
-                driven.rows_per_s = state.rows / max(0.001, time.monotonic() - began_s)
-                driven.behind = sum(look.ends[place] - position for place, position in begin.items())
-                if on_progress is not None:
-                    on_progress(driven)
-            if state.sequence // JOIN_EVERY > look.state.sequence // JOIN_EVERY and not driven.interrupted:
-                with _failures_named(driven, stopped):
-                    self._tables.join_small_files()
-        return look, positions
+    def _batches(self, look: Look, done: Archived, stopped: threading.Event) -> Iterator[None]:
+        """Write what there is, and yield after each batch; the first one may have no rows, only lives and gaps."""
+        self._note_gaps(look.gaps, look.cluster_id, done.run_id)
+        state, erased = look.state, self._erasures.reach()
+        begin, end = next_ranges(done.cut, look.ends, self._rows_per_batch)
+        while begin or not done.batches:
+            reached = {**done.cut, **end}
+            after = state.after(self.group, look.lives_at(reached), look.cluster_id, done.run_id)
+            done.interrupted = stopped.is_set()
+            if not done.interrupted:
+                with _failures_named(done, stopped):
+                    state = self._commit(after, self._rows(look, begin, end, done.run_id, erased))
+            if done.interrupted:
+                return
+            done.cut = reached
+            if not done.batches:
+                self._tables.check_shared()
+            self._check_unchanged(look, begin, end, done.run_id)
+            begin, end = next_ranges(reached, look.ends, self._rows_per_batch)
+            done.rows += state.rows
+            done.batches += 1
+            done.behind = sum(look.ends[place] - position for place, position in begin.items())
+            yield
+        if state.sequence // JOIN_EVERY > look.state.sequence // JOIN_EVERY:
+            with _failures_named(done, stopped):
+                self._tables.join_small_files()
 
     def _commit(self, after: State, rows: DataFrame) -> State:
         """Append rows and the state after them, in one commit; return that state as the table has it."""
-        options = {"userMetadata": after.text(self._lake.id), "txnAppId": WRITER, "txnVersion": str(after.sequence)}
-        writer = rows.write.format("delta").mode("append").options(**options)
-        writer.save(self._lake.table(RECORDS_TABLE))
+        state_text = after.text(self._lake.id)
+        self._tables.append(rows, userMetadata=state_text, txnAppId=WRITER, txnVersion=str(after.sequence))
         state = read_state(self._tables)
         if state.run_id != after.run_id or state.sequence != after.sequence:  # Delta skips a sequence that is there
             raise OtherRunError(JOB, f"run {state.run_id} has written commit {state.sequence}")
@@ -226,13 +181,13 @@ class Archive:
 
     def _topics_frame(self, look: Look) -> DataFrame:
         columns = [field for field in RECORDS if field.name in _OF_LIFE]
-        values = [tuple(getattr(life, field.name) for field in columns) for life in look.start.lives]
+        values = [tuple(getattr(life, field.name) for field in columns) for life in look.lives]
         topics = self._spark.createDataFrame(values, T.StructType(columns))
         return topics.withColumn("cluster_id", F.lit(look.cluster_id))
 
     def _check_unchanged(self, look: Look, begin: Offsets, end: Offsets, run_id: str) -> None:
         """Raise if a topic was re-created while it was read: its rows then carry the wrong id."""
-        read = [life for life in look.start.lives if any(place[0] == life.topic for place in begin)]
+        read = [life for life in look.lives if any(place[0] == life.topic for place in begin)]
         now = self._admin.describe_topics([life.topic for life in read]) if read else {}
         for life in read:
             state = now.get(life.topic)
@@ -245,21 +200,11 @@ class Archive:
 
 
 @contextmanager
-def _failures_named(driven: Driven, stopped: threading.Event) -> Iterator[None]:
+def _failures_named(done: Archived, stopped: threading.Event) -> Iterator[None]:
     """Name what fails in Spark; what does after a signal was interrupted: a supervisor ends Python workers too."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        driven.interrupted = stopped.is_set()
-        if not driven.interrupted:
+        done.interrupted = stopped.is_set()
+        if not done.interrupted:
             raise named_failure(error, job=JOB) from error
-
-
-def look_up(tables: Tables, admin: KafkaAdmin, group: str) -> Look:
-    """Compare a group's topics with what the lake knows; changes nothing."""
-    state = read_state(tables)
-    sources = find_sources(admin, group, state.of_group(group))
-    state.check_cluster(sources.cluster_id, tables.lake.uri)
-    start = find_start(state, admin, sources)
-    ends = Positions(admin.connection).ends(list(start.positions)) if start.positions else {}
-    return Look(cluster_id=sources.cluster_id, state=state, start=start, ends=ends)

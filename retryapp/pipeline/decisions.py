@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from retryapp.pipeline.errors import CauseUnknownError
+from retryapp.pipeline.errors import NameUnknownError
 from retryapp.pipeline.facts import Facts
 
 DECISIONS_TABLE: Final = "decisions"
@@ -60,7 +60,7 @@ def chosen(rows: Sequence[Row], fingerprint: str, *, main: str | None) -> list[C
     """Return the causes with a fingerprint, of a main topic or of all.
 
     Raises:
-        CauseUnknownError: there is none.
+        NameUnknownError: there is none.
     """
     found = dict.fromkeys(
         (row["group"], row["main"], row["fingerprint"])
@@ -68,7 +68,7 @@ def chosen(rows: Sequence[Row], fingerprint: str, *, main: str | None) -> list[C
         if row["fingerprint"] == fingerprint and main in {None, row["main"]}
     )
     if not found:
-        raise CauseUnknownError(fingerprint)
+        raise NameUnknownError("cause", fingerprint)
     return list(found)
 
 

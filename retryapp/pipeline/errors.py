@@ -48,12 +48,13 @@ class LakeUnusableError(EnvironmentFault):
 class LakeNotSharedError(LakeUnusableError):
     """A cluster's workers do not share the lake's folder. Operator action: undo the run as advised, mount it."""
 
-    def __init__(self, uri: str, undo: str) -> None:
+    def __init__(self, uri: str, table: str, version: int) -> None:
+        restore = f"run RESTORE {table} TO VERSION AS OF {version - 1} in a Spark session on this machine"
         super().__init__(
             uri,
             f"each worker of the cluster wrote rows to its own disk, where no other machine can read them. Undo that: "
-            f"remove the lake if it is new, else run {undo} in a Spark session on this machine. Then mount its folder "
-            f"on all nodes, or use another lake",
+            f"{restore if version else 'remove the lake, which is new'}. Then mount its folder on all nodes, or use "
+            f"another lake",
         )
 
 
@@ -117,19 +118,12 @@ class ErasureUnfinishedError(EnvironmentFault):
         )
 
 
-class GapUnknownError(EnvironmentFault):
-    """A lake has no such gap. Operator action: take the name from ``retryapp pipeline gaps``."""
+class NameUnknownError(EnvironmentFault):
+    """The lake has no such gap or cause. Operator action: take the name from the command that lists them."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the lake has no gap {name!r}. 'retryapp pipeline gaps' lists them; nothing was changed")
-
-
-class CauseUnknownError(EnvironmentFault):
-    """The last analysis has no such cause. Operator action: take it from ``retryapp pipeline causes``."""
-
-    def __init__(self, fingerprint: str) -> None:
+    def __init__(self, kind: str, name: str) -> None:
         super().__init__(
-            f"the last analysis has no cause {fingerprint!r}. 'retryapp pipeline causes' lists them; nothing changed"
+            f"the lake has no {kind} {name!r}. 'retryapp pipeline {kind}s' lists them; nothing was changed"
         )
 
 

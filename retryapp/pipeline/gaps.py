@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from retryapp.pipeline.errors import GapUnknownError
+from retryapp.pipeline.errors import NameUnknownError
 from retryapp.pipeline.facts import Facts
 
 GAPS_TABLE: Final = "gaps"
@@ -36,11 +36,11 @@ class Gaps:
         """Note that losses are known: checks no longer fail because of them.
 
         Raises:
-            GapUnknownError: there is no such gap; none was acknowledged.
+            NameUnknownError: there is no such gap; none was acknowledged.
         """
         known = {row["gap"] for row in self.rows()}
         if unknown := sorted(set(names) - known):
-            raise GapUnknownError(unknown[0])
+            raise NameUnknownError("gap", unknown[0])
         for name in names:
             self._facts.put(_ACKNOWLEDGED, name, {"gap": name, "acknowledged_ms": now_ms, "note": note})
 

@@ -59,7 +59,7 @@ class Holds:
             return
         folder = self._folder / fact_name(name)
         deadline_s, pause = time.monotonic() + wait_s, stopped or threading.Event()
-        while (lock := _Lock.take(self._spark, folder, job)) is None:
+        while (file := self._lock(folder, job)) is None:
             holder = _holder(folder)
             left_s = deadline_s - time.monotonic()
             if on_wait is not None and left_s > 0:
@@ -70,7 +70,31 @@ class Holds:
         try:
             yield
         finally:
-            lock.release()
+            with _TAKING:
+                (folder / _HOLDER).unlink(missing_ok=True)
+                file.close()  # and the lock is gone
+                _TAKEN.discard(folder)
+
+    def _lock(self, folder: Path, job: str) -> Any:
+        """Return a file that the JVM has locked; None where another run holds it."""
+        jvm: Any = self._spark._jvm  # noqa: SLF001 - the documented way to Java's classes from Python
+        with _TAKING:
+            if folder in _TAKEN:
+                return None
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                file = jvm.java.io.RandomAccessFile(str(folder / "lock"), "rw")
+                if file.getChannel().tryLock() is None:
+                    file.close()
+                    return None
+            except (OSError, Py4JJavaError) as error:  # a network's file system may have no locks
+                why = java_message(error) if isinstance(error, Py4JJavaError) else str(error)
+                raise LakeUnusableError(folder.as_uri(), f"it cannot be locked ({why})") from error
+            _TAKEN.add(folder)
+            with suppress(OSError):  # a full disk: it is only for messages
+                facts = {"job": job, "host": socket.gethostname(), "pid": os.getpid()}
+                (folder / _HOLDER).write_text(json.dumps(facts))
+            return file
 
 
 _HOLDER: Final = "holder.json"
@@ -87,41 +111,3 @@ def _holder(folder: Path) -> str:
 _TAKING: Final = threading.Lock()
 _TAKEN: Final[set[Path]] = set()
 """Locks of this process. The system drops a lock when its process closes the file, however often it has it open."""
-
-
-class _Lock:
-    """A lock of the operating system, held by the JVM."""
-
-    def __init__(self, folder: Path, file: Any, lock: Any) -> None:
-        self._folder = folder
-        self._file = file  # both are kept: with the last reference Java would close the file, and the lock be gone
-        self._lock = lock
-
-    @classmethod
-    def take(cls, spark: SparkSession, folder: Path, job: str) -> _Lock | None:
-        jvm: Any = spark._jvm  # noqa: SLF001 - the documented way to Java's classes from Python
-        with _TAKING:
-            if folder in _TAKEN:
-                return None
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                file = jvm.java.io.RandomAccessFile(str(folder / "lock"), "rw")
-                lock = file.getChannel().tryLock()
-            except (OSError, Py4JJavaError) as error:  # a network's file system may have no locks
-                why = java_message(error) if isinstance(error, Py4JJavaError) else str(error)
-                raise LakeUnusableError(folder.as_uri(), f"it cannot be locked ({why})") from error
-            if lock is None:
-                file.close()
-                return None
-            _TAKEN.add(folder)
-            with suppress(OSError):  # a full disk: it is only for messages
-                facts = {"job": job, "host": socket.gethostname(), "pid": os.getpid()}
-                (folder / _HOLDER).write_text(json.dumps(facts))
-            return cls(folder, file, lock)
-
-    def release(self) -> None:
-        with _TAKING:
-            (self._folder / _HOLDER).unlink(missing_ok=True)
-            self._lock.release()
-            self._file.close()
-            _TAKEN.discard(self._folder)

@@ -9,8 +9,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from retryapp.kafka import KafkaAdmin, Positions, read_offsets
-from retryapp.pipeline.archive import look_up
 from retryapp.pipeline.lake import Lake
+from retryapp.pipeline.positions import look_up
 from retryapp.pipeline.sources import retention_of
 from retryapp.pipeline.tables import Tables
 
@@ -40,27 +40,27 @@ class TopicOutlook:
 def find_outlook(spark: SparkSession, lake: Lake, admin: KafkaAdmin, group: str) -> tuple[TopicOutlook, ...]:
     """Return the outlook of each topic of a group, by name; changes nothing."""
     look = look_up(Tables(spark, lake), admin, group)
-    start, ends = look.start, look.ends
+    ends, positions = look.ends, look.positions
     last = Positions(admin.connection).ends(list(ends), committed=False) if ends else {}
-    retention_ms = retention_of(admin, [life.topic for life in start.lives])
-    present = {life.topic for life in start.lives}
-    ended = {gap.life.topic: gap.life for gap in start.gaps if gap.to_offset is None}
+    retention_ms = retention_of(admin, [life.topic for life in look.lives])
+    present = {life.topic for life in look.lives}
+    ended = {gap.life.topic: gap.life for gap in look.gaps if gap.to_offset is None}
     found = []
-    for life in (*start.lives, *(life for topic, life in ended.items() if topic not in present)):
-        places = [place for place in start.positions if place[0] == life.topic]
-        unread = {place[1]: start.positions[place] for place in places if start.positions[place] < ends[place]}
-        undecided = sum(last[place] - max(ends[place], start.positions[place]) for place in places)
+    for life in (*look.lives, *(life for topic, life in ended.items() if topic not in present)):
+        places = [place for place in positions if place[0] == life.topic]
+        unread = {place[1]: positions[place] for place in places if positions[place] < ends[place]}
+        undecided = sum(last[place] - max(ends[place], positions[place]) for place in places)
         oldest_ms = _oldest(admin, life.topic, unread)
         kept_ms = retention_ms.get(life.topic)
         found.append(
             TopicOutlook(
                 topic=life.topic,
                 epoch=life.epoch,
-                behind=sum(max(0, last[place] - start.positions[place]) for place in places),
+                behind=sum(max(0, last[place] - positions[place]) for place in places),
                 undecided=max(0, undecided),
                 oldest_unread_ms=oldest_ms,
                 loss_at_ms=None if oldest_ms is None or kept_ms is None else oldest_ms + kept_ms,
-                lost_offsets=sum(gap.offsets for gap in start.gaps if gap.life.topic == life.topic),
+                lost_offsets=sum(gap.offsets for gap in look.gaps if gap.life.topic == life.topic),
                 ended=life.topic in ended,
             )
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from retryapp.kafka import KafkaAdmin, Positions
-from retryapp.pipeline.sources import Life, Sources
-from retryapp.pipeline.state import State
+from retryapp.pipeline.sources import Life, find_sources, places_of
+from retryapp.pipeline.state import State, read_state
+from retryapp.pipeline.tables import Tables
 
 RETENTION: Final = "retention"
 RECREATED: Final = "re-created"
@@ -40,14 +41,23 @@ class Gap:
         return {"cluster_id": cluster_id, **life, **offsets, "found_ms": found_ms, "run_id": run_id}
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where to read from."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a run finds, and where it reads from."""
 
+    cluster_id: str
+    state: State
     positions: Offsets  # the next offset of every partition
+    ends: Offsets
     gaps: tuple[Gap, ...]
     lives: tuple[Life, ...]  # of the topics that are there
     fresh: tuple[Life, ...]  # those of them that the lake does not know yet
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to read or to note."""
+        left = any(self.ends[place] > position for place, position in self.positions.items())
+        return bool(left or self.gaps or self.fresh)
 
     def lives_at(self, positions: Offsets) -> tuple[Life, ...]:
         """Return the lives, archived up to these offsets."""
@@ -57,11 +67,19 @@ class Start:
         )
 
 
-def find_start(state: State, admin: KafkaAdmin, sources: Sources) -> Start:
-    """Return the next offset of each partition, and the gaps: compare topics with what the lake knows."""
-    begins = Positions(admin.connection).begins(sources.places)
+def look_up(tables: Tables, admin: KafkaAdmin, group: str) -> Look:
+    """Compare a group's topics with what the lake knows; changes nothing."""
+    state, cluster_id = read_state(tables), admin.cluster_id()
+    state.check_cluster(cluster_id, tables.lake.uri)
+    return compare(state, admin, group, find_sources(admin, group, state.of_group(group)), cluster_id=cluster_id)
+
+
+def compare(state: State, admin: KafkaAdmin, group: str, sources: Sequence[Life], *, cluster_id: str) -> Look:
+    """Return the next offset of each partition, and the gaps before them."""
+    offsets, places = Positions(admin.connection), places_of(sources)
+    begins, ends = (offsets.begins(places), offsets.ends(places)) if places else ({}, {})
     lives, fresh, positions, gaps = [], [], dict[tuple[str, int], int](), []
-    for source in sources.topics:
+    for source in sources:
         former = state.life(source.topic)
         is_known = former is not None and former.topic_id == source.topic_id
         epoch = 1 if former is None else former.epoch if is_known else former.epoch + 1
@@ -81,10 +99,13 @@ def find_start(state: State, admin: KafkaAdmin, sources: Sources) -> Start:
                 gaps.append(Gap(life, number, position, begin, RETENTION))
             positions[source.topic, number] = max(begin, position)
     present = {life.topic: life.topic_id for life in lives}
-    for life in state.of_group(sources.group):
+    for life in state.of_group(group):
         if present.get(life.topic) != life.topic_id:
             gaps += _end_of(life, RECREATED if life.topic in present else DELETED)
-    return Start(positions, tuple(gaps), tuple(lives), tuple(fresh))
+    return Look(
+        cluster_id=cluster_id, state=state, positions=positions, ends=ends,
+        gaps=tuple(gaps), lives=tuple(lives), fresh=tuple(fresh),
+    )  # fmt: skip
 
 
 def _end_of(life: Life, reason: str) -> Iterator[Gap]:

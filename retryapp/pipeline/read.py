@@ -13,8 +13,6 @@ from retryapp.pipeline.positions import Offsets
 from retryapp.pipeline.schemas import RECORDS
 from retryapp.pipeline.security import java_options
 
-DAY_MS: Final = 86_400_000
-
 READ_COMMITTED: Final = {"kafka.isolation.level": "read_committed"}
 """The connector's default reads records of aborted transactions too."""
 
@@ -63,18 +61,13 @@ def key_hash(key: Column, salt: str) -> Column:
     return F.sha2(F.concat(F.unhex(F.lit(salt)), key), 256)
 
 
-def utc_day(epoch_ms: Column) -> Column:
-    """Return the day in UTC of an instant in epoch milliseconds, whatever the session's time zone."""
-    return F.date_add(F.lit("1970-01-01").cast("date"), F.floor(epoch_ms / F.lit(DAY_MS)).cast("int"))
-
-
 def archive_rows(records: DataFrame, topics: DataFrame, *, salt: str, run_id: str) -> DataFrame:
     """Return records as rows of the archive."""
-    arrived = F.unix_millis("timestamp")
-    known = (
-        records.join(F.broadcast(topics), on="topic", how="inner")
-        .withColumn("timestamp_ms", arrived)
-        .withColumn("date", utc_day(arrived))
-        .withColumn("key_hash", key_hash(F.col("key"), salt))
-    )
-    return known.withColumn("run_id", F.lit(run_id)).select(*RECORDS.fieldNames())
+    made = {
+        "timestamp_ms": F.unix_millis("timestamp"),
+        "date": F.date_from_unix_date(F.expr("int(floor(unix_millis(timestamp) / 86400000))")),  # in no zone but UTC
+        "key_hash": key_hash(F.col("key"), salt),
+        "run_id": F.lit(run_id),
+    }
+    known = records.join(F.broadcast(topics), on="topic", how="inner").withColumns(made)
+    return known.select(*(F.col(field.name).alias(field.name, metadata=field.metadata) for field in RECORDS))

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -43,6 +43,11 @@ _ANYWHERE: Final = {
     "spark.redaction.regex": REDACTED,
     # Java never compiles a method of more than 8,000 bytes; beyond that Spark has to split what it generates.
     "spark.sql.codegen.hugeMethodLimit": "8000",
+    # Off for journeys, whose steps are sorted already: Spark would sort them again.
+    "spark.sql.execution.useObjectHashAggregateExec": "false",
+    # Files of the archive that are joined, and what is made of them at most: 64 and 128 MiB.
+    "spark.databricks.delta.optimize.minFileSize": "67108864",
+    "spark.databricks.delta.optimize.maxFileSize": "134217728",
 }
 _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -152,22 +157,17 @@ def _check_version(found: str) -> None:
 
 
 @contextmanager
-def setting(spark: SparkSession, name: str, value: str, *, required: bool = True) -> Iterator[None]:
-    """Change a setting while the body runs; unless ``required``, a platform may refuse it."""
-    from pyspark.errors import PySparkException
-
-    refused = () if required else (PySparkException,)
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Change a setting while the body runs."""
     former = spark.conf.get(name, None)
-    with suppress(*refused):
-        spark.conf.set(name, value)
+    spark.conf.set(name, value)
     try:
         yield
     finally:
-        with suppress(*refused):
-            if former is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, former)
+        if former is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, former)
 
 
 @contextmanager

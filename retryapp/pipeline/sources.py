@@ -24,22 +24,11 @@ class Life:
     over: bool = False  # the topic was deleted, or this login could not see it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """Everything that one run reads: the topics of one group, so that no two runs of different groups share a topic."""
+def find_sources(admin: KafkaAdmin, group: str, known: Iterable[Life] = ()) -> list[Life]:
+    """Return a group's topics as they are, by name; ``known`` ones also where those that name their handler are gone.
 
-    cluster_id: str
-    group: str
-    topics: tuple[Life, ...]  # as they are now, sorted by name; of what is archived nothing is known here
-
-    @property
-    def places(self) -> list[tuple[str, int]]:
-        """Every topic and partition."""
-        return [(life.topic, number) for life in self.topics for number in range(len(life.next))]
-
-
-def find_sources(admin: KafkaAdmin, group: str, known: Iterable[Life] = ()) -> Sources:
-    """Look up the topics of a group; ``known`` ones also where the topics that name their handler are gone."""
+    No two groups share one, so neither do their runs. Of what is archived nothing is said.
+    """
     names = admin.topic_names()
     found = stations_of(find_handlers(admin, group), names)
     stations = {name: (topology.main, role.value) for name, (topology, role) in found.items()}
@@ -53,7 +42,12 @@ def find_sources(admin: KafkaAdmin, group: str, known: Iterable[Life] = ()) -> S
         main, station = stations[name]
         unknown = (None,) * state.partitions
         topics.append(Life(topic=name, topic_id=state.topic_id, group=group, main=main, station=station, next=unknown))
-    return Sources(cluster_id=admin.cluster_id(), group=group, topics=tuple(topics))
+    return topics
+
+
+def places_of(lives: Iterable[Life]) -> list[tuple[str, int]]:
+    """Return every topic and partition."""
+    return [(life.topic, number) for life in lives for number in range(len(life.next))]
 
 
 def retention_of(admin: KafkaAdmin, names: Iterable[str]) -> dict[str, int | None]:

@@ -78,13 +78,13 @@ def read_state(tables: Tables) -> State:
             continue  # undone by a RESTORE
         state = _state_of(commit, tables)
         if state is not None:
-            return state if upto is None else replace(state, sequence=head)
+            return state if upto is None else replace(state, sequence=head + 1)
         restored = _restored_to(commit)
         if restored is not None:
             upto = restored
         elif commit.get("operation") not in _KEEPING:
             break
-    return _state_of_rows(tables.read(), head or 0)
+    return _state_of_rows(tables.read(), (head or 0) + 1)
 
 
 def _state_of(commit: Mapping[str, Any], tables: Tables) -> State | None:
@@ -111,8 +111,8 @@ def _restored_to(commit: Mapping[str, Any]) -> int | None:
     return None if version is None else int(version)
 
 
-def _state_of_rows(records: DataFrame, version: int) -> State:
-    """Return what the rows say; ``version`` of the table is greater than any sequence before."""
+def _state_of_rows(records: DataFrame, sequence: int) -> State:
+    """Return what the rows say; no commit has had a sequence beyond the table's version and one."""
     identity = ("cluster_id", "topic", "topic_id", "epoch", "group", "main", "station")
     found = records.groupBy(*identity, "partition").agg((F.max("offset") + 1).alias("next")).collect()
     lives: dict[str, dict[str, Any]] = {}
@@ -125,4 +125,4 @@ def _state_of_rows(records: DataFrame, version: int) -> State:
         ends = nexts[life["topic"], life["topic_id"]]
         made.append(Life(**life, next=tuple(ends.get(number) for number in range(max(ends) + 1))))
     cluster_id = max((row["cluster_id"] for row in found), default=None)
-    return State(cluster_id=cluster_id, sequence=version, lives=tuple(made))
+    return State(cluster_id=cluster_id, sequence=sequence, lives=tuple(made))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame, SparkSession
 from retryapp.pipeline.errors import LakeNotSharedError, LakeUnusableError, TableReplacedError
 from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.schemas import RECORDS
-from retryapp.pipeline.session import setting
 
 RECORDS_TABLE: Final = "records"
 ERASURES_TABLE: Final = "erasures"
@@ -29,7 +28,6 @@ _PROPERTIES: Final = {
     "delta.logRetentionDuration": "interval 7 days",  # a round a minute is 1,440 commits a day
 }
 MOST_COMMITS: Final = 100  # from which a table is read by Delta, not by the files in its log
-_COMMENT: Final = "Every record of the retry, dead-letter and events topics, once"
 
 
 class Tables:
@@ -42,33 +40,21 @@ class Tables:
         self._log = f"{lake.table(RECORDS_TABLE)}/_delta_log"
         self._is_current = False
 
-    def ensure_records(self) -> None:
-        """Make the archive's table where there is none; add what a former version did not have."""
-        place = quoted(self.lake.table(RECORDS_TABLE))
-        if not self.exists():
-            self.check_never_made()
-            self.spark.sql(_create_records(place))
-        elif not self.is_current():
-            columns, properties = self._missing()
-            if columns:
-                self.spark.sql(f"ALTER TABLE {place} ADD COLUMNS ({', '.join(columns)})")
-            if properties:
-                self.spark.sql(f"ALTER TABLE {place} SET TBLPROPERTIES ({_listed(properties)})")
+    def append(self, rows: DataFrame, **options: str) -> None:
+        """Add rows in one commit. The first one makes the table; one of a former version gets what it lacks."""
+        place = self.lake.table(RECORDS_TABLE)
+        if not self._is_current and self.exists():
+            self._add_properties(quoted(place))
+        self._is_current = True
+        writer = rows.write.format("delta").mode("append").partitionBy("date")
+        writer.options(mergeSchema="true", **_PROPERTIES, **options).save(place)
         self.files.create(self.lake.made_mark, "{}")
 
-    def is_current(self) -> bool:
-        """Tell whether the archive's table is there, and has all that it has today; looks closely once."""
-        if not self.exists():
-            return False
-        self._is_current = self._is_current or not any(self._missing())
-        return self._is_current
-
-    def _missing(self) -> tuple[list[str], dict[str, str]]:
-        """Return the columns and properties that a former version's table does not have; what somebody set stays."""
-        found, place = self.read().schema.fieldNames(), self.lake.table(RECORDS_TABLE)
-        columns = [f"`{field.name}` {field.dataType.simpleString()}" for field in RECORDS if field.name not in found]
-        known = {row["key"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {quoted(place)}").collect()}
-        return columns, {name: value for name, value in _PROPERTIES.items() if name not in known}
+    def _add_properties(self, table: str) -> None:
+        """Set the properties that a former version's table does not have; what somebody set stays."""
+        known = {row["key"] for row in self.spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+        if lacking := [f"'{name}' = '{value}'" for name, value in _PROPERTIES.items() if name not in known]:
+            self.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(lacking)})")
 
     def check_never_made(self) -> None:
         """Raise if the table of records was there once: an empty one in its place would hide what was lost."""
@@ -80,12 +66,7 @@ class Tables:
 
         Delta's own ``autoCompact`` counts files in memory: in a process that found some, it rewrites after each commit.
         """
-        sizes = {"minFileSize": 64, "maxFileSize": 128}  # MiB
-        with ExitStack() as stack:
-            for name, size in sizes.items():
-                option, value = f"spark.databricks.delta.optimize.{name}", str(size * 1_048_576)
-                stack.enter_context(setting(self.spark, option, value, required=False))
-            self.spark.sql(f"OPTIMIZE {quoted(self.lake.table(RECORDS_TABLE))}").collect()
+        self.spark.sql(f"OPTIMIZE {quoted(self.lake.table(RECORDS_TABLE))}").collect()
 
     def check_shared(self) -> None:
         """Raise if the last rows are not on this machine: each worker of a cluster then wrote to a disk of its own."""
@@ -94,8 +75,7 @@ class Tables:
             return
         last = next(commit for commit in self.commits() if commit["operation"] == "WRITE")
         if not all(map(self.files.exists, last["added"])):
-            place = quoted(self.lake.table(RECORDS_TABLE))
-            raise LakeNotSharedError(self.lake.uri, f"RESTORE {place} TO VERSION AS OF {last['version'] - 1}")
+            raise LakeNotSharedError(self.lake.uri, quoted(self.lake.table(RECORDS_TABLE)), last["version"])
 
     def commits(self) -> Iterator[Mapping[str, Any]]:
         """Yield what the log says of each commit: the newest first, as far as it is asked for.
@@ -152,8 +132,9 @@ class Tables:
         return version
 
     def exists(self) -> bool:
-        """Tell whether the table of records is there."""
-        return self.files.exists(self._log)
+        """Tell whether the table of records is there: a first batch that was cancelled leaves the folder of a log."""
+        begin = self._commit(0), f"{self._log}/_last_checkpoint"
+        return any(map(self.files.exists, begin)) or any(name[20:] == ".json" for name in self.files.names(self._log))
 
     def read(self, place: Sequence[int] = ()) -> DataFrame:
         """Return the records as of a commit; of none: now. An earlier retryapp may have archived them."""
@@ -174,23 +155,3 @@ def quoted(place: str) -> str:
     """Return a Delta table's place as SQL names it."""
     escaped = place.replace("`", "``")
     return f"delta.`{escaped}`"
-
-
-def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def _listed(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"{_literal(key)} = {_literal(value)}" for key, value in properties.items())
-
-
-def _create_records(place: str) -> str:
-    columns = ", ".join(
-        f"`{field.name}` {field.dataType.simpleString()} COMMENT {_literal(field.metadata['comment'])}"
-        for field in RECORDS
-    )
-    return (
-        f"CREATE TABLE IF NOT EXISTS {place} ({columns}) USING delta PARTITIONED BY (date) "
-        f"COMMENT {_literal(_COMMENT)} TBLPROPERTIES ({_listed(_PROPERTIES)})"
-    )

@@ -48,7 +48,7 @@ class Analysts:
 
     def append(self, archive: Archive) -> None:
         """Write rows to the archive."""
-        archive.frame(self.spark).write.format("delta").mode("append").save(self.lake.table(RECORDS_TABLE))
+        Tables(self.spark, self.lake).append(archive.frame(self.spark))
         archive.rows.clear()
 
     def collect(self, now_ms: int = NOON_MS) -> dict[str, Any]:
@@ -67,7 +67,6 @@ def analysed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> t
     job, archive = Analysts(spark, open_lake(spark, str(folder))), Archive()
     with pytest.raises(TableMissingError, match="pipeline archive"):
         job.analyse(5)
-    Tables(spark, job.lake).ensure_records()
     for offset in range(6):
         archive.failed(offset, 1)
     archive.counted(0, 5, ok=0, failed=5)
@@ -142,15 +141,14 @@ def test_the_report_of_a_small_lake(analysed: tuple[Analysts, Analysed, Analysed
 
 
 def test_a_group_whose_offsets_kafka_has_forgotten_is_analysed_as_far_as_the_archive_tells(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, lake: Lake
 ) -> None:
     """Unknown is not 0: that would drop every journey, and all checks would hold.
 
     Workers that were killed have not counted their last minute: the group had passed what failed in it, too. Of three
     partitions the first is counted whole, the second is cut off, and of the third all counts are gone.
     """
-    job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()
-    Tables(spark, job.lake).ensure_records()
+    job, archive = Analysts(spark, lake), Archive()
     counted = {"ok": 0, "failed": 2}, {"ok": 0, "failed": 3}, {"ok": 3, "failed": 1}
     for partition, minutes in enumerate((3, 2, 0)):
         for offset in range(6):
@@ -211,10 +209,9 @@ def test_a_run_without_news_makes_nothing(analysed: tuple[Analysts, Analysed, An
 
 
 @pytest.mark.extended
-def test_a_result_that_is_half_written_or_lacks_its_tables(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_result_that_is_half_written_or_lacks_its_tables(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     """The result before it stands; tables that are gone are made again, though nothing is new."""
-    job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()
-    Tables(spark, job.lake).ensure_records()
+    job, archive = Analysts(spark, lake), Archive()
     archive.failed(0, 1)
     job.append(archive)
     first = job.analyse(5)
@@ -242,10 +239,9 @@ def test_tables_of_the_run_before_stay_for_their_readers(lake: Lake, spark: Spar
     assert sorted(path.name for path in folder.iterdir()) == ["a", "analysis.000000004.json", "b"]
 
 
-def test_a_window_is_of_its_time_and_the_totals_of_all(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_window_is_of_its_time_and_the_totals_of_all(spark: SparkSession, lake: Lake) -> None:
     """What is compared is as long as the window, and more only where the archive has all of it."""
-    job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()
-    Tables(spark, job.lake).ensure_records()
+    job, archive = Analysts(spark, lake), Archive()
     day_ms = 86_400_000
     for offset in range(12):
         archive.failed(offset, 1, fingerprint="old", started_ms=NOON_MS - 10 * day_ms)
@@ -266,10 +262,9 @@ def test_a_window_is_of_its_time_and_the_totals_of_all(spark: SparkSession, tmp_
     assert seen(short)["fresh"] == (11, "new"), "a window of less than an interval has its interval"
 
 
-def test_a_clock_that_was_wrong_does_not_blur_all_others(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_clock_that_was_wrong_does_not_blur_all_others(spark: SparkSession, lake: Lake) -> None:
     """A range from 1970 on, and a failure in the year 9999: intervals stay short, and no first try is lost."""
-    job, archive = Analysts(spark, open_lake(spark, str(tmp_path / "lake"))), Archive()
-    Tables(spark, job.lake).ensure_records()
+    job, archive = Analysts(spark, lake), Archive()
     for offset in range(20):
         archive.failed(offset, 1, started_ms=NOON_MS + offset * 1_000)
     archive.failed(20, 1, started_ms=253_402_300_000_000)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from delta import places_of
@@ -113,18 +112,3 @@ def test_gaps_and_epochs(spark: SparkSession, group: Group, lake: Lake, rows: Ro
     again = job.run_once()
     assert (again.rows, again.gaps) == (0, ())
     assert len(Gaps(Facts(spark, lake)).rows()) == 3
-
-
-def test_a_stopped_job_ends_between_batches_and_continues_later(
-    spark: SparkSession, group: Group, lake: Lake, rows: Rows
-) -> None:
-    """As by Ctrl-C; the rest comes with the next run."""
-    group.send_dead(40)
-    stopped = threading.Event()
-    job = group.archive(spark, lake, rows_per_batch=4)
-    first = job.run_once(on_progress=lambda _: stopped.set(), stopped=stopped)
-    assert first.interrupted
-    assert 0 < first.rows < 40
-    group.archive(spark, lake).run_once()
-    places: list[Any] = [(row["partition"], row["offset"]) for row in rows("partition", "offset")]
-    assert places == [(partition, offset) for partition in (0, 1) for offset in range(20)]

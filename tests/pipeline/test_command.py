@@ -1,9 +1,10 @@
-"""`retryapp pipeline` from the command line, in this process's session; and over TLS with a login."""
+"""`retryapp pipeline` from the command line, in this process's session; over TLS with a login; and its metrics."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -11,17 +12,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
+from urllib.request import urlopen
 
 import pytest
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 from history import Group
+from prometheus_client.parser import text_string_to_metric_families
 from samples import dead
 
 from retryapp.cli._spark import cancelled_by, interruptible
 from retryapp.cli.main import run
+from retryapp.core.errors import PortTakenError
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.archive import Archive
+from retryapp.pipeline.metrics import PipelineMetrics
 from retryapp.pipeline.session import beside
 
 if TYPE_CHECKING:
@@ -95,11 +100,11 @@ def test_a_stop_does_not_wait_for_the_batch_under_way(
         with monkeypatch.context() as slowed:
             slowed.setattr(Archive, "_rows", slow)
             begun.clear()
-            person, began_s = threading.Thread(target=operator), time.monotonic()
+            person, began_s = threading.Thread(target=operator, daemon=True), time.monotonic()
             person.start()
             code, facts = command(name, *where)
+            assert (code, time.monotonic() - began_s < 15) == (130, True), facts
             person.join()
-        assert (code, time.monotonic() - began_s < 15) == (130, True), facts
     code, facts = command("archive", *where)
     assert (code, facts["groups"][0]["rows"]) == (0, 400)
 
@@ -192,3 +197,70 @@ def test_the_first_signal_is_polite_and_the_second_ends_at_once() -> None:
         assert stopped.wait(5)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------
+
+Samples = dict[tuple[str, str], float]
+"""Name without its prefix, and topic (or nothing) → value."""
+
+
+def scrape(address: str) -> Samples:
+    """Ask as Prometheus does."""
+    text = urlopen(address, timeout=10).read().decode()  # noqa: S310 - an address of the test's own
+    return {
+        (sample.name.removeprefix("retryapp_pipeline_"), sample.labels.get("topic", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_round_says_until_when_nothing_is_lost() -> None:
+    """What is not read arrived after the round had looked, so retention takes it that much later."""
+    metrics, kept_ms = PipelineMetrics(), {"a.dlq": 60_000, "a.events": None}
+    with metrics.served("127.0.0.1", 0) as port:
+        metrics.round_ended("billing", began_ms=1_000_000, ended_ms=1_005_000, gaps=2, retention_ms=kept_ms)
+        found = scrape(f"http://127.0.0.1:{port}/metrics")
+        with pytest.raises(PortTakenError, match="--metrics-port"), PipelineMetrics().served("127.0.0.1", port):
+            pytest.fail("it is taken")
+    assert found["last_round_timestamp_seconds", ""] == 1_005
+    assert found["loss_timestamp_seconds", "a.dlq"] == 1_060
+    assert found["loss_timestamp_seconds", "a.events"] == float("inf")
+    assert found["gaps_total", ""] == 2
+
+
+def test_a_run_of_the_archive_is_seen_over_http(
+    spark: SparkSession, group: Group, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`archive --every --metrics-port` serves them while it runs, and closes the port at its end."""
+    group.dead(0, dead(0))
+    scrapes: list[tuple[str, Samples]] = []
+
+    def operator() -> None:
+        said, deadline_s = "", time.monotonic() + 200
+        while time.monotonic() < deadline_s:
+            said += capfd.readouterr().err
+            found = re.search(r"metrics: (http://\S+)", said)
+            if found is not None:
+                scrapes.append((found.group(1), scrape(found.group(1))))
+                if ("last_round_timestamp_seconds", "") in scrapes[-1][1]:
+                    break
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    person = threading.Thread(target=operator)
+    person.start()
+    began_s = time.time()  # noqa: TID251 - what the program's own clock is held against
+    words = ["--broker", group.connection.bootstrap, "--group", group.topology.group, "--lake", str(tmp_path / "lake")]
+    code = run(["pipeline", "archive", *words, "--every", "50ms", "--metrics-port", "0"])
+    ended_s = time.time()  # noqa: TID251
+    person.join()
+    assert code == 0
+    address, last = scrapes[-1]
+    assert began_s < last["last_round_timestamp_seconds", ""] <= ended_s
+    assert last["gaps_total", ""] == 0
+    dlq = group.topology.dlq
+    kept_ms = int(group.admin.describe_topics([dlq])[dlq].config["retention.ms"])
+    assert began_s < last["loss_timestamp_seconds", dlq] - kept_ms / 1_000 <= ended_s
+    with pytest.raises(OSError, match="refused"):
+        scrape(address)

@@ -7,50 +7,23 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
 from delta import places_of
-from history import Group, tick
+from history import Group
 
-from retryapp.pipeline.analysis.job import Analysis
 from retryapp.pipeline.errors import HeldError, LakeUnusableError
 from retryapp.pipeline.hold import RECORDS_HOLD, Holds
-from retryapp.pipeline.lake import Files, Lake
+from retryapp.pipeline.lake import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.timeout(300)]
 PATIENCE_S = 200.0
-
-
-def test_a_file_is_made_by_one(spark: SparkSession, lake: Lake) -> None:
-    """The lake's mark among them, whose salt must not be two."""
-    files, tries = Files(spark, lake.uri), 8
-    for number in range(20):
-        begin = threading.Barrier(tries)
-        place = f"{lake.uri}/some/{number}.json"
-
-        def make(one: int, begin: threading.Barrier = begin, place: str = place) -> bool:
-            begin.wait()
-            return files.create(place, str(one))
-
-        with ThreadPoolExecutor(tries) as pool:
-            made = list(pool.map(make, range(tries)))
-        assert made.count(True) == 1
-        assert files.read(place) == str(made.index(True))
-
-
-def test_a_file_is_made_once_through_hadoop(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on file systems that are not this machine's."""
-    monkeypatch.setattr(Files, "local_folder", lambda files, uri: None)
-    files, place = Files(spark, lake.uri), f"{lake.uri}/some/one.json"
-    assert [files.create(place, text) for text in ("first", "second")] == [True, False]
-    assert files.read(place) == "first"
 
 
 def test_a_lock_outlives_a_second_try_of_its_own_process(spark: SparkSession, lake: Lake) -> None:
@@ -106,11 +79,3 @@ def test_two_first_runs_write_each_record_once(spark: SparkSession, group: Group
     waiting.join(PATIENCE_S)
     assert (rows, len(seen)) == ([10], 1)
     assert places_of(tmp_path / "lake") == group.places()
-
-
-@pytest.mark.extended
-def test_of_two_analyses_at_once_the_later_one_is_refused(spark: SparkSession, lake: Lake) -> None:
-    """Each would replace the other's tables."""
-    analyses = [Analysis(spark, lake, now_ms=tick) for _ in range(2)]
-    with analyses[0].hold(), pytest.raises(HeldError, match="the analyse run"), analyses[1].hold():
-        pass

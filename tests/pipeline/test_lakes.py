@@ -1,19 +1,31 @@
-"""Lakes that are new, newer, wrong or damaged."""
+"""Lakes that are new, of earlier or later versions, wrong or damaged; and the files in them."""
 
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from delta import places_of
+from history import Group
+from samples import dead
 
+from retryapp.core.headers import encode_metadata
+from retryapp.pipeline.analysis.reading import readings_of
 from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError
 from retryapp.pipeline.facts import Facts
-from retryapp.pipeline.lake import open_lake
+from retryapp.pipeline.lake import Files, Lake, open_lake
+from retryapp.pipeline.state import read_state
+from retryapp.pipeline.tables import RECORDS_TABLE, Tables, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_a_lake_is_opened_as_it_was_made(spark: SparkSession, tmp_path: Path) -> None:
@@ -21,20 +33,19 @@ def test_a_lake_is_opened_as_it_was_made(spark: SparkSession, tmp_path: Path) ->
     assert open_lake(spark, str(tmp_path)) == open_lake(spark, str(tmp_path))
 
 
-def test_a_lake_that_is_not_delta_is_refused_and_not_changed(spark: SparkSession, tmp_path: Path) -> None:
-    """Earlier versions made lakes of Parquet files."""
-    mark = tmp_path / "lake.json"
-    mark.write_text(json.dumps({"format": 1, "tables": "parquet", "salt": "00"}))
-    with pytest.raises(LakeUnusableError, match="its tables are parquet, and only Delta"):
-        open_lake(spark, str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["lake.json"]
-
-
-def test_a_newer_lake_is_refused_and_not_changed(spark: SparkSession, tmp_path: Path) -> None:
-    """An older retryapp must not write into it."""
-    mark = tmp_path / "lake.json"
-    mark.write_text(json.dumps({"format": 99, "tables": "delta", "salt": "00"}))
-    with pytest.raises(NewerLakeError, match="99"):
+@pytest.mark.parametrize(
+    ("facts", "error", "named"),
+    [
+        ({"format": 1, "tables": "parquet"}, LakeUnusableError, "its tables are parquet, and only Delta"),
+        ({"format": 99, "tables": "delta"}, NewerLakeError, "99"),
+    ],
+)
+def test_a_lake_of_another_make_is_refused_and_not_changed(
+    spark: SparkSession, tmp_path: Path, facts: dict[str, object], error: type[Exception], named: str
+) -> None:
+    """Earlier versions made lakes of Parquet files; into one of a later version an older retryapp must not write."""
+    (tmp_path / "lake.json").write_text(json.dumps({**facts, "salt": "00"}))
+    with pytest.raises(error, match=named):
         open_lake(spark, str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["lake.json"]
 
@@ -58,3 +69,66 @@ def test_a_wrong_place_is_named(spark: SparkSession, place: str) -> None:
     """With what a right one looks like."""
     with pytest.raises(LakeUnusableError, match="s3a:"):
         open_lake(spark, place)
+
+
+def test_a_file_is_made_by_one(spark: SparkSession, lake: Lake) -> None:
+    """The lake's mark among them, whose salt must not be two."""
+    files, tries = Files(spark, lake.uri), 8
+    for number in range(20):
+        begin = threading.Barrier(tries)
+        place = f"{lake.uri}/some/{number}.json"
+
+        def make(one: int, begin: threading.Barrier = begin, place: str = place) -> bool:
+            begin.wait()
+            return files.create(place, str(one))
+
+        with ThreadPoolExecutor(tries) as pool:
+            made = list(pool.map(make, range(tries)))
+        assert made.count(True) == 1
+        assert files.read(place) == str(made.index(True))
+
+
+def test_a_file_is_made_once_through_hadoop(spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on file systems that are not this machine's."""
+    monkeypatch.setattr(Files, "local_folder", lambda files, uri: None)
+    files, place = Files(spark, lake.uri), f"{lake.uri}/some/one.json"
+    assert [files.create(place, text) for text in ("first", "second")] == [True, False]
+    assert files.read(place) == "first"
+
+
+OLDER = """
+    cluster_id string, topic_id string, epoch int, topic string, partition int, offset bigint, timestamp_ms bigint,
+    date date, key binary, value binary, headers array<struct<key: string, value: binary>>, key_hash string,
+    group string, main string, station string, failure_id string, unreadable string,
+    metadata struct<version: bigint, origin: struct<topic: string, topic_id: string>, history: array<struct<n: bigint>>>
+"""
+"""As of a version that parsed what it archived, and wrote no ``run_id``."""
+
+
+def test_an_older_table_is_continued(spark: SparkSession, group: Group, lake: Lake, tmp_path: Path) -> None:
+    """Its rows stay, without the columns that they lack, and say how far it had come; it has no state yet."""
+    group.dead(0, dead(0))
+    group.dead(0, dead(1))
+    dlq = group.topology.dlq
+    place = lake.table(RECORDS_TABLE)
+    spark.sql(f"CREATE TABLE {quoted(place)} ({OLDER}) USING delta PARTITIONED BY (date)")
+    known = {
+        "cluster_id": group.admin.cluster_id(), "topic_id": group.admin.describe_topics([dlq])[dlq].topic_id,
+        "epoch": 1, "topic": dlq, "partition": 0, "offset": 0, "date": date(2020, 1, 1),
+        "group": group.topology.group, "main": group.topology.main, "station": "dlq",
+        "headers": encode_metadata(dead(0)), "failure_id": "g/t@i/0/0",
+    }  # fmt: skip
+    schema = spark.read.format("delta").load(place).schema
+    row = tuple(known.get(name) for name in schema.fieldNames())
+    spark.createDataFrame([row], schema).write.format("delta").mode("append").save(place)
+    job, tables = group.archive(spark, lake), Tables(spark, lake)
+    assert job.run_once().rows == 1
+    properties = {tuple(row) for row in spark.sql(f"SHOW TBLPROPERTIES {quoted(place)}").collect()}
+    assert ("delta.logRetentionDuration", "interval 7 days") in properties
+    assert places_of(tmp_path / "lake") == group.places()
+    first, second = tables.read().orderBy("offset").select("run_id", "failure_id").collect()
+    assert tuple(first) == (None, "g/t@i/0/0"), "what it had parsed stays, and nothing reads it"
+    assert tuple(second) == (read_state(tables).run_id, None)
+    said = [row["said"]["failure_id"] for row in readings_of(tables.read()).orderBy("found_offset").collect()]
+    assert said == [dead(0).failure_id, dead(1).failure_id]
+    assert job.run_once().rows == 0

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lives import Archive
+from samples import dead, waiting
 
 from retryapp.core.control import LetterMark, MarkKind, is_mark
 from retryapp.core.errors import RetryAppError
@@ -37,7 +38,11 @@ NOTHING: dict[str, Any] = dict.fromkeys(SAID.fieldNames())
 pytestmark = pytest.mark.timeout(300)
 QUIET = settings(deadline=None, database=None, print_blob=True)
 
-words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+words = (
+    st.sampled_from(["billing", "shop.charge", "ValueError", "a b", "1m", "exhausted"])
+    | st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
+    | st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+)
 instants = st.integers(0, 253_402_300_799_999)
 counts = st.integers(1, MAX_COUNT)
 free = st.sampled_from([0, 0, 1, 1_000])
@@ -50,38 +55,27 @@ origins = st.builds(
     st.integers(0, 2**63 - 1),
 )
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
-plain_words = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
-usual_words = st.sampled_from(["billing", "shop.charge", "ValueError", "a b", "1m", "exhausted"])
-
-
-def metadata_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[RetryMetadata]:
-    """What waits or is dead, with such names."""
-    common: dict[str, Any] = {
-        "group": words,
-        "handler": words,
-        "origin": origins,
-        "origin_timestamp_ms": st.integers(-1, 10**13),
-        "attempt": counts,
-        "delivery": st.just(0),
-        "started_ms": instants,
-        "policy": words,
-        "first_failed_ms": instants,
-        "last_failed_ms": instants,
-        "error_type": words,
-        "error_message": texts,
-        "fingerprint": words,
-        "history": st.lists(st.builds(HistoryEntry, counts, instants, words), max_size=4).map(tuple),
-        "replay_id": st.none() | words,
-        "replays": st.integers(0, 3),
-        "null_value": st.booleans(),
-    }
-    waits = st.builds(RetryMetadata, **common, due_at_ms=instants, tier=st.none() | words)
-    original = {"original_reason": st.none() | words, "error_trace": st.none() | texts}
-    either = waits | st.builds(RetryMetadata, **common, reason=words, **original)
-    return st.builds(lambda told, free: replace(told, delivery=min(told.attempt + free, MAX_COUNT)), either, free)
-
-
-metadata = metadata_of(usual_words) | metadata_of(plain_words) | metadata_of(words)
+common: dict[str, Any] = {
+    **dict.fromkeys(("group", "handler", "policy", "error_type", "fingerprint"), words),
+    **dict.fromkeys(("started_ms", "first_failed_ms", "last_failed_ms"), instants),
+    "origin": origins,
+    "origin_timestamp_ms": st.integers(-1, 10**13),
+    "attempt": counts,
+    "delivery": st.just(0),
+    "error_message": texts,
+    "history": st.lists(st.builds(HistoryEntry, counts, instants, words), max_size=4).map(tuple),
+    "replay_id": st.none() | words,
+    "replays": st.integers(0, 3),
+    "null_value": st.booleans(),
+}
+metadata = st.builds(
+    lambda told, free: replace(told, delivery=min(told.attempt + free, MAX_COUNT)),
+    st.builds(RetryMetadata, **common, due_at_ms=instants, tier=st.none() | words)
+    | st.builds(
+        RetryMetadata, **common, reason=words, original_reason=st.none() | words, error_trace=st.none() | texts
+    ),
+    free,
+)
 values = (
     st.none() | st.binary(max_size=12) | st.sampled_from([b"0", b"-1", b"01", b"%C3", b"%zz", b"a+b", b"2", b"1:2"])
 )
@@ -107,14 +101,12 @@ def headers(draw: st.DrawFn) -> Headers:
     return tuple(pairs)
 
 
-def successes_of(words: st.SearchStrategy[str]) -> st.SearchStrategy[Succeeded]:
-    """Events with such names."""
-    texts = dict.fromkeys(("group", "handler", "failure_id", "origin"), words)
-    times = dict.fromkeys(("started_ms", "ended_ms", "lateness_ms"), instants)
-    return st.builds(Succeeded, **texts, attempt=counts, delivery=counts, **times)
-
-
-successes = successes_of(usual_words) | successes_of(plain_words) | successes_of(words)
+successes = st.builds(
+    Succeeded,
+    **dict.fromkeys(("group", "handler", "failure_id", "origin"), words),
+    **dict.fromkeys(("started_ms", "ended_ms", "lateness_ms"), instants),
+    **dict.fromkeys(("attempt", "delivery"), counts),
+)
 handlers = dict.fromkeys(("group", "handler", "main"), words)
 policies = st.builds(PolicyUsed, **handlers, text=words, digest=words, at_ms=instants)
 ranges: dict[str, Any] = dict.fromkeys(("partition", "to_offset", "received", "first_try_ok", "failed"), counts)
@@ -176,13 +168,6 @@ def expected_of_event(value: bytes | None) -> dict[str, Any]:
 
 
 ORIGIN = Origin("orders", "kq8G0bTz", 3, 1042)
-EXAMPLE = RetryMetadata(
-    group="billing", handler="shop.charge", origin=ORIGIN, origin_timestamp_ms=-1, attempt=2, delivery=2,
-    due_at_ms=1_900_000_060_000, started_ms=1_900_000_000_000, policy="5f1c2d3e", tier="1m",
-    first_failed_ms=1_900_000_000_100,
-    last_failed_ms=1_900_000_000_350, error_type="ValueError", error_message="refused after 3 ms", fingerprint="8f3a9c",
-    history=(HistoryEntry(1, 1_900_000_000_000, "ValueError"), HistoryEntry(2, 1_900_000_000_350, "KeyError")),
-)  # fmt: skip
 SUCCESS = Succeeded(
     group="billing", handler="shop.charge", failure_id="billing/orders@kq8G0bTz/3/1042", origin=ORIGIN.text, attempt=2,
     started_ms=1, ended_ms=2, lateness_ms=0,
@@ -249,11 +234,14 @@ def test_numbers_that_no_column_holds_are_reported(name: str, number: int) -> No
 
 def test_the_columns_of_spark_say_what_core_says(generating: SparkSession) -> None:
     """Whatever the records are. They are drawn first, so that all are one job; the row that differs is told."""
-    dead = replace(EXAMPLE, due_at_ms=None, tier=None, reason="exhausted", error_trace="Traceback:\n  100 % +\n")
-    replayed = replace(EXAMPLE, delivery=9, replays=1, replay_id="r1")
-    found = [
-        encode_metadata(each) for each in (EXAMPLE, replace(EXAMPLE, error_message="na\u00efve\n"), replayed, dead)
-    ]
+    traced = replace(dead(1), error_trace="Traceback:\n  100 % +\n")
+    told = (
+        waiting(1),
+        waiting(1, error_message="na\u00efve\n"),
+        waiting(1, delivery=9, replays=1, replay_id="r"),
+        traced,
+    )
+    found = list(map(encode_metadata, told))
     events: list[bytes | None] = [SUCCESS.to_json()]
 
     @settings(QUIET, max_examples=200)

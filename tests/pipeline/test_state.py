@@ -84,13 +84,19 @@ def test_rows_that_are_not_on_this_machine_are_found_out(
         monkeypatch.setattr(tables, "spark", cluster)
         check(tables)
 
-    group.send_dead(4)
-    monkeypatch.setattr(Tables, "check_shared", elsewhere)
-    with pytest.raises(LakeNotSharedError, match="mount its folder on all nodes") as found:
-        group.archive(spark, lake).run_once()
-    monkeypatch.setattr(Tables, "check_shared", check)
-    (undo,) = re.findall(r"RESTORE delta\.`.*` TO VERSION AS OF \d+", str(found.value))
-    spark.sql(undo).collect()
+    def undo() -> str:
+        group.send_dead(4)
+        with monkeypatch.context() as apart:
+            apart.setattr(Tables, "check_shared", elsewhere)
+            with pytest.raises(LakeNotSharedError, match="mount its folder on all nodes") as found:
+                group.archive(spark, lake).run_once()
+        return str(found.value)
+
+    assert "Undo that: remove the lake, which is new" in undo()
+    shutil.rmtree(tmp_path / "lake")
+    assert group.archive(spark, lake).run_once().rows == 4
+    (restore,) = re.findall(r"RESTORE delta\.`.*` TO VERSION AS OF \d+", undo())
+    spark.sql(restore).collect()
     assert group.archive(spark, lake).run_once().rows == 4
     assert places_of(tmp_path / "lake") == group.places()
 
@@ -101,7 +107,7 @@ def test_a_restored_table_is_archived_again(spark: SparkSession, group: Group, l
     job, table, dlq = group.archive(spark, lake), quoted(lake.table(RECORDS_TABLE)), group.topology.dlq
     group.send_dead(6)
     job.run_once()
-    version = read_state(Tables(spark, lake)).sequence
+    version = next(Tables(spark, lake).commits())["version"]
     group.send_dead(6)
     job.run_once()
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('a' = 'b')")

@@ -25,10 +25,11 @@ from retryapp.core.headers import encode_metadata
 from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.kafka import read_topic
+from retryapp.pipeline.analysis.job import Analysis
 from retryapp.pipeline.erasures import Erasure, Erasures
 from retryapp.pipeline.errors import ErasureUnfinishedError, HeldError
 from retryapp.pipeline.facts import Facts
-from retryapp.pipeline.hold import ANALYSIS_HOLD, RECORDS_HOLD, TURN_S, Holds
+from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds
 from retryapp.pipeline.lake import Files, Lake
 from retryapp.pipeline.remains import Remains, find_remains
 from retryapp.pipeline.state import read_state
@@ -66,6 +67,11 @@ def files_with(folder: Path, needle: bytes) -> Iterator[Path]:
 def keys(spark: SparkSession, lake: Lake) -> list[bytes]:
     """Return the archived records' keys."""
     return sorted(bytes(row["key"]) for row in Tables(spark, lake).read().select("key").collect())
+
+
+def now_ms() -> int:
+    """Return the time."""
+    return time.time_ns() // 1_000_000
 
 
 def dies(*_: object) -> None:
@@ -134,9 +140,6 @@ def test_a_record_that_waited_is_erased_with_its_later_hops(
 ) -> None:
     """They arrive after the erasure, with key and payload; what is new of the key, or tells no time, is kept."""
 
-    def now_ms() -> int:
-        return time.time_ns() // 1_000_000
-
     def hop(number: int, first_failed_ms: int, key: bytes = b"ada") -> None:
         group.retry(0, waiting(number, first_failed_ms=first_failed_ms, attempt=2, delivery=2), key=key, value=b"v")
 
@@ -170,11 +173,10 @@ def test_a_record_that_waited_is_erased_with_its_later_hops(
 def test_a_clock_that_is_behind_the_brokers_spares_no_row(spark: SparkSession, lake: Lake) -> None:
     """What is in the lake has arrived, whatever the time is here; a resumed erasure reaches as far."""
     rows = Rows()
-    Tables(spark, lake).ensure_records()
     for number in range(2):
         key = hash_key(b"ada", lake.salt) if number else "other"
         rows.failed(number, 1, key=key, first_failed_ms=NOON_MS, arrived_ms=NOON_MS)
-    rows.frame(spark).write.format("delta").mode("append").save(lake.table(RECORDS_TABLE))
+    Tables(spark, lake).append(rows.frame(spark))
     assert Upkeep(spark, lake, now_ms=lambda: NOON_MS - 300_000).erase(b"ada").rows == 1
     assert Tables(spark, lake).read().count() == 1
     assert Erasures(Facts(spark, lake)).reach() == {hash_key(b"ada", lake.salt): NOON_MS}
@@ -183,12 +185,11 @@ def test_a_clock_that_is_behind_the_brokers_spares_no_row(spark: SparkSession, l
 def test_events_of_an_erased_record_go_with_it(spark: SparkSession, lake: Lake) -> None:
     """Their key is the failure id, and the message of an error may name a person."""
     rows = Rows()
-    Tables(spark, lake).ensure_records()
     for offset, key in enumerate((b"ada", b"other")):
         rows.failed(offset, 1, key=hash_key(key, lake.salt))
         rows.discarded(offset, 2)
         rows.rows[-1]["key_hash"] = hash_key(f"{GROUP}/{MAIN}@{TOPIC_ID}/0/{offset}".encode(), lake.salt)
-    rows.frame(spark).write.format("delta").mode("append").save(lake.table(RECORDS_TABLE))
+    Tables(spark, lake).append(rows.frame(spark))
     assert Upkeep(spark, lake, now_ms=lambda: NOON_MS).erase(b"ada").rows == 2
     left = Tables(spark, lake).read().select("station", "offset").collect()
     assert sorted(map(tuple, left)) == [("events", 1), ("retry", 1)]
@@ -204,10 +205,6 @@ def test_an_erasure_that_dies_is_resumed_without_its_key(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What had arrived before is not archived; status lists it until it has ended; what came later stays."""
-
-    def now_ms() -> int:
-        return time.time_ns() // 1_000_000
-
     job = group.archive(spark, lake)
     group.dead(0, replace(dead(0), error_message="no such user grace"), key=b"grace")
     group.dead(1, dead(1), key=b"other")
@@ -273,11 +270,9 @@ def test_which_erasures_are_open(spark: SparkSession, lake: Lake, tmp_path: Path
 def test_expire_and_vacuum(spark: SparkSession, lake: Lake, tmp_path: Path, upkeep: Callable[..., Upkeep]) -> None:
     """By day, and files that nothing needs; each commit says how far the archive has come, for the log forgets."""
     rows, table, folder = Rows(), Tables(spark, lake), tmp_path / "lake"
-    table.ensure_records()
     for offset in range(3):
         rows.failed(offset, 1)
-    files = rows.frame(spark).repartitionByRange(3, "offset").write.format("delta").option("optimizeWrite", "false")
-    files.mode("append").save(lake.table(RECORDS_TABLE))
+    table.append(rows.frame(spark).repartitionByRange(3, "offset"), optimizeWrite="false")
     assert len(table.read().inputFiles()) == 3
     job = upkeep()
     table.join_small_files()
@@ -303,7 +298,7 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A vacuum would take a running batch's files, and an erasure would miss what is written."""
-    Tables(spark, lake).ensure_records()
+    Tables(spark, lake).append(Rows().frame(spark))
     holds, job = Holds(spark, lake), upkeep(wait_s=0.0)
     commands: dict[str, Callable[[], object]] = {
         "expire": lambda: job.expire(DAY),
@@ -315,8 +310,12 @@ def test_whoever_changes_the_table_waits_until_no_other_does(
         for name, command in commands.items():
             with pytest.raises(HeldError, match=rf"the {name} run cannot .*: archive \(process"):
                 command()
-    with holds.take("analyse", ANALYSIS_HOLD), pytest.raises(HeldError, match=r"the erase run cannot .*: analyse"):
-        job.erase(ADDRESS)
+    analysis = Analysis(spark, lake, now_ms=lambda: FAR_MS)
+    with analysis.hold():
+        with pytest.raises(HeldError, match=r"the erase run cannot .*: analyse"):
+            job.erase(ADDRESS)
+        with pytest.raises(HeldError, match="the analyse run"), analysis.hold():
+            pass
     assert spark.sql(f"DESCRIBE HISTORY {quoted(lake.table(RECORDS_TABLE))}").count() == version
 
     group.dead(1, dead(1))

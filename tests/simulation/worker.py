@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.delivery.batches import make_pools
-from retryapp.engine.delivery.rounds import Rounds
 from retryapp.engine.handler.handler import Handler
+from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.ownership import Ownership

@@ -20,6 +20,10 @@ from retryapp.pipeline.analysis.schemas import PROGRESS
 DAY_MS: Final = 86_400_000
 _PLACE: Final = ("cluster_id", "group", "main", "partition")
 _FATES: Final = ("recovered", "superseded", "pending", "held", "dead", "discarded")
+OF_FAILED: Final = (*_FATES, "lost")
+OF_ALL: Final = ("received", "done")
+
+Row = Mapping[str, Any]
 
 
 def progress_of(readings: DataFrame, cut: Cut) -> DataFrame:
@@ -112,6 +116,31 @@ def _matched(journeys: DataFrame, progress: DataFrame, cut: Cut) -> DataFrame:
             *(F.count_if(F.col("fate") == name).alias(name) for name in (*_FATES, "skipped_later", "held_ok")),
         )
     )
+
+
+def is_covered(row: Row) -> bool:
+    """Tell whether workers' counts cover a partition from offset 0 to the cut."""
+    if row["cut_offset"] == 0:
+        return True
+    return row["from_offset"] == 0 and row["to_offset"] == row["cut_offset"] and not row["gaps"] and not row["overlaps"]
+
+
+def compare(row: Row, counted: Mapping[str, int]) -> list[Row]:
+    """Return the numbers of a partition in which ``retryapp ledger`` differs, which shares no code but core's codecs.
+
+    What they say of records that failed must be equal at rest, and the rest where workers' counts reach up to the cut.
+
+    >>> row = dict.fromkeys(OF_FAILED, 0) | dict(main="m", partition=0, cut_offset=0, pending=2, received=5, done=3)
+    >>> compare(row, dict(row, done=1, skipped=2))
+    []
+    >>> [each["name"] for each in compare(row, dict(row, skipped=0, dead=1))]
+    ['dead']
+    """
+    theirs = {**counted, "done": counted["done"] + counted["skipped"]}
+    names = OF_FAILED + (OF_ALL if is_covered(row) else ())
+    place = {"main": row["main"], "partition": row["partition"]}
+    found = ({**place, "name": name, "analysis": row[name], "ledger": theirs[name]} for name in names)
+    return [each for each in found if each["analysis"] != each["ledger"]]
 
 
 def retention(journeys: DataFrame, kept_ms: Mapping[str, int | None], *, now_ms: int) -> list[dict[str, Any]]:

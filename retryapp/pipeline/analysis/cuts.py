@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from retryapp.kafka import KafkaAdmin, Positions, find_handlers
 from retryapp.pipeline.analysis.schemas import CUT
-from retryapp.pipeline.sources import find_sources, retention_of
+from retryapp.pipeline.sources import find_sources, places_of, retention_of
 
 Cut = Sequence[tuple[Any, ...]]  # rows of ``schemas.CUT``
 LIFE: Final = ("cluster_id", "group", "main", "topic_id")
@@ -36,7 +36,7 @@ class TakenCut:
 
 def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     """Ask for a group's offsets, then wait for the transactions that had moved them."""
-    ours = find_sources(admin, group)
+    ours, cluster_id = find_sources(admin, group), admin.cluster_id()
     names = sorted({topology.main for topology in find_handlers(admin, group)})
     states = admin.describe_topics(names)
     gone = tuple(name for name in names if name not in states)
@@ -44,11 +44,10 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     positions = Positions(admin.connection)
     committed = positions.group_offsets(group, places) if places else {}
     rows = [
-        (ours.cluster_id, group, name, states[name].topic_id, number, committed[name, number])
-        for name, number in places
+        (cluster_id, group, name, states[name].topic_id, number, committed[name, number]) for name, number in places
     ]
-    ends = positions.settled_ends(ours.places)
-    return TakenCut(group, rows, ends, retention_of(admin, [life.topic for life in ours.topics]), gone)
+    ends = positions.settled_ends(places_of(ours))
+    return TakenCut(group, rows, ends, retention_of(admin, [life.topic for life in ours]), gone)
 
 
 def to_frame(cut: Cut, spark: SparkSession) -> DataFrame:

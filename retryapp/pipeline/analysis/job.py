@@ -25,13 +25,11 @@ from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.hold import ANALYSIS_HOLD, Holds
 from retryapp.pipeline.lake import Lake
-from retryapp.pipeline.session import beside, setting
+from retryapp.pipeline.session import beside
 from retryapp.pipeline.tables import Tables, place_of
 
 JOB: Final = "analyse"
 MOST_PIECES: Final = 50  # folders of readings, after which all records are read anew into one
-_BY_HASH: Final = "spark.sql.execution.useObjectHashAggregateExec"
-"""Off for journeys, whose steps are sorted already: Spark would sort them again; the journeys are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ class Analysis:
             return {"ledger": counts.ledger(journeys, progress, cut), "offenders": offenders(journeys)}
 
         try:
-            with beside(self._spark, check) as checked, setting(self._spark, _BY_HASH, "false", required=False):
+            with beside(self._spark, check) as checked:
                 journeys = put(JOURNEYS_TABLE, journeys_of(before_cut(traces_of(readings), cut)), run_id)
             of_readings, of_progress, counted = checked.result()
             with beside(self._spark, rest) as more:

@@ -9,10 +9,8 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from retryapp.pipeline.analysis.journeys import has_failed
-from retryapp.pipeline.analysis.schemas import DELAYS, ROLLUP
 
 LENGTHS_MS: Final = tuple(
     seconds * 1_000 for seconds in (1, 5, 15, 60, 300, 900, 3_600, 10_800, 21_600, 86_400, 604_800, 2_592_000)
@@ -39,7 +37,7 @@ def bin_of(instant_ms: Column, length_ms: int) -> Column:
 
 
 def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataFrame:
-    """Return ``schemas.ROLLUP``; failed and later attempts from journeys, first-try successes from workers' counts."""
+    """Return what ``schemas.ROLLUP`` has: attempts from journeys, first-try successes from workers' counts."""
     every = journeys.select("*", F.posexplode_outer("attempts").alias("place", "at"))
     later = F.slice("attempts", F.col("place") + 2, F.greatest(F.size("attempts"), F.lit(1)))
     is_last = ~F.exists(later, lambda other: other["fingerprint"].eqNullSafe(F.col("at.fingerprint")))
@@ -83,7 +81,7 @@ def rollup(journeys: DataFrame, progress: DataFrame, *, length_ms: int) -> DataF
     mark = F.xxhash64(*by.values()).alias("mark")  # texts among the sums need a sort, which compares eight bytes first
     places = every.groupBy(mark, *(column.alias(name) for name, column in by.items()))
     of_journeys = places.agg(*(column.alias(name) for name, column in sums.items()))
-    return _shaped(of_journeys, ROLLUP).unionByName(_shaped(_first_tries(progress, length_ms), ROLLUP))
+    return of_journeys.unionByName(_first_tries(progress, length_ms), allowMissingColumns=True)
 
 
 def _first_tries(progress: DataFrame, length_ms: int) -> DataFrame:
@@ -106,22 +104,13 @@ def _first_tries(progress: DataFrame, length_ms: int) -> DataFrame:
     )
 
 
-def _shaped(frame: DataFrame, schema: T.StructType) -> DataFrame:
-    return frame.select(
-        *(
-            (F.col(field.name) if field.name in frame.columns else F.lit(None)).cast(field.dataType).alias(field.name)
-            for field in schema
-        )
-    )
-
-
 def bucket_of(length_ms: Column) -> Column:
     """Return the number of the bucket of a length: whole milliseconds up to 100, 1 % apart beyond."""
     return F.when(length_ms >= 0, F.round(F.lit(_FINE) * F.log1p(length_ms)).cast("long"))
 
 
 def delays(journeys: DataFrame) -> DataFrame:
-    """Return ``schemas.DELAYS``."""
+    """Return what ``schemas.DELAYS`` has."""
     tried = journeys.select("group", "main", F.explode("attempts").alias("at"))
     late = tried.where(F.col("at.lateness_ms").isNotNull()).select(
         "group", "main", F.lit(LATE).alias("kind"), F.col("at.tier").alias("tier"),
@@ -135,6 +124,4 @@ def delays(journeys: DataFrame) -> DataFrame:
     by = ["group", "main", "bin_ms", "kind", "tier", "bucket"]
     both = late.unionByName(recovered).withColumn("bin_ms", bin_of(F.col("at_ms"), HOUR_MS))
     counted = both.withColumn("bucket", bucket_of(F.col("length_ms"))).groupBy(*by)
-    return counted.agg(F.count(F.lit(1)).alias("attempts"), F.max("length_ms").alias("max_ms")).select(
-        *DELAYS.fieldNames()
-    )
+    return counted.agg(F.count(F.lit(1)).alias("attempts"), F.max("length_ms").alias("max_ms"))

@@ -12,8 +12,7 @@ from pyspark.sql import functions as F
 from retryapp.pipeline.analysis import figures
 from retryapp.pipeline.analysis.causes import SHOWN, causes, timeline
 from retryapp.pipeline.analysis.checks import freshness
-from retryapp.pipeline.analysis.comparison import is_covered
-from retryapp.pipeline.analysis.counts import retention
+from retryapp.pipeline.analysis.counts import is_covered, retention
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.outages import by_interval, outages
 from retryapp.pipeline.analysis.rollup import HOUR_MS

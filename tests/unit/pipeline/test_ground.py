@@ -28,9 +28,9 @@ from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRun
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import named_failure
 from retryapp.pipeline.lake import lake_uri
-from retryapp.pipeline.positions import DELETED, RETENTION, find_start
+from retryapp.pipeline.positions import DELETED, RETENTION, compare
 from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
-from retryapp.pipeline.sources import Life, Sources, stations_of
+from retryapp.pipeline.sources import Life, stations_of
 from retryapp.pipeline.state import State
 
 
@@ -72,28 +72,26 @@ def test_stations_of_a_group() -> None:
 def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive knew the topic by then. What a topic lost before its first run is no gap."""
     life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7, None))
-    present = Sources(cluster_id="c", group="g", topics=(replace(life, next=(None,) * 3),))
+    present = [replace(life, next=(None,) * 3)]
     begins = {("t", 0): 4, ("t", 1): 4, ("t", 2): 4}
     monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: Mock(begins=lambda _: begins))
-    start = find_start(State(run_id="r", lives=(life,)), Mock(), present)
+    start = compare(State(run_id="r", lives=(life,)), Mock(), "g", present, cluster_id="c")
     assert [(gap.partition, gap.from_offset, gap.to_offset, gap.reason) for gap in start.gaps] == [(2, 0, 4, RETENTION)]
     assert start.positions == {("t", 0): 7, ("t", 1): 4, ("t", 2): 4}
     for unsure in (State(), State(lives=(life,))):
-        assert find_start(unsure, Mock(), present).gaps == ()
+        assert compare(unsure, Mock(), "g", present, cluster_id="c").gaps == ()
 
 
 def test_a_topic_that_was_away_for_a_run_is_read_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A login without rights does not see a topic. The gap is reported once; a new id is a new life."""
     life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
     monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: Mock(begins=lambda _: {("t", 0): 0}))
-    away = Sources(cluster_id="c", group="g", topics=())
     state = State(run_id="r", lives=(life,))
-    assert [gap.reason for gap in find_start(state, Mock(), away).gaps] == [DELETED]
+    assert [gap.reason for gap in compare(state, Mock(), "g", [], cluster_id="c").gaps] == [DELETED]
     state = state.after("g", (), "c", "r")
-    assert find_start(state, Mock(), away).gaps == ()
+    assert compare(state, Mock(), "g", [], cluster_id="c").gaps == ()
     for topic_id, position, epoch in (("id", 7, 1), ("other", 0, 2)):
-        back = Sources(cluster_id="c", group="g", topics=(replace(life, topic_id=topic_id, next=(None,)),))
-        start = find_start(state, Mock(), back)
+        start = compare(state, Mock(), "g", [replace(life, topic_id=topic_id, next=(None,))], cluster_id="c")
         assert (start.positions, start.lives[0].epoch, start.gaps) == ({("t", 0): position}, epoch, ())
         (again,) = state.after("g", start.lives_at({("t", 0): 9}), "c", "r").lives
         assert (again.next, again.over) == ((9,), False)
