@@ -14,6 +14,7 @@ from math import ceil
 from simulation.faults import (
     DAMAGED,
     DELETED,
+    GROWN,
     KINDS,
     LONG_WAY,
     LOSSES,
@@ -65,6 +66,8 @@ MODES_STATES = (
     "1 retries at once, of 1 that may", "3 retries at once, of 3 that may", "a row of a service with a rate began",
     "came back at an instant", "waited for an instant", "a condition did not hold",
     "a tombstone has expired", "a store was too old", "began after faults have healed",
+    f"fault: {GROWN}", "a record of a new partition began",
+    "dead after 3 attempts, by one of two policies", "dead after 4 attempts, by one of two policies",
     f"fault: {STEPPED}", "a row began after the broker's clock was set",
 )  # fmt: skip
 """The same of histories from `plan.MODES` on."""

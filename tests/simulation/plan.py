@@ -54,6 +54,8 @@ class Plan:
     """As `records`, of a second handler."""
     changes: bool = False
     """Every other life has another policy."""
+    shorter: bool = False
+    """That one has an attempt less."""
     order: str = "none"
     """The handlers' `order`, where policies change only in every other life; a few keys, and none, are mixed then."""
     caps: tuple[int, int, str] | None = None
@@ -196,6 +198,7 @@ class Plan:
         sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes
         sent += (
             ["a delay without end"] * self.endless
+            + ["one is shorter"] * self.shorter
             + ["deliveries try again in place"] * self.hot
             + ["handlers take lists"] * self.batch
             + ["rules have conditions"] * self.conditions
