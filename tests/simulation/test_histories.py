@@ -44,7 +44,7 @@ MOVED_PARTS = [
 ]
 LETTER_PARTS = [
     pytest.param(LETTERS + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 50), (50, 250), (300, 250))
+    for first, count in ((0, 50), (50, 500))
 ]
 MODES_PARTS = [
     pytest.param(MODES + first, count, marks=[pytest.mark.extended] if first else [])
