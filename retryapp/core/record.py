@@ -33,9 +33,8 @@ _MAX_OFFSET = 2**63 - 1
 def held_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """Return a record's bytes, headers included, as bounds of memory and of transactions count them."""
     size = len(key or b"") + len(value or b"")
-    if headers:
-        names, contents = zip(*headers, strict=True)
-        size += sum(map(len, names)) + sum(map(len, filter(None, contents)))
+    for name, content in headers:
+        size += len(name) + len(content or b"")
     return size
 
 

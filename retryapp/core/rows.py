@@ -28,8 +28,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate, pairwise
-from typing import Final
+from typing import Final, NoReturn
 
 from retryapp.core.causes import CAUSE_BYTES
 from retryapp.core.errors import DamagedRowError, NewerRowError
@@ -65,7 +64,7 @@ ROW_HEADER_OVERHEAD_BYTES: Final = 8
 
 _NO_ROW_BYTES: Final = 1 << 62
 _COMMON_HEADERS: Final = 64
-"""Only rows with at most this many headers are cached (`_spans`): bounds the cache."""
+"""Only rows with at most this many headers are cached (`_spans`, `_cuts`): bounds the caches."""
 _VERSIONS_END: Final = 0x20
 """No version reaches this: bytes that begin with a printable character are never a row."""
 _FIXED: Final = struct.Struct(">BBBBQQIIIiiII")
@@ -270,8 +269,7 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
     try:
         key_length, value_length, count, more = _LENGTHS.unpack_from(raw, _LENGTHS_AT)
     except struct.error:
-        _lengths(raw)
-        raise
+        _refuse(raw)
     first = _FIXED.size + count * 8
     look = _spans if count <= _COMMON_HEADERS else _spans.__wrapped__
     total, spans = look(raw[_FIXED.size : first], len(name))
@@ -280,7 +278,7 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
     if value_length > 0:
         first += value_length
     if raw[:_FLAGS_AT] not in _KNOWN or key_length < -1 or value_length < -1 or first + total + more != len(raw):
-        _lengths(raw)  # says what is wrong
+        _refuse(raw)
     for start, length in spans:
         at = first + start + len(name)
         if raw[first + start : at] == name:
@@ -307,6 +305,29 @@ def _spans(table: bytes, wanted: int) -> tuple[int, tuple[tuple[int, int], ...]]
             return _NO_ROW_BYTES, ()
         at += name_length + max(0, value_length)
     return at, tuple(spans)
+
+
+@lru_cache(maxsize=256)
+def _cuts(table: bytes) -> tuple[int, tuple[slice, ...], tuple[slice | None, ...]]:
+    """Locate all headers; rows of one cause are alike, so the cache hits.
+
+    Returns:
+        Bytes of all headers, `_NO_ROW_BYTES` for impossible lengths; where their names are, counted from the first
+        one's; where their values are, None: null.
+    """
+    if len(table) % _PAIR.size:
+        return _NO_ROW_BYTES, (), ()
+    names: list[slice] = []
+    values: list[slice | None] = []
+    at = 0
+    for name_length, value_length in _PAIR.iter_unpack(table):
+        if value_length < -1:
+            return _NO_ROW_BYTES, (), ()
+        value_at = at + name_length
+        names.append(slice(at, value_at))
+        at = value_at + max(0, value_length)
+        values.append(None if value_length < 0 else slice(value_at, at))
+    return at, tuple(names), tuple(values)
 
 
 def is_held(raw: bytes) -> bool:
@@ -349,25 +370,32 @@ def decode_row(raw: bytes) -> PendingRow:
         NewerRowError: a newer retryapp wrote it.
         DamagedRowError: no possible version, or lengths that do not add up to exactly these bytes.
     """
-    lengths, at, more = _lengths(raw)
-    nulls = lengths.count(-1)
-    ends = tuple(accumulate((max(0, length) for length in lengths) if nulls else lengths, initial=at))
-    pieces: list[bytes | None] = [raw[start:end] for start, end in pairwise(ends)]
-    if nulls:
-        pieces = [None if length == -1 else piece for piece, length in zip(pieces, lengths, strict=True)]
-    key, value, *parts = pieces
-    ours = _OUR_TEXTS.get
-    # no name is null: u32
-    names = [ours(name) or name.decode("utf-8", "surrogateescape") for name in parts[::2] if name is not None]
-    headers = tuple(zip(names, parts[1::2], strict=True))
-    _, _, _, flags, due_at_ms, since_ms, attempt, delivery, revision, *_ = _FIXED.unpack_from(raw)
+    try:
+        _, _, hold, flags, due_at_ms, since_ms, attempt, delivery, revision, *lengths = _FIXED.unpack_from(raw)
+    except struct.error:
+        _refuse(raw)
+    key_length, value_length, count, more_length = lengths
+    first = _FIXED.size + count * 8
+    look = _cuts if count <= _COMMON_HEADERS else _cuts.__wrapped__
+    total, name_cuts, value_cuts = look(raw[_FIXED.size : first])
+    value_at = first + max(0, key_length)
+    names_at = value_at + max(0, value_length)
+    more_at = names_at + total
+    if raw[:_FLAGS_AT] not in _KNOWN or min(key_length, value_length) < -1 or more_at + more_length != len(raw):
+        _refuse(raw)
+    key = None if key_length < 0 else raw[first:value_at]
+    value = None if value_length < 0 else raw[value_at:names_at]
+    parts, more = raw[names_at:more_at], raw[more_at:]
+    raw_names = [parts[cut] for cut in name_cuts]
+    names = [_OUR_TEXTS.get(name) or name.decode("utf-8", "surrogateescape") for name in raw_names]
+    headers = tuple(zip(names, [None if cut is None else parts[cut] for cut in value_cuts], strict=True))
     reference, failure = None, b""
     if flags & _FAILED and more[_FAILURE_HEAD_AT:_FAILURE_AT] == _FAILURE_HEAD:
         failure, more, flags = more[_FAILURE_AT:], more[:_FAILURE_HEAD_AT], flags & ~_FAILED
     numbers = due_at_ms, since_ms, attempt, delivery, flags, revision
     if is_reference(raw):
         reference, more = _split(more)
-    return PendingRow(key, value, headers, *numbers, more, raw[2], reference, failure)
+    return PendingRow(key, value, headers, *numbers, more, hold, reference, failure)
 
 
 def damaged_row(raw: bytes) -> PendingRow:
@@ -386,8 +414,8 @@ def _split(more: bytes) -> tuple[Reference, bytes]:
     return Reference(*_REFERENCE.unpack(more[start:end])), more[end:]
 
 
-def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
-    """Return the lengths of key, value, and each header's name and value; the start of these parts; what follows."""
+def _refuse(raw: bytes) -> NoReturn:
+    """Say why bytes are no row that this version can judge."""
     if len(raw) < _FIXED.size:
         raise DamagedRowError("row", f"{len(raw)} bytes, fewer than the {_FIXED.size} of an empty one")
     version, state, hold, *_, key_length, value_length, count, more = _FIXED.unpack_from(raw)
@@ -399,9 +427,6 @@ def _lengths(raw: bytes) -> tuple[tuple[int, ...], int, bytes]:
         raise DamagedRowError("row", f"{count} headers do not fit into {len(raw)} bytes")
     at = _FIXED.size + count * 8
     lengths = (key_length, value_length, *struct.unpack_from(">" + "Ii" * count, raw, _FIXED.size))
-    nulls = lengths.count(-1)
-    if min(lengths) < -1 or sum(lengths) + nulls + more != len(raw) - at:
+    if min(lengths) < -1 or sum(lengths) + lengths.count(-1) + more != len(raw) - at:
         raise DamagedRowError("row", f"its {len(lengths)} parts do not add up to {len(raw) - at} bytes")
-    if raw[:_FLAGS_AT] not in _KNOWN:
-        raise NewerRowError(f"{version} with state {state} and hold {hold}", ROW_VERSION)
-    return lengths, at, raw[len(raw) - more :] if more else b""
+    raise NewerRowError(f"{version} with state {state} and hold {hold}", ROW_VERSION)

@@ -157,6 +157,7 @@ class MemoryPartition:
         self.handler.orphans.on_hung = self._note_hung
         self._pools = pools or make_pools(self.handler)
         self._own_pools = pools is None
+        self.transport.rounds = self._pools[1].rounds
         drawn = random or ScriptedRandom(0.5)
         self.engine = PartitionEngine(
             context=DeliveryContext(

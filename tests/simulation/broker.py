@@ -43,7 +43,8 @@ class Broker(MemoryBroker):
         self.step_ms = 0.0
         """By so much somebody has set its clock."""
         self._loop = loop
-        self.partitions = partitions
+        self.partitions = self.complete = partitions
+        """Of the main topics, and as many as all topics have."""
         self.generation = 0
         self.preparing = False
         self._members: dict[str, _Member] = {}
@@ -285,6 +286,11 @@ class Broker(MemoryBroker):
             numbers = frozenset(range(at, self.partitions, len(names)))
             if joining is not None and not joining.done():
                 joining.set_result((self.generation, numbers))
+
+    def grow(self) -> None:
+        """Give the main topics one more partition; all members join again."""
+        self.partitions += 1
+        self._prepare()
 
     def leave(self, member: str) -> None:
         if self._members.pop(member, None) is not None:

@@ -14,6 +14,7 @@ from math import ceil
 from simulation.faults import (
     DAMAGED,
     DELETED,
+    GROWN,
     KINDS,
     LONG_WAY,
     LOSSES,
@@ -24,6 +25,7 @@ from simulation.faults import (
     STEPPED,
     STOPPED,
     UNENDED,
+    UNKNOWN,
     WRONG_TIME,
 )
 from simulation.history import History, simulate
@@ -55,7 +57,7 @@ MOVED_STATES = (
 """The same of histories from `plan.MOVED` on."""
 LETTER_STATES = (
     *(f"a letter ends {end}" for end in ("handled", "skipped", "failed")), "a letter was passed",
-    "a letter was tried again", "a letter is restored", "discarded",
+    f"fault: {UNKNOWN}", "a letter was tried again", "a letter is restored", "discarded",
     *(f"a letter is replayed, and it was {end}" for end in ("none", "skipped", "failed", "handled")),
     "a letter is discarded, and it was none", "refused as handled", "refused as running",
 )  # fmt: skip
@@ -64,6 +66,8 @@ MODES_STATES = (
     "1 retries at once, of 1 that may", "3 retries at once, of 3 that may", "a row of a service with a rate began",
     "came back at an instant", "waited for an instant", "a condition did not hold",
     "a tombstone has expired", "a store was too old", "began after faults have healed",
+    f"fault: {GROWN}", "a record of a new partition began",
+    "dead after 3 attempts, by one of two policies", "dead after 4 attempts, by one of two policies",
     f"fault: {STEPPED}", "a row began after the broker's clock was set",
 )  # fmt: skip
 """The same of histories from `plan.MODES` on."""

@@ -47,6 +47,8 @@ class SimConsumer(Flow):
         """Partitions that are not paused."""
         self._full: set[TopicPartition] = set()
         self._wake = asyncio.Event()
+        self.counted = 0
+        """Partitions of the main topic when it joined last."""
         self.number = 0
         """How often it has joined."""
         self._asked_s = 0.0
@@ -118,6 +120,8 @@ class SimConsumer(Flow):
         self._flowing.clear()
         self.heard(worker.clock.monotonic_s())
         await self.hold(sorted(actives))
+        self.counted = worker.broker.partitions
+        worker.ownership.intake.on_counted(dict.fromkeys(topics, self.counted))
         if worker.ownership.intake.on_assigned is not None:
             await worker.ownership.intake.on_assigned(generation, member, actives)
         asyncio.get_running_loop().call_later(worker.random.uniform(0.0, _SETTLE_S), self._settle, generation)

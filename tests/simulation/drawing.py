@@ -14,6 +14,7 @@ from simulation.faults import (
     DELETED,
     DRAINS,
     FORGOTTEN,
+    GROWN,
     LONG_WAY,
     LOSSES,
     OURS,
@@ -23,6 +24,7 @@ from simulation.faults import (
     STEPPED,
     STOPPED,
     UNENDED,
+    UNKNOWN,
     WRONG_TIME,
     Fault,
 )
@@ -34,7 +36,6 @@ from simulation.plan import (
     LEVELS,
     MODES,
     MOVED,
-    RANGE_SEEDS,
     SERVED,
     STOPS,
     THROUGH,
@@ -81,6 +82,8 @@ CAPPED: Final = 0xCA95
 """Draws caps of what waits; drawn apart, too."""
 BROKEN: Final = 0xB618
 """Draws transactions without an end and damaged rows; none of the seeds of planted faults is among them."""
+SHORT: Final = 0x5407
+"""Draws whose second policy is shorter; drawn apart, too."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 IDLE_S: Final = 700.0
@@ -111,7 +114,8 @@ def draw_plan(seed: int) -> Plan:
     plan = _through(plan, Random(seed ^ THROUGH)) if through else plan
     plan = _broken(plan, Random(seed ^ BROKEN))
     plan = plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
-    plan = _moded(plan, Random(seed ^ MODES)) if MODES <= seed < MODES + 2 * RANGE_SEEDS else plan
+    plan = _moded(plan, Random(seed ^ MODES)) if seed >= MODES else plan
+    plan = _shorter(plan, Random(seed ^ SHORT)) if seed >= MODES else plan
     return _without_end(plan) if plan.endless and seed >= MOVED else plan
 
 
@@ -357,7 +361,9 @@ def _moved(plan: Plan, random: Random) -> Plan:
 
 def _lettered(plan: Plan, random: Random) -> Plan:
     """Return the plan with records that die, and with a handler of their letters, or without letters."""
-    plan = replace(plan, repeats=(), drop=plan.seed % 5 == 4)
+    plan = _crowded(plan, random) if random.random() < 0.08 else plan
+    plan = _called(replace(plan, drop=plan.seed % 5 == 4, changes=random.random() < 0.1))
+    plan = _in_order(plan, random) if random.random() < 0.25 else plan
     plan = _with(plan, _more(plan, random, DYING, random.randint(2, 8)))
     if not plan.drop:
         letters = [random.choice(HANDLED) for _ in range(random.randint(1, 7))]
@@ -367,12 +373,24 @@ def _lettered(plan: Plan, random: Random) -> Plan:
         case 0:
             plan = replace(plan, faults=())
         case 1:
-            kinds = (REFUSED, OURS, OURS, FORGOTTEN, WRONG_TIME, UNENDED, "kill", "kill at step", "pause at step")
+            kinds = (
+                REFUSED,
+                OURS,
+                OURS,
+                UNKNOWN,
+                UNKNOWN,
+                FORGOTTEN,
+                WRONG_TIME,
+                UNENDED,
+                "kill at step",
+                "pause at step",
+            )
             plan = _with(plan, (), _faults(random, kinds))
         case 2:
             plan = bounded(plan, random)
     if random.random() < 0.7:
-        plan = replace(plan, commands=tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40))))
+        commands = tuple(random.uniform(0.5, 16.0) for _ in range(random.randint(5, 40)))
+        plan = replace(plan, commands=commands, stops=plan.order != "none" and not plan.drop)
     return plan
 
 
@@ -394,6 +412,10 @@ def _moded(plan: Plan, random: Random) -> Plan:
         kept = tuple(fault for fault in plan.faults if fault.kind not in {WRONG_TIME, "clock jump"})
         times = tuple(Fault(random.uniform(0.3, FAULTS_S), STEPPED, 0, random.random()) for _ in range(2))
         plan = _with(replace(plan, faults=kept), _more(plan, random, ("FFFS", "FFS", "FBS", "BS"), 4), times)
+    if random.random() < 0.2 and not plan.commands and REMADE not in {fault.kind for fault in plan.faults}:
+        at_s, new = random.uniform(0.5, FEED_S), ("S", "S", "FS", "FFS", "R", "DS", "TS")
+        late = tuple((at_s + random.uniform(0.1, 20.0), plan.partitions, random.choice(new)) for _ in range(6))
+        plan = _with(plan, late, (Fault(at_s, GROWN, 0, random.random()),))
     if plan.batch or random.random() > 0.35:
         return plan
     at_s, number = random.uniform(0.0, FEED_S - 0.3), random.randrange(plan.partitions)
@@ -401,6 +423,20 @@ def _moded(plan: Plan, random: Random) -> Plan:
         (at_s + random.uniform(0.0, 0.3), number, random.choice(("FDS", "FDS", "FFDS", "FTS", "FS"))) for _ in range(8)
     )
     return _with(replace(plan, max_concurrent=random.choice((1, 1, 3)), in_flight=8), burst)
+
+
+def _shorter(plan: Plan, random: Random) -> Plan:
+    """Return the plan with a second policy that has an attempt less, and scripts that end by then; or as it was."""
+    fit = plan.order == "none" and not (plan.calm or plan.replayed or plan.commands or plan.batch)
+    if random.random() > 0.2 or not fit:
+        return plan
+
+    def ending(sent: tuple[tuple[float, int, str], ...]) -> tuple[tuple[float, int, str], ...]:
+        return tuple((at_s, number, script[:2] + script[2:][-1:]) for at_s, number, script in sent)
+
+    plan = replace(plan, changes=True, shorter=True, records=ending(plan.records), others=ending(plan.others))
+    ends = tuple(Fault(random.uniform(1.0, 8.0), random.choice(("kill", "terminate")), at, 0.3) for at in (0, 1))
+    return _with(plan, _more(plan, random, ("F",), 5), ends)
 
 
 def _forgetful(plan: Plan, random: Random) -> Plan:

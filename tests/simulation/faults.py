@@ -51,6 +51,10 @@ REMADE: Final = "changelogs made again"
 """All workers die, and somebody deletes the changelogs and makes them again; until somebody decides."""
 STEPPED: Final = "broker's clock set"
 """By as much as 30 s back, or 5 minutes forward; drawn apart, too."""
+UNKNOWN: Final = "letters unknown"
+"""The tables of dead letters of a machine fail when they are written next."""
+GROWN: Final = "main topic grows"
+"""By one partition; ours follow some seconds later."""
 DRAINS: Final = frozenset({"terminate", "start"})
 """Faults in which nothing is repeated."""
 MEANWHILE: Final = (

@@ -25,7 +25,7 @@ from simulation.oracle import TIMED_OUT
 from simulation.plan import Plan
 from simulation.scripts import POLICIES, end
 from simulation.sessions import claimed, drains, opening_of, session_of, taken_in
-from simulation.story import FINE, Call, Going, Origin
+from simulation.story import FINE, Call, Going, Origin, must
 from simulation.tries import LIST
 from simulation.worker import SimWorker
 
@@ -107,7 +107,7 @@ class Handlers:
 
     async def look(self, _topic: str) -> TopicLook:
         """Describe a topic that the handler publishes to; see `ports.DestinationReader`."""
-        return TopicLook(self._plan.partitions)
+        return TopicLook(self._plan.partitions + 1)
 
     async def _handle(self, worker: SimWorker, judge: Judge, delivery: Delivery) -> None:
         call = self._begin(worker, judge, delivery)
@@ -192,6 +192,9 @@ class Handlers:
         silent_ms = started_ms - self._broker.heard_s.get(worker.consumer.member, 0.0) * 1000
         self._guard(lambda: oracle.check_silence(origin, silent_ms))
         self._guard(lambda: judge.check_closed(origin))
+        lacked = origin[0] >= self._broker.complete
+        self._reached["a record of a new partition began"] += origin[0] >= self._plan.partitions
+        self._guard(lambda: must(not lacked, "I29", origin, "begins, and our topics have no such partition"))
         self._guard(lambda: judge.check_bound(taken_in(worker, main, origin[0]), claimed(worker, main, origin[0])))
         if judge.plan.bounds and (placed := worker.ownership.placed.get((main, origin[0]))) is not None:
             self._reached.update(binding(placed.engine))

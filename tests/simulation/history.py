@@ -27,12 +27,13 @@ from simulation.broker import Broker
 from simulation.disk import SimDisk
 from simulation.drawing import draw_plan
 from simulation.faults import Fault, step_ms
+from simulation.growing import grow
 from simulation.handlers import Handlers
 from simulation.judge import CLOSED, Judge
 from simulation.letters import LETTERS
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
-from simulation.ours import break_one
+from simulation.ours import break_letters, break_one
 from simulation.plan import FEED_S, Plan
 from simulation.referring import KEPT_MS, age_ms
 from simulation.sessions import opened_store
@@ -110,6 +111,8 @@ class History:
         judge = self.judges[seen.handler]
         judge.observed[seen.event] += seen.count
         self.reached[seen.event.value] += 1
+        if seen.event is Event.LANE_INCOMPLETE:
+            worker.told_lacking = self.broker.partitions
         if seen.event is Event.LANE_FAILED:
             self.reached["an opening ran out of time"] += (seen.message or "").startswith("opening it took longer")
             self.reached["a changelog was made again, and its lane is closed"] += seen.error_type == CLOSED
@@ -215,6 +218,8 @@ class History:
                 self.broker.refuse(topics, fault.slot, 0.5 + 6 * size)
             case "fault of ours" if alive and worker and (what := break_one(worker, size)):
                 self.reached[f"fault of ours: {what}"] += 1
+            case "letters unknown" if alive and worker:
+                break_letters(worker)
             case "unread records deleted":
                 self._kill_all()
                 for judge in self.judges.values():  # once what they have sent has arrived
@@ -240,6 +245,9 @@ class History:
                 self._shut_down(lambda judge: judge.make_again(self.broker))
             case "broker's clock set":
                 self.broker.step_ms += step_ms(fault)
+            case "main topic grows":
+                complete = grow(self.broker, self.slots, self._guard)
+                loop.call_later(4 + 16 * size, complete, context=self.network.context)
             case "start":
                 self._start(fault.slot)  # one more, also where that machine was not meant to run
             case _:

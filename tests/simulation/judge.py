@@ -27,7 +27,7 @@ from simulation.pacing import Pacing
 from simulation.plan import HELD, Plan
 from simulation.quiet import check_outage, check_quiet
 from simulation.referring import Referring
-from simulation.scripts import ENDLESS_MS, HOT_RETRIES, LATER_MS, OWN_MS, SERVICES, WAITS_MS, policies
+from simulation.scripts import ENDLESS_MS, HOT_RETRIES, LATER_MS, OWN_MS, SERVICES, SHORTER_MS, WAITS_MS, policies
 from simulation.services import Services, circuits_of, spends
 from simulation.sessions import seen_stores
 from simulation.steering import Steering
@@ -54,7 +54,9 @@ class Judge:
     def __init__(self, plan: Plan, main: str) -> None:
         self.plan = plan
         self.rule = EVENTS if plan.repeats else None
-        self.policies = policies(ruled=plan.ruled, conditions=plan.conditions, hot=plan.hot, endless=plan.endless)
+        self.policies = policies(
+            ruled=plan.ruled, conditions=plan.conditions, hot=plan.hot, endless=plan.endless, shorter=plan.shorter
+        )
         self.tries = Tries(HALVINGS if plan.batch else HOT_RETRIES * plan.hot, lists=plan.batch)
         self.topologies = [self._topology(main, policy) for policy in self.policies]
         """One for each policy."""
@@ -65,7 +67,7 @@ class Judge:
         stepped_ms = sum(max(0.0, step) for _, step in plan.steps)
         self.oracle = Oracle(
             self.names,
-            *(ENDLESS_MS if plan.endless else WAITS_MS),
+            *(ENDLESS_MS if plan.endless else SHORTER_MS if plan.shorter else WAITS_MS),
             endless=plan.endless,
             own_ms=OWN_MS,
             per_delay=plan.per_delay,
@@ -217,11 +219,11 @@ class Judge:
     def waits(self) -> bool:
         if self.oracle.steering is not None and self.oracle.steering.unanswered:
             return True
-        return bool(self.oracle.open_ends()) or any(map(self.oracle.stores.waiting, range(self.plan.partitions)))
+        return bool(self.oracle.open_ends()) or any(map(self.oracle.stores.waiting, [*self.oracle.stores.rows]))
 
     def is_behind(self, broker: Broker) -> bool:
         """Tell whether the group has not come to the end of its topics."""
-        for tp in (TopicPartition(topic, n) for topic in self.topology.consumed for n in range(self.plan.partitions)):
+        for tp in (TopicPartition(topic, n) for topic in self.topology.consumed for n in range(broker.partitions)):
             records = broker.visible(tp)
             reached = max(each.get(tp, 0) for each in (broker.committed, broker.moved_in_vain))
             if records and reached <= records[-1].offset:
@@ -317,6 +319,7 @@ class Judge:
             and not self.plan.batch
         ):
             check_outage(self.oracle, (BEGAN_S + self.plan.outage[1]) * 1_000)
+        self.modes.at_rest()
         self.services.at_rest(self.oracle, BEGAN_S * 1_000)
         if self.plan.quiet and not paused:
             ordered, failed = self.plan.order != "none", self.observed[Event.LANE_FAILED]

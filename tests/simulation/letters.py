@@ -14,7 +14,7 @@ from typing import Final
 
 from retryapp.core.letters import Letter
 from retryapp.core.record import Record
-from simulation.oracle import Oracle
+from simulation.oracle import GIVEN_UP_MS, Oracle
 from simulation.plan import Plan
 from simulation.steering import Steering
 from simulation.story import Opening, Origin, must
@@ -74,7 +74,8 @@ class Letters:
             forced = self.steering is not None and name in self.steering.forced and mark == "replayed"
             must(forced or "handled" not in before, "I28", place, f"{mark} by {name}, and it is handled")
             must(last not in _CLOSED, "I28", place, f"{mark} by {name}, and it is {last}")
-            runs = self._oracle.steering is not None and self._oracle.steering.calm and bool(story.going)
+            calm = self._oracle.steering is not None and self._oracle.steering.calm
+            runs = calm and any(now_ms - each.cancelled_ms < GIVEN_UP_MS for each in story.going)
             must(not runs, "I28", place, f"{mark} by {name}, and its handler has it")
             reached[f"a letter is {mark}, and it was {last}"] += 1
         marks.append((mark, now_ms))

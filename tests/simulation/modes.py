@@ -53,18 +53,31 @@ class Modes:
         self.reached: Counter[str] = Counter()
         self.healed_ms = inf
         """When everything has healed."""
-        scripts = {letter for *_, script in plan.records + plan.others for letter in script}
         odd = plan.order != "none" or plan.through or plan.referred or plan.commands or plan.replayed or plan.bounds
         paced = plan.rate or plan.outage or plan.services or plan.max_concurrent == 1 or plan.in_flight > FEW
-        self._plain = not (odd or paced or self._steps) and scripts.isdisjoint("XKH")
+        self._plain = not (odd or paced or self._steps) and plan.steps_of_scripts.isdisjoint("XKH")
 
     def begun(self, origin: Origin, attempt: int, due_at_ms: int, now_ms: float, opening: Opening | None) -> None:
         """Judge a row that begins."""
         self._check_instant(origin, attempt, due_at_ms, now_ms)
+        if self._plan.shorter and attempt > 1:
+            ran = [call.worker for call in self._oracle.stories[origin].calls[attempt - 1]]
+            allowed = any(self._oracle.waits.allows(worker, attempt - 1) for worker in ran)
+            must(allowed, "I5", origin, f"attempt {attempt}, and the policies of {ran} have no more than {attempt - 1}")
         if self._steps and attempt > 1:
             self._check_time(origin, attempt, now_ms)
         if opening is not None and self._every_ms:
             self._check_rate(origin, opening, now_ms)
+
+    def at_rest(self) -> None:
+        """Judge with how many attempts records that always fail are dead."""
+        for origin, story in self._oracle.stories.items():
+            if not self._plan.shorter or {*story.script} != {"F"} or story.stopped or "dead" not in story.fates:
+                continue
+            last, waits = max(story.calls), self._oracle.waits
+            few = any(not waits.allows(call.worker, last) for call in story.calls[last])
+            self.reached[f"dead after {last} attempts, by one of two policies"] += 1
+            must(few, "I5", origin, f"dead after {last} attempts, and the policy of its worker has more")
 
     def check_late(self, origin: Origin, due_at_ms: int | None, now_ms: float) -> None:
         """Judge when a call begins after everything has healed, where nothing but handlers makes it late."""

@@ -36,3 +36,15 @@ def break_one(worker: SimWorker, size: float) -> str:
     if name in {"begin", "_drop"}:
         placed.lane.fail(RuntimeError("so that it is called"))
     return name
+
+
+def break_letters(worker: SimWorker) -> None:
+    """Have the tables of dead letters fail when they are written next: they are dropped, and read anew."""
+    for placed in worker.ownership.placed.values():
+        for table in placed.transport.dead.values():
+            failing: Any = table
+            failing.write = failing.mark = _full
+
+
+def _full(*_: object) -> None:
+    raise OSError("the disk is full")

@@ -54,6 +54,8 @@ class Plan:
     """As `records`, of a second handler."""
     changes: bool = False
     """Every other life has another policy."""
+    shorter: bool = False
+    """That one has an attempt less."""
     order: str = "none"
     """The handlers' `order`, where policies change only in every other life; a few keys, and none, are mixed then."""
     caps: tuple[int, int, str] | None = None
@@ -126,12 +128,16 @@ class Plan:
         """Whether nothing goes wrong but handlers that fail."""
         return self.only(frozenset())
 
+    @property
+    def steps_of_scripts(self) -> frozenset[str]:
+        """All that handlers do."""
+        return frozenset().union(*self.letters, *(script for *_, script in self.records + self.others))
+
     def only(self, kinds: frozenset[str]) -> bool:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
-        scripts = {letter for *_, script in self.records + self.others for letter in script}.union(*self.letters)
         paced = bool(self.rate) or self.outage is not None or bool(self.commands) or bool(self.losses or self.services)
-        paced = paced or self.max_concurrent is not None
-        return kinds.issuperset(fault.kind for fault in self.faults) and scripts.isdisjoint("XKH") and not paced
+        paced = paced or self.max_concurrent is not None or not self.steps_of_scripts.isdisjoint("XKH")
+        return kinds.issuperset(fault.kind for fault in self.faults) and not paced
 
     @property
     def max_kills(self) -> int:
@@ -192,6 +198,7 @@ class Plan:
         sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes
         sent += (
             ["a delay without end"] * self.endless
+            + ["one is shorter"] * self.shorter
             + ["deliveries try again in place"] * self.hot
             + ["handlers take lists"] * self.batch
             + ["rules have conditions"] * self.conditions

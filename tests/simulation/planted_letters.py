@@ -81,17 +81,6 @@ def _not_taken(_self: DeadLetterKeeper, _marks: Sequence[Any]) -> None:
     """The table does not get what the lane of the handler has committed."""
 
 
-def _not_read_again(self: SharedLetters) -> None:
-    """An opening of the handler's lane does not have the table read on."""
-    self.handled_here = True
-
-
-def _stays_known(self: SharedLetters) -> None:
-    self.handled_here = False
-    self._running.clear()
-    self._waiting.clear()
-
-
 def _begins(_run: Run) -> None:
     """What a command has replayed or discarded is handled all the same."""
 
@@ -122,19 +111,17 @@ def _uncounted(
 
 
 LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
-    ("the index decides", ((SharedLetters, "waits", _by_the_index),), 18_000_030),
-    ("a mark is durable before the outcome", ((Session, "take", _marked_before),), 18_000_002),
-    ("a failed letter is delivered anew", ((damage, "to_end", _anew), (deliver, "to_end", _anew)), 18_000_000),
+    ("the index decides", ((SharedLetters, "waits", _by_the_index),), 18_000_045),
+    ("a mark is durable before the outcome", ((Session, "take", _marked_before),), 18_000_030),
+    ("a failed letter is delivered anew", ((damage, "to_end", _anew), (deliver, "to_end", _anew)), 18_000_007),
     ("dropped without a fate", ((damage, "to_end", _without_a_fate), (deliver, "to_end", _without_a_fate)), 18_000_004),
-    ("dropped and not counted", ((damage, "to_end", _uncounted), (deliver, "to_end", _uncounted)), 18_000_034),
+    ("dropped and not counted", ((damage, "to_end", _uncounted), (deliver, "to_end", _uncounted)), 18_000_064),
     ("a replay ignores the mark", ((LetterCommands, "_check_replay", _unheeded),), 18_000_001),
-    ("a letter is replayed while its handler has it", ((SharedLetters, "runs", _never_runs),), 18_000_003),
-    ("a letter that is replayed begins", ((SharedLetters, "change", _not_kept),), 18_000_052),
+    ("a letter is replayed while its handler has it", ((SharedLetters, "runs", _never_runs),), 18_000_005),
+    ("a letter that is replayed begins", ((SharedLetters, "change", _not_kept),), 18_000_020),
     ("the table does not get marks of the handler", ((DeadLetterKeeper, "take", _not_taken),), 18_000_001),
-    ("an opening of the handler does not read marks",
-     ((SharedLetters, "begin", _not_read_again), (SharedLetters, "end", _stays_known)), 18_000_096),
-    ("what was replayed is handled", ((deliver, "_passed", _begins),), 18_000_002),
-    ("a letter that has ended its workers has no mark", ((SharedLetters, "known", _at_once),), 18_000_002),
-    ("a letter is free before its outcome is durable", ((SharedLetters, "ended", _let_go_early),), 18_000_102),
+    ("what was replayed is handled", ((deliver, "_passed", _begins),), 18_000_016),
+    ("a letter that has ended its workers has no mark", ((SharedLetters, "known", _at_once),), 18_000_030),
+    ("a letter is free before its outcome is durable", ((SharedLetters, "ended", _let_go_early),), 18_000_016),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

@@ -1,4 +1,4 @@
-"""Planted faults of how many retries run at once, of rates of services, of conditions and instants."""
+"""Planted faults of how retries come, of old stores, and of a main topic that grows; see `simulation.mutants`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from retryapp.core import skew
+from retryapp.core.decide import decide
+from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import Rule
 from retryapp.core.verdicts import RetryLater
+from retryapp.engine.delivery import judge
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.worker.ownership import Ownership
+from retryapp.engine.worker.placement import Served
 from retryapp.testing import MemoryPendingTable
 from simulation.disk import SimDisk
 from simulation.plan import MODES
+from simulation.scripts import POLICIES
 
 
 def _one_more(self: DeliveryPool) -> None:
@@ -85,8 +91,35 @@ def _not_looked_for(_self: MemoryPendingTable) -> None:
     """What a store wrote last, which would tell that too, is not looked for."""
 
 
+def _by_the_first(policy: RetryPolicy, **told: Any) -> Any:
+    """How often a record is tried is said by the policy that was there first."""
+    return _decide(policy if len(policy.delays_ms) == len(POLICIES[0].delays_ms) else POLICIES[0], **told)
+
+
+_decide = decide
+
+
+def _place_all(self: Ownership, served: Served) -> None:
+    """Partitions are opened that our topics do not have."""
+    complete, served.complete = served.complete, served.partitions
+    _place_actives(self, served)
+    served.complete = complete
+
+
+_place_actives = Ownership._place_actives
+
+
+def _learnt(_self: Ownership, served: Served, partitions: int) -> None:
+    """What has become complete waits for the next assignment."""
+    served.complete = min(partitions, served.partitions)
+
+
+def _untold(_self: Ownership, _served: Served) -> None:
+    """Nobody hears of partitions that our topics lack."""
+
+
 MODED: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
-    ("one retry more at once than may", ((DeliveryPool, "start", _one_more),), MODES + 3),
+    ("one retry more at once than may", ((DeliveryPool, "start", _one_more),), MODES + 4),
     ("the rate of a service holds nothing back", ((Pace, "limits", _by_state_alone),), MODES + 51),
     ("conditions are not asked", ((Rule, "_matches", _unconditional),), MODES + 7),
     ("conditions do not see the record", ((Rule, "_matches", _of_no_record),), MODES + 7),
@@ -98,6 +131,10 @@ MODED: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
         MODES + 25,
     ),
     ("a clock that was set is doubted for ever", ((skew, "AGREEING", 1 << 30),), MODES + 12),
+    ("a partition is opened that our topics lack", ((Ownership, "_place_actives", _place_all),), MODES + 57),
+    ("partitions that became complete stay shut", ((Ownership, "complete", _learnt),), MODES + 39),
+    ("nobody hears of a partition that our topics lack", ((Ownership, "_report_lacking", _untold),), MODES + 57),
+    ("a changed policy counts for nothing", ((judge, "decide", _by_the_first),), MODES + 21),
     ("a row waits on after its instant", ((RetryLater, "wait_ms", _from_now),), MODES + 4),
 )
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it."""

@@ -46,6 +46,8 @@ ENDLESS_MS: Final = ((300,) * 30,)
 """In place of a delay without end: no script takes longer."""
 HOT_RETRIES: Final = 2
 HOT_TEXT: Final = "100ms*2"
+SHORTER: Final = "200ms 800ms"
+SHORTER_MS: Final = WAITS_MS[0], WAITS_MS[1][:2]
 OWN_MS: Final = (150, 600)
 """Waits of the rule for busy services."""
 
@@ -104,10 +106,12 @@ POLICIES: Final = RetryPolicy("300ms 1s 3s", timeout="2s"), RetryPolicy("200ms 8
 """The second one is that of every other life, where policies change."""
 
 
-def policies(*, ruled: bool, conditions: bool, hot: bool, endless: bool = False) -> tuple[RetryPolicy, ...]:
-    """Return the policies of a history: with rules, with tries in place, with a delay without end."""
+def policies(
+    *, ruled: bool, conditions: bool, hot: bool, endless: bool = False, shorter: bool = False
+) -> tuple[RetryPolicy, ...]:
+    """Return the policies of a history: with rules, with tries in place, without an end, the second one shorter."""
     rules = CONDITIONED if conditions else RULES if ruled else ()
-    schedules = ["forever(300ms)"] if endless else [policy.schedule for policy in POLICIES]
+    schedules = ["forever(300ms)"] if endless else [POLICIES[0].schedule, SHORTER if shorter else POLICIES[1].schedule]
     more: dict[str, Any] = {"hot": HOT_TEXT} if hot else {}
     return tuple(RetryPolicy(schedule, on=rules, timeout="2s", **more) for schedule in schedules)
 

@@ -44,7 +44,12 @@ class Waits:
         return self.count + 1
 
     def _usual_ms(self, policy_ms: Sequence[int], script: str, attempt: int) -> int:
-        return (self._own_ms if step(script, attempt) == "Y" else policy_ms)[_in_a_row(script, attempt) - 1]
+        waits_ms = self._own_ms if step(script, attempt) == "Y" else policy_ms
+        return waits_ms[min(_in_a_row(script, attempt), len(waits_ms)) - 1]
+
+    def allows(self, worker: str, attempt: int) -> bool:
+        """Tell whether the policy of a worker has an attempt after this one."""
+        return attempt <= len(self._policies_ms[self.followed.get(worker, 0)])
 
     def least_ms(self, story: Story, attempt: int, worker: str) -> int:
         policy_ms = self._policies_ms[self.followed.get(worker, 0)]

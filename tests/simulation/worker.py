@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.delivery.batches import make_pools
-from retryapp.engine.delivery.rounds import Rounds
 from retryapp.engine.handler.handler import Handler
+from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.ownership import Ownership
@@ -123,6 +123,8 @@ class SimWorker(Observer):
         self.ended = False
         """It ended by itself, in order."""
         self.early: dict[str, Mapping[TopicPartition, Committed]] = {}
+        self.told_lacking = 0
+        """Partitions of the main topic when it said last that our topics have fewer."""
         self._observe = observe
         self._commanded = commanded
         self.slow_letters = slow_letters
@@ -154,8 +156,8 @@ class SimWorker(Observer):
             ownership.served[handler.main] = Served(
                 handler,
                 *make_pools(handler, rounds),
-                partitions=self.broker.partitions,
-                complete=self.broker.partitions,
+                partitions=self.broker.complete,
+                complete=self.broker.complete,
                 topic_id=TOPIC_ID,
                 max_bytes=MAX_BYTES,
                 kept_ms=self._kept_ms,
@@ -194,6 +196,8 @@ class SimWorker(Observer):
 
     def _catch_up(self) -> None:
         doubted = self.ownership.catch_up()
+        for served in self.ownership.served.values():
+            self.ownership.complete(served, self.broker.complete)
         asyncio.get_running_loop().call_later(1.0 if doubted else 10.0, self._catch_up)
 
     def _make_transport(self, served: Served, engine: PartitionEngine, membership: Membership) -> SimLane:

@@ -27,10 +27,10 @@ from retryapp.engine.delivery.deliver import HandlerTimeoutError, is_due, outcom
 from retryapp.engine.delivery.delivery import close_delivery, open_delivery
 from retryapp.engine.delivery.judge import cause_of, is_last
 from retryapp.engine.delivery.pool import CANCEL_WAIT_S, DeliveryPool, settle_cancellation
-from retryapp.engine.delivery.rounds import ROUND_S, Rounds
 from retryapp.engine.delivery.run import GivenUpError, Outcome, Run, RunAbortedError, RunOwner
 from retryapp.engine.handler.handler import Handler, call
 from retryapp.engine.handler.threads import NoThreadError
+from retryapp.engine.lane.rounds import ROUND_S, Rounds
 
 ALIKE: Final = 3
 """So many parts of a batch that fail alike fail for a cause that is not theirs."""

@@ -381,6 +381,8 @@ class Pace:
             spell for name in names if name in self.gates for spell in self.gates[name].circuit.spells(counted_ms)
         ]
         pauses = [pause for name in names for pause in self.pauses.get(name, ())]
+        if not (spells or pauses):
+            return 0
         wall = [(int(now_ms - (counted_ms - begin)), int(now_ms - (counted_ms - end))) for begin, end in spells]
         away_ms, at_ms = 0, since_ms
         for begin_ms, end_ms in sorted([*pauses, *wall]):

@@ -17,10 +17,10 @@ from typing import Any, Final
 from retryapp.engine.delivery.deliver import HandlerTimeoutError, is_due, outcome_of, timed_out, unpack
 from retryapp.engine.delivery.delivery import close_delivery, delivery_of, open_delivery
 from retryapp.engine.delivery.judge import hot_wait_s
-from retryapp.engine.delivery.rounds import ROUND_S, Rounds
 from retryapp.engine.delivery.run import GivenUpError, Outcome, Run, RunAbortedError, RunOwner
 from retryapp.engine.handler.handler import abandon, call
 from retryapp.engine.handler.threads import NoThreadError
+from retryapp.engine.lane.rounds import ROUND_S, Rounds
 
 CANCEL_WAIT_S: Final = 2.0
 """How long a cancelled handler may clean up before it becomes an orphan."""

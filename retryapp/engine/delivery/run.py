@@ -15,9 +15,9 @@ from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import Reference
 from retryapp.engine.delivery.alone import AloneLock
 from retryapp.engine.delivery.pace import Pace
-from retryapp.engine.delivery.rounds import Rounds
 from retryapp.engine.handler.handler import Delivery, Handler
 from retryapp.engine.handler.publish import Outbox
+from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.turn import Turn, settling
 from retryapp.ports import Clock, Random, Row

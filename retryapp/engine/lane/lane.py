@@ -312,6 +312,7 @@ class Lane:
         try:
             async with within(self._limits.commit_s, "a commit"):
                 receipt = await self._transport.commit(batch)
+                await self._transport.turn(batch)
             self._transport.apply(batch, receipt)
         except HandOffRefusedError as exc:
             await self._take_back(turns, exc)

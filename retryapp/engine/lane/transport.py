@@ -42,6 +42,7 @@ from retryapp.engine.lane.recovery import (
     recover_seen,
     written_down,
 )
+from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.site import LaneSite
 from retryapp.ports import (
@@ -62,6 +63,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_S = 3.0
 """Longest wait of a closing lane; a client ends within two seconds or is left alone."""
+SMALL = 20
+"""Records of a transaction that take less than a millisecond to send or to write."""
 
 
 class NotMemberError(RetryAppError):
@@ -96,6 +99,10 @@ class LaneProtocol(ABC):
     seen: SeenTable | None = None
     shared: Mapping[str, SharedLetters] = field(default_factory=dict)
     """By dead-letter topic, of those whose letters have a handler."""
+    rounds: Rounds = field(default_factory=Rounds)
+    """What can wait takes turns in these."""
+    _who: object = field(default_factory=object)
+    """Itself, among those."""
     _progress: dict[str, int] = field(default_factory=dict)
     """Next offset of each source topic, as last written to the changelog."""
     _notes: Notes | None = None
@@ -318,6 +325,7 @@ class LaneProtocol(ABC):
         """
         self._before = dict(self._progress), replace(self._beside())
         await self.begin()
+        await self.turn(batch)
         sent_ms = self.clock.counted_ms()
         sent, logged = await self.send(batch.publishes), await self._log(batch)
         self._anchor(sent_ms, sent, logged)
@@ -326,6 +334,11 @@ class LaneProtocol(ABC):
         published, written = await sent.offsets(), await logged.offsets()
         await self.end_transaction()
         return LaneReceipt(published, max(written, default=None))
+
+    async def turn(self, batch: LaneBatch) -> None:
+        """Wait until a batch may be sent, or applied: large ones of several lanes would make one round long."""
+        if batch.changes > SMALL:
+            await self.rounds.turn(self._who)
 
     async def renew(self) -> None:
         """Take a new producer within the session, after a refusal; its start ends the refused transaction.

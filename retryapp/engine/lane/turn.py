@@ -95,8 +95,11 @@ class Turn:
     def size(self) -> int:
         """Approximate bytes that the turn adds to a transaction."""
         if self._size < 0:
-            sent = sum(held_bytes(o.key, o.value, o.headers) + _RECORD_BYTES for o in self.publishes)
-            self._size = sent + sum(len(row.identity) + len(row.value or b"") + _RECORD_BYTES for row in self.rows)
+            self._size = _RECORD_BYTES * (len(self.publishes) + len(self.rows))
+            for out in self.publishes:
+                self._size += held_bytes(out.key, out.value, out.headers)
+            for identity, value, _ in self.rows:
+                self._size += len(identity) + len(value or b"")
         return self._size
 
     @property

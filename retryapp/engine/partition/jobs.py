@@ -2,7 +2,7 @@
 
 Each turn has what it does to its letters, an event for each of the first ones that it refuses, and where the part is
 then. So a crash neither repeats nor skips a letter. A part keeps to its share of the job's rate, and few of its records
-wait at once. In each round of the event loop all parts have as much time as due rows have (`engine.delivery.rounds`):
+wait at once. In each round of the event loop all parts have as much time as due rows have (`engine.lane.rounds`):
 first deliveries and the records' own retries go on beside it. Its first replays are a canary: the others wait for their
 outcomes, and where most of the last outcomes are failures, the part pauses itself, for each replay spends all attempts
 of its record.

@@ -22,12 +22,12 @@ logger = get_logger(__name__)
 MAX_SLEW_MS = 1_000  # largest difference to the system clock that is followed
 ANCHOR_HOLDS_S = 3_600.0  # after so long without an acknowledgement the system clock is followed again
 _CHECK_S = 1.0
+_BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def counted_s() -> float:
     """Return monotonic seconds, which include the machine's sleep if the system can tell."""
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+    return time.monotonic() if _BOOTTIME is None else time.clock_gettime(_BOOTTIME)
 
 
 class SystemClock(Clock):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from typing_extensions import override
 
 from retryapp.ports import Clock, Event, Observation, Observer
+
+_EVENTS: Final = frozenset({Event.LANE_OPENED, Event.LANE_FAILED, Event.LANE_CLOSED})
 
 
 @dataclass(slots=True)
@@ -33,9 +36,9 @@ class LaneWatch(Observer):
 
     @override
     def observe(self, observation: Observation) -> None:
-        closed = observation.event in {Event.LANE_FAILED, Event.LANE_CLOSED}
-        if observation.partition is None or not (closed or observation.event is Event.LANE_OPENED):
+        if observation.event not in _EVENTS or observation.partition is None:
             return
+        closed = observation.event is not Event.LANE_OPENED
         story = self._stories.setdefault((observation.handler, observation.partition), LaneStory())
         story.state = "" if closed else "open"  # the next look tells which of the other states it is
         story.since_ms = self._clock.wall_ms()

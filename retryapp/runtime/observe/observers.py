@@ -88,11 +88,13 @@ class CombinedObserver(Observer):
     """Passes observations on to several observers, in order."""
 
     def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
+        self.parts: list[Observer] = []
+        for observer in observers:  # each level of combined ones would be two more calls for each observation
+            self.parts += observer.parts if isinstance(observer, CombinedObserver) else [observer]
 
     @override
     def observe(self, observation: Observation) -> None:
-        for observer in self._observers:
+        for observer in self.parts:
             observer.observe(observation)
 
 

@@ -6,16 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import running_clock
+from doubles import MakeRig, running_clock
 
 from retryapp import Reject
 from retryapp.core.control import Verb
 from retryapp.core.jobs import JobCommand, JobPart, JobVerb, LetterFilter
-from retryapp.engine.delivery.rounds import BEHIND_S, RECENT_S, ROUND_S, Rounds
+from retryapp.engine.lane.rounds import BEHIND_S, RECENT_S, ROUND_S, Rounds
 from retryapp.engine.partition import jobs
 from retryapp.engine.partition.letter_commands import LetterCommands
 from retryapp.ports import LaneBatch, LaneReceipt, TopicPartition
-from retryapp.testing import MemoryPartition, VirtualClock
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, VirtualClock
 
 DLQ = "app.orders.dlq"
 LETTERS = 120
@@ -144,3 +144,26 @@ async def test_who_waits_no_more_keeps_nobody_from_a_turn() -> None:
     async with asyncio.timeout(1):
         await others
     assert gone.cancelled()
+
+
+async def test_lanes_write_much_in_turns(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large transactions that end at one moment each has a round; one of few records waits for none."""
+    rigs, rounds, clock = [await make_rig().start() for _ in range(4)], Rounds(), running_clock()
+    sizes, written, apply = [50, 50, 50, 1], list[list[int]](), MemoryLaneTransport.apply
+
+    def slow(transport: MemoryLaneTransport, batch: LaneBatch, receipt: LaneReceipt) -> None:
+        written[-1].append(batch.changes)
+        if batch.changes > 1:
+            clock.advance(round(ROUND_S * 1_000))
+        apply(transport, batch, receipt)
+
+    monkeypatch.setattr(MemoryLaneTransport, "apply", slow)
+    for rig, size in zip(rigs, sizes, strict=True):
+        rig.transport.rounds = rounds
+        rig.submit("much", publishes=size)
+    for _ in range(100):
+        written.append([])
+        await asyncio.sleep(0)
+    assert sorted(size for each in written for size in each) == sorted(sizes)
+    assert [each for each in written if 1 in each] == [next(filter(None, written))]
+    assert max(each.count(50) for each in written) == 1

@@ -12,8 +12,8 @@ from doubles import Owner, deliver_once, failing, make_context, make_record, set
 from retryapp.core.record import Record
 from retryapp.engine.delivery.batches import make_pools
 from retryapp.engine.delivery.pool import DeliveryPool
-from retryapp.engine.delivery.rounds import BEHIND_S, ROUND_S
 from retryapp.engine.delivery.run import DeliveryContext, Run, RunAbortedError
+from retryapp.engine.lane.rounds import BEHIND_S, ROUND_S
 from retryapp.engine.lane.turn import Turn
 from retryapp.testing import MemoryPartition, VirtualClock
 

@@ -26,7 +26,7 @@ from retryapp.settings import load_settings
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(((700, 10, 10), 0.005), ((3_000, 100, 20), 0.0005)), (((900, 10, 10), 0.02), ((900, 10, 10), 0.02))],
+    [(((700, 10, 10), 0.005), ((20_000, 15, 20), 0.0005)), (((900, 10, 10), 0.02), ((900, 10, 10), 0.02))],
     ids=["python", "own"],
 )
 async def test_the_interpreter_is_set_for_retries_that_are_on_time(

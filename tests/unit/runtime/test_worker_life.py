@@ -61,7 +61,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
 
 
 @pytest.mark.parametrize(
-    ("max_bytes", "batch", "chosen", "used"), [(3_000_000, 262_144, None, "zstd"), (70_000, 70_000, "lz4", "lz4")]
+    ("max_bytes", "batch", "chosen", "used"), [(3_000_000, 1_048_576, None, "zstd"), (70_000, 70_000, "lz4", "lz4")]
 )
 async def test_clients_have_the_settings_of_the_app_and_of_its_topics(
     runtime: Runtime, start: Start, max_bytes: int, batch: int, chosen: str | None, used: str

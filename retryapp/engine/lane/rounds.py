@@ -1,4 +1,4 @@
-"""Bound, in each round of the event loop, the work that can wait: redeliveries, and what jobs do with dead letters.
+"""Bound, in each round of the event loop, the work that can wait: redeliveries, jobs, and what lanes write of both.
 
 A record of the main topic takes several rounds from the consumer to its handler. So what it waits behind many due rows,
 or behind a job, is the length of a round. There is one bound for all handlers and partitions of a worker, and each gets
