@@ -56,7 +56,8 @@ def test_a_driver_killed_in_mid_batch(spark: SparkSession, full: Group, tmp_path
         process.wait_until(lambda: batches(lake) >= 2)
         process.kill()
     assert 0 < places_of(lake).total() < RECORDS, "it was not killed in the middle"
-    assert full.archive(spark, open_lake(spark, str(lake))).run_once().gaps == ()
+    again = full.archive(spark, open_lake(spark, str(lake)))
+    assert again.run_once(wait_s=PATIENCE_S).gaps == (), "a JVM that is killed has its lock until it is gone"
     assert places_of(lake) == full.places()
     assert places_of(lake).total() == RECORDS
 
