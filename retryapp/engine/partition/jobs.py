@@ -249,23 +249,24 @@ class Jobs:
 
         `taken`: failure ids of the step; the tables do not have what its turns do.
         """
-        before = dict(part.at), part.looked, Counter(part.refused)
+        # a copy: a rule that pauses the partition, or an early release, may have the part written down meanwhile
+        after = part.model_copy(update={"at": dict(part.at), "refused": Counter(part.refused)})
         letters: list[Letter] | None = None
         self._named.clear()
         try:
-            letters = await self._look(part, room)
+            letters = await self._look(after, room)
         except Exception as fault:  # noqa: BLE001 - whatever it is: a fault of those topics is none of the lane's
             logger.warning("Job %s of %s rests: %r", part.job, self._transport.place.name, fault)
         known = letters is not None and self._transport.letters_here
-        effects = await self._judge(part, order, letters or [], taken) if known else []
+        effects = await self._judge(after, order, letters or [], taken) if known else []
         if not (known and self._transport.letters_here):
-            part.at, part.looked, part.refused = before
             self._letters.drop(effects)
             self._read_again(part)
             self._rest_ms = self._now_ms() + FAULT_MS
             return False
         if part.job in self._turns:
             self._turns[part.job].take(len(effects))
+        part.at, part.looked, part.refused = after.at, after.looked, after.refused
         part.done += len(effects)
         rows: tuple[Row, ...] = tuple(row for effect in effects for row in effect.rows)
         sent = (*(out for effect in effects for out in effect.publishes), *self._named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from itertools import count
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from doubles import reopen
 
-from retryapp import RetryPolicy, non_retryable
+from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
 from retryapp.core.jobs import (
     HandlerCommand,
@@ -23,7 +24,9 @@ from retryapp.core.jobs import (
     read_steering,
 )
 from retryapp.core.rows import PendingRow, decode_row
+from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.partition import scheduler
+from retryapp.engine.partition.jobs import Jobs
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
@@ -220,6 +223,32 @@ async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, du
         assert sorted(map(int, set(service.again))) == list(range(250))
         assert len(marks(orders, MarkKind.REPLAYED)) == len(marks(orders, MarkKind.RECOVERED)) == 250
         assert part_of(orders).done == 250
+
+
+async def test_a_pause_while_a_job_looks_at_letters_skips_none_over_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn of a rule's pause writes down where jobs are, too: not beyond the letters whose turns are in the lane."""
+    service, looked, turn = Service(), count(1), Rounds.turn
+    policy = RetryPolicy("1s*1", on=[pausing(KeyError)])
+
+    async def stand_still(rounds: Rounds, who: object) -> None:
+        if isinstance(who, Jobs) and next(looked) == 20:
+            await asyncio.Event().wait()
+        await turn(rounds, who)
+
+    orders = MemoryPartition(service, policy)
+    async with orders:
+        await letters(orders, service, 30)
+        monkeypatch.setattr(Rounds, "turn", stand_still)
+        await begin(orders)
+        service.down, service.fault = {b"closed"}, KeyError
+        await orders.send(b"closed")
+        assert [event["verb"] for event in told(orders)] == ["job-start", "handler-pause"]
+    service.down.clear()
+    async with MemoryPartition(service, policy, transport=orders.transport) as orders:
+        await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
+        await orders.to_rest()
+        assert sorted(map(int, service.again)) == list(range(30))
+        assert (part_of(orders).done, part_of(orders).looked) == (30, 30)
 
 
 @pytest.mark.parametrize("every_ms", [100.0, 12.5])
