@@ -52,7 +52,9 @@ class Rounds:
 
     def goes_on(self, who: object) -> bool:
         """Tell whether `who` may work now; else it is to wait for its turn."""
-        if self._is_over() or (self._line and self._holder is not who):
+        # in this order, here and below: else one that waits behind others would begin a round, and what else the event
+        # loop does would use it up before the first in line asks, in each round
+        if (self._line and self._holder is not who) or self._is_over():
             return False
         self._holder = who
         return True
@@ -63,7 +65,7 @@ class Rounds:
             return
         self._line.append(who)
         try:
-            while self._is_over() or self._line[0] is not who:  # noqa: ASYNC110 - rounds are what it waits for
+            while self._line[0] is not who or self._is_over():  # noqa: ASYNC110 - rounds are what it waits for
                 await asyncio.sleep(0)
         finally:
             self._line.remove(who)

@@ -11,6 +11,7 @@ from doubles import MakeRig, running_clock
 from retryapp import Reject
 from retryapp.core.control import Verb
 from retryapp.core.jobs import JobCommand, JobPart, JobVerb, LetterFilter
+from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.rounds import BEHIND_S, RECENT_S, ROUND_S, Rounds
 from retryapp.engine.partition import jobs
 from retryapp.engine.partition.letter_commands import LetterCommands
@@ -20,6 +21,8 @@ from retryapp.testing import MemoryLaneTransport, MemoryPartition, VirtualClock
 DLQ = "app.orders.dlq"
 LETTERS = 120
 HEALTHY = b"healthy"
+NO_REST = LaneLimits(rest=0.0)
+"""Only letters move the clock: a lane that rested after the last one would do so for ever."""
 
 
 class Judged:
@@ -83,8 +86,8 @@ async def test_jobs_leave_the_event_loop_to_first_deliveries(healthy: bool, monk
     """Those of all partitions together judge letters for 2 ms in a round; without first deliveries for 10 ms."""
     service, clock = Service(), running_clock()
     async with (
-        MemoryPartition(service, clock=clock) as first,
-        MemoryPartition(service, clock=clock, partition=1, pools=first._pools) as second,
+        MemoryPartition(service, clock=clock, limits=NO_REST) as first,
+        MemoryPartition(service, clock=clock, limits=NO_REST, partition=1, pools=first._pools) as second,
     ):
         for orders in (first, second):
             await orders.send(*[b"dead"] * LETTERS)
@@ -128,6 +131,28 @@ async def test_redeliveries_and_jobs_take_turns() -> None:
 
     await asyncio.gather(work("many", 8), work("some", 4), work("few", 2))
     assert took == ["many"] * 4 + ["some"] * 2 + ["few"] * 2 + ["many"] * 2 + ["some"] * 2 + ["many"] * 2
+
+
+async def test_who_waits_has_its_turn_however_much_else_the_event_loop_does() -> None:
+    """First deliveries may take longer than a round, in each; one who came later must not begin it before them."""
+    clock, rounds, took = running_clock(), Rounds(), list[str]()
+
+    async def take(name: str, *, comes_back: bool = False) -> None:
+        if comes_back:
+            await rounds.turn(name)
+            clock.advance(round(ROUND_S * 1_000))
+            await asyncio.sleep(0)
+        await rounds.turn(name)
+        took.append(name)
+
+    async def deliver() -> None:
+        while len(took) < 2:
+            clock.advance(round(ROUND_S * 1_000))
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(take("later", comes_back=True), deliver(), take("first"))
+    assert took == ["first", "later"]
 
 
 async def test_who_waits_no_more_keeps_nobody_from_a_turn() -> None:
