@@ -226,7 +226,7 @@ async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, du
 
 
 async def test_a_pause_while_a_job_looks_at_letters_skips_none_over_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The turn of a rule's pause writes down where jobs are, too: not beyond the letters whose turns are in the lane."""
+    """The turn of a rule's pause writes down where jobs are, too: not beyond letters whose turns are in the lane."""
     service, looked, turn = Service(), count(1), Rounds.turn
     policy = RetryPolicy("1s*1", on=[pausing(KeyError)])
 
