@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from typing import Final
 
 ROUND_S: Final = 0.010
@@ -29,6 +29,8 @@ class Rounds:
         self._first_s = -math.inf
         self._holder: object = None
         self._line: deque[object] = deque()
+        self._waiting = Counter[object]()
+        """How many tasks of each in line."""
 
     def came_first(self, now_s: float) -> None:
         """Note that a first delivery begins, at the loop's time."""
@@ -52,21 +54,30 @@ class Rounds:
 
     def goes_on(self, who: object) -> bool:
         """Tell whether `who` may work now; else it is to wait for its turn."""
-        # in this order, here and below: else one that waits behind others would begin a round, and what else the event
-        # loop does would use it up before the first in line asks, in each round
-        if (self._line and self._holder is not who) or self._is_over():
+        # in this order: else one that waits behind others would begin a round, and what else the event loop does would
+        # use it up before the first in line asks, in each round
+        if (self._line and who is not self._holder and who is not self._line[0]) or self._is_over():
             return False
         self._holder = who
         return True
 
     async def turn(self, who: object) -> None:
-        """Wait until `who` may work, after those that wait already. What it does then must be short."""
+        """Wait until `who` may work, after those that wait already. What it does then must be short.
+
+        Tasks of one have their turns together: those that are left when its time ends go behind the others.
+        """
         if self.goes_on(who):
             return
-        self._line.append(who)
+        if not self._waiting[who]:
+            self._line.append(who)
+        self._waiting[who] += 1
         try:
-            while self._line[0] is not who or self._is_over():  # noqa: ASYNC110 - rounds are what it waits for
+            while not self.goes_on(who):  # noqa: ASYNC110 - rounds are what it waits for
                 await asyncio.sleep(0)
-        finally:
             self._line.remove(who)
-        self._holder = who
+            self._line.append(who)
+        finally:
+            self._waiting[who] -= 1
+            if not self._waiting[who]:
+                self._line.remove(who)
+                del self._waiting[who]

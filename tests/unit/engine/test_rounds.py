@@ -155,6 +155,19 @@ async def test_who_waits_has_its_turn_however_much_else_the_event_loop_does() ->
     assert took == ["first", "later"]
 
 
+async def test_many_tasks_of_one_have_one_turn() -> None:
+    """A pool of a hundred runners does not keep a lane or a job waiting for a hundred rounds."""
+    clock, rounds, took = running_clock(), Rounds(), list[str]()
+
+    async def take(name: str) -> None:
+        await rounds.turn(name)
+        took.append(name)
+        clock.advance(round(ROUND_S * 1_000) // 2)
+
+    await asyncio.gather(*(take("pool") for _ in range(9)), take("lane"))
+    assert took == ["pool"] * 4 + ["lane"] + ["pool"] * 5
+
+
 async def test_who_waits_no_more_keeps_nobody_from_a_turn() -> None:
     """The session of a job may end while it waits."""
     clock, rounds = running_clock(), Rounds()
