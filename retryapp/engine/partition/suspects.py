@@ -140,10 +140,13 @@ class Suspects:
         """Run a group to durable outcomes; those of first deliveries are durable with the next mark, at their end."""
         alone = len(group) == 1
         buries = crashes >= self._context.handler.max_crashes
-        if not buries:
-            await self._context.pace.going.wait()  # a mark counts against those that it is about
-        if self._context.letters is not None:
-            await self._context.letters.known()
+        going, letters = self._context.pace.going, self._context.letters
+        # each may end while the other is waited for; and a mark counts against those that it is about
+        while not (buries or going.is_set()) or (letters is not None and letters.waits()):
+            if not buries:
+                await going.wait()
+            if letters is not None:
+                await letters.known()
         if buries:
             self._bury(group[0], crashes)
         else:

@@ -362,6 +362,33 @@ async def test_a_suspect_that_waits_for_the_lane_of_the_records_is_not_blamed() 
         assert (tickets.seen, both.marks) == ([b"1", b"1"], ["handled"])
 
 
+async def test_a_suspect_that_waits_for_the_lane_of_the_records_does_not_begin_once_its_handler_is_paused() -> None:
+    """Nor is there a mark against it, by which a death of its worker meanwhile would count."""
+    bad, tickets = Bad(), Tickets()
+    tickets.open.clear()
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        before = both
+    suspected, seen = False, len(tickets.seen)
+    while not suspected:
+        made = Worker(bad, tickets, before)
+        opening = made.orders.transport.pause(Step.RECOVER)
+        async with made.orders, made.letters:
+            await made.letters.settle()
+            await made.letters.advance(1_000)
+            before, suspected = made, made.letters.transport.suspected is not None
+            if suspected:
+                await made.letters.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
+                opening.set()
+                await made.settle()
+                await made.letters.advance(1_000)
+                await made.settle()
+                assert len(tickets.seen) == seen
+                tickets.open.set()
+                await made.pause(HandlerVerb.RESUME)
+                assert (len(tickets.seen), made.marks) == (seen + 1, ["handled"])
+
+
 async def test_a_letter_that_has_ended_its_workers_is_marked() -> None:
     """Also where the lane of the records opens after that of its handler, which gives it up."""
     bad, tickets = Bad(), Tickets()
