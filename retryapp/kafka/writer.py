@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from retryapp.core.hops import Outgoing
 from retryapp.kafka.connection import KafkaConnection, named_error
+from retryapp.kafka.errors import KafkaRequestError
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -24,6 +25,7 @@ _FULL_S: Final = 0.05
 _PATIENCE_S: Final = 30.0
 """For how long a writer begins anew after others have ended its transaction."""
 _PAUSE_S: Final = 0.05
+_MOST_PAUSE_S: Final = 3.0
 _FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS", "_FATAL"}
 """What such a writer is told; the last one by a client that was fenced before it was asked."""
 _IN_TURN: Final = threading.Lock()
@@ -92,17 +94,20 @@ def write_together(connection: KafkaConnection, topic: str, records: Sequence[Ou
     Raises:
         BrokerUnreachableError: no broker answered in time; the records are there, or not.
         AccessDeniedError: we may not write there, or not use the transactional id.
+        KafkaRequestError: others write for too long, or the broker refuses.
     """
     doing = f"write to topic {topic}"
     if not _IN_TURN.acquire(timeout=_PATIENCE_S):  # others of this process wait for a broker that does not answer
-        raise named_error(KafkaError(KafkaError.REQUEST_TIMED_OUT), connection, doing=doing, tried_s=_PATIENCE_S)
+        raise KafkaRequestError(
+            doing, connection.bootstrap, f"others have written for {_PATIENCE_S:g} s: send it again"
+        )
     try:
         began_s, pause_s = time.monotonic(), _PAUSE_S
         while (error := _try_transaction(connection, topic, records)) is not None:
             if error.args[0].name() not in _FENCED or time.monotonic() - began_s >= _PATIENCE_S:
                 raise named_error(error, connection, doing=doing, tried_s=WRITE_TIMEOUT_S) from error
             time.sleep(random.SystemRandom().uniform(0, pause_s))
-            pause_s *= 2
+            pause_s = min(pause_s * 2, _MOST_PAUSE_S)
     finally:
         _IN_TURN.release()
 

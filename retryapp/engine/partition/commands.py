@@ -380,7 +380,7 @@ class Commands:
         if command.delivery is not None and not (row.hold & TOKEN and metadata.delivery == command.delivery):
             return self._releases.keep(origin, command.delivery, metadata.delivery)
         if command.verb is Verb.CANCEL and (letters := self._context.letters) and letters.waits(origin.offset):
-            await letters.known(origin.offset)  # its end has a mark
+            await self._letters.may_end(letters, origin.offset)  # its end has a mark
             return await self._of_row(command, origin)
         before = row_state(metadata.replays, metadata.attempt, row.due_at_ms)
         if command.state is not None and command.state != before:

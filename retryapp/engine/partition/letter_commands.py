@@ -38,6 +38,7 @@ from retryapp.core.traces import qualified_name
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Order
+from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.ports import Observation, Row, TopicPartition
@@ -52,6 +53,10 @@ _MAX_ID_CHARS: Final = 64
 _NOT_READY: Final = (
     "the worker still reads the dead letters of the partition, or their handler is not open in it: send it again in a "
     "minute; where topics have different numbers of partitions, 'retryapp topics grow' first"
+)
+_MARKS_UNKNOWN: Final = (
+    "what became of this dead letter is not known yet, as the partition of its records is not open in the worker: send "
+    "it again in a minute; where topics have different numbers of partitions, 'retryapp topics grow' first"
 )
 _TIMED_OUT: Final = qualified_name(HandlerTimeoutError)
 
@@ -159,6 +164,22 @@ class LetterCommands:
             async with asyncio.timeout(max(0.0, wait_s)):
                 await self._transport.letters_known()
         then()
+
+    async def may_end(self, letters: SharedLetters, letter: int) -> None:
+        """In the handler of letters, wait until one may be ended by a command.
+
+        Raises:
+            RefusedError: that takes too long; commands behind this one do not wait as long again.
+        """
+        now_s = self._context.clock.monotonic_s()
+        if self._until_s is None:
+            self._until_s = now_s + LETTERS_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._until_s - now_s)):
+                await letters.known(letter)
+        if letters.waits(letter):
+            raise RefusedError(Refusal.NOT_READY, _MARKS_UNKNOWN)
+        self._until_s = None
 
     async def read_ahead(self, commands: Sequence[object]) -> None:
         """Read the letters of several commands together: alone, each takes a request and a whole batch of its topic."""

@@ -138,28 +138,35 @@ class Suspects:
 
     async def _run_group(self, group: list[Run], crashes: int) -> None:
         """Run a group to durable outcomes; those of first deliveries are durable with the next mark, at their end."""
-        alone = len(group) == 1
-        buries = crashes >= self._context.handler.max_crashes
-        going, letters = self._context.pace.going, self._context.letters
-        # each may end while the other is waited for; and a mark counts against those that it is about
-        while not (buries or going.is_set()) or (letters is not None and letters.waits()):
-            if not buries:
-                await going.wait()
+        letters = self._context.letters
+        if crashes >= self._context.handler.max_crashes:
             if letters is not None:
                 await letters.known()
-        if buries:
             self._bury(group[0], crashes)
         else:
-            async with self._context.alone.held(alone=alone):
-                await self._note(self._mark(group, crashes), group[0])
-                settled = await self._run_together(group)
-                if alone and settled:
-                    # before another starts, or this mark would blame this record for a crash of that one; its outcome
-                    # may be refused for long, and does not hold the lock
-                    await self._note(self._clear, group[0])
-            self._crashes *= not (alone and settled)
+            while not await self._run_in_turn(group, crashes):
+                pass  # it waits for what has come meanwhile
         while any(run.claim is not None and self._claimed.get(run.claim.key) is run.claim for run in group):
             await self._woken()
+
+    async def _run_in_turn(self, group: list[Run], crashes: int) -> bool:
+        """Run a group once it may; tell whether it has: its handler may be paused while it waits for others."""
+        alone = len(group) == 1
+        going, letters = self._context.pace.going, self._context.letters
+        await going.wait()
+        if letters is not None:
+            await letters.known()
+        async with self._context.alone.held(alone=alone):
+            if not going.is_set() or (letters is not None and letters.waits()):
+                return False  # a mark counts against those that it is about
+            await self._note(self._mark(group, crashes), group[0])
+            settled = await self._run_together(group)
+            if alone and settled:
+                # before another starts, or this mark would blame this record for a crash of that one; its outcome
+                # may be refused for long, and does not hold the lock
+                await self._note(self._clear, group[0])
+        self._crashes *= not (alone and settled)
+        return True
 
     async def _run_together(self, group: list[Run]) -> bool:
         """Run a group; tell whether all have outcomes: a row that was not due after all waits in the table."""

@@ -13,10 +13,11 @@ from doubles import reopen
 from retryapp import Delivery, Reject, Skip
 from retryapp.core.control import Command, Verb, is_mark, mark_of
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.core.lifecycle import Discarded, Handled, Skipped, decode_event
+from retryapp.core.lifecycle import Commanded, Discarded, Handled, Skipped, decode_event
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.lane.shared_letters import SharedLetters
+from retryapp.engine.partition.letter_commands import LETTERS_S
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 from retryapp.testing.lane import MemoryReader
@@ -101,6 +102,12 @@ class Worker:
         for left_ms in (5_000, 1_000, 100):  # what has waited for its time is committed before
             await self.letters.advance(due_at_ms - left_ms - self.letters.clock.wall_ms())
             await self.settle()
+
+    @property
+    def told(self) -> list[tuple[str, str | None]]:
+        """Commands of the letters' handler that have an event, in order, and why they were refused."""
+        events = [decode_event(record.value or b"") for record in self.letters.records(LETTERS.events)]
+        return [(event.command, event.refused) for event in events if isinstance(event, Commanded)]
 
     async def pause(self, verb: HandlerVerb) -> None:
         """Pause the handler of letters, or have it go on."""
@@ -429,3 +436,23 @@ async def test_a_letter_that_waits_and_is_cancelled_is_marked() -> None:
         await made.settle()
         assert [(event.kind, event.reason) for event in made.events(Discarded)] == [("failed", "cancelled")]
         assert (made.marks, tickets.seen) == (["failed"], [b"1"])
+
+
+async def test_a_cancel_of_a_letter_is_refused_once_it_has_waited_long() -> None:
+    """Commands behind it waited for as long as the lane of the records was not open, a pause too."""
+    bad, tickets = Bad(), Tickets(OSError("away"))
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        before = both
+    made = Worker(bad, tickets, before)
+    async with made.letters:
+        place = Origin(ORDERS.dlq, made.letters.engine.context.topic_id, 0, 0)
+        sent = Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)).to_record(LETTERS.control, 0)
+        made.letters.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+        await made.letters.settle()
+        await made.letters.advance(int(LETTERS_S * 1_000) - 1)
+        assert made.told == []
+        await made.letters.advance(60)
+        await made.letters.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
+        assert made.told == [("c", "not-ready"), ("p", None)]
+        assert made.marks == []

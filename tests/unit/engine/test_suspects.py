@@ -11,6 +11,7 @@ from suspected import GATHER_MS, Killer, disk_rows, found, marks, names, with_ro
 from test_beyond import noted
 
 from retryapp.core.deduplicate import Deduplicate
+from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
 from retryapp.engine.lane.turn import Turn
@@ -257,6 +258,24 @@ async def test_groups_of_several_partitions_run_together_and_one_alone_does_not(
         third.let(b"a")
         await three.settle()
         assert [list(gate.running) for gate in gates] == [names(4)[2:], names(4)[2:], [b"b"], [b"c"]]
+
+
+async def test_a_suspect_does_not_begin_once_its_handler_is_paused_while_it_waits_for_another() -> None:
+    """Nor is there a mark against it."""
+    first, second = Gate(), Gate()
+    one = MemoryPartition(first, transport=found("s1:old@0", b"a"), max_in_flight=4, concurrency=4)
+    two = beside(one, second, "s1:old@0", b"b")
+    async with one, two:
+        assert (list(first.running), list(second.running)) == ([b"a"], [])
+        before = marks(two)
+        await two.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
+        first.let(b"a")
+        await one.settle()
+        await two.settle()
+        assert (list(second.running), marks(two)) == ([], before)
+        await two.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
+        await two.settle()
+        assert list(second.running) == [b"b"]
 
 
 async def test_a_refused_outcome_of_a_record_that_ran_alone_does_not_hold_up_other_partitions() -> None:
