@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
-from simulation import History, Plan, simulate
+from retryapp.engine.lane.rounds import Rounds
+from simulation import History, Plan, simulate, worker
 from simulation.campaign import LETTER_STATES, MODES_STATES, MOVED_STATES, Summary, minimise, run_seeds
 from simulation.drawing import draw_plan
-from simulation.plan import COMMANDED, HELD, LETTERS, LEVELS, MODES, MOVED, SERVED, STOPS, THROUGH
+from simulation.plan import COMMANDED, HELD, LETTERS, LEVELS, MODES, MOVED, RANGES, SERVED, STOPS, THROUGH
 
 pytestmark = pytest.mark.timeout(600)  # on a busy machine; the engine would take one that ends a history for a failure
 
@@ -136,6 +139,30 @@ def test_retries_come_as_the_settings_say(first: int, count: int) -> None:
     assert part.failed == []
     assert min(part.reached["came back at an instant"], part.reached["a row of a service with a rate began"]) > 0
     assert count < 100 or [state for state in MODES_STATES if not part.reached[state]] == []
+
+
+class Crowded(Rounds):
+    """Two pieces of what can wait fill a round: in virtual time none would ever be full."""
+
+    left = 0
+
+    @override
+    def _is_over(self) -> bool:
+        if self._end_s is None:
+            self._end_s, self.left = 0.0, 2
+            asyncio.get_running_loop().call_soon(self._end)
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.extended] if first else []) for first in (0, 8)]
+)
+def test_everything_holds_where_rounds_of_the_event_loop_are_full(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Redeliveries, jobs and lanes stand in line then."""
+    monkeypatch.setattr(worker, "Rounds", Crowded)
+    count = 15 if first else 4
+    assert [run_seeds(range(begin + first, begin + first + count)).failed for begin in RANGES] == [[]] * len(RANGES)
 
 
 @pytest.mark.extended
