@@ -85,13 +85,12 @@ def _begins(_run: Run) -> None:
     """What a command has replayed or discarded is handled all the same."""
 
 
-async def _at_once(self: SharedLetters, letter: int | None = None) -> None:
+def _at_once(self: SharedLetters, letter: int | None = None) -> bool:
     """A letter that has ended its workers is given up before it can be marked."""
-    if letter is not None:
-        await _known(self, letter)
+    return letter is not None and _waits(self, letter)
 
 
-_known = SharedLetters.known
+_waits = SharedLetters.waits
 
 
 def _let_go_early(self: SharedLetters, letter: int, publishes: Sequence[Outgoing]) -> None:
@@ -121,7 +120,7 @@ LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = 
     ("a letter that is replayed begins", ((SharedLetters, "change", _not_kept),), 18_000_020),
     ("the table does not get marks of the handler", ((DeadLetterKeeper, "take", _not_taken),), 18_000_001),
     ("what was replayed is handled", ((deliver, "_passed", _begins),), 18_000_016),
-    ("a letter that has ended its workers has no mark", ((SharedLetters, "known", _at_once),), 18_000_030),
+    ("a letter that has ended its workers has no mark", ((SharedLetters, "waits", _at_once),), 18_000_030),
     ("a letter is free before its outcome is durable", ((SharedLetters, "ended", _let_go_early),), 18_000_016),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""
