@@ -87,9 +87,11 @@ def claim_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMar
         OwnerUnknownError: it has records, and no mark.
     """
     refusal = owner_refusal(connection, changelog, mark, adopt=adopt)
-    if refusal is None and read_owner_mark(connection, changelog) is None:
-        marked = Outgoing(changelog, 0, *encode_owner_mark(mark, secrets.token_hex(16)), ())
-        write_records(connection, changelog, [marked])
-        refusal = owner_refusal(connection, changelog, mark)  # of two rivals the later one refuses
+    if refusal is None:
+        if read_owner_mark(connection, changelog) is None:
+            marked = Outgoing(changelog, 0, *encode_owner_mark(mark, secrets.token_hex(16)), ())
+            write_records(connection, changelog, [marked])
+        # of two rivals the later one refuses, also if the other's mark came between the two looks
+        refusal = owner_refusal(connection, changelog, mark)
     if refusal is not None:
         raise refusal

@@ -164,8 +164,9 @@ def test_workers_that_do_not_see_the_lake_are_named(spark: SparkSession, group: 
             code, facts = driver.end()
     finally:
         cluster.stop()
-    assert (code, facts["error"]["type"]) == (3, "JobFailedError"), facts
-    assert "workers do not see the lake's folder: mount it on all nodes" in facts["error"]["message"]
+    assert (code, facts["error"]["type"]) == (3, "LakeNotSharedError"), facts
+    assert "remove the lake, which is new. Then mount its folder on all nodes" in facts["error"]["message"]
+    shutil.rmtree(tmp_path / "lake")
     assert group.archive(spark, lake).run_once().rows == 4
     assert places_of(tmp_path / "lake") == group.places()
 
