@@ -97,7 +97,7 @@ def _beside(stage: Stage) -> Run:
             begin.join()
             stage.wait(worker, lambda: ledger.done >= dead + warm + 3 * quiet, "all were done")
         replays_ns = [ledger.last_ns(number) for number in range(dead)]
-        first_ns = max(min(replays_ns), *ended_ns)
+        first_ns = max([min(replays_ns), *ended_ns])
         last_ns = max(max(replays_ns), first_ns + _LEAST_NS)
         took = {number: (ledger.first_ns(number) - slot_ns) / 1e6 for number, slot_ns in slots.items()}
         before = percentile(

@@ -86,12 +86,12 @@ def claim_owner_mark(connection: KafkaConnection, changelog: str, mark: OwnerMar
         OwnerMismatchError: another handler owns it.
         OwnerUnknownError: it has records, and no mark.
     """
-    refusal = owner_refusal(connection, changelog, mark, adopt=adopt)
-    if refusal is None:
-        if read_owner_mark(connection, changelog) is None:
-            marked = Outgoing(changelog, 0, *encode_owner_mark(mark, secrets.token_hex(16)), ())
-            write_records(connection, changelog, [marked])
-        # of two rivals the later one refuses, also if the other's mark came between the two looks
-        refusal = owner_refusal(connection, changelog, mark)
-    if refusal is not None:
-        raise refusal
+    owner = read_owner_mark(connection, changelog)
+    if owner is None:
+        if (refusal := owner_refusal(connection, changelog, mark, adopt=adopt)) is not None:
+            raise refusal
+        marked = Outgoing(changelog, 0, *encode_owner_mark(mark, secrets.token_hex(16)), ())
+        write_records(connection, changelog, [marked])
+        owner = read_owner_mark(connection, changelog)  # of two rivals the later one refuses
+    if owner is not None and owner != mark:
+        raise OwnerMismatchError(changelog, owner.text, mark.text)

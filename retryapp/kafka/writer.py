@@ -27,7 +27,7 @@ _PATIENCE_S: Final = 30.0
 _PAUSE_S: Final = 0.05
 _MOST_PAUSE_S: Final = 3.0
 _FENCED: Final = {"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "CONCURRENT_TRANSACTIONS", "_FATAL"}
-"""What such a writer is told; the last one by a client that was fenced before it was asked."""
+"""Errors of a writer whose transaction another one has ended; `_FATAL`: its client has found that out earlier."""
 _IN_TURN: Final = threading.Lock()
 """Writers of this process: where many clients were fenced at once, the client library was seen to end the process."""
 

@@ -248,12 +248,8 @@ class Answers:
         if cause is None:
             return whole, whole, None
         others = any(each.cause_id == OTHER_CAUSE for each in causes)
-        if others or any(item.state != OPEN for item in chosen):
-            return (
-                None,
-                whole,
-                about,
-            )  # a table may have counted some of it among its others, or tells its last numbers only
+        if others or any(item.state != OPEN for item in chosen):  # some may be among the others, or numbers are old
+            return None, whole, about
         return 0 if about is None else about["records"], whole, about
 
     async def pending_record(self, question: Question) -> Facts:

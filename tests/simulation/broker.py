@@ -85,7 +85,7 @@ class Broker(MemoryBroker):
         self.tick()
 
     def true_ms(self) -> int:
-        """Return the time that its clock would show if nobody had set it."""
+        """Return the true time, whatever its clock was set to."""
         return int(self._loop.time() * 1000)
 
     def tick(self) -> None:

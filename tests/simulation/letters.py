@@ -87,7 +87,7 @@ class Letters:
         ours = {name: (value or b"").decode() for name, value in self._headers[place].items()}
         told = None if letter is None or letter.origin is None else (letter.reason, letter.origin.text, letter.attempts)
         right = ours["retry-reason"], ours["retry-origin"], int(ours["retry-attempt"])
-        must(told == right, "I28", place, f"its handler is told {told}, and the letter says {right}")
+        must(told == right, "I28", place, f"its handler gets {told}, the letter has {right}")
         if opening is None or not (marks := self._marks[place]):
             return
         calm = self._oracle.steering is not None and self._oracle.steering.calm
@@ -104,7 +104,7 @@ class Letters:
             mine = [kind for kind in kinds if kind in _FATES]
             fate = story.fates[0] if story.fates else "done"
             passed = not mine and (fate == "skipped" or (fate == "dead" and story.cancelling))
-            must(not passed or bool(_CLOSED & {*kinds}), "I28", place, f"{fate}, and nobody decided: {kinds}")
+            must(not passed or bool(_CLOSED & {*kinds}), "I28", place, f"{fate} without a command: {kinds}")
             right = passed or (len(mine) == 1 and _FATES[mine[0]] == fate)
             must(right, "I28", place, f"is {fate}, and its marks are {kinds}")
             self._oracle.named["a letter was passed" if passed else f"a letter ends {mine[0]}"] += 1

@@ -1,4 +1,4 @@
-"""What must hold of settings that say how many retries run at once, how fast those of a service come, and when (I28).
+"""What must hold of settings that say how many retries run at once, how fast those of a service come, and when (I30).
 
 * No more runs go on at once in a worker than it may have: of first deliveries, and of retries, those of an order that
   were held included. A run that was given up does not count.
@@ -100,9 +100,9 @@ class Modes:
         ]
         again = sum(going)
         self.reached[f"{again} retries at once, of {self._plan.max_concurrent} that may"] += again > 0
-        must(again <= self._again, "I28", origin, f"{again} retries at once, and {self._again} may")
+        must(again <= self._again, "I30", origin, f"{again} retries at once, and {self._again} may")
         first, most = len(going) - again, CONCURRENCY + self._again * (self._plan.order != "none")
-        must(first <= most, "I28", origin, f"{first} first deliveries at once, and {most} may")
+        must(first <= most, "I30", origin, f"{first} first deliveries at once, and {most} may")
 
     def _check_instant(self, origin: Origin, attempt: int, due_at_ms: int, now_ms: float) -> None:
         story = self._oracle.stories[origin]
@@ -112,11 +112,11 @@ class Modes:
         at_ms = instant_ms(story, attempt - 1) - self._set_forward_ms(0.0, now_ms)
         self.reached["came back at an instant"] += 1
         early_ms = at_ms - self._skew_ms - 1 - min(now_ms, due_at_ms)
-        must(early_ms <= 0, "I28", origin, f"attempt {attempt} {early_ms} ms before the instant that was asked for")
+        must(early_ms <= 0, "I30", origin, f"attempt {attempt} {early_ms} ms before the instant that was asked for")
         waited = all(call.ended_ms + self._skew_ms < at_ms for call in story.calls[attempt - 1])
         if waited and not (self._plan.outage or self._plan.services or self._plan.commands or self._steps):
             self.reached["waited for an instant"] += 1
-            must(due_at_ms <= at_ms, "I28", origin, f"due {due_at_ms - at_ms} ms after the instant that was asked for")
+            must(due_at_ms <= at_ms, "I30", origin, f"due {due_at_ms - at_ms} ms after the instant that was asked for")
 
     def _set_forward_ms(self, since_ms: float, now_ms: float) -> float:
         """Return how much later the broker's time may be than by what a worker knew then."""
@@ -133,7 +133,7 @@ class Modes:
             for set_ms in [self._set_forward_ms(call.ended_ms, now_ms)]
         )
         self.reached["a row began after the broker's clock was set"] += any(at < now_ms for at, _ in self._steps)
-        must(early_ms <= self._skew_ms + 1, "I28", origin, f"attempt {attempt} {early_ms} ms early")
+        must(early_ms <= self._skew_ms + 1, "I30", origin, f"attempt {attempt} {early_ms} ms early")
 
     def _check_rate(self, origin: Origin, opening: Opening, now_ms: float) -> None:
         rows = self._oracle.stores.rows[origin[0]]
@@ -143,4 +143,4 @@ class Modes:
         self.reached["a row of a service with a rate began"] += 1
         self._begun[origin[0], opening, name] += 1
         count, most = self._begun[origin[0], opening, name], 1 + (now_ms - opening.fenced_ms + LATE_MS) / self._every_ms
-        must(count <= most, "I28", origin, f"row {count} of {name} in a session, {most:.1f} are allowed by now")
+        must(count <= most, "I30", origin, f"row {count} of {name} in a session, {most:.1f} are allowed by now")

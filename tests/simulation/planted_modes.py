@@ -115,7 +115,7 @@ def _learnt(_self: Ownership, served: Served, partitions: int) -> None:
 
 
 def _untold(_self: Ownership, _served: Served) -> None:
-    """Nobody hears of partitions that our topics lack."""
+    """No worker reports partitions that our topics lack."""
 
 
 MODED: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
@@ -130,10 +130,10 @@ MODED: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
         ((SimDisk, "used_ms", _always_young), (MemoryPendingTable, "last_written", property(_not_looked_for))),
         MODES + 25,
     ),
-    ("a clock that was set is doubted for ever", ((skew, "AGREEING", 1 << 30),), MODES + 12),
+    ("a clock that was set stays in doubt", ((skew, "AGREEING", 1 << 30),), MODES + 12),
     ("a partition is opened that our topics lack", ((Ownership, "_place_actives", _place_all),), MODES + 57),
     ("partitions that became complete stay shut", ((Ownership, "complete", _learnt),), MODES + 39),
-    ("nobody hears of a partition that our topics lack", ((Ownership, "_report_lacking", _untold),), MODES + 57),
+    ("partitions that our topics lack are not reported", ((Ownership, "_report_lacking", _untold),), MODES + 57),
     ("a changed policy counts for nothing", ((judge, "decide", _by_the_first),), MODES + 21),
     ("a row waits on after its instant", ((RetryLater, "wait_ms", _from_now),), MODES + 4),
 )

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from typing_extensions import override
 
+from retryapp.engine.lane import transport
 from retryapp.engine.lane.rounds import Rounds
 from simulation import History, Plan, simulate, worker
 from simulation.campaign import LETTER_STATES, MODES_STATES, MOVED_STATES, Summary, minimise, run_seeds
@@ -159,8 +160,9 @@ class Crowded(Rounds):
     "first", [pytest.param(first, marks=[pytest.mark.extended] if first else []) for first in (0, 8)]
 )
 def test_everything_holds_where_rounds_of_the_event_loop_are_full(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    """Redeliveries, jobs and lanes stand in line then."""
+    """Redeliveries, jobs and lanes stand in line then; lanes also where they send little."""
     monkeypatch.setattr(worker, "Rounds", Crowded)
+    monkeypatch.setattr(transport, "SMALL", 0)
     count = 15 if first else 4
     assert [run_seeds(range(begin + first, begin + first + count)).failed for begin in RANGES] == [[]] * len(RANGES)
 

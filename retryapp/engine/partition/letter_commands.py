@@ -152,16 +152,12 @@ class LetterCommands:
         if self._transport.letters_here:
             self._until_s = None
             return True
-        now_s = self._context.clock.monotonic_s()
-        if self._until_s is None:
-            self._until_s = now_s + LETTERS_S
-        return now_s >= self._until_s  # those that come later do not wait as long again
+        return self._left_s() <= 0
 
     async def known(self, then: Callable[[], None]) -> None:
         """Wait until `may_obey` says so, and call `then`."""
-        wait_s = LETTERS_S if self._until_s is None else self._until_s - self._context.clock.monotonic_s()
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, wait_s)):
+            async with asyncio.timeout(self._left_s()):
                 await self._transport.letters_known()
         then()
 
@@ -169,17 +165,21 @@ class LetterCommands:
         """In the handler of letters, wait until one may be ended by a command.
 
         Raises:
-            RefusedError: that takes too long; commands behind this one do not wait as long again.
+            RefusedError: that takes too long.
         """
-        now_s = self._context.clock.monotonic_s()
-        if self._until_s is None:
-            self._until_s = now_s + LETTERS_S
         with suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self._until_s - now_s)):
+            async with asyncio.timeout(self._left_s()):
                 await letters.known(letter)
         if letters.waits(letter):
             raise RefusedError(Refusal.NOT_READY, _MARKS_UNKNOWN)
         self._until_s = None
+
+    def _left_s(self) -> float:
+        """Return how much longer commands wait: those that come later do not wait as long again."""
+        now_s = self._context.clock.monotonic_s()
+        if self._until_s is None:
+            self._until_s = now_s + LETTERS_S
+        return max(0.0, self._until_s - now_s)
 
     async def read_ahead(self, commands: Sequence[object]) -> None:
         """Read the letters of several commands together: alone, each takes a request and a whole batch of its topic."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from retryapp.core.control import Verb
 from retryapp.core.jobs import JobCommand, JobPart, JobVerb, LetterFilter
 from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.rounds import BEHIND_S, RECENT_S, ROUND_S, Rounds
+from retryapp.engine.lane.transport import SMALL
 from retryapp.engine.partition import jobs
 from retryapp.engine.partition.letter_commands import LetterCommands
 from retryapp.ports import LaneBatch, LaneReceipt, TopicPartition
@@ -205,3 +207,45 @@ async def test_lanes_write_much_in_turns(make_rig: MakeRig, monkeypatch: pytest.
     assert sorted(size for each in written for size in each) == sorted(sizes)
     assert [each for each in written if 1 in each] == [next(filter(None, written))]
     assert max(each.count(50) for each in written) == 1
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_a_worker_that_dies_while_its_lane_waits_for_its_turn_loses_nothing(
+    committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it sends, nothing has been handed off; behind its commit the next opening reads what the tables lack."""
+    down, calls = [True], Counter[bytes]()
+
+    async def charge(value: bytes) -> None:
+        calls[value] += 1
+        if down:
+            raise OSError("away")
+
+    values = [b"%d" % number for number in range(SMALL + 10)]
+    commit, waits, done = MemoryLaneTransport.commit, asyncio.Event(), list[LaneBatch]()
+
+    async def noted(transport: MemoryLaneTransport, batch: LaneBatch) -> LaneReceipt:
+        receipt = await commit(transport, batch)
+        done.append(batch)
+        return receipt
+
+    async def until_death(_transport: MemoryLaneTransport, batch: LaneBatch) -> None:
+        if batch.changes > SMALL and (batch in done) is committed:
+            waits.set()
+            await asyncio.Event().wait()
+
+    orders = MemoryPartition(charge, "1s")
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryLaneTransport, "commit", noted)
+        patched.setattr(MemoryLaneTransport, "turn", until_death)
+        async with orders:
+            for value in values:
+                orders.transport.append(TopicPartition("orders", 0), None, value)
+            await orders.until(waits.is_set)
+    assert calls == dict.fromkeys(values, 1)
+    down.clear()
+    async with MemoryPartition(charge, "1s", transport=orders.transport) as again:
+        await again.advance(60_000)
+        assert calls == dict.fromkeys(values, 2)
+        assert (again.waiting, again.dead_letters) == ({}, [])
+        assert len(again.records("app.orders.retry")) == len(values) * committed

@@ -135,6 +135,17 @@ async def worker(bad: Bad, tickets: Tickets, before: Worker | None = None) -> As
         yield made
 
 
+@asynccontextmanager
+async def half_open(bad: Bad, tickets: Tickets, before: Worker) -> AsyncIterator[tuple[Worker, asyncio.Event]]:
+    """Run a worker, after another that was killed; the lane of the records opens once the event is set."""
+    made = Worker(bad, tickets, before)
+    opening = made.orders.transport.pause(Step.RECOVER)
+    async with made.orders, made.letters:
+        await made.letters.settle()
+        await made.letters.advance(1_000)
+        yield made, opening
+
+
 async def test_a_handled_letter_is_replayed_by_force_alone() -> None:
     """It is marked in the turn that settles it; nor is it discarded or restored. The handler has it once."""
     bad, tickets = Bad(), Tickets()
@@ -355,13 +366,12 @@ async def test_a_suspect_that_waits_for_the_lane_of_the_records_is_not_blamed() 
         await both.die(b"1")
         before = both
     for _ in range(5):
-        made = Worker(bad, tickets, before)
-        made.orders.transport.pause(Step.RECOVER)
-        async with made.orders, made.letters:
-            await made.letters.settle()
-            await made.letters.advance(1_000)
-            async with asyncio.timeout(1), made.letters.engine.context.alone.held(alone=False):
-                before = made
+        async with (
+            half_open(bad, tickets, before) as (made, _),
+            asyncio.timeout(1),
+            made.letters.engine.context.alone.held(alone=False),
+        ):
+            before = made
     tickets.open.set()
     async with worker(bad, tickets, before) as both:
         await both.letters.advance(1_000)
@@ -378,11 +388,7 @@ async def test_a_suspect_that_waits_for_the_lane_of_the_records_does_not_begin_o
         before = both
     suspected, seen = False, len(tickets.seen)
     while not suspected:
-        made = Worker(bad, tickets, before)
-        opening = made.orders.transport.pause(Step.RECOVER)
-        async with made.orders, made.letters:
-            await made.letters.settle()
-            await made.letters.advance(1_000)
+        async with half_open(bad, tickets, before) as (made, opening):
             before, suspected = made, made.letters.transport.suspected is not None
             if suspected:
                 await made.letters.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
@@ -405,11 +411,7 @@ async def test_a_letter_that_has_ended_its_workers_is_marked() -> None:
         before, seen = both, 0
     while seen < len(tickets.seen):
         seen = len(tickets.seen)
-        made = Worker(bad, tickets, before)
-        opening = made.orders.transport.pause(Step.RECOVER)
-        async with made.orders, made.letters:
-            await made.letters.settle()
-            await made.letters.advance(1_000)
+        async with half_open(bad, tickets, before) as (made, opening):
             opening.set()
             await made.settle()
             await made.letters.advance(1_000)
