@@ -95,6 +95,13 @@ def tell_if_broken(task: asyncio.Task[None]) -> BaseException | None:
     return fault
 
 
+def _missing(main: str) -> str:
+    return (
+        f"the brokers do not know topic {main}: it was deleted, or this login may no longer see it. Nothing is "
+        f"delivered, and what waits stays where it is. Once it is there again, restart the workers"
+    )
+
+
 class RetrySensor(Sensor):
     """Starts before and stops after every other service, and times rebalances.
 
@@ -135,6 +142,8 @@ class Runtime(Ownership):
         self.options = options
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
+        self.missing: Mapping[str, str] = {}
+        """Main topics that the brokers do not know, each with a sentence about it."""
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Partitions by main topic; the view sets it, and the four below."""
         self.remember: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
@@ -339,6 +348,13 @@ class Runtime(Ownership):
             life=engine.context.life,
             topics=self.topics,
         )
+
+    @override
+    def _on_counted(self, counts: Mapping[str, int]) -> None:
+        before, self.missing = self.missing, {main: _missing(main) for main, number in counts.items() if not number}
+        for main in self.missing.keys() - before:
+            logger.error("Not ready: %s", self.missing[main])
+        super()._on_counted(counts)
 
     async def _catch_up_regularly(self) -> None:
         while True:
