@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Final
 
 from simulation.basic import FAULTS_S, basic_plan
+from simulation.basic import faults as _faults
+from simulation.basic import more as _more
+from simulation.basic import widened as _with
 from simulation.bounds import bounded
 from simulation.faults import (
     DAMAGED,
@@ -28,6 +30,7 @@ from simulation.faults import (
     WRONG_TIME,
     Fault,
 )
+from simulation.odd_letters import STRANGE, strangely
 from simulation.plan import (
     COMMANDED,
     FEED_S,
@@ -96,7 +99,7 @@ def draw_plan(seed: int) -> Plan:
     """Draw a plan; the seed decides everything."""
     plan = basic_plan(seed)
     if seed >= LETTERS:
-        return _lettered(plan, Random(seed ^ LETTERS))
+        return strangely(_lettered(plan, Random(seed ^ LETTERS)), Random(seed ^ STRANGE))
     plan = _crowded(plan, crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
     plan = _widened(plan, Random(seed ^ WIDER))
     plan = _judged(plan, Random(seed ^ JUDGED))
@@ -472,24 +475,3 @@ def _forgetful(plan: Plan, random: Random) -> Plan:
         for _ in range(6)
     )
     return _with(replace(plan, faults=kept), _more(plan, random, ("FFFS", "BS", "FBS", "FFS"), 4) + late, often + moves)
-
-
-def _with(plan: Plan, records: tuple[tuple[float, int, str], ...], faults: tuple[Fault, ...] = ()) -> Plan:
-    """Return the plan with more records, and more faults."""
-    sent = sorted(plan.records + records)
-    repeats = tuple((at_s, sent.index(plan.records[which])) for at_s, which in plan.repeats)
-    struck = sorted(plan.faults + faults, key=lambda fault: fault.at_s)
-    return replace(plan, records=tuple(sent), faults=tuple(struck), repeats=repeats)
-
-
-def _more(plan: Plan, random: Random, scripts: tuple[str, ...], count: int) -> tuple[tuple[float, int, str], ...]:
-    return tuple(
-        (random.uniform(0.0, FEED_S), random.randrange(plan.partitions), random.choice(scripts)) for _ in range(count)
-    )
-
-
-def _faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
-    return tuple(
-        Fault(random.uniform(1.0, FAULTS_S), random.choice(kinds), random.randrange(3), random.random())
-        for _ in range(random.randint(1, 3))
-    )

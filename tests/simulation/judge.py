@@ -19,7 +19,7 @@ from simulation.beyond import Notes
 from simulation.broker import Broker
 from simulation.counts import check_counts
 from simulation.faults import DRAINS
-from simulation.letters import LETTERS, Letters
+from simulation.letters import TOPICS, Letters
 from simulation.loop import BEGAN_S
 from simulation.modes import Modes
 from simulation.oracle import Oracle
@@ -82,7 +82,7 @@ class Judge:
                 through=plan.through,
             ),
         )
-        self.letters = Letters(plan, self.oracle) if main == LETTERS else None
+        self.letters = Letters(plan, self.oracle, main) if main in TOPICS else None
         self.services = Services(plan, main)
         self.modes = Modes(plan, self.oracle, skew_ms)
         self.oracle.main = Referring() if plan.referred else None
@@ -99,7 +99,7 @@ class Judge:
 
     def steer(self, broker: Broker, random: Random) -> None:
         """Have somebody send commands."""
-        plan, scripts = self.plan, "".join((*(script for *_, script in self.plan.records), *self.plan.letters))
+        plan, scripts = self.plan, "".join(self.plan.steps_of_scripts)
         steering = self.oracle.steering = Steering(
             self.topology,
             broker,
@@ -173,8 +173,8 @@ class Judge:
             delays_ms=policy.delays_ms,
             dead_letters=policy.dead_letters,
             seen_window_ms=None if self.rule is None else self.rule.window_ms,
-            drop=self.plan.drop or main == LETTERS,
-            letters_of="orders" if main == LETTERS else None,
+            drop=self.plan.drop or main in TOPICS,
+            letters_of="orders" if main in TOPICS else None,
         )
 
     @property
@@ -259,7 +259,9 @@ class Judge:
             self._set(broker, tp, offset)
 
     def set_back(self, broker: Broker, random: Random) -> None:
-        """Set the offsets back, as somebody does who wants records to run again."""
+        """Set the offsets back, as somebody does who wants records to run again; not those of their letters."""
+        if self.letters is not None:
+            return
         for number in range(self.plan.partitions):
             tp = TopicPartition(self.topology.main, number)
             if (end := broker.committed.get(tp)) is not None:
