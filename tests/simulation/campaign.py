@@ -69,6 +69,8 @@ LETTER_STATES = (
 """The same of histories from `plan.LETTERS` on."""
 MODES_STATES = (
     "1 retries at once, of 1 that may", "3 retries at once, of 3 that may", "a row of a service with a rate began",
+    "a row began of a service of which few may run", "a row had its turn while its circuit was closed",
+    "one begins beside a row of a service that has no more places",
     "came back at an instant", "waited for an instant", "a condition did not hold",
     "a tombstone has expired", "a store was too old", "began after faults have healed",
     f"fault: {GROWN}", "a record of a new partition began",

@@ -87,6 +87,8 @@ BROKEN: Final = 0xB618
 """Draws transactions without an end and damaged rows; none of the seeds of planted faults is among them."""
 SHORT: Final = 0x5407
 """Draws whose second policy is shorter; drawn apart, too."""
+PLACES: Final = 0x91AC
+"""Draws of which services few retries may run at once; drawn apart, too."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 IDLE_S: Final = 700.0
@@ -119,6 +121,7 @@ def draw_plan(seed: int) -> Plan:
     plan = plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
     plan = _moded(plan, Random(seed ^ MODES)) if seed >= MODES else plan
     plan = _shorter(plan, Random(seed ^ SHORT)) if seed >= MODES else plan
+    plan = _few_of_a_service(plan, Random(seed ^ PLACES)) if seed >= MODES else plan
     return _without_end(plan) if plan.endless and seed >= MOVED else plan
 
 
@@ -426,6 +429,22 @@ def _moded(plan: Plan, random: Random) -> Plan:
         (at_s + random.uniform(0.0, 0.3), number, random.choice(("FDS", "FDS", "FFDS", "FTS", "FS"))) for _ in range(8)
     )
     return _with(replace(plan, max_concurrent=random.choice((1, 1, 3)), in_flight=8), burst)
+
+
+def _few_of_a_service(plan: Plan, random: Random) -> Plan:
+    """Return the plan with few retries of a service at once: fewer than retries, where it has services.
+
+    Or with nothing but rows that stand in line for slow runs of it.
+    """
+    if not plan.services or plan.through or random.random() < 0.3:
+        return plan
+    if random.random() < 0.3:
+        at_s, size = random.uniform(0.3, 3.0), random.randint(8, 16)
+        services, workers = tuple((name, at_s, at_s + 0.7) for name, *_ in plan.services), plan.workers
+        plan = Plan(plan.seed, plan.partitions, workers, (0.0,) * 3, (), (), in_flight=8, services=services, lined=True)
+        sent = (at_s + random.uniform(0.0, 0.5) for _ in range(size))
+        plan = _with(plan, tuple((when_s, random.randrange(plan.partitions), "SD") for when_s in sent))
+    return replace(plan, service_runs=1, max_concurrent=plan.max_concurrent and 3)
 
 
 def _shorter(plan: Plan, random: Random) -> Plan:

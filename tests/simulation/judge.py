@@ -129,7 +129,8 @@ class Judge:
             CircuitBreaker,
             minimum_calls=3, sampling="3s", break_for="400ms", ramp="1s", max_open="20s", probes=self.plan.probes,
         )  # fmt: skip
-        circuits = {name: breaker(rate_limit=self.plan.service_rate or None) for name, *_ in self.plan.services}
+        limits: Any = {"rate_limit": self.plan.service_rate or None, "max_concurrent": self.plan.service_runs}
+        circuits = {name: breaker(**limits) for name, *_ in self.plan.services}
         own = {
             "circuit": breaker() if self.plan.outage else None,
             "circuits": circuits,

@@ -80,6 +80,10 @@ class Plan:
     """Services that are down, from when until when; then each has a circuit."""
     service_rate: str = ""
     """The `rate_limit` of these circuits; empty: none."""
+    service_runs: int | None = None
+    """Their `max_concurrent`."""
+    lined: bool = False
+    """Nothing but that keeps rows waiting."""
     max_concurrent: int | None = None
     """Runs of retries at once in a worker; None: as many as of first deliveries."""
     conditions: bool = False
@@ -197,6 +201,7 @@ class Plan:
         sent += [f"rate {self.rate}"] * bool(self.rate)
         sent += [f"{self.max_concurrent} retries at once"] * bool(self.max_concurrent)
         sent += [f"rate {self.service_rate} of each service"] * bool(self.service_rate)
+        sent += [f"{self.service_runs} retries of each service at once"] * bool(self.service_runs)
         sent += [f"{self.outage[0]:6.2f} s  outage until {self.outage[1]:.2f} s"] if self.outage else []
         sent += [f"{down_s:6.2f} s  {name} is down until {up_s:.2f} s" for name, down_s, up_s in self.services]
         sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes

@@ -61,6 +61,8 @@ class Going:
     worker: str
     again: bool = False
     """It is a retry."""
+    service: str = ""
+    """Its row waited for this one; empty: for none."""
     cancelled_ms: float = inf
     """When it was told to stop."""
 
