@@ -62,6 +62,8 @@ LETTER_STATES = (
     "a letter is discarded, and it was none", "refused as handled", "refused as running",
 )  # fmt: skip
 """The same of histories from `plan.LETTERS` on."""
+SERVED_STATES = "a circuit began half-open after a restart", "a circuit was let close by another owner"
+"""The same of histories from `plan.SERVED` on."""
 MODES_STATES = (
     "1 retries at once, of 1 that may", "3 retries at once, of 3 that may", "a row of a service with a rate began",
     "came back at an instant", "waited for an instant", "a condition did not hold",
@@ -94,7 +96,7 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        states = *STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
+        states = *STATES, *SERVED_STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
         return [state for state in states if not self.reached[state]]
 
 
