@@ -85,7 +85,7 @@ class Judge:
         )
         self.letters = Letters(plan, self.oracle) if main == LETTERS else None
         self.services = Services(plan, main)
-        self.kept = Kept(main, self.topology.pending_changelog)
+        self.kept = Kept(main, self.topology.pending_changelog, commanded=bool(plan.commands))
         self.modes = Modes(plan, self.oracle, skew_ms)
         self.oracle.main = Referring() if plan.referred else None
         self.oracle.copies = Copies() if plan.through else None

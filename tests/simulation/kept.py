@@ -19,11 +19,12 @@ from simulation.worker import SimWorker
 
 
 class Kept:
-    """Judges the openings of one handler; `changelog` is that of its rows."""
+    """Judges the openings of one handler; `changelog` is that of its rows. Without commands nothing is remembered."""
 
-    def __init__(self, main: str, changelog: str) -> None:
+    def __init__(self, main: str, changelog: str, *, commanded: bool) -> None:
         self._main = main
         self._changelog = changelog
+        self._commanded = commanded
         self._read: dict[tuple[str, int, str], KeptCircuit] = {}
         """By worker, partition and name: what was written down at its last opening."""
         self.told: set[tuple[int, str]] = set()
@@ -36,9 +37,9 @@ class Kept:
         last = next((record.value or b"" for record in reversed(records) if record.key == PROGRESS), b"")
         now = circuits_of(worker, self._main, number)
         found = read_steering(read_progress(last).steering).circuits
-        taken_back = broker.taken_back[self._changelog] or self._changelog in broker.made_again
-        for _, name in sorted(each for each in self.told if each[0] == number and not taken_back):
-            if name not in found:
+        gone = broker.taken_back[self._changelog] or self._changelog in broker.made_again
+        for name in sorted(name for at, name in self.told if at == number):
+            if name not in found and self._commanded and not gone:
                 raise Violation(f"I31 {number}: a change of circuit {name!r} is told, and not written")
         for name, kept in found.items():
             place = worker.process.name, number, name
