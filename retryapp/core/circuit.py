@@ -136,6 +136,8 @@ class CircuitBreaker:
     ramp_ms: int
     rate_limit: RateLimit | None
     """Of what comes back, for the whole group, also while it is closed; None: no limit."""
+    max_concurrent: int | None
+    """Runs at once of what comes back, per worker, also while it is closed; None: no limit of its own."""
 
     def __init__(
         self,
@@ -148,8 +150,9 @@ class CircuitBreaker:
         probes: int = 3,
         ramp: Duration = "30s",
         rate_limit: str | None = None,
+        max_concurrent: int | None = None,
     ) -> None:
-        """Validate the fields; all but the rate are for each partition."""
+        """Validate the fields; all but the last two are for each partition."""
         if not 0 < failure_ratio <= 1:
             raise InvalidSettingError("failure_ratio", failure_ratio, "expected a number above 0, and at most 1")
         if type(minimum_calls) is not int or minimum_calls < _LEAST_FAILED:
@@ -157,6 +160,8 @@ class CircuitBreaker:
                 "minimum_calls", minimum_calls, "expected a whole number, at least 2: one record is no outage"
             )
         check_count("probes", probes)
+        if max_concurrent is not None:
+            check_count("max_concurrent", max_concurrent)
         object.__setattr__(self, "failure_ratio", failure_ratio)
         object.__setattr__(self, "sampling_ms", named_duration_ms("sampling", sampling))
         object.__setattr__(self, "minimum_calls", minimum_calls)
@@ -165,6 +170,7 @@ class CircuitBreaker:
         object.__setattr__(self, "probes", probes)
         object.__setattr__(self, "ramp_ms", named_duration_ms("ramp", ramp))
         object.__setattr__(self, "rate_limit", None if rate_limit is None else parse_rate(rate_limit))
+        object.__setattr__(self, "max_concurrent", max_concurrent)
 
     @property
     def longest_break_ms(self) -> int:
@@ -183,6 +189,7 @@ class CircuitBreaker:
             f"fail in {times['sampling']}; {self.probes} probes; ramp {times['ramp']}; "
             f"attempts free for {times['max_open']}"
             + ("" if self.rate_limit is None else f"; retries {self.rate_limit.text}")
+            + ("" if self.max_concurrent is None else f"; {self.max_concurrent} retries at once per worker")
         )
 
 

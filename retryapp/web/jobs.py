@@ -123,6 +123,7 @@ async def preview(answers: Answers, question: Question) -> Facts:
         "scope": found.scope.model_dump(mode="json"),
         "may": question.role >= _role_for(found),
         "goes_on": goes_on,
+        "undecoded": wanted.field is not None and answers.decoding is not None,
         "live_s": LIVE_S if goes_on else None,
     }
 

@@ -100,7 +100,7 @@ class Page:
         """
 
         def write() -> str:
-            seen = hidden_from(person.role, facts, self.answers.mask)
+            seen = hidden_from(person.role, facts, self.answers.mask, decodes=self.answers.decoding is not None)
             if as_json or not template:
                 return to_json(seen)
             return to_html(template, {**self._frame(request, person), **seen, "refresh_s": refresh_s})

@@ -20,7 +20,7 @@ from simulation.broker import Broker
 from simulation.counts import check_counts
 from simulation.faults import DRAINS
 from simulation.kept import Kept
-from simulation.letters import LETTERS, Letters
+from simulation.letters import TOPICS, Letters
 from simulation.loop import BEGAN_S
 from simulation.modes import Modes
 from simulation.oracle import Oracle
@@ -83,7 +83,7 @@ class Judge:
                 through=plan.through,
             ),
         )
-        self.letters = Letters(plan, self.oracle) if main == LETTERS else None
+        self.letters = Letters(plan, self.oracle, main) if main in TOPICS else None
         self.services = Services(plan, main)
         self.kept = Kept(main, self.topology.pending_changelog, commanded=bool(plan.commands))
         self.modes = Modes(plan, self.oracle, skew_ms)
@@ -101,7 +101,7 @@ class Judge:
 
     def steer(self, broker: Broker, random: Random) -> None:
         """Have somebody send commands."""
-        plan, scripts = self.plan, "".join((*(script for *_, script in self.plan.records), *self.plan.letters))
+        plan, scripts = self.plan, "".join(self.plan.steps_of_scripts)
         steering = self.oracle.steering = Steering(
             self.topology,
             broker,
@@ -131,7 +131,8 @@ class Judge:
             CircuitBreaker,
             minimum_calls=3, sampling="3s", break_for="400ms", ramp="1s", max_open="20s", probes=self.plan.probes,
         )  # fmt: skip
-        circuits = {name: breaker(rate_limit=self.plan.service_rate or None) for name, *_ in self.plan.services}
+        limits: Any = {"rate_limit": self.plan.service_rate or None, "max_concurrent": self.plan.service_runs}
+        circuits = {name: breaker(**limits) for name, *_ in self.plan.services}
         own = {
             "circuit": breaker() if self.plan.outage else None,
             "circuits": circuits,
@@ -174,8 +175,8 @@ class Judge:
             delays_ms=policy.delays_ms,
             dead_letters=policy.dead_letters,
             seen_window_ms=None if self.rule is None else self.rule.window_ms,
-            drop=self.plan.drop or main == LETTERS,
-            letters_of="orders" if main == LETTERS else None,
+            drop=self.plan.drop or main in TOPICS,
+            letters_of="orders" if main in TOPICS else None,
         )
 
     @property
@@ -260,7 +261,9 @@ class Judge:
             self._set(broker, tp, offset)
 
     def set_back(self, broker: Broker, random: Random) -> None:
-        """Set the offsets back, as somebody does who wants records to run again."""
+        """Set the offsets back, as somebody does who wants records to run again; not those of their letters."""
+        if self.letters is not None:
+            return
         for number in range(self.plan.partitions):
             tp = TopicPartition(self.topology.main, number)
             if (end := broker.committed.get(tp)) is not None:

@@ -168,10 +168,11 @@ class Session:
         except Exception as exc:  # noqa: BLE001 - else no row would be delivered again, silently
             if not self.over:
                 self._lane.fail(exc)
+                self.scheduler.end()
 
     def end_tasks(self) -> None:
         """Claim no more rows, and obey no more commands."""
-        self.scheduler.over = True
+        self.scheduler.end()
         for task in self._tasks:
             task.cancel()
         self._tasks.clear()

@@ -212,7 +212,7 @@ async def test_a_list_names_the_partitions_that_it_leaves_out(site: Site, worker
         (f"{BASE}/pending", lists, "merge"),
         (f"{BASE}/dead", lists, "merge"),
         ("/retries/part", answers, "spread"),
-        (f"{BASE}/dead/0/238", answers, "payload_of"),
+        (f"{BASE}/dead/0/238", answers, "payloads"),
     ],
 )
 async def test_what_grows_with_partitions_causes_and_records_does_not_block_the_loop(
