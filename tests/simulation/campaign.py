@@ -67,6 +67,8 @@ LETTER_STATES = (
     f"fault: {SET_BACK}", "a record has died again since its offset was set back",
 )  # fmt: skip
 """The same of histories from `plan.LETTERS` on."""
+SERVED_STATES = "a circuit began half-open after a restart", "a circuit was let close by another owner"
+"""The same of histories from `plan.SERVED` on."""
 MODES_STATES = (
     "1 retries at once, of 1 that may", "3 retries at once, of 3 that may", "a row of a service with a rate began",
     "a row began of a service of which few may run", "a row had its turn while its circuit was closed",
@@ -101,7 +103,7 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        states = *STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
+        states = *STATES, *SERVED_STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
         return [state for state in states if not self.reached[state]]
 
 

@@ -114,6 +114,8 @@ class History:
         judge = self.judges[seen.handler]
         judge.observed[seen.event] += seen.count
         self.reached[seen.event.value] += 1
+        if seen.event is Event.CIRCUIT and seen.partition is not None:
+            judge.kept.told.add((seen.partition, seen.circuit or ""))
         if seen.event is Event.LANE_INCOMPLETE:
             worker.told_lacking = self.broker.partitions
         if seen.event is Event.LANE_FAILED:
@@ -124,6 +126,7 @@ class History:
             number = seen.partition
             if (store := opened_store(worker, seen.handler, number)) is not None:
                 self._guard(lambda: judge.oracle.stores.recovered(number, dict(store.page(None, 1 << 30))))
+                self._guard(lambda: judge.kept.opened(worker, self.broker, number))
 
     # -- machines -----------------------------------------------------------------------------------------------
 

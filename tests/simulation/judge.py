@@ -19,6 +19,7 @@ from simulation.beyond import Notes
 from simulation.broker import Broker
 from simulation.counts import check_counts
 from simulation.faults import DRAINS
+from simulation.kept import Kept
 from simulation.letters import TOPICS, Letters
 from simulation.loop import BEGAN_S
 from simulation.modes import Modes
@@ -84,6 +85,7 @@ class Judge:
         )
         self.letters = Letters(plan, self.oracle, main) if main in TOPICS else None
         self.services = Services(plan, main)
+        self.kept = Kept(main, self.topology.pending_changelog, commanded=bool(plan.commands))
         self.modes = Modes(plan, self.oracle, skew_ms)
         self.oracle.main = Referring() if plan.referred else None
         self.oracle.copies = Copies() if plan.through else None
@@ -180,7 +182,7 @@ class Judge:
     @property
     def reached(self) -> Counter[str]:
         """What its records have come to."""
-        return self.oracle.named + self.tries.reached + self.services.reached + self.modes.reached
+        return self.oracle.named + self.tries.reached + self.services.reached + self.kept.reached + self.modes.reached
 
     @property
     def retry_topics(self) -> list[str]:
