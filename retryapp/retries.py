@@ -27,7 +27,7 @@ from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.control import Command, Edit, Verb, named_by
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
 from retryapp.core.durations import Duration, named_duration_ms
-from retryapp.core.errors import ConfigurationError, DamagedMetadataError, InvalidSettingError, shown
+from retryapp.core.errors import DamagedMetadataError, InvalidSettingError
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HANDLER_VERBS
 from retryapp.core.lifecycle import Commanded
@@ -40,6 +40,7 @@ from retryapp.engine.handler.handler import Delivery, Handler, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.kafka.commands import send_commands
+from retryapp.lookup.decoding import Decoder, Decoding
 from retryapp.lookup.handler_jobs import HandlerJobs, check_reason
 from retryapp.lookup.jobs import Words, tell_handler
 from retryapp.runtime.app import Runtime
@@ -49,13 +50,9 @@ from retryapp.runtime.worker import RetryWorker, end_faust_on_named_errors, runt
 from retryapp.settings import load_settings
 from retryapp.web.access import LoginHook, parse_operators
 
-__all__ = ["Delivery", "NoRetriesError", "Retries", "retries_of"]
+__all__ = ["Delivery", "Retries"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class NoRetriesError(ConfigurationError):
-    """No `Retries` extends the app."""
 
 
 class Retries:
@@ -75,6 +72,11 @@ class Retries:
             (`ssl.ca.location` with TLS).
         login: says who asks for a page, besides tokens and proxies: takes the aiohttp request, returns a name and
             `look`, `operate` or `admin`, or None. Async, or a plain function, which runs in a thread; 5 s at most.
+        decoder: makes keys and values (Avro, Protobuf, encrypted) readable for people and for the search by field, on
+            pages, in the API and in commands with `-A`; handlers get the bytes. A plain function of the bytes and a
+            `confluent_kafka.serialization.SerializationContext` (`topic`, `field`, `headers`), as that package's
+            deserializers; it returns text, bytes or what JSON can show, or None to leave them as they are. It runs in a
+            thread, 2 s at most.
 
     Raises:
         InvalidSettingError: the app has a `Retries` already, or an argument is out of range.
@@ -93,6 +95,7 @@ class Retries:
         dlq_retention: Duration | None = "30d",
         admin_options: Mapping[str, str] | None = None,
         login: LoginHook | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         end_faust_on_named_errors()
         check_kind("app", app, faust.App, "an app, as faust.App(...)")
@@ -111,6 +114,8 @@ class Retries:
         check_kind("admin_options", admin_options or {}, Mapping, "properties by name, as {'ssl.ca.location': ...}")
         if login and not callable(login):
             raise InvalidSettingError("login", login, "expected a function of the request")
+        self.decoding = None if decoder is None else Decoding(decoder, lambda: self.topologies)
+        """Shows keys and values; None: by what they look like."""
         self.app = app
         settings = load_settings()
         operators = parse_operators(
@@ -137,10 +142,11 @@ class Retries:
         self._runtime = Runtime(app, options)
         self._destinations = Destinations(self._runtime.topics, self._runtime.clock, self._owned_topics)
         app._retryapp_runtime = self._runtime  # type: ignore[attr-defined]  # found again by runtime_of
-        app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by retries_of
+        app._retryapp_retries = self  # type: ignore[attr-defined]  # found again by load_application
         cast("dict[str, Any]", app._default_options[1]).setdefault("Worker", RetryWorker)
         view = RuntimeView(self._runtime)
-        web.register(app, view, clock=self._runtime.clock, operators=operators, mask=self._mask)
+        facts: Any = {"operators": operators, "mask": self._mask, "decoding": self.decoding}
+        web.register(app, view, clock=self._runtime.clock, **facts)
 
     def handler(
         self,
@@ -458,20 +464,3 @@ class Retries:
     def plan_options(self) -> PlanOptions:
         """The app's options for its topics."""
         return self._runtime.options.plan
-
-
-def retries_of(app: faust.App) -> Retries:
-    """Return the `Retries` that extends an app.
-
-    Raises:
-        NoRetriesError: there is none.
-    """
-    found = getattr(app, "_retryapp_retries", None)
-    if not isinstance(found, Retries):
-        given: object = app  # a module may have anything under this name
-        what = f"app {app.conf.id!r}" if isinstance(given, faust.App) else f"{shown(given)} is no Faust app and"
-        raise NoRetriesError(
-            f"{what} has no Retries: write `retries = Retries(app)` below `app = faust.App(...)`, and declare handlers "
-            f"with @retries.handler(topic, policy=...)"
-        )
-    return found

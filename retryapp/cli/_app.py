@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retryapp.core.errors import ConfigurationError, NoHandlersError, RetryAppError
+from retryapp.core.errors import ConfigurationError, NoHandlersError, RetryAppError, shown
 
 if TYPE_CHECKING:
     from retryapp.retries import Retries
@@ -25,6 +25,10 @@ class AppNotFoundError(ConfigurationError):
             f"-A {spec}: {problem}. Give module[:app], as 'billing' or 'shop.billing:app', and run where it can be "
             f"imported"
         )
+
+
+class NoRetriesError(ConfigurationError):
+    """No `Retries` extends the app. Operator action: correct the name, or the module."""
 
 
 class AppImportError(ConfigurationError):
@@ -47,8 +51,16 @@ def load_application(spec: str) -> Retries:
         if not hasattr(app, name):
             raise AppNotFoundError(spec, f"{module} has no {attribute or DEFAULT_ATTRIBUTE!r}")
         app = getattr(app, name)
-    retries: Retries = import_module("retryapp.retries").retries_of(app)  # loads Faust, as the user's module has
-    return retries
+    faust, retries = import_module("faust"), import_module("retryapp.retries")  # loads Faust, as the user's module has
+    found = getattr(app, "_retryapp_retries", None)
+    if not isinstance(found, retries.Retries):
+        what = f"app {app.conf.id!r}" if isinstance(app, faust.App) else f"{shown(app)} is no Faust app and"
+        raise NoRetriesError(
+            f"{what} has no Retries: write `retries = Retries(app)` below `app = faust.App(...)`, and declare handlers "
+            f"with @retries.handler(topic, policy=...)"
+        )
+    application: Retries = found
+    return application
 
 
 def load_handlers(spec: str) -> Retries:

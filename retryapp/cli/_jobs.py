@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from retryapp.cli._options import Place, decorated, pair, when
 from retryapp.cli._output import table
-from retryapp.cli._target import resolve
+from retryapp.cli._target import decoding_of, resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import JOB_ID, Refusal, Verb
@@ -138,6 +138,8 @@ def begin_job(
     """Do something to all letters that fit a filter, as a job of the workers."""
     connection, topology = only_handler(place)
     order = Order(verb, wanted, rate=rate, force=force, by=by, why=why)
+    if wanted.field is not None and decoding_of(place) is not None:
+        click.echo("A job looks for --field in JSON values as they were sent: the app's decoder is not asked", err=True)
     with Progress(*_columns(), console=stderr_console, transient=True) as bar:
         task = bar.add_task("dead letters read", total=None)
 

@@ -48,9 +48,15 @@ def instant(epoch_ms: int | None, now_ms: int) -> str:
 def list_text(listed: Listed, columns: Mapping[str, str], now_ms: int, *, of: str, none: str) -> str:
     """Return a list; `columns`: heading → name of the fact, an instant if it ends in ``_ms``."""
     if not listed.records:
-        return none
+        return "\n".join([none, *undecoded_text(listed)])
     rows = [[_cell(facts, name, now_ms) for name in columns.values()] for facts in listed.records]
-    return f"{table(list(columns), rows)}\n{len(listed.records)} of {listed.matching} {of}"
+    lines = [table(list(columns), rows), f"{len(listed.records)} of {listed.matching} {of}", *undecoded_text(listed)]
+    return "\n".join(lines)
+
+
+def undecoded_text(listed: Listed) -> list[str]:
+    """Return a line about values in which no field was looked for, if there are such."""
+    return [f"The decoder failed for {listed.undecoded} values: not searched"] if listed.undecoded else []
 
 
 def _cell(facts: Mapping[str, Any], name: str, now_ms: int) -> str:
@@ -109,10 +115,14 @@ def _headers(title: str, headers: Sequence[Mapping[str, Any]]) -> list[str]:
 def _payload(name: str, payload: Payload | None) -> list[str]:
     if payload is None:
         return [f"{name} (no longer on the topic)"]
-    heading = f"{name} ({payload.kind.value}, {payload.size_bytes} bytes)"
+    heading, decoded = f"{name} ({payload.kind.value}, {payload.size_bytes} bytes)", payload.decoded
     if payload.truncated:
         heading += f", the first {len(payload.content)}; the whole with --raw"
-    return [heading, *(f"  {line}" for line in printable(payload.laid_out).splitlines())]
+    if decoded is not None:
+        heading += f", decoded{f' (the first {len(decoded.content)} bytes)' if decoded.truncated else ''}"
+    if payload.problem:
+        heading += f", {printable(payload.problem)}"
+    return [heading, *(f"  {line}" for line in printable((decoded or payload).laid_out).splitlines())]
 
 
 def show_record(facts: Mapping[str, Any], value: bytes | None, *, raw: bool, as_json: bool) -> ExitCode:

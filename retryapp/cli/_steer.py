@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from retryapp.cli._jobs import filter_options
 from retryapp.cli._options import LENGTH, RATE, REASON, WORDS, Place, decorated, json_option, place_options, user_name
-from retryapp.cli._output import table
-from retryapp.cli._target import origin_named, resolve, resolve_failure
+from retryapp.cli._output import table, undecoded_text
+from retryapp.cli._target import decoding_of, origin_named, resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.control import Command, Verb, named_by
 from retryapp.core.jobs import LetterFilter
@@ -145,11 +145,13 @@ def _tell(verb: Verb, found: Sequence[Mapping[str, Any]], *, as_json: bool) -> N
 def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: LetterFilter, *, yes: bool) -> Sequence[str]:
     if failure_ids:
         raise click.UsageError("give failure ids or a filter, not both")
-    found = list_waiting(*resolve(place), partition=None, before_ms=None, wanted=wanted, limit=None)
+    only: Any = {"partition": None, "before_ms": None, "wanted": wanted, "decoding": decoding_of(place)}
+    found = list_waiting(*resolve(place), **only, limit=None)
     names = [record["failure_id"] for record in found.records if record["failure_id"] is not None]
     causes = Counter(record["cause"] for record in found.records)
     lines = [f"{count:>9}  {cause}" for cause, count in causes.most_common(20)]
-    click.echo(printable("\n".join([*lines, f"{verb}: {len(names)} that wait"])), err=True)
+    lines += [f"{verb}: {len(names)} that wait", *undecoded_text(found)]
+    click.echo(printable("\n".join(lines)), err=True)
     if names and not yes:
         click.confirm("go on?", abort=True, err=True)
     return names

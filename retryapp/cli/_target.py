@@ -14,6 +14,7 @@ from retryapp.core.errors import DamagedMetadataError, InvalidSettingError
 from retryapp.core.record import Origin, parse_failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import GroupMissingError, KafkaAdmin, KafkaConnection, find_handlers, with_dead_letters
+from retryapp.lookup.decoding import Decoding, Show, undecoded
 
 REACH_S: Final = 5.0
 WHERE: Final = "say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME"
@@ -54,6 +55,11 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
     return Target(connection, _only(handlers, place.topic))
 
 
+def decoding_of(place: Place) -> Decoding | None:
+    """Return what shows keys and values as the application does; None without ``-A``, or if it has no decoder."""
+    return None if place.app_spec is None else load_handlers(place.app_spec).decoding
+
+
 def origin_named(failure: str) -> tuple[str, Origin]:
     """Return the group and the record that a failure id names.
 
@@ -64,6 +70,12 @@ def origin_named(failure: str) -> tuple[str, Origin]:
         return parse_failure_id(failure)
     except DamagedMetadataError as error:
         raise click.UsageError(f"{failure!r} is no failure id: expected group/topic@id/partition/offset") from error
+
+
+def show_of(place: Place, main: str) -> Show:
+    """Return what shows keys and values of a handler."""
+    decoding = decoding_of(place)
+    return undecoded if decoding is None else decoding.shows(main)
 
 
 def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, HandlerTopology, Origin]:

@@ -12,12 +12,11 @@ from retryapp.cli._jobs import begin_job, filter_options, job_options, reason_op
 from retryapp.cli._options import RATE, Place, decorated, json_option, list_options, pair, place_options, raw_option
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import need_reason, steer, steer_options
-from retryapp.cli._target import resolve, resolve_failure
+from retryapp.cli._target import decoding_of, resolve, resolve_failure, show_of
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.control import Edit, Verb
 from retryapp.core.jobs import LetterFilter
-from retryapp.lookup.payloads import payload_of
-from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, marks_of, original_value
+from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, marks_of, payloads
 from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
@@ -125,7 +124,8 @@ def list_(*, place: Place, partition: int | None, wanted: LetterFilter | None, l
       retryapp dead list --broker localhost:9092 --group billing --topic orders --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     connection, topologies = resolve(place)
-    found = list_dead(connection, topologies, partition=partition, wanted=wanted, limit=limit)
+    only: Any = {"partition": partition, "wanted": wanted, "decoding": decoding_of(place)}
+    found = list_dead(connection, topologies, **only, limit=limit)
     now_ms = SystemClock().wall_ms()
     text = list_text(found, COLUMNS, now_ms, of="dead letters", none="no dead letters")
     emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
@@ -161,8 +161,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
         "dead_ms": record.timestamp_ms,
         "topic": record.topic,
         "mark": marks_of(connection, topology).get((record.topic, record.partition, record.offset)),
-        "key": payload_of(record.key),
-        "value": payload_of(original_value(record.headers, record.value)),
+        **payloads(record.headers, record.key, record.value, show_of(place, topology.main)),
     }
     return show_record(facts, record.value, raw=raw, as_json=as_json)
 

@@ -10,7 +10,7 @@ from retryapp.cli._jobs import filter_options
 from retryapp.cli._options import LENGTH, Place, json_option, list_options, place_options, raw_option, when
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, waiting_options
-from retryapp.cli._target import resolve, resolve_failure
+from retryapp.cli._target import decoding_of, resolve, resolve_failure, show_of
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.control import Verb
 from retryapp.core.jobs import LetterFilter
@@ -70,8 +70,7 @@ def list_(
 ) -> ExitCode:
     """List waiting records, the next due first.
 
-    A record that is due and waits for an open circuit is marked, by the events of the last hour. Only the pages show
-    whether a rate holds it back.
+    A record that is due and waits for an open circuit is marked. Only the pages show whether a rate holds it back.
 
     \b
     Examples:
@@ -82,7 +81,7 @@ def list_(
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms()
     connection, topologies = resolve(place)
-    only: Any = {"partition": partition, "before_ms": due_before, "wanted": wanted}
+    only: Any = {"partition": partition, "before_ms": due_before, "wanted": wanted, "decoding": decoding_of(place)}
     found = list_waiting(connection, topologies, **only, limit=limit)
     for topology in topologies:
         own = [record for record in found.records if record["main"] == topology.main]
@@ -117,7 +116,7 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
         return show_missing(failure_id, text, as_json=as_json)
     if (there := place_of(entry, topology.main)) is not None:
         entry = whole_entry(entry, read_record(connection, *there))
-    record = pending_detail(entry)
+    record = pending_detail(entry, show_of(place, topology.main))
     mark_circuits(connection, topology, [record], SystemClock().wall_ms())
     return show_record(record, pending_value(entry), raw=raw, as_json=as_json)
 

@@ -49,6 +49,10 @@ class Payload:
     """Its first bytes: everything unless ``truncated``."""
     text: str
     """Those as text; empty for null, empty and binary."""
+    decoded: Payload | None = None
+    """What the user's decoder makes of it; None: it was not asked, or leaves it as it is."""
+    problem: str = ""
+    """Why the decoder has failed."""
 
     @property
     def truncated(self) -> bool:
@@ -63,7 +67,7 @@ class Payload:
 
     @property
     def facts(self) -> dict[str, object]:
-        """The same for programs: ``text`` where it is UTF-8, else ``base64``."""
+        """The same for programs: ``text`` where it is UTF-8, else ``base64``; and what the decoder makes of it."""
         facts: dict[str, object] = {
             "kind": self.kind.value,
             "size_bytes": self.size_bytes,
@@ -74,6 +78,10 @@ class Payload:
             facts["base64"] = base64.b64encode(self.content).decode("ascii")
         elif self.kind not in (Kind.NULL, Kind.HIDDEN):
             facts["text"] = self.text
+        if self.decoded is not None:
+            facts["decoded"] = self.decoded.facts
+        if self.problem:
+            facts["problem"] = self.problem
         return facts
 
 

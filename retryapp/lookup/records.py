@@ -8,7 +8,7 @@ to fail.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from heapq import nlargest, nsmallest
@@ -41,7 +41,8 @@ from retryapp.core.rows import (
 )
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic, with_dead_letters
-from retryapp.lookup.payloads import header_text, payload_of
+from retryapp.lookup.decoding import KEY, VALUE, Decoding, Searching, Show, undecoded
+from retryapp.lookup.payloads import header_text
 from retryapp.ports import DeadEntry, PendingEntry
 
 Facts = dict[str, Any]
@@ -76,16 +77,17 @@ def key_text(key: bytes | None) -> str | None:
     return text if text.isprintable() and "\ufffd" not in text else f"0x{kept.hex()}"
 
 
-def pending_detail(entry: PendingEntry) -> Facts:
+def pending_detail(entry: PendingEntry, show: Show = undecoded) -> Facts:
+    """Return one waiting record with its headers, key and value."""
     row, key, damaged = _row(entry)
+    show = undecoded if damaged else show  # its value is the row
     return {
         **_detail(row.headers, damaged),
         **key,
         "since_ms": row.since_ms or None,
         "max_attempts": entry.max_attempts,
         "state": _state(row),
-        "key": payload_of(row.key),
-        "value": payload_of(original_value(row.headers, row.value)),
+        **payloads(row.headers, row.key, row.value, show),
         "unread": "the main topic does not have it any more, or does not answer" if row.reference else None,
     }
 
@@ -140,6 +142,11 @@ def dead_summary(entry: DeadEntry) -> Facts:
 def dead_detail(entry: DeadEntry, headers: Headers) -> Facts:
     """Return one dead letter with its headers, which like key and value are read from the topic."""
     return {**_detail(headers, entry.row.damaged), **dead_summary(entry)}
+
+
+def payloads(headers: Headers, key: bytes | None, value: bytes | None, show: Show) -> Facts:
+    """Return key and value of a record with these headers, ours included."""
+    return {"key": show(key, KEY, headers), "value": show(original_value(headers, value), VALUE, headers)}
 
 
 def original_value(headers: Headers, value: bytes | None) -> bytes | None:
@@ -215,6 +222,8 @@ class Listed(NamedTuple):
     records: list[Facts]
     matching: int
     """Records in the whole list."""
+    undecoded: int = 0
+    """Records whose value was not searched: the decoder failed."""
 
 
 def list_waiting(
@@ -225,21 +234,33 @@ def list_waiting(
     before_ms: int | None,
     wanted: LetterFilter | None = None,
     limit: int | None,
+    decoding: Decoding | None = None,
 ) -> Listed:
     """Return those that are due before an instant and fit, the next due first, and above all stopped sequences."""
     wanted = None if wanted == LetterFilter() else wanted
+    searches = _searches(topologies, decoding)
     rows = {
         at: entry
-        for topology in topologies
+        for topology, search in searches.items()
         for at, entry in _waiting(connection, topology, partition).items()
         if before_ms is None or 0 < at.instant_ms < before_ms
-        if wanted is None or fits_row(wanted, entry.value)
+        if wanted is None or fits_row(wanted, entry.value, search)
     }
     first = sorted(rows) if limit is None else nsmallest(limit, rows)
-    return Listed([{"main": at.main, **pending_summary(rows[at])} for at in first], len(rows))
+    return Listed([{"main": at.main, **pending_summary(rows[at])} for at in first], len(rows), _undecoded(searches))
 
 
-def fits_row(wanted: LetterFilter, raw: bytes) -> bool:
+def _searches(
+    topologies: Sequence[HandlerTopology], decoding: Decoding | None
+) -> dict[HandlerTopology, Searching | None]:
+    return {each: None if decoding is None else Searching(decoding, each.main) for each in topologies}
+
+
+def _undecoded(searches: Mapping[HandlerTopology, Searching | None]) -> int:
+    return sum(search.undecoded for search in searches.values() if search is not None)
+
+
+def fits_row(wanted: LetterFilter, raw: bytes, search: Searching | None = None) -> bool:
     """Tell whether a row fits; one that is damaged, or without what is asked for (by reference), does not."""
     if wanted.key is not None and not is_of_key(raw, wanted.key.encode()):  # most are not, and need no decoding
         return False
@@ -250,7 +271,15 @@ def fits_row(wanted: LetterFilter, raw: bytes) -> bool:
         metadata = decode_metadata(row.headers)
     except (DamagedRowError, DamagedMetadataError):
         return False
-    return metadata is not None and wanted.fits(metadata, row, row.since_ms)
+    return metadata is not None and _fits(wanted, metadata, row, row.since_ms, search)
+
+
+def _fits(wanted: LetterFilter, metadata: RetryMetadata, record: Any, died_ms: int, search: Searching | None) -> bool:
+    """Tell whether a record fits; only one that fits by all else is decoded."""
+    if wanted.field is None or search is None:
+        return wanted.fits(metadata, record, died_ms)
+    rest, field = wanted.model_copy(update={"field": None}), LetterFilter(field=wanted.field)
+    return rest.fits(metadata, record, died_ms) and field.fits(metadata, replace(record, value=search(record)), died_ms)
 
 
 def find_waiting(connection: KafkaConnection, topology: HandlerTopology, origin: Origin) -> PendingEntry | None:
@@ -290,16 +319,18 @@ def list_dead(
     partition: int | None,
     wanted: LetterFilter | None,
     limit: int,
+    decoding: Decoding | None = None,
 ) -> Listed:
     """Return dead letters that fit, the latest first; memory is that of ``limit`` records."""
     matching = 0
+    searches = _searches(topologies, decoding)
 
     def letters() -> Iterator[tuple[_Position, Record]]:
         nonlocal matching
-        for topology in topologies:
+        for topology, search in searches.items():
             numbers = None if partition is None else [partition]
             for record in _letters(connection, topology, numbers):
-                if wanted is None or fits(wanted, record):
+                if wanted is None or fits(wanted, record, search):
                     matching += 1
                     at = _Position(record.timestamp_ms, topology.main, record.partition, record.offset)
                     yield at, replace(record, value=None)  # lists show no payloads
@@ -311,14 +342,14 @@ def list_dead(
          "mark": marks.get((record.topic, record.partition, record.offset))}
         for at, record in latest
     ]  # fmt: skip
-    return Listed(facts, matching)
+    return Listed(facts, matching, _undecoded(searches))
 
 
-def fits(wanted: LetterFilter, record: Record) -> bool:
+def fits(wanted: LetterFilter, record: Record, search: Searching | None = None) -> bool:
     """Tell whether a letter fits; a damaged one does by its reason alone."""
     metadata, _ = _metadata(record.headers)
     if metadata is not None:
-        return wanted.fits(metadata, record, record.timestamp_ms)
+        return _fits(wanted, metadata, record, record.timestamp_ms, search)
     reason = (wanted.reason or "").encode()
     return wanted == LetterFilter(reason=wanted.reason) and (not reason or (RETRY_REASON, reason) in record.headers)
 

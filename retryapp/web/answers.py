@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -23,12 +24,12 @@ from retryapp.core.jobs import LetterFilter, Part
 from retryapp.core.masking import UNMASKED, Mask
 from retryapp.core.record import Origin, Record, failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back, what_holds
-from retryapp.lookup.payloads import payload_of
+from retryapp.lookup.decoding import Decoding, Searching, Show, undecoded
 from retryapp.lookup.records import (
     Facts,
     dead_detail,
     known_sum,
-    original_value,
+    payloads,
     pending_detail,
     pending_summary,
     place_of,
@@ -58,16 +59,25 @@ LIVE_S: Final = 5
 List = Callable[[Question, Sequence[PartitionInfo]], Awaitable[Listing]]
 """Lists what this worker has of some partitions."""
 
-_searches: Final = Turns(4)  # they read topics: while no broker answers that takes long
+_searches: Final = Turns(4)  # they read topics or decode values: that may take long
+_decodings: Final = ThreadPoolExecutor(4, thread_name_prefix="decodings")
 
 
 class Answers:
     """Answers to all questions that a page can ask this worker."""
 
-    def __init__(self, view: RuntimeView, clock: Clock, operators: Operators = NOBODY, mask: Mask = UNMASKED) -> None:
+    def __init__(
+        self,
+        view: RuntimeView,
+        clock: Clock,
+        operators: Operators = NOBODY,
+        mask: Mask = UNMASKED,
+        decoding: Decoding | None = None,
+    ) -> None:
         self.view = view
         self.operators = operators
         self.mask = mask
+        self.decoding = decoding
         self.clock = clock
         self._due = DueCounts(view)
         self.counting = Counting(view)
@@ -212,13 +222,28 @@ class Answers:
 
     async def pending_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
         """List what waits in those of these partitions that this worker has."""
-        return await asyncio.to_thread(waiting_here, self.view, infos, question, self.now_ms())
+        search = self._search(question)
+        look = partial(waiting_here, self.view, infos, question, self.now_ms(), search)
+        return await (_searches.take(look) if search else asyncio.to_thread(look))
 
     async def dead_here(self, question: Question, infos: Sequence[PartitionInfo]) -> Listing:
         """List the dead letters of those of these partitions that this worker has."""
         info = self.get_handler_or_404(question.main)
-        look = partial(dead_here, self.view, infos, question, info)
+        look = partial(dead_here, self.view, infos, question, info, self._search(question))
         return await (_searches.take(look) if question.wanted.deep else asyncio.to_thread(look))
+
+    def _search(self, question: Question) -> Searching | None:
+        """Return what decodes values for a search by field; None: nothing has to be decoded."""
+        if self.decoding is None or question.wanted.field is None:
+            return None
+        return Searching(self.decoding, question.main)
+
+    async def _show(self, question: Question, detail: Callable[[Show], Facts]) -> Facts:
+        """Return a record with key and value, decoded for who may see them."""
+        if self.decoding is None or question.role < Role.OPERATE:
+            return await asyncio.to_thread(detail, undecoded)
+        shows = self.decoding.shows(question.main, self.mask)
+        return await asyncio.get_running_loop().run_in_executor(_decodings, detail, shows)
 
     async def _list(self, question: Question, infos: Sequence[PartitionInfo], kind: str, own: List) -> Facts:
         """Merge what all workers list, and say what is left out."""
@@ -270,7 +295,7 @@ class Answers:
             with suppress(TimeoutError, RetryAppError):
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     entry = whole_entry(entry, await self.view.read_record(*there))
-        record = await asyncio.to_thread(pending_detail, entry)
+        record = await self._show(question, partial(pending_detail, entry))
         mark_held_back(record, holding, self.now_ms())
         return {"main": info.main, "policy": _policy(info), "record": record}
 
@@ -292,7 +317,7 @@ class Answers:
                 "It may be older than the dead-letter topic's retention: look at the list",
             )
         topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
-        record = await self._content(topic, entries[0])
+        record = await self._content(question, topic, entries[0])
         page = partial(self.view.dead_page, info.main, partition=partition, letters=letters)
 
         def newer(span: int) -> list[int]:
@@ -303,7 +328,7 @@ class Answers:
         beside = {"newer": min(near, default=None), "older": older[0] if older else None}
         return {"main": info.main, "topic": topic, "policy": _policy(info), "record": record, **beside}
 
-    async def _content(self, topic: str, entry: DeadEntry) -> Facts:
+    async def _content(self, question: Question, topic: str, entry: DeadEntry) -> Facts:
         """Return a letter with its headers, key and value, or why these cannot be shown.
 
         The index has no headers: all is read from the topic, and the value of a too large record from the main topic.
@@ -324,7 +349,7 @@ class Answers:
             return {**content, "unread": f"the broker did not answer within {READ_TIMEOUT_S:g} s"}
         except RetryAppError as error:
             return {**content, "unread": str(error)}
-        return await asyncio.to_thread(_with_content, content, entry, letter, record)
+        return await self._show(question, partial(_with_content, content, entry, letter, record))
 
     def find(self, question: Question) -> str:
         """Return the path of the page of a failure id: waiting, dead, or what has become of it.
@@ -392,14 +417,13 @@ def _asked(question: Question) -> Facts:
     return {**{name: getattr(question.wanted, name) for name in names}, **times}
 
 
-def _with_content(content: Facts, entry: DeadEntry, letter: Record | None, record: Record | None) -> Facts:
+def _with_content(content: Facts, entry: DeadEntry, letter: Record | None, record: Record | None, show: Show) -> Facts:
     """Return a letter with what was read of it."""
     if letter is not None:
         content = {**content, **dead_detail(entry, letter.headers), "key": None}
     if letter is None or record is None:
         return {**content, "unread": "it is no longer on the topic (older than its retention, or deleted)"}
-    value = original_value(letter.headers, record.value)
-    return {**content, "key": payload_of(record.key), "value": payload_of(value)}
+    return {**content, **payloads(letter.headers, record.key, record.value, show)}
 
 
 def _refuse_closed(info: PartitionInfo | None, number: int, question: Question) -> None:

@@ -107,9 +107,13 @@ _Dead = _model(
     "Dead", "A dead letter.", _Record,
     offset=int, letters=_Text, append_ms=_Int, replays=int, mark=_Text, job=_Text,
 )  # fmt: skip
+_Bytes: dict[str, Any] = {
+    "kind": Kind, "size_bytes": int, "shown_bytes": int, "truncated": bool, "text": (str, ""), "base64": (str, ""),
+}  # fmt: skip
+_Decoded = _model("Decoded", "What the app's decoder makes of a key or a value.", **_Bytes)
 _Content = _model(
-    "Content", "A key or a value.",
-    kind=Kind, size_bytes=int, shown_bytes=int, truncated=bool, text=(str, ""), base64=(str, ""),
+    "Content", "A key or a value as it was sent; problem: why the app's decoder failed.",
+    **_Bytes, decoded=(_Decoded | None, None), problem=(str, ""),
 )  # fmt: skip
 _Header = _model("Header", "A header.", name=str, value=_Text)
 _Metadata = _model("Metadata", "The retry headers.", **{**_of(RetryMetadata), "error_message": _Text})
@@ -123,7 +127,8 @@ _Line = _model(
     append_ms=(_Int, None), replays=(_Int, None), job=(_Text, None),
 )  # fmt: skip
 _List: dict[str, Any] = {
-    "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int, "scanned": int,
+    "main": str, "partition": _Int, "limit": int, "first": int, "next": _Text, "total": _Int,
+    "scanned": int, "undecoded": int,
     "partitions": list[int], "partitions_left_out": list[int], "silent": list[str], "of": _Int, "about": _Cause | None,
     **dict.fromkeys(("error_type", "cause", "key", "message", "header", "field", "since", "until"), _Text),
     "records": _many(_Line),
@@ -216,7 +221,7 @@ ANSWERS: Final[Mapping[str, tuple[Model, Mapping[str, Any]]]] = {
     "/{main}/jobs/new": (
         _model("Preview", "What a job would do: what its start is sent, and whether you may.", _Page, main=str,
                verb=str, order=str, filter=dict[str, Any], preview=dict[str, Any], job=str, scope=Scope, may=bool,
-               goes_on=bool),
+               goes_on=bool, undecoded=bool),
         {"verb": {**_STRING, "enum": ["replay", "discard", "restore"]}, **_FILTER},
     ),
     "/{main}/jobs/{job}": (

@@ -24,10 +24,13 @@ PRIVATE: Final = frozenset(
 """Names of facts that only operators see, also of a job's filter; of a payload its size is left."""
 
 
-def hidden_from(role: Role, facts: Facts, mask: Mask = UNMASKED) -> Facts:
-    """Return facts as a role sees them: what is hidden is None, and named in `hidden`; what is masked, nobody sees."""
+def hidden_from(role: Role, facts: Facts, mask: Mask = UNMASKED, *, decodes: bool = False) -> Facts:
+    """Return facts as a role sees them: what is hidden is None, and named in `hidden`; what is masked, nobody sees.
+
+    `decodes`: the app has a decoder, so bytes that are no text may have masked fields.
+    """
     if role >= Role.OPERATE:
-        return facts if mask == UNMASKED else _each(facts, lambda name, value: _masked(name, value, mask))
+        return facts if mask == UNMASKED else _each(facts, lambda name, value: _masked(name, value, mask, decodes))
     names: set[str] = set()
     shown: Facts = _each(facts, lambda name, value: _hidden(name, value, names))
     return {**shown, "hidden": sorted(names)} if names else shown
@@ -55,12 +58,15 @@ def _hidden(name: str, value: Any, names: set[str]) -> Any:
     return _without(value) if isinstance(value, Payload) else None
 
 
-def _masked(name: str, value: Any, mask: Mask) -> Any:
+def _masked(name: str, value: Any, mask: Mask, decodes: bool) -> Any:
     if isinstance(value, dict) and str(value.get("name")).lower() in mask.headers and "value" in value:
         return {**value, "value": MASKED}
     if isinstance(value, dict) and value.get("damaged") and isinstance(value.get("value"), Payload):
         return {**value, "value": _without(value["value"])}  # of a damaged row it is the row, with its headers
     payload = value if isinstance(value, Payload) else None
+    if payload and mask.pointers and (payload.decoded or payload.problem):  # its bytes have the same fields
+        decoded = payload.decoded and _decoded(payload.decoded, mask)
+        return replace(_without(payload), decoded=decoded, problem=payload.problem)
     if payload and payload.kind is Kind.BINARY:
         return _without(payload) if mask.pointers and _may_have_fields(payload.content) else value
     text = payload.text if payload else value if name == "key" and isinstance(value, str) else None
@@ -68,8 +74,14 @@ def _masked(name: str, value: Any, mask: Mask) -> Any:
         return value
     shown = _seen(text, mask)
     if payload is None:
-        return shown
+        return MASKED if decodes and mask.pointers and text.startswith("0x") else shown
     return _without(payload) if shown == MASKED else payload if shown == text else replace(payload, text=shown)
+
+
+def _decoded(payload: Payload, mask: Mask) -> Payload:
+    """Return what a decoder makes of bytes with its fields masked; without any text in which they cannot be found."""
+    shown = mask.json(payload.text) if payload.kind is Kind.JSON else None
+    return _without(payload) if shown is None else replace(payload, text=shown)
 
 
 def _seen(text: str, mask: Mask) -> str:

@@ -18,9 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from retryapp.core.control import is_open
 from retryapp.core.dead_index import MAX_TYPE_BYTES
 from retryapp.core.jobs import LetterFilter
+from retryapp.core.record import Record
 from retryapp.core.row_keys import due_order
 from retryapp.core.text import cut_text
 from retryapp.lookup.circuits import mark_held_back, what_holds
+from retryapp.lookup.decoding import Searching
 from retryapp.lookup.records import Facts, dead_summary, fits, fits_row, pending_summary
 from retryapp.ports import HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
@@ -31,10 +33,12 @@ SCAN_ROWS: Final = 2_000
 """Rows that a worker looks at for one page."""
 READ_ROWS: Final = 200
 """Dead letters that are read from their topics at once, to look into them."""
+DECODED_ROWS: Final = 50
+"""The same where values are decoded: they are kept until their turn."""
 READ_SPAN: Final = 5_000
 """Most offsets of a partition in one reading: where a clock was set back, letters of one time are far apart."""
 READ_S: Final = 0.3
-"""After this time no more of them are read for one page: others wait for what is found."""
+"""After this time no more records are read, or decoded, for one page: others wait for what is found."""
 _CHUNK_ROWS: Final = 50
 
 _Text = str | None
@@ -74,6 +78,8 @@ class Listing(BaseModel):
     upto: str | None = None
     """Cursor of the last row that it has looked at; None: of all."""
     scanned: int = 0
+    undecoded: int = 0
+    """Those whose value was not searched: the decoder failed."""
     partitions: list[int] = Field(default_factory=list)
     """Those that it has listed: it has them, and they can be read now."""
     hidden: list[str] = Field(default_factory=list)
@@ -126,6 +132,7 @@ def merged_facts(
         "first": question.seen + 1,
         "next": question.address(**follow) if cursor else None,
         "scanned": sum(each.scanned for each in listings),
+        "undecoded": sum(each.undecoded for each in listings),
         "silent": silent,
         "partitions_left_out": sorted(lost),
     }
@@ -133,29 +140,51 @@ def merged_facts(
     return {**facts, "hidden": hidden} if hidden else facts
 
 
-def waiting_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, now_ms: int) -> Listing:
-    """List what waits in the partitions here by due time."""
+def waiting_here(
+    view: RuntimeView,
+    infos: Sequence[PartitionInfo],
+    question: Question,
+    now_ms: int,
+    search: Searching | None = None,
+) -> Listing:
+    """List what waits in the partitions here by due time; `search` decodes values in which a field is looked for."""
     lines, scanned, after = list[Line](), 0, question.after
     wanted = None if question.wanted == LetterFilter() else question.wanted
     holding, size = what_holds(infos), question.limit + 1
+    until_s = None if search is None else time.monotonic() + READ_S
+
+    def listing(upto: bytes | None) -> Listing:
+        undecoded = 0 if search is None else search.undecoded
+        facts: Facts = {"lines": lines, "scanned": scanned, "undecoded": undecoded, "partitions": _open(infos)}
+        return Listing(upto=None if upto is None else upto.hex(), **facts)
+
     while True:
         entries = view.pending_page(question.main, after=after, limit=size, partition=question.partition)
         for entry in entries:
-            if len(lines) == question.limit or scanned == SCAN_ROWS:
-                upto = None if after is None else after.hex()
-                return Listing(lines=lines, upto=upto, scanned=scanned, partitions=_open(infos))
+            late = scanned and until_s is not None and time.monotonic() > until_s
+            if len(lines) == question.limit or scanned == SCAN_ROWS or late:
+                return listing(after)
             scanned += 1
             after = entry.key
-            if wanted is None or fits_row(wanted, entry.value):
+            if wanted is None or fits_row(wanted, entry.value, search):
                 facts = pending_summary(entry)
                 mark_held_back(facts, holding, now_ms)
                 lines.append(Line(cursor=after.hex(), **facts))
         if len(entries) < size:
-            return Listing(lines=lines, scanned=scanned, partitions=_open(infos))
+            return listing(None)
 
 
-def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Question, info: HandlerInfo) -> Listing:
-    """List the dead letters of the partitions here, the newest first; the open ones, or all."""
+def dead_here(
+    view: RuntimeView,
+    infos: Sequence[PartitionInfo],
+    question: Question,
+    info: HandlerInfo,
+    search: Searching | None = None,
+) -> Listing:
+    """List the dead letters of the partitions here, the newest first; the open ones, or all.
+
+    `search` decodes values in which a field is looked for.
+    """
     chosen = [number for number in _open(infos) if question.partition in (None, number)]
     before, wanted = question.before, question.wanted
     error_type = None if wanted.error_type is None else cut_text(wanted.error_type, MAX_TYPE_BYTES)
@@ -172,7 +201,8 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
             streams.append(_letters(page, (number, letters), before))
     listing, last = Listing(lines=[], partitions=chosen), before
     rows = heapq.merge(*streams, key=_place, reverse=True)
-    for row, found in _looked_into(view, info, rows, wanted) if wanted.deep else ((row, True) for row in rows):
+    looked_into = _looked_into(view, info, rows, wanted, search) if wanted.deep else ((row, True) for row in rows)
+    for row, found in looked_into:
         if wanted.from_ms is not None and (row["append_ms"] or 0) < wanted.from_ms:
             break
         if found is None or len(listing.lines) == question.limit or listing.scanned == SCAN_ROWS:
@@ -183,40 +213,50 @@ def dead_here(view: RuntimeView, infos: Sequence[PartitionInfo], question: Quest
         found &= wanted.reason in (None, row["reason"]) and error_type in (None, row["error_type"])
         if found and (question.marked or is_open(row["mark"])):
             listing.lines.append(Line(cursor=place_text(last), **row))
+    listing.undecoded = 0 if search is None else search.undecoded
     return listing
 
 
 def _looked_into(
-    view: RuntimeView, info: HandlerInfo, rows: Iterable[Facts], wanted: LetterFilter
+    view: RuntimeView, info: HandlerInfo, rows: Iterable[Facts], wanted: LetterFilter, search: Searching | None
 ) -> Iterator[tuple[Facts, bool | None]]:
     """Yield letters with whether they fit by what the index does not have: their topics are read, some at once.
 
     None: the time is over, so it is not known of this letter and those after it.
     """
-    until_s = time.monotonic() + READ_S
-    for at, some in enumerate(_near(rows)):
+    until_s, field = time.monotonic() + READ_S, LetterFilter(field=wanted.field)
+    first = wanted if search is None else wanted.model_copy(update={"field": None})
+    for at, some in enumerate(_near(rows, READ_ROWS if search is None else DECODED_ROWS)):
         if at and time.monotonic() > until_s:
             yield some[0], None
             return
-        found = set[tuple[str | None, int, int]]()
+        places, found = {*map(_at, some)}, dict[tuple[str | None, int, int], Record | None]()
         for letters in {row["letters"] for row in some}:
             ranges: dict[int, tuple[int, int]] = {}
             for row in some:
                 if row["letters"] == letters:
                     ranges[row["partition"]] = _with(ranges.get(row["partition"]), row["offset"])
             topic = info.topics["dlq" if letters is None else f"dlq {letters}"]
-            records = view.read_range(topic, ranges)
-            found |= {(letters, each.partition, each.offset) for each in records if fits(wanted, each)}
-        yield from ((row, (row["letters"], row["partition"], row["offset"]) in found) for row in some)
+            for each in view.read_range(topic, ranges):
+                place = letters, each.partition, each.offset
+                if place in places and fits(first, each):
+                    found[place] = None if search is None else each
+        decoded_until_s = time.monotonic() + READ_S
+        for number, row in enumerate(some):
+            record = found.get(_at(row))
+            if number and record is not None and time.monotonic() > decoded_until_s:
+                yield row, None
+                return
+            yield row, _at(row) in found and (record is None or fits(field, record, search))
 
 
-def _near(rows: Iterable[Facts]) -> Iterator[list[Facts]]:
+def _near(rows: Iterable[Facts], most: int) -> Iterator[list[Facts]]:
     """Yield some rows at once: they are read in one go, with all between them."""
     some, ranges = list[Facts](), dict[Stream, tuple[int, int]]()
     for row in rows:
         stream = row["partition"], row["letters"]
         first, stop = _with(ranges.get(stream), row["offset"])
-        if len(some) == READ_ROWS or stop - first > READ_SPAN:
+        if len(some) == most or stop - first > READ_SPAN:
             yield some
             some, ranges, (first, stop) = [], {}, _with(None, row["offset"])
         some.append(row)
@@ -232,6 +272,10 @@ def _with(offsets: tuple[int, int] | None, offset: int) -> tuple[int, int]:
 
 def _open(infos: Sequence[PartitionInfo]) -> list[int]:
     return [item.partition for item in infos if item.state == OPEN]
+
+
+def _at(row: Facts) -> tuple[str | None, int, int]:
+    return row["letters"], row["partition"], row["offset"]
 
 
 def _place(row: Facts) -> Place:

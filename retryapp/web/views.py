@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 from aiohttp.web import HTTPFound, Request, StreamResponse, middleware
 
 from retryapp.core.masking import UNMASKED, Mask
+from retryapp.lookup.decoding import Decoding
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX, Clock, PartitionInfo
 from retryapp.runtime.view import RuntimeView
@@ -148,9 +149,15 @@ def lead_to_overview(server: Any) -> None:
 
 
 def register(
-    app: faust.App, view: RuntimeView, *, clock: Clock, operators: Operators = NOBODY, mask: Mask = UNMASKED
+    app: faust.App,
+    view: RuntimeView,
+    *,
+    clock: Clock,
+    operators: Operators = NOBODY,
+    mask: Mask = UNMASKED,
+    decoding: Decoding | None = None,
 ) -> None:
-    """Add the pages to an app; `operators` says who may do what, `mask` what nobody sees.
+    """Add the pages to an app; `operators` says who may do what, `mask` what nobody sees, `decoding` decodes payloads.
 
     Call it once per app, at any time before its web server starts, before or after the app is configured. Faust serves
     pages from before the consumer starts until the end, so ``view`` must answer from the first moment (``ready()``
@@ -166,7 +173,7 @@ def register(
     """
     if "web" in vars(app) and app.web.blueprints.applied:
         raise RuntimeError("the web server of this app has started: register the pages before")
-    answers = Answers(view, clock, operators, mask)
+    answers = Answers(view, clock, operators, mask, decoding)
     pages: list[tuple[str, Page]] = [(path, action(answers, app, needs)) for path, (action, needs) in ACTIONS]
     pages += [(path, Page(answers, app, needs, ask, template)) for path, (ask, template, needs) in ROUTES]
     before = app.on_webserver_init

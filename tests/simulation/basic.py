@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Final
 
@@ -57,4 +59,25 @@ def basic_plan(seed: int) -> Plan:
         records=tuple(sent),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
         repeats=tuple(sorted(repeats)),
+    )
+
+
+def widened(plan: Plan, records: tuple[tuple[float, int, str], ...], faults: tuple[Fault, ...] = ()) -> Plan:
+    """Return the plan with more records, and more faults."""
+    sent = sorted(plan.records + records)
+    repeats = tuple((at_s, sent.index(plan.records[which])) for at_s, which in plan.repeats)
+    struck = sorted(plan.faults + faults, key=lambda fault: fault.at_s)
+    return replace(plan, records=tuple(sent), faults=tuple(struck), repeats=repeats)
+
+
+def more(plan: Plan, random: Random, scripts: tuple[str, ...], count: int) -> tuple[tuple[float, int, str], ...]:
+    return tuple(
+        (random.uniform(0.0, FEED_S), random.randrange(plan.partitions), random.choice(scripts)) for _ in range(count)
+    )
+
+
+def faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
+    return tuple(
+        Fault(random.uniform(1.0, FAULTS_S), random.choice(kinds), random.randrange(3), random.random())
+        for _ in range(random.randint(1, 3))
     )

@@ -21,6 +21,7 @@ from simulation.faults import (
     OURS,
     REFUSED,
     REMADE,
+    RETAINED,
     SET_BACK,
     STEPPED,
     STOPPED,
@@ -30,6 +31,7 @@ from simulation.faults import (
 )
 from simulation.history import History, simulate
 from simulation.mutants import MUTANTS, hunt
+from simulation.odd_letters import KINDS as ODD_LETTERS
 from simulation.plan import RANGE_SEEDS, RANGES, Plan
 
 CHUNK = 50
@@ -60,10 +62,17 @@ LETTER_STATES = (
     f"fault: {UNKNOWN}", "a letter was tried again", "a letter is restored", "discarded",
     *(f"a letter is replayed, and it was {end}" for end in ("none", "skipped", "failed", "handled")),
     "a letter is discarded, and it was none", "refused as handled", "refused as running",
+    *(f"a letter begins, {kind}" for kind in ODD_LETTERS), "a letter of a rule has its end",
+    f"fault: {RETAINED}", "a letter ends that is gone", f"fault: {DELETED}",
+    f"fault: {SET_BACK}", "a record has died again since its offset was set back",
 )  # fmt: skip
 """The same of histories from `plan.LETTERS` on."""
+SERVED_STATES = "a circuit began half-open after a restart", "a circuit was let close by another owner"
+"""The same of histories from `plan.SERVED` on."""
 MODES_STATES = (
     "1 retries at once, of 1 that may", "3 retries at once, of 3 that may", "a row of a service with a rate began",
+    "a row began of a service of which few may run", "a row had its turn while its circuit was closed",
+    "one begins beside a row of a service that has no more places",
     "came back at an instant", "waited for an instant", "a condition did not hold",
     "a tombstone has expired", "a store was too old", "began after faults have healed",
     f"fault: {GROWN}", "a record of a new partition began",
@@ -94,7 +103,7 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        states = *STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
+        states = *STATES, *SERVED_STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
         return [state for state in states if not self.reached[state]]
 
 
@@ -178,6 +187,8 @@ def _shorter(plan: Plan) -> Iterator[Plan]:
     for at in range(len(plan.records)):
         if len(plan.records) > 1:
             yield plan.without(at)
+    for at in range(len(plan.odd_letters)):
+        yield replace(plan, odd_letters=plan.odd_letters[:at] + plan.odd_letters[at + 1 :])
     for less in (replace(plan, others=()), replace(plan, changes=False), replace(plan, replayed="")):
         if less != plan:
             yield less

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Final
 
 from simulation.basic import FAULTS_S, basic_plan
+from simulation.basic import faults as _faults
+from simulation.basic import more as _more
+from simulation.basic import widened as _with
 from simulation.bounds import bounded
 from simulation.faults import (
     DAMAGED,
@@ -28,6 +30,7 @@ from simulation.faults import (
     WRONG_TIME,
     Fault,
 )
+from simulation.odd_letters import STRANGE, strangely
 from simulation.plan import (
     COMMANDED,
     FEED_S,
@@ -84,6 +87,8 @@ BROKEN: Final = 0xB618
 """Draws transactions without an end and damaged rows; none of the seeds of planted faults is among them."""
 SHORT: Final = 0x5407
 """Draws whose second policy is shorter; drawn apart, too."""
+PLACES: Final = 0x91AC
+"""Draws of which services few retries may run at once; drawn apart, too."""
 CROWD: Final = 16
 """So many records of a crowd are in flight."""
 IDLE_S: Final = 700.0
@@ -94,7 +99,7 @@ def draw_plan(seed: int) -> Plan:
     """Draw a plan; the seed decides everything."""
     plan = basic_plan(seed)
     if seed >= LETTERS:
-        return _lettered(plan, Random(seed ^ LETTERS))
+        return strangely(_lettered(plan, Random(seed ^ LETTERS)), Random(seed ^ STRANGE))
     plan = _crowded(plan, crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
     plan = _widened(plan, Random(seed ^ WIDER))
     plan = _judged(plan, Random(seed ^ JUDGED))
@@ -116,6 +121,7 @@ def draw_plan(seed: int) -> Plan:
     plan = plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
     plan = _moded(plan, Random(seed ^ MODES)) if seed >= MODES else plan
     plan = _shorter(plan, Random(seed ^ SHORT)) if seed >= MODES else plan
+    plan = _few_of_a_service(plan, Random(seed ^ PLACES)) if seed >= MODES else plan
     return _without_end(plan) if plan.endless and seed >= MOVED else plan
 
 
@@ -425,6 +431,22 @@ def _moded(plan: Plan, random: Random) -> Plan:
     return _with(replace(plan, max_concurrent=random.choice((1, 1, 3)), in_flight=8), burst)
 
 
+def _few_of_a_service(plan: Plan, random: Random) -> Plan:
+    """Return the plan with few retries of a service at once: fewer than retries, where it has services.
+
+    Or with nothing but rows that stand in line for slow runs of it.
+    """
+    if not plan.services or plan.through or random.random() < 0.3:
+        return plan
+    if random.random() < 0.3:
+        at_s, size = random.uniform(0.3, 3.0), random.randint(8, 16)
+        services, workers = tuple((name, at_s, at_s + 0.7) for name, *_ in plan.services), plan.workers
+        plan = Plan(plan.seed, plan.partitions, workers, (0.0,) * 3, (), (), in_flight=8, services=services, lined=True)
+        sent = (at_s + random.uniform(0.0, 0.5) for _ in range(size))
+        plan = _with(plan, tuple((when_s, random.randrange(plan.partitions), "SD") for when_s in sent))
+    return replace(plan, service_runs=1, max_concurrent=plan.max_concurrent and 3)
+
+
 def _shorter(plan: Plan, random: Random) -> Plan:
     """Return the plan with a second policy that has an attempt less, and scripts that end by then; or as it was."""
     fit = plan.order == "none" and not (plan.calm or plan.replayed or plan.commands or plan.batch)
@@ -453,24 +475,3 @@ def _forgetful(plan: Plan, random: Random) -> Plan:
         for _ in range(6)
     )
     return _with(replace(plan, faults=kept), _more(plan, random, ("FFFS", "BS", "FBS", "FFS"), 4) + late, often + moves)
-
-
-def _with(plan: Plan, records: tuple[tuple[float, int, str], ...], faults: tuple[Fault, ...] = ()) -> Plan:
-    """Return the plan with more records, and more faults."""
-    sent = sorted(plan.records + records)
-    repeats = tuple((at_s, sent.index(plan.records[which])) for at_s, which in plan.repeats)
-    struck = sorted(plan.faults + faults, key=lambda fault: fault.at_s)
-    return replace(plan, records=tuple(sent), faults=tuple(struck), repeats=repeats)
-
-
-def _more(plan: Plan, random: Random, scripts: tuple[str, ...], count: int) -> tuple[tuple[float, int, str], ...]:
-    return tuple(
-        (random.uniform(0.0, FEED_S), random.randrange(plan.partitions), random.choice(scripts)) for _ in range(count)
-    )
-
-
-def _faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
-    return tuple(
-        Fault(random.uniform(1.0, FAULTS_S), random.choice(kinds), random.randrange(3), random.random())
-        for _ in range(random.randint(1, 3))
-    )

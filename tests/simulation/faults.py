@@ -53,6 +53,8 @@ STEPPED: Final = "broker's clock set"
 """By as much as 30 s back, or 5 minutes forward; drawn apart, too."""
 UNKNOWN: Final = "letters unknown"
 """The tables of dead letters of a machine fail when they are written next."""
+RETAINED: Final = "settled letters deleted"
+"""By retention: all that their handler's offset has passed, those that wait for a retry included; drawn apart, too."""
 GROWN: Final = "main topic grows"
 """By one partition; ours follow some seconds later."""
 DRAINS: Final = frozenset({"terminate", "start"})

@@ -24,6 +24,7 @@ from simulation.modes import CONCURRENCY, instant_ms
 from simulation.oracle import TIMED_OUT
 from simulation.plan import Plan
 from simulation.scripts import POLICIES, end
+from simulation.services import circuits_of
 from simulation.sessions import claimed, drains, opening_of, session_of, taken_in
 from simulation.story import FINE, Call, Going, Origin, must
 from simulation.tries import LIST
@@ -168,10 +169,8 @@ class Handlers:
         self._note("begun", worker.process.name, origin, attempt)
         if judge.plan.publishes:
             delivery.publish(judge.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
-        opening, going = (
-            opening_of(worker, main, origin[0]),
-            Going(worker.process.name, again=delivery.due_at_ms is not None),
-        )
+        opening, again = opening_of(worker, main, origin[0]), delivery.due_at_ms is not None
+        going = Going(worker.process.name, again, judge.modes.service_of(origin) if again else "")
         session = session_of(worker, main, origin[0])
         self._guard(lambda: judge.tries.begun(origin, attempt, number, now, session))
         if number == 1:
@@ -185,7 +184,10 @@ class Handlers:
         self._guard(lambda: oracle.check_key(origin, delivery.idempotency_key[36:]))
         self._guard(lambda: oracle.goes_on(origin, going, started_ms))
         due_at_ms, name = delivery.due_at_ms, worker.process.name
+        circuits = circuits_of(worker, main, origin[0])
         self._guard(lambda: judge.modes.check_running(origin, name, started_ms))
+        self._guard(lambda: judge.modes.check_places(origin, going, started_ms))
+        self._guard(lambda: judge.modes.check_turn(circuits, origin, going, due_at_ms, started_ms))
         self._guard(lambda: judge.modes.check_late(origin, due_at_ms, started_ms))
         if number == 1 and due_at_ms is not None:
             self._guard(lambda: judge.modes.begun(origin, attempt, due_at_ms, started_ms, opening))

@@ -30,16 +30,17 @@ from simulation.faults import Fault, step_ms
 from simulation.growing import grow
 from simulation.handlers import Handlers
 from simulation.judge import CLOSED, Judge
-from simulation.letters import LETTERS
+from simulation.letters import LETTERS, NAMED
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
+from simulation.odd_letters import append_odd
 from simulation.ours import break_letters, break_one
 from simulation.plan import FEED_S, Plan
-from simulation.referring import KEPT_MS, age_ms
+from simulation.referring import KEPT_MS, age_ms, lose, retain
 from simulation.sessions import opened_store
 from simulation.steering import Steering
 from simulation.story import Result, Violation
-from simulation.through import stray
+from simulation.through import scatter
 from simulation.worker import SimWorker
 
 REST_S: Final = 240.0
@@ -59,6 +60,8 @@ class History:
         self.network = Network(self.loop, self.random, self.reached)
         mains = ("orders", "refunds") if plan.others else ("orders",)
         self.judges = {main: Judge(plan, main) for main in mains}
+        if plan.named:  # first: the names of its topics begin like those of the other one
+            self.judges[NAMED] = Judge(replace(plan.of_letters, letters=plan.named), NAMED)
         if plan.letters:
             self.judges[LETTERS] = Judge(plan.of_letters, LETTERS)
         self.first = self.judges["orders"]
@@ -111,6 +114,8 @@ class History:
         judge = self.judges[seen.handler]
         judge.observed[seen.event] += seen.count
         self.reached[seen.event.value] += 1
+        if seen.event is Event.CIRCUIT and seen.partition is not None:
+            judge.kept.told.add((seen.partition, seen.circuit or ""))
         if seen.event is Event.LANE_INCOMPLETE:
             worker.told_lacking = self.broker.partitions
         if seen.event is Event.LANE_FAILED:
@@ -121,6 +126,7 @@ class History:
             number = seen.partition
             if (store := opened_store(worker, seen.handler, number)) is not None:
                 self._guard(lambda: judge.oracle.stores.recovered(number, dict(store.page(None, 1 << 30))))
+                self._guard(lambda: judge.kept.opened(worker, self.broker, number))
 
     # -- machines -----------------------------------------------------------------------------------------------
 
@@ -243,6 +249,10 @@ class History:
                 self._shut_down(lambda judge: judge.set_back(self.broker, self.random))
             case "changelogs made again":
                 self._shut_down(lambda judge: judge.make_again(self.broker))
+            case "settled letters deleted":
+                for judge in self.judges.values():
+                    if judge.letters is not None:
+                        judge.letters.retain(self.broker)
             case "broker's clock set":
                 self.broker.step_ms += step_ms(fault)
             case "main topic grows":
@@ -329,32 +339,14 @@ class History:
         name = None if judge.rule is None else f"e{event}"
         judge.oracle.add(entries[-1].record, script, name, age_ms=old_ms)
 
-    def _stray(self, number: int, which: int) -> None:
-        """Put a copy of a record on the main topics that no row waits for: of another group, or a second one."""
-        for judge in self.judges.values():
-            tp = TopicPartition(judge.topology.main, number)
-            stories = [story for (at, _), story in judge.oracle.stories.items() if at == number]
-            if stories:
-                self.broker.append(tp, stray(stories[which % len(stories)].record, which))
-
-    def _lose(self, loss: Fault) -> None:
-        """Have the main topics lose records that have an outcome."""
-        self.reached[f"loss: {loss.kind}"] += 1
-        for judge in self.judges.values():
-            if (main := judge.oracle.main) is not None:
-                tp = TopicPartition(judge.topology.main, loss.slot)
-                main.strike(self.broker, tp, loss.kind, Random(int(loss.size * 1e9)))
-
     def _retain(self) -> None:
-        for judge in self.judges.values():
-            if (main := judge.oracle.main) is not None:
-                for tp in self._partitions([judge.topology.main]):
-                    main.retain(self.broker, tp)
+        retain(self.broker, self.judges.values())
         self.loop.call_later(1.0, self._retain, context=self.network.context)
 
     def _ask(self) -> None:
         steered = self._steered
-        which = steered[0] if len(steered) < 2 or self.random.random() < 0.7 else steered[1]
+        others = steered[1:] if len(steered) < 3 else [self.random.choice(steered[1:])]
+        which = steered[0] if not others or self.random.random() < 0.7 else others[0]
         which.send(self._now_ms())
 
     @property
@@ -402,11 +394,14 @@ class History:
                 if judge.letters is not None:
                     judge.letters.steering = first.oracle.steering
         for at_s, number, which in self.plan.strays:
-            loop.call_at(began_s + at_s, self._stray, number, which, context=context)
+            loop.call_at(began_s + at_s, scatter, self.broker, self.judges.values(), number, which, context=context)
+        for at_s, number, kind in self.plan.odd_letters:
+            loop.call_at(began_s + at_s, append_odd, self.broker, first.topology, number, kind, context=context)
         for at_s in self.plan.commands:
             loop.call_at(began_s + at_s, self._ask, context=context)
         for loss in self.plan.losses:
-            loop.call_at(began_s + loss.at_s, self._lose, loss, context=context)
+            self.reached[f"loss: {loss.kind}"] += 1
+            loop.call_at(began_s + loss.at_s, lose, self.broker, self.judges.values(), loss, context=context)
         if self.plan.referred:
             self._retain()
         for fault in self.plan.faults:

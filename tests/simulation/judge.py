@@ -19,7 +19,8 @@ from simulation.beyond import Notes
 from simulation.broker import Broker
 from simulation.counts import check_counts
 from simulation.faults import DRAINS
-from simulation.letters import LETTERS, Letters
+from simulation.kept import Kept
+from simulation.letters import TOPICS, Letters
 from simulation.loop import BEGAN_S
 from simulation.modes import Modes
 from simulation.oracle import Oracle
@@ -82,8 +83,9 @@ class Judge:
                 through=plan.through,
             ),
         )
-        self.letters = Letters(plan, self.oracle) if main == LETTERS else None
+        self.letters = Letters(plan, self.oracle, main) if main in TOPICS else None
         self.services = Services(plan, main)
+        self.kept = Kept(main, self.topology.pending_changelog, commanded=bool(plan.commands))
         self.modes = Modes(plan, self.oracle, skew_ms)
         self.oracle.main = Referring() if plan.referred else None
         self.oracle.copies = Copies() if plan.through else None
@@ -99,7 +101,7 @@ class Judge:
 
     def steer(self, broker: Broker, random: Random) -> None:
         """Have somebody send commands."""
-        plan, scripts = self.plan, "".join((*(script for *_, script in self.plan.records), *self.plan.letters))
+        plan, scripts = self.plan, "".join(self.plan.steps_of_scripts)
         steering = self.oracle.steering = Steering(
             self.topology,
             broker,
@@ -129,7 +131,8 @@ class Judge:
             CircuitBreaker,
             minimum_calls=3, sampling="3s", break_for="400ms", ramp="1s", max_open="20s", probes=self.plan.probes,
         )  # fmt: skip
-        circuits = {name: breaker(rate_limit=self.plan.service_rate or None) for name, *_ in self.plan.services}
+        limits: Any = {"rate_limit": self.plan.service_rate or None, "max_concurrent": self.plan.service_runs}
+        circuits = {name: breaker(**limits) for name, *_ in self.plan.services}
         own = {
             "circuit": breaker() if self.plan.outage else None,
             "circuits": circuits,
@@ -172,14 +175,14 @@ class Judge:
             delays_ms=policy.delays_ms,
             dead_letters=policy.dead_letters,
             seen_window_ms=None if self.rule is None else self.rule.window_ms,
-            drop=self.plan.drop or main == LETTERS,
-            letters_of="orders" if main == LETTERS else None,
+            drop=self.plan.drop or main in TOPICS,
+            letters_of="orders" if main in TOPICS else None,
         )
 
     @property
     def reached(self) -> Counter[str]:
         """What its records have come to."""
-        return self.oracle.named + self.tries.reached + self.services.reached + self.modes.reached
+        return self.oracle.named + self.tries.reached + self.services.reached + self.kept.reached + self.modes.reached
 
     @property
     def retry_topics(self) -> list[str]:
@@ -258,7 +261,9 @@ class Judge:
             self._set(broker, tp, offset)
 
     def set_back(self, broker: Broker, random: Random) -> None:
-        """Set the offsets back, as somebody does who wants records to run again."""
+        """Set the offsets back, as somebody does who wants records to run again; not those of their letters."""
+        if self.letters is not None:
+            return
         for number in range(self.plan.partitions):
             tp = TopicPartition(self.topology.main, number)
             if (end := broker.committed.get(tp)) is not None:

@@ -1,5 +1,9 @@
 """What must hold of dead letters that have a handler (I28): each is handled or replayed, not both, and is not lost.
 
+So it is of letters that are not as others (`simulation.odd_letters`): their handler gets what they say, and is told of
+damage; only one of ours that says which record died has a mark. What retention deletes behind their handler's offset
+has its end, too.
+
 Letters are the records of their handler, so the oracle judges its attempts, its rows and what becomes of each. Here
 their marks are judged: by one who reads the dead-letter topic, and knows the calls of the handler and the commands.
 """
@@ -14,13 +18,20 @@ from typing import Final
 
 from retryapp.core.letters import Letter
 from retryapp.core.record import Record
+from retryapp.ports import TopicPartition
+from simulation.broker import Broker
+from simulation.odd_letters import COUNTLESS, NONE, ODD, PLACELESS
 from simulation.oracle import GIVEN_UP_MS, Oracle
 from simulation.plan import Plan
+from simulation.scripts import INVALID
 from simulation.steering import Steering
 from simulation.story import Opening, Origin, must
 
 LETTERS: Final = "sim.orders.dlq"
 """The topic of the letters: the main topic of their handler."""
+NAMED: Final = f"{LETTERS}.{INVALID}"
+"""The same of what a rule sends there."""
+TOPICS: Final = frozenset({LETTERS, NAMED})
 _FATES: Final = {"handled": "done", "skipped": "skipped", "failed": "dead"}
 """Marks of the handler, and what became of the letter as the record that it is."""
 _CLOSED: Final = {"replayed", "recovered", "discarded"}
@@ -30,14 +41,21 @@ _CLOSED: Final = {"replayed", "recovered", "discarded"}
 class Letters:
     """Judges the letters of one topic."""
 
-    def __init__(self, plan: Plan, oracle: Oracle) -> None:
+    def __init__(self, plan: Plan, oracle: Oracle, topic: str = LETTERS) -> None:
         self.steering: Steering | None = None
         """Of the handler whose records die; set where the history has commands."""
         self._plan = plan
+        self._topic = topic
         self._oracle = oracle
         self._marks: defaultdict[Origin, list[tuple[str, float]]] = defaultdict(list)
         """Marks of each letter, and when they were visible."""
         self._headers: dict[Origin, dict[str, bytes | None]] = {}
+        self._odd: dict[Origin, str] = {}
+        """Letters that are not as others, and how."""
+        self._died: set[bytes | None] = set()
+        """Records that have a letter."""
+        self._gone: set[Origin] = set()
+        """Letters that retention has deleted."""
 
     # -- what is visible ------------------------------------------------------------------------------------------
 
@@ -49,9 +67,17 @@ class Letters:
                 self._marked(record, str((ours["retry-mark"] or b"").decode()), now_ms)
                 continue
             place = record.partition, record.offset
-            of_orders = (ours["retry-origin"] or b"").startswith(b"orders@")
-            must(of_orders, "I28", place, f"a letter of {ours['retry-origin']!r}, which is one itself")
+            if (odd := dict(record.headers).get(ODD)) is not None:
+                self._odd[place] = odd.decode()
+            else:
+                of_orders = (ours["retry-origin"] or b"").startswith(b"orders@")
+                must(of_orders, "I28", place, f"a letter of {ours['retry-origin']!r}, which is one itself")
             foreign = tuple(each for each in record.headers if not each[0].startswith("retry-"))
+            died = ours.get("retry-origin")
+            self._oracle.named["a record has died again since its offset was set back"] += (
+                odd is None and ours.get("retry-replays") is None and died in self._died
+            )
+            self._died.add(died)
             self._headers[place] = ours
             script = self._plan.letters[(record.offset + record.partition) % len(self._plan.letters)]
             self._oracle.add(replace(record, headers=foreign), script)
@@ -60,9 +86,10 @@ class Letters:
         told = json.loads(record.value or b"{}")
         place, name = (record.partition, told["letter"]), told["command"]
         must(place in self._headers, "I28", place, f"{mark}, and no letter")
+        must(self._odd.get(place, COUNTLESS) == COUNTLESS, "I28", place, f"{mark}, and it is {self._odd.get(place)}")
         of = (self._headers[place]["retry-origin"] or b"").decode()
         must(told["failure_id"] == f"sim/{of}", "I28", place, f"{mark} as a letter of {told['failure_id']}, not {of}")
-        marks, story = self._marks[place], self._oracle.stories[place]
+        marks, story = self._marks[place], self._oracle.story(place)
         before, last = [kind for kind, _ in marks], marks[-1][0] if marks else "none"
         reached = self._oracle.named
         if mark in _FATES:
@@ -70,6 +97,8 @@ class Letters:
             must(last not in _CLOSED, "I28", place, f"{mark} by its handler, and it is {last}")
             fine = any(call.fine for calls in story.calls.values() for call in calls)
             must(fine or mark != "handled", "I28", place, "handled, and no call of it was fine")
+            reached["a letter of a rule has its end"] += self._topic == NAMED
+            reached["a letter ends that is gone"] += place in self._gone
         elif mark in ("replayed", "discarded"):
             forced = self.steering is not None and name in self.steering.forced and mark == "replayed"
             must(forced or "handled" not in before, "I28", place, f"{mark} by {name}, and it is handled")
@@ -80,14 +109,27 @@ class Letters:
             reached[f"a letter is {mark}, and it was {last}"] += 1
         marks.append((mark, now_ms))
 
+    def retain(self, broker: Broker) -> None:
+        """Have retention delete what the handler's offset has passed."""
+        for number in range(broker.partitions):
+            tp = TopicPartition(self._topic, number)
+            offset = broker.committed.get(tp, 0)
+            broker.delete_before(tp, offset)
+            self._gone.update(place for place in self._oracle.stories if place[0] == number and place[1] < offset)
+
     # -- what begins ----------------------------------------------------------------------------------------------
 
     def begun(self, place: Origin, letter: Letter | None, opening: Opening | None) -> None:
         """Judge a call of the handler that begins: no mark that its lane has found says that it must not."""
         ours = {name: (value or b"").decode() for name, value in self._headers[place].items()}
-        told = None if letter is None or letter.origin is None else (letter.reason, letter.origin.text, letter.attempts)
-        right = ours["retry-reason"], ours["retry-origin"], int(ours["retry-attempt"])
+        odd = self._odd.get(place, "")
+        origin = None if letter is None or letter.origin is None else letter.origin.text
+        told = None if letter is None else (letter.reason, origin, letter.attempts, letter.damage is not None)
+        attempts = None if odd in (COUNTLESS, NONE) else int(ours["retry-attempt"])
+        place_of = None if odd in (PLACELESS, NONE) else ours["retry-origin"]
+        right = ours.get("retry-reason"), place_of, attempts, odd in (COUNTLESS, PLACELESS, NONE)
         must(told == right, "I28", place, f"its handler gets {told}, the letter has {right}")
+        self._oracle.named[f"a letter begins, {odd}"] += bool(odd)
         if opening is None or not (marks := self._marks[place]):
             return
         calm = self._oracle.steering is not None and self._oracle.steering.calm
@@ -101,6 +143,8 @@ class Letters:
         """Judge the end: each letter has the mark of what became of it, or a command has decided about it."""
         for place, story in self._oracle.stories.items():
             kinds = [kind for kind, _ in self._marks[place]]
+            if self._odd.get(place, COUNTLESS) != COUNTLESS:
+                continue
             mine = [kind for kind in kinds if kind in _FATES]
             fate = story.fates[0] if story.fates else "done"
             passed = not mine and (fate == "skipped" or (fate == "dead" and story.cancelling))

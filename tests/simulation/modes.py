@@ -2,7 +2,8 @@
 
 * No more runs go on at once in a worker than it may have: of first deliveries, and of retries, those of an order that
   were held included. A run that was given up does not count.
-* Rows that wait for a service come back no faster than its circuit's `rate_limit`, whatever its state.
+* Rows that wait for a service come back no faster than its circuit's `rate_limit`, whatever its state, and no more of
+  them run at once in a worker than its `max_concurrent`.
 * Once everything has healed, nothing is later than a rebalance and an opening take.
 * By the broker's clock nothing is early, also where somebody has set that.
 * A record whose handler has asked for an instant is not delivered before it, and its row has that due time.
@@ -11,9 +12,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from math import inf
 from typing import Final
 
+from retryapp.core.circuit import Circuit
 from retryapp.core.rates import parse_rate
 from retryapp.core.rows import decode_row
 from simulation.loop import BEGAN_S
@@ -21,7 +24,7 @@ from simulation.oracle import GIVEN_UP_MS, Oracle
 from simulation.pacing import LATE_MS
 from simulation.plan import Plan
 from simulation.stores import origin_of
-from simulation.story import Opening, Origin, Story, must, step
+from simulation.story import Going, Opening, Origin, Story, must, step
 
 CONCURRENCY: Final = 2
 HEALED_MS: Final = 60_000.0
@@ -30,6 +33,8 @@ FEW: Final = 8
 """More records in flight are a crowd."""
 LEARNT_MS: Final = 30_000.0
 """So late a worker knows of another time of the broker."""
+TURN_MS: Final = 5_000.0
+"""Longest wait for a turn with nobody before: others come and go, and partitions move."""
 INSTANT_MS: Final = 1_500.0
 """After its record was sent a handler asks for an instant that is so late, once for each attempt."""
 
@@ -135,10 +140,45 @@ class Modes:
         self.reached["a row began after the broker's clock was set"] += any(at < now_ms for at, _ in self._steps)
         must(early_ms <= self._skew_ms + 1, "I30", origin, f"attempt {attempt} {early_ms} ms early")
 
-    def _check_rate(self, origin: Origin, opening: Opening, now_ms: float) -> None:
+    def service_of(self, origin: Origin) -> str:
+        """Return which service a record's row waits for; empty: none."""
+        if not self._plan.services or origin in self._oracle.damages.ever:
+            return ""
         rows = self._oracle.stores.rows[origin[0]]
         row = next((row for identity, row in rows.items() if origin_of(origin[0], identity) == origin), None)
-        if row is None or origin in self._oracle.damages.ever or not (name := decode_row(row).circuit):
+        return "" if row is None else decode_row(row).circuit
+
+    def check_places(self, origin: Origin, going: Going, now_ms: float) -> None:
+        """Judge how many retries of a service run at once in a worker, when one begins."""
+        if self._plan.service_runs is None or not going.service:
+            return
+        beside = [
+            each.service == going.service
+            for story in self._oracle.stories.values()
+            for each in story.going
+            if each.worker == going.worker and now_ms - each.cancelled_ms < GIVEN_UP_MS
+        ]
+        runs = sum(beside)
+        self.reached["a row began of a service of which few may run"] += 1
+        self.reached["one begins beside a row of a service that has no more places"] += len(beside) > runs
+        must(runs <= self._plan.service_runs, "I30", origin, f"{runs} retries of {going.service} at once")
+
+    def check_turn(
+        self, circuits: Mapping[str, Circuit], origin: Origin, going: Going, due_at_ms: int | None, now_ms: float
+    ) -> None:
+        """Judge how late a row begins that waits for its turn alone: not much after the last run in its worker."""
+        if not self._plan.lined or due_at_ms is None or not going.service:
+            return
+        circuit = circuits[going.service]
+        calls = (call for story in self._oracle.stories.values() for each in story.calls.values() for call in each)
+        ends = [call.ended_ms for call in calls if call.worker == going.worker]
+        if circuit.closed:
+            late_ms = now_ms - max([due_at_ms, circuit.since_ms, *ends])
+            self.reached["a row had its turn while its circuit was closed"] += 1
+            must(late_ms <= TURN_MS, "I30", origin, f"had its turn {late_ms:.0f} ms after the last run has ended")
+
+    def _check_rate(self, origin: Origin, opening: Opening, now_ms: float) -> None:
+        if not (name := self.service_of(origin)):
             return
         self.reached["a row of a service with a rate began"] += 1
         self._begun[origin[0], opening, name] += 1

@@ -80,6 +80,10 @@ class Plan:
     """Services that are down, from when until when; then each has a circuit."""
     service_rate: str = ""
     """The `rate_limit` of these circuits; empty: none."""
+    service_runs: int | None = None
+    """Their `max_concurrent`."""
+    lined: bool = False
+    """Nothing but that keeps rows waiting."""
     max_concurrent: int | None = None
     """Runs of retries at once in a worker; None: as many as of first deliveries."""
     conditions: bool = False
@@ -102,6 +106,10 @@ class Plan:
     """Capacities that are small, by name; see `simulation.bounds`."""
     letters: tuple[str, ...] = ()
     """Scripts of the handler of dead letters, one after the other by their offsets; empty: they have none."""
+    named: tuple[str, ...] = ()
+    """The same of a handler of what a rule sends to a dead-letter topic of its own; empty: it has none."""
+    odd_letters: tuple[tuple[float, int, str], ...] = ()
+    """When, and on which partition of the dead-letter topic, somebody writes one that is not as others; and how."""
     drop: bool = False
     """There is no dead-letter topic."""
     replayed: str = ""
@@ -131,7 +139,7 @@ class Plan:
     @property
     def steps_of_scripts(self) -> frozenset[str]:
         """All that handlers do."""
-        return frozenset().union(*self.letters, *(script for *_, script in self.records + self.others))
+        return frozenset().union(*self.letters, *self.named, *(script for *_, script in self.records + self.others))
 
     def only(self, kinds: frozenset[str]) -> bool:
         """Tell whether nothing goes wrong but handlers that fail, and faults of these kinds."""
@@ -193,6 +201,7 @@ class Plan:
         sent += [f"rate {self.rate}"] * bool(self.rate)
         sent += [f"{self.max_concurrent} retries at once"] * bool(self.max_concurrent)
         sent += [f"rate {self.service_rate} of each service"] * bool(self.service_rate)
+        sent += [f"{self.service_runs} retries of each service at once"] * bool(self.service_runs)
         sent += [f"{self.outage[0]:6.2f} s  outage until {self.outage[1]:.2f} s"] if self.outage else []
         sent += [f"{down_s:6.2f} s  {name} is down until {up_s:.2f} s" for name, down_s, up_s in self.services]
         sent += [f"replayed before: {self.replayed}"] * bool(self.replayed) + ["policies change"] * self.changes
@@ -207,9 +216,11 @@ class Plan:
             + [f"caps {self.caps}"] * bool(self.caps)
             + ["records wait by reference"] * self.referred
             + [f"letters are handled: {' '.join(self.letters)}"] * bool(self.letters)
+            + [f"letters of a rule, too: {' '.join(self.named)}"] * bool(self.named)
             + ["there is no dead-letter topic"] * self.drop
             + [f"what is due again goes through the main topic, with {len(self.strays)} strays"] * self.through
         )
+        sent += [f"{at_s:6.2f} s  a letter on {number}: {kind}" for at_s, number, kind in self.odd_letters]
         sent += [f"{name} is {size:g} at most" for name, size in self.bounds]
         sent += [f"loss {loss}" for loss in self.losses]
         sent += [f"{len(self.commands)} commands"] * bool(self.commands)

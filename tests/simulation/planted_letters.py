@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from retryapp.core.control import MarkKind, OutgoingMark
+from retryapp.core.control import LetterMark, MarkKind, OutgoingMark
+from retryapp.core.errors import DamagedMetadataError
+from retryapp.core.headers import RETRY_GROUP
 from retryapp.core.hops import Outgoing
+from retryapp.core.letters import read_letter
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Record
-from retryapp.engine.delivery import damage, deliver
+from retryapp.core.record import Headers, Origin, Record
+from retryapp.engine.delivery import damage, deliver, pool
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
 from retryapp.engine.lane.shared_letters import SharedLetters
@@ -17,6 +20,7 @@ from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.letter_commands import LetterCommands
 from retryapp.engine.partition.session import Session
 from retryapp.ports import Event
+from simulation.scripts import INVALID
 
 Ended = tuple[tuple[Outgoing, ...], RetryMetadata, Event]
 
@@ -109,18 +113,78 @@ def _uncounted(
     return ends, metadata, Event.DEAD if event is Event.DISCARDED else event
 
 
+def _whoever(
+    context: DeliveryContext, kind: MarkKind, headers: Headers, letter: Origin, why: str = ""
+) -> tuple[Outgoing, ...]:
+    """A letter of another group is marked, too."""
+    others = dict(headers).get(RETRY_GROUP) == b"others"
+    ours = tuple((name, b"sim" if others and name == RETRY_GROUP else value) for name, value in headers)
+    return _letter_mark(context, kind, ours, letter, why)
+
+
+_letter_mark = damage.letter_mark
+_MARKING: Final = damage, deliver
+
+
+def _for_the_sound(run: Run) -> Turn | None:
+    """A letter with damaged headers, or that is none, is dead without a run."""
+    if (turn := _unpack(run)) is None and run.context.handler.topology.letters_of is not None:
+        told = read_letter(run.shown.headers)
+        if told.damage is not None:
+            return damage.bury_damaged(run, DamagedMetadataError("retry-version", None, told.damage), 0)
+    return turn
+
+
+_unpack = deliver.unpack
+
+
+def _of_what_is_there(self: SharedLetters, letter: int) -> bool:
+    """A letter that retention has deleted is not marked."""
+    table: Any = None if self._keeper is None else self._keeper.table
+    return (table is None or letter in table.rows) and _may_mark(self, letter)
+
+
+_may_mark = SharedLetters.may_mark
+
+
+def _usual(self: LetterMark, topic: str, partition: int) -> OutgoingMark:
+    """All marks go to the usual dead-letter topic."""
+    return _to_record(self, topic.removesuffix(f".{INVALID}"), partition)
+
+
+_to_record = LetterMark.to_record
+
+
+def _of_its_record(self: SharedLetters, letter: int) -> str | None:
+    """A record that dies again needs no handler, as it had one before."""
+    table: Any = None if self._keeper is None else self._keeper.table
+    if table is not None and (row := table.rows.get(letter)) is not None:
+        former = [at for at, each in table.rows.items() if at < letter and each.failure_id == row.failure_id]
+        if any(table.mark_of(at) == MarkKind.HANDLED for at in former):
+            return MarkKind.DISCARDED
+    return _mark_of(self, letter)
+
+
+_mark_of = SharedLetters.mark_of
+
+
 LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
-    ("the index decides", ((SharedLetters, "waits", _by_the_index),), 18_000_045),
+    ("the index decides", ((SharedLetters, "waits", _by_the_index),), 18_000_107),
     ("a mark is durable before the outcome", ((Session, "take", _marked_before),), 18_000_030),
     ("a failed letter is delivered anew", ((damage, "to_end", _anew), (deliver, "to_end", _anew)), 18_000_007),
     ("dropped without a fate", ((damage, "to_end", _without_a_fate), (deliver, "to_end", _without_a_fate)), 18_000_004),
     ("dropped and not counted", ((damage, "to_end", _uncounted), (deliver, "to_end", _uncounted)), 18_000_064),
-    ("a replay ignores the mark", ((LetterCommands, "_check_replay", _unheeded),), 18_000_001),
-    ("a letter is replayed while its handler has it", ((SharedLetters, "runs", _never_runs),), 18_000_005),
-    ("a letter that is replayed begins", ((SharedLetters, "change", _not_kept),), 18_000_020),
-    ("the table does not get marks of the handler", ((DeadLetterKeeper, "take", _not_taken),), 18_000_001),
-    ("what was replayed is handled", ((deliver, "_passed", _begins),), 18_000_016),
+    ("a replay ignores the mark", ((LetterCommands, "_check_replay", _unheeded),), 18_000_002),
+    ("a letter is replayed while its handler has it", ((SharedLetters, "runs", _never_runs),), 18_000_017),
+    ("a letter that is replayed begins", ((SharedLetters, "change", _not_kept),), 18_000_191),
+    ("the table does not get marks of the handler", ((DeadLetterKeeper, "take", _not_taken),), 18_000_013),
+    ("what was replayed is handled", ((deliver, "_passed", _begins),), 18_000_002),
     ("a letter that has ended its workers has no mark", ((SharedLetters, "waits", _at_once),), 18_000_030),
-    ("a letter is free before its outcome is durable", ((SharedLetters, "ended", _let_go_early),), 18_000_016),
+    ("a letter of another group is marked", tuple((at, "letter_mark", _whoever) for at in _MARKING), 18_000_000),
+    ("a damaged letter is not given", ((pool, "unpack", _for_the_sound),), 18_000_000),
+    ("a letter that is gone has no mark", ((SharedLetters, "may_mark", _of_what_is_there),), 18_000_001),
+    ("marks of a rule's letters go to the usual topic", ((LetterMark, "to_record", _usual),), 18_000_002),
+    ("a record that dies again is not handled again", ((SharedLetters, "mark_of", _of_its_record),), 18_000_011),
+    ("a letter is free before its outcome is durable", ((SharedLetters, "ended", _let_go_early),), 18_000_090),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

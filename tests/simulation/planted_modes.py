@@ -13,6 +13,9 @@ from retryapp.core.verdicts import RetryLater
 from retryapp.engine.delivery import judge
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.pool import DeliveryPool
+from retryapp.engine.delivery.run import Run
+from retryapp.engine.handler.places import Places, Wake
+from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.ownership import Ownership
 from retryapp.engine.worker.placement import Served
 from retryapp.testing import MemoryPendingTable
@@ -31,18 +34,31 @@ def _one_more(self: DeliveryPool) -> None:
 _start = DeliveryPool.start
 
 
-def _by_state_alone(self: Pace, waiting: Mapping[str, int]) -> dict[str, int]:
+def _by_state_alone(self: Pace, waiting: Mapping[str, int], wake: Wake) -> dict[str, int]:
     """Circuits have no rate."""
     buckets = [(gate, gate.bucket) for gate in self.gates.values()]
     for gate, _ in buckets:
         gate.bucket = None
-    limits = _limits(self, waiting)
+    limits = _limits(self, waiting, wake)
     for gate, bucket in buckets:
         gate.bucket = bucket
     return limits
 
 
 _limits = Pace.limits
+
+
+def _any_room(self: Places, _wake: Wake) -> int:
+    """A service has places without end."""
+    return 99
+
+
+def _unwoken(_self: Places) -> None:
+    """Nobody hears that a place is free."""
+
+
+def _kept(_self: PartitionEngine, _run: Run) -> None:
+    """A run that is over keeps its place."""
 
 
 def _unconditional(self: Rule, error: BaseException, _delivery: Any, _on_fault: Any) -> bool:
@@ -121,6 +137,13 @@ def _untold(_self: Ownership, _served: Served) -> None:
 MODED: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("one retry more at once than may", ((DeliveryPool, "start", _one_more),), MODES + 4),
     ("the rate of a service holds nothing back", ((Pace, "limits", _by_state_alone),), MODES + 51),
+    (
+        "more of a service run than may",
+        ((Places, "full", property(lambda _self: False)), (Places, "room", _any_room)),
+        MODES + 17,
+    ),
+    ("nobody hears of a place that is free", ((Places, "_wake", _unwoken),), MODES + 43),
+    ("a run that is over keeps its place", ((PartitionEngine, "_free", _kept),), MODES + 13),
     ("conditions are not asked", ((Rule, "_matches", _unconditional),), MODES + 7),
     ("conditions do not see the record", ((Rule, "_matches", _of_no_record),), MODES + 7),
     ("a condition that raises matches", ((Rule, "_matches", _broken_matches),), MODES + 7),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from retryapp.core.record import Damage, Record
 from retryapp.ports import TopicPartition
 from retryapp.testing.broker import Entry
 from simulation.broker import Broker
-from simulation.faults import LOSSES
+from simulation.faults import LOSSES, Fault
 from simulation.story import Origin, Story, Violation
+
+if TYPE_CHECKING:
+    from simulation.judge import Judge
 
 KEPT_MS: Final = 120_000
 """How long the main topic keeps a record; half of it is for workers that are away."""
@@ -106,3 +109,19 @@ def _changed(record: Record, kind: str) -> Record:
     if kind == BROKEN:
         return replace(record, key=None, value=b"", headers=(), damage=Damage(record.offset, "a wrong checksum"))
     return replace(record, value=(record.value or b"")[::-1])  # as of a topic that has lost its end
+
+
+def lose(broker: Broker, judges: Iterable[Judge], loss: Fault) -> None:
+    """Have the main topics lose records that have an outcome."""
+    for judge in judges:
+        if (main := judge.oracle.main) is not None:
+            tp = TopicPartition(judge.topology.main, loss.slot)
+            main.strike(broker, tp, loss.kind, Random(int(loss.size * 1e9)))
+
+
+def retain(broker: Broker, judges: Iterable[Judge]) -> None:
+    """Have the main topics delete what they need not keep."""
+    for judge in judges:
+        if (main := judge.oracle.main) is not None:
+            for number in range(judge.plan.partitions):
+                main.retain(broker, TopicPartition(judge.topology.main, number))

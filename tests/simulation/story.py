@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, NamedTuple
@@ -60,6 +61,8 @@ class Going:
     worker: str
     again: bool = False
     """It is a retry."""
+    service: str = ""
+    """Its row waited for this one; empty: for none."""
     cancelled_ms: float = inf
     """When it was told to stop."""
 
@@ -163,6 +166,22 @@ class Story:
     """When an outcome of its first delivery was."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
+
+    def copied(self, origin: Origin, delivery: int, ours: Mapping[str, bytes]) -> None:
+        """Take a visible copy on the retry topic."""
+        self.copies[delivery] += 1
+        self.dues[delivery].add(int(ours["retry-due-ms"]))
+        self.once(origin, self.copies[delivery], f"copy of delivery {delivery}")
+
+    def once(self, origin: Origin, count: int, what: str, invariant: str = "I1") -> None:
+        """Judge how often something is there."""
+        must(count <= 1 + self.again, invariant, origin, f"{count} visible copies of a {what}")
+
+    @staticmethod
+    def killers(stories: Mapping[Origin, Story], partition: int) -> int:
+        """Return how many records of a partition end their workers: each delays what is found of the others."""
+        scripts = (story.script for (at, _), story in stories.items() if at == partition and story.begun)
+        return sum(not {*"XK"}.isdisjoint(script) for script in scripts)
 
 
 def step(script: str, attempt: int) -> str:

@@ -14,6 +14,7 @@ from retryapp.core.record import Record
 from simulation.drawing import draw_plan
 from simulation.letters import LETTERS as TOPIC
 from simulation.letters import Letters
+from simulation.odd_letters import COUNTLESS, FOREIGN, NONE, ODD, PLACELESS
 from simulation.oracle import Oracle
 from simulation.plan import LETTERS
 from simulation.story import Call, Opening, Topics, Violation
@@ -33,6 +34,16 @@ class Told:
         headers = (HEADERS[0], ("retry-origin", origin), *HEADERS[2:])
         self.letters.appeared([Record(TOPIC, 0, offset, 7, b"k", b"v", headers)], 1_000)
 
+    def odd(self, kind: str) -> None:
+        headers = tuple(each for each in HEADERS if kind != NONE or not each[0].startswith("retry-"))
+        damaged = {COUNTLESS: "retry-attempt", PLACELESS: "retry-origin"}.get(kind)
+        self.headers = (*((name, b"x" if name == damaged else value) for name, value in headers), (ODD, kind.encode()))
+        self.letters.appeared([Record(TOPIC, 0, 0, 7, b"k", b"v", self.headers)], 1_000)
+
+    def begin_odd(self, damage: str | None) -> None:
+        told = read_letter(self.headers)
+        self.letters.begun((0, 0), replace(told, damage=damage), Opening("w", 0.0))
+
     def call(self, *, fine: bool = True) -> None:
         self.oracle.ended((0, 0), 1, Call("w", 0, 10, fine))
 
@@ -43,7 +54,7 @@ class Told:
 
     def begin(self, *, fenced_ms: float = 0.0, reason: bytes = b"rejected") -> None:
         told = read_letter(tuple((name, reason if name == "retry-reason" else value) for name, value in HEADERS))
-        self.letters.begun((0, 0), told, Opening("w", fenced_ms))
+        self.letters.begun((0, 0), replace(told, damage=None), Opening("w", fenced_ms))
 
     def end(self, fate: str) -> None:
         self.oracle.stories[0, 0].fates.append(fate)
@@ -64,6 +75,13 @@ REST = do("at_rest")
         pytest.param([do("mark", "discarded"), do("mark", "restored"), *HANDLED, REST], id="restored"),
         pytest.param([do("mark", "replayed"), do("end", "skipped"), REST], id="passed"),
         pytest.param([*HANDLED, do("begin", fenced_ms=1_500), REST], id="begins where nobody can know"),
+        *(
+            pytest.param([do("odd", kind), do("begin_odd", damage), REST], id=kind)
+            for kind, damage in ((FOREIGN, None), (PLACELESS, "no place"), (NONE, "no headers"))
+        ),
+        pytest.param(
+            [do("odd", COUNTLESS), do("begin_odd", "no count"), do("call"), do("mark", "handled"), REST], id=COUNTLESS
+        ),
     ],
 )
 def test_what_may_be_holds(steps: list[methodcaller]) -> None:
@@ -89,6 +107,13 @@ def test_what_may_be_holds(steps: list[methodcaller]) -> None:
         pytest.param([do("mark", "failed", letter=5)], id="a mark of none"),
         pytest.param([do("letter", 5, b"sim.orders.dlq@x/0/0")], id="a letter of a letter"),
         pytest.param([REST], id="no mark"),
+        *(
+            pytest.param([do("odd", kind), do("call"), do("mark", "handled")], id=f"a mark of what is {kind}")
+            for kind in (FOREIGN, PLACELESS, NONE)
+        ),
+        pytest.param([do("odd", COUNTLESS), REST], id="no mark of a damaged one"),
+        pytest.param([do("odd", COUNTLESS), do("begin_odd", None)], id="damaged, and it says otherwise"),
+        pytest.param([do("odd", FOREIGN), do("begin_odd", "x")], id="sound, and it says otherwise"),
         pytest.param([do("mark", "failed"), REST], id="failed, and is done"),
         pytest.param([do("end", "skipped"), REST], id="passed for no reason"),
     ],

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
 
 from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
+from retryapp.ports import TopicPartition
+from simulation.broker import Broker
 from simulation.story import Origin, Story, Violation
+
+if TYPE_CHECKING:
+    from simulation.judge import Judge
 
 NAME: Final = "retry-redelivery"
 STRAY: Final = "stray"
@@ -21,6 +26,15 @@ def stray(record: Record, which: int) -> Outgoing:
     name = f"{group}/{record.topic}@{TOPIC_ID}/{record.partition}/{record.offset}:{2 + which % 3}".encode()
     headers = (*record.headers, (STRAY, b"1"), (NAME, name))
     return Outgoing(record.topic, record.partition, record.key, record.value, headers)
+
+
+def scatter(broker: Broker, judges: Iterable[Judge], number: int, which: int) -> None:
+    """Put a copy of a record on the main topics that no row waits for: of another group, or a second one."""
+    for judge in judges:
+        tp = TopicPartition(judge.topology.main, number)
+        stories = [story for (at, _), story in judge.oracle.stories.items() if at == number]
+        if stories:
+            broker.append(tp, stray(stories[which % len(stories)].record, which))
 
 
 class Copies:

@@ -248,6 +248,9 @@ async def test_a_pace_is_read_where_it_is_declared(retries: Retries) -> None:
         "records fail in 10s; 3 probes; ramp 30s; attempts free for 1h"
     )
     assert paces["orders"] == ""
+    few = {"ledger": CircuitBreaker(rate_limit="5/s", max_concurrent=2)}
+    retries.handler("c", policy=POLICY, circuits=few)(charge)
+    assert retries.handlers[-1].pace.endswith("attempts free for 1h; retries 5/s; 2 retries at once per worker")
     for wrong in ({"rate_limit": "fast"}, {"rate_limit": "50"}, {"max_concurrent": 0}, {"max_concurrent": 2.5}):
         with pytest.raises(InvalidSettingError, match=next(iter(wrong))):
             retries.handler("b", policy=POLICY, **wrong)  # type: ignore[arg-type]

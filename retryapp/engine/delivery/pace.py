@@ -4,7 +4,7 @@ Neither sleeps in a runner. Due rows that may not go yet stay in the table: the 
 First deliveries that may not begin are kept here, a few of them: while the circuit is not closed no more are taken in.
 While somebody has paused the handler, or forced its circuit open, nothing begins, and nothing is taken in.
 Named circuits hold back due rows that have failed because of them, and nothing else: such a row waits in the table, and
-one that was claimed goes back there.
+one that was claimed goes back there. Of these, only so many run at once (`engine.handler.places`).
 A record that may have killed its worker passes: its mark waits for it.
 """
 
@@ -14,77 +14,24 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from retryapp.core.circuit import Circuit, CircuitState, Transition
+from retryapp.core.circuit import Circuit, Transition
 from retryapp.core.classify import Failure
 from retryapp.core.rates import LeakyBucket, RateLimit
-from retryapp.core.record import Record
 from retryapp.core.rules import ErrorClass
+from retryapp.engine.delivery.gate import Due, Gate, Paced
 from retryapp.engine.handler.handler import Handler
+from retryapp.engine.handler.places import Places, Wake
 from retryapp.ports import Clock, Random
 
 MANY = 1 << 30
-
-
-class Paced(Protocol):
-    """What is asked of a run (`engine.delivery.run`)."""
-
-    @property
-    def record(self) -> Record:
-        """Its record."""
-
-    @property
-    def begun(self) -> bool:
-        """Whether the handler was called."""
-
-    @property
-    def claim(self) -> object | None:
-        """The due row; None for a first delivery."""
-
-    @property
-    def circuit(self) -> str:
-        """Name of the circuit that has counted its last failure; empty: none."""
-
-    @property
-    def on_end(self) -> object | None:
-        """Who waits for its end: its mark."""
 
 
 Pauses = Mapping[str, Sequence[tuple[int, int]]]
 """Begin and end, by name of a circuit; of the handler itself and its own circuit under an empty one."""
 Submit = Callable[[Any], None]
 """Takes a run."""
-
-
-class Gate:
-    """A circuit, and the runs that it has let begin."""
-
-    def __init__(self, name: str, circuit: Circuit, shares: int, now_ms: float) -> None:
-        self.name = name
-        self.circuit = circuit
-        rate = circuit.breaker.rate_limit
-        self.bucket = None if rate is None else LeakyBucket(rate.share_ms(shares), now_ms)
-        self.admitted: set[Paced] = set()
-        self.timer: asyncio.TimerHandle | None = None
-        self.change: Transition | None = None
-        """Before a session."""
-
-    @property
-    def forced(self) -> bool:
-        """Whether somebody has forced it open."""
-        return self.circuit.state is CircuitState.FORCED_OPEN
-
-    def admit(self, run: Paced, now_ms: float) -> None:
-        """Let a run begin."""
-        self.circuit.begin(run.record.offset, now_ms)
-        self.admitted.add(run)
-
-    def stop(self) -> None:
-        """Forget when to look again."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
 
 
 class Pace:
@@ -98,10 +45,12 @@ class Pace:
         rate: RateLimit | None = None,
         shares: int = 1,
         circuits: Mapping[str, Circuit] = {},
+        places: Mapping[str, Places] = {},
     ) -> None:
         self._clock = clock
         self._random = random
-        self.gates = {name: Gate(name, each, shares, self._now_ms()) for name, each in circuits.items()}
+        now_ms = self._now_ms()
+        self.gates = {name: Gate(name, each, shares, now_ms, places.get(name)) for name, each in circuits.items()}
         """By name of the circuit; the handler's own has an empty one."""
         self._own = self.gates.get("")
         self.gated = bool(self.gates)
@@ -130,7 +79,7 @@ class Pace:
         circuits = handler.known_circuits.setdefault(partition, {})
         for name, breaker in handler.breakers.items():
             circuits.setdefault(name, Circuit(breaker))
-        return cls(clock, random, rate=handler.rate_limit, shares=shares, circuits=circuits)
+        return cls(clock, random, rate=handler.rate_limit, shares=shares, circuits=circuits, places=handler.places)
 
     @property
     def circuit(self) -> Circuit | None:
@@ -241,23 +190,51 @@ class Pace:
             most = min(most, self.circuit.permits(self._now_ms()))
         return most if most == MANY else max(0, most - waiting)
 
-    def limits(self, waiting: Mapping[str, int]) -> dict[str, int]:
-        """Return how many rows may be claimed of circuits with a limit now; `waiting`: not begun, by name."""
+    def limits(self, waiting: Mapping[str, int], wake: Wake) -> dict[str, int]:
+        """Return how many rows may be claimed of circuits with a limit now; `claimed` follows.
+
+        `waiting`: claims that no runner has begun, by name; `wake` is called when there is a place for another row.
+        """
         limits, now_ms = dict[str, int](), self._now_ms()
         for name, gate in self.gates.items():
             most = MANY if gate.circuit.closed else gate.circuit.permits(now_ms) - waiting.get(name, 0)
             most = most if gate.bucket is None else min(most, gate.bucket.room(now_ms))
+            if gate.places is not None:
+                gate.offered = gate.places.room(wake)
+                most = min(most, gate.offered)
             if name and most < MANY:
                 limits[name] = max(0, most)
         return limits
 
-    def claimed(self, circuits: Sequence[str]) -> None:
-        """Note that due rows are claimed: the names of their circuits."""
+    def claimed(self, rows: Sequence[Due], limits: Mapping[str, int], wake: Wake) -> None:
+        """Note that rows are claimed: held ones first, then those for which there were these `limits`."""
+        circuits = [row.circuit for row in rows if row.due_at_ms > 0]
         if self._bucket is not None:
             self._bucket.take(len(circuits), self._now_ms())
         for name, gate in self.gates.items():
             if gate.bucket is not None and (count := circuits.count(name)):
                 gate.bucket.take(count, self._now_ms())
+            if gate.places is not None:
+                taken = sum(gate.places.take(row) for row in reversed(rows) if row.circuit == name)
+                if gate.offered:
+                    gate.offered = 0
+                    gate.places.looked(wake, more=0 < limits[name] <= taken)
+
+    def free(self, row: Due) -> None:
+        """Note that the run of a claimed row is over, or does not begin now."""
+        if (places := self._places_of(row)) is not None:
+            places.free(row)
+
+    def leave(self, wake: Wake) -> None:
+        """Note that no more rows are looked for."""
+        for gate in self.gates.values():
+            gate.offered = 0
+            if gate.places is not None:
+                gate.places.leave(wake)
+
+    def _places_of(self, row: Due) -> Places | None:
+        gate = self.gates.get(row.circuit)
+        return None if gate is None else gate.places
 
     def limit_s(self) -> float:
         """Return after how long the rate of a circuit lets more go that does not now."""
@@ -303,9 +280,16 @@ class Pace:
         return False
 
     def sends_back(self, run: Paced) -> bool:
-        """Tell whether a due row waits on in the table: its named circuit has opened since it was claimed."""
-        gate = self.gates.get(run.circuit) if run.circuit and run.on_end is None else None
-        return gate is not None and run not in gate.admitted and not gate.circuit.permits(self._now_ms())
+        """Tell whether a due row waits on in the table.
+
+        Its named circuit has opened since it was claimed, or it has no place: it was held, or is the head of a
+        sequence now.
+        """
+        gate = self.gates.get(run.circuit) if run.circuit else None
+        if gate is None or run.claim is None:
+            return False
+        is_out = run.on_end is None and run not in gate.admitted and not gate.circuit.permits(self._now_ms())
+        return is_out or (gate.places is not None and not gate.places.take(run.claim))
 
     def _gates_of(self, run: Paced) -> list[Gate]:
         """Return those that a run has to pass: the handler's own, and that of its row."""
@@ -360,6 +344,9 @@ class Pace:
             "deliveries are paused": self.paused,
             "an outage is on, which holds it back": self.is_out(circuit),
             "a rate limit holds it back": any(each is not None and not each.room(now_ms) for each in buckets),
+            "as many of its circuit run as may at once": named is not None
+            and named.places is not None
+            and named.places.full,
         }
         return [text for text, holds in shut.items() if holds]
 

@@ -30,6 +30,7 @@ from retryapp.core.record import Headers, Origin, idempotency_key
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.values import keyword_value_type
 from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
+from retryapp.engine.handler.places import Places
 from retryapp.engine.handler.publish import Destinations, Publishing
 from retryapp.engine.handler.threads import Ended, Threads
 
@@ -213,6 +214,8 @@ class Handler:
     """Predicates that have raised, and undeclared circuits that were named: each is logged once."""
     known_circuits: dict[int, dict[str, Circuit]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By partition and name, the own one's is empty: what this worker knows, also of those that it has not now."""
+    places: Mapping[str, Places] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of the circuits that say how many runs go on at once."""
     durations: Durations = field(default_factory=Durations, init=False, repr=False, compare=False)
     orphans: Orphans = field(init=False, repr=False, compare=False)
     threads: Threads = field(init=False, repr=False, compare=False)
@@ -234,12 +237,10 @@ class Handler:
                     "batch", self.batch, f"expected a size of at most max_in_flight={self.max_in_flight}"
                 )
         check_names(self.circuits)
-        if self.circuit is not None and self.circuit.rate_limit is not None:
-            raise InvalidSettingError(
-                "circuit",
-                self.circuit.text,
-                "only circuits= have a rate_limit; for all retries set rate_limit= of the handler",
-            )
+        for limit in ("rate_limit", "max_concurrent"):
+            if self.circuit is not None and getattr(self.circuit, limit) is not None:
+                problem = f"only circuits= have a {limit}; for all retries set {limit}= of the handler"
+                raise InvalidSettingError("circuit", self.circuit.text, problem)
         for breaker in self.breakers.values():
             if self.order is Order.PARTITION:
                 problem = "it cannot be combined with order='partition', where one record is tried at a time: a circuit"
@@ -267,6 +268,13 @@ class Handler:
         if self.through_main and (self.order is not Order.NONE or self.by_reference):
             problem = "it cannot be combined with order=, which it would not keep, or with payload='reference'"
             raise InvalidSettingError("redelivery", "main", problem)
+        few = {name: each.max_concurrent for name, each in self.circuits.items() if each.max_concurrent is not None}
+        if self.through_main and few:
+            problem = (
+                "with redelivery='main' they have no max_concurrent: what waits there for its turn would count, too"
+            )
+            raise InvalidSettingError("circuits", [*few], problem)
+        object.__setattr__(self, "places", {name: Places(most) for name, most in few.items()})
         object.__setattr__(self, "policy_digest", self.policy.digest)
         object.__setattr__(self, "_adapter", _adapter_of(self.value_type))
         object.__setattr__(self, "name", _name(self.function))

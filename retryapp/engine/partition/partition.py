@@ -111,7 +111,7 @@ class PartitionEngine(RunOwner):
         if self.context.lapsed():  # stopped or cut off: another worker may own the partition
             self.lane.fail(MembershipLapsedError(self.lane.name))
         if self.lane.failing:  # no outcome would count, and its last transaction may take long
-            session.scheduler.over = True
+            session.scheduler.end()
         return not self.lane.failing
 
     def _session_of(self, number: int) -> Session | None:
@@ -143,6 +143,10 @@ class PartitionEngine(RunOwner):
         session, self.session = self.session, None
         if session is not None:
             session.end()
+            going = {run.claim for run in self._running}
+            for claim in session.scheduler.claimed.values():
+                if claim not in going:
+                    self.context.pace.free(claim)
         for pool in (self._first, self._again):
             pool.forget(self)
         self._given_up.leave(self._running)
@@ -224,7 +228,10 @@ class PartitionEngine(RunOwner):
     def waits(self, run: Run) -> bool:
         if not self._former or run.place not in self._former:
             held = (pace := self.context.pace).gated and (self._sends_back(run) or pace.holds(run))
-            return held or (self.context.letters is not None and self._wants_letter(self.context.letters, run))
+            held = held or (self.context.letters is not None and self._wants_letter(self.context.letters, run))
+            if held:
+                self._free(run)
+            return held
         self._former[run.place] = run
         return True
 
@@ -239,6 +246,10 @@ class PartitionEngine(RunOwner):
             self.ended(run, None, None)
         return goes
 
+    def _free(self, run: Run) -> None:
+        if run.claim is not None:
+            self.context.pace.free(run.claim)
+
     @override
     def begun(self, run: Run) -> None:
         self._running[run] = None
@@ -247,6 +258,7 @@ class PartitionEngine(RunOwner):
 
     @override
     def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
+        self._free(run)
         began = self._running.pop(run, run) is None
         self._settled.set()
         if run.sequence is not None:
@@ -267,6 +279,7 @@ class PartitionEngine(RunOwner):
 
     @override
     def broke(self, run: Run, fault: Exception) -> None:
+        self._free(run)
         self._running.pop(run, None)
         self._former.pop(run.place, None)  # what waits for its end waits in a session that ends now
         self._settled.set()

@@ -114,6 +114,11 @@ class Scheduler:
             return 0
         return max(0, min(CLAIM_LIMIT, self._ahead - self.waiting, handler.max_in_flight - len(self.claimed)))
 
+    def end(self) -> None:
+        """Claim no more."""
+        self.over = True
+        self._context.pace.leave(self.freed)
+
     def begun(self, claim: Claim) -> None:
         """Note that a runner has a claim, or that it will have none."""
         self.waiting -= 1
@@ -238,17 +243,17 @@ class Scheduler:
                     claimed = {*claimed, *self._sequences.aside.values(), *(key for key, _ in heads)}
                 put_aside = sum(not is_held(value) for _, value in heads)
                 most = 0 if full else max(0, min(limit - put_aside, held_limit - len(heads)))
-                limits = self._context.pace.limits(self._waiting_in)
+                limits = self._context.pace.limits(self._waiting_in, self.freed)
                 self._limited, queues = bool(limits), {queue_of(name): limit for name, limit in limits.items()}
                 rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left, most=queues)
                 self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
+            taken = self._claim_all(heads + rows)
+            self._context.pace.claimed([claim for claim, _ in taken], limits, self.freed)
             if not rows and not heads:
                 break
-            taken = self._claim_all(heads + rows)
             counted = {claim.key for claim, _ in taken if claim.circuit in limits}
             if any(queue_in(key) in queues and key not in counted for key, _ in rows):
                 self._next_due_ms = 0  # it does not run, or no circuit hears of its end: there may be others behind it
-            self._context.pace.claimed([claim.circuit for claim, _ in taken if claim.due_at_ms > 0])
             self._deliver(taken)
             if not (heads and full) and self._next_due_ms > now_ms:
                 break

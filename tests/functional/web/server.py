@@ -17,6 +17,7 @@ from aiohttp.test_utils import TestServer
 from functional.web.worker import GROUP, NOW_MS, FakeWorker
 
 from retryapp.core.masking import UNMASKED, Mask
+from retryapp.lookup.decoding import Decoding
 from retryapp.testing import VirtualClock
 from retryapp.web import register
 from retryapp.web.access import Operators, Role
@@ -47,10 +48,12 @@ ADMIN = Operators(local=Role.ADMIN)
 
 
 @asynccontextmanager
-async def serving(worker: FakeWorker, operators: Operators = ADMIN, mask: Mask = UNMASKED) -> AsyncIterator[str]:
+async def serving(
+    worker: FakeWorker, operators: Operators = ADMIN, mask: Mask = UNMASKED, decoding: Decoding | None = None
+) -> AsyncIterator[str]:
     """Serve a worker's pages from a real Faust app; yields its address."""
     app = faust.App(GROUP, web_tables_enabled=False, web_router_enabled=False)
-    register(app, worker, clock=VirtualClock(NOW_MS), operators=operators, mask=mask)
+    register(app, worker, clock=VirtualClock(NOW_MS), operators=operators, mask=mask, decoding=decoding)
     async with TestServer(await app.web.wsgi()) as server:
         yield str(server.make_url("")).rstrip("/")
 
