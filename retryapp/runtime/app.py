@@ -61,6 +61,7 @@ from retryapp.runtime.transport import KafkaTransport, lane_place
 logger = get_logger(__name__)
 
 _CATCH_UP_S = 10.0  # how often offsets are set past transaction markers that no record follows
+_OTHERS_S = 30.0  # how often it is looked whether main topics are still the same
 _GROWTH_S = 5.0  # how often our topics are counted while they have fewer partitions than a main topic
 # how often the control topics are looked at; an idle worker takes 0.97 s of CPU a minute with it, 0.82 s with 0.5 and
 # 0.71 s without (4 partitions; with 64: 2.03, 1.69 and 1.43 s)
@@ -324,6 +325,7 @@ class Runtime(Ownership):
             asyncio.create_task(self._catch_up_regularly(), name="catch-up"),
             asyncio.create_task(self._look_for_commands(self._reader), name="commands"),
             asyncio.create_task(self._look_for_growth(), name="growth"),
+            asyncio.create_task(self._look_for_other_topics(), name="topics"),
         ]
         for task in self._tasks:
             task.add_done_callback(end_if_broken)
@@ -382,6 +384,21 @@ class Runtime(Ownership):
                     least = await asyncio.to_thread(self._least_partitions, served.handler.topology.owned)
                     self.complete(served, least)
 
+    async def _look_for_other_topics(self) -> None:
+        while True:
+            await asyncio.sleep(_OTHERS_S)
+            try:
+                ids = await asyncio.to_thread(self._ids_of, [*self.served])
+            except Exception as exc:  # noqa: BLE001 - asked again soon: no reason to end the worker
+                logger.debug("Main topics could not be looked at: %r", exc)
+                continue
+            if why := self.made_again(ids):
+                await self._end(why)
+
+    def _ids_of(self, topics: Sequence[str]) -> Mapping[str, str]:
+        states = KafkaAdmin(self.connection).describe_topics(topics, tolerant=True)
+        return {name: state.topic_id for name, state in states.items()}
+
     def _least_partitions(self, topics: Sequence[str]) -> int:
         try:
             states = KafkaAdmin(self.connection).describe_topics(topics)
@@ -415,8 +432,13 @@ class Runtime(Ownership):
         self._log.summarize()
 
     async def _end_hung(self, handler: Handler) -> None:
-        """End this process, as hung threads end with it only, after a hand-over like that of a stop."""
-        why = f"Handler {handler.name} for {handler.main} is blocked for {HUNG_S:g} s: {handler.orphans.problem}"
+        """End this process, as hung threads end with it only."""
+        await self._end(
+            f"Handler {handler.name} for {handler.main} is blocked for {HUNG_S:g} s: {handler.orphans.problem}"
+        )
+
+    async def _end(self, why: str) -> None:
+        """End this process after a hand-over like that of a stop."""
         try:
             await self.leave(self.options.grace_ms / 1000)
         except Exception:  # the process ends all the same

@@ -19,6 +19,7 @@ from simulation.faults import (
     LONG_WAY,
     LOSSES,
     OURS,
+    REBORN,
     REFUSED,
     REMADE,
     RETAINED,
@@ -55,6 +56,8 @@ MOVED_STATES = (
     f"fault: {SET_BACK}", "a record comes again", "a record comes again that waits",
     "a backlog was full", "no more rows could be claimed", "so many bytes were in flight", "an opening ran out of time",
     "commands where the newest counts", "commands beside a delay without end",
+    f"fault: {REBORN}", "a record waits whose topic was made again", "a record is gone with its topic",
+    "a record was named like one of the former topic",
 )  # fmt: skip
 """The same of histories from `plan.MOVED` on."""
 LETTER_STATES = (
