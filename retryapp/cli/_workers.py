@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
 import aiohttp
@@ -194,10 +194,11 @@ def _circuit_text(lane: Mapping[str, Any]) -> str:
 
 
 def _lanes_table(group: Group) -> Table:
-    table = Table("worker", "topic", box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in ("part", "lane", "since", *_NUMBERS):
-        table.add_column(heading, justify="left" if heading in {"lane", "since"} else "right")
-    table.add_column("last error", overflow="ellipsis", no_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in ("worker", "topic", "part", "lane", "since", *_NUMBERS):
+        justify: Literal["left", "right"] = "right" if heading == "part" or heading in _NUMBERS else "left"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    table.add_column("last error", overflow="fold")  # the one that gives way
     for lane in sorted(group.lanes, key=lambda lane: (lane["worker"], lane["main"], lane["partition"])):
         numbers = [lane.get(name) for name in _NUMBERS.values()]
         state, since_ms = lane["state"], lane.get("since_ms")

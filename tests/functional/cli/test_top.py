@@ -67,6 +67,13 @@ def test_table_shows_each_lane() -> None:
         assert fact in shown
 
 
+def test_a_long_error_does_not_hide_whose_it_is() -> None:
+    """It took the whole line, and left no room for worker, topic and partition."""
+    lane = {**GROUP.lanes[1], "last_error": "the brokers do not know topic orders: " + "it was deleted " * 20}
+    (row,) = [line for line in drawn(replace(GROUP, lanes=[lane])).splitlines() if "127.0.0.1:6067" in line]
+    assert [word in row for word in ("orders", "opening", "the brokers do not know topic")] == [True] * 3
+
+
 @pytest.mark.parametrize(
     ("circuit", "lane"), [(None, "open "), ("closed", "open "), ("half-open", "open, circuit half-open ")]
 )
