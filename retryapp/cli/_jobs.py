@@ -12,7 +12,7 @@ import click
 from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retryapp.cli._options import Place, decorated, pair, when
+from retryapp.cli._options import Place, decorated, pair, place_text, when
 from retryapp.cli._output import table
 from retryapp.cli._target import decoding_of, resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
@@ -163,7 +163,7 @@ def begin_job(
         text += f", {queued} wait for a worker" if queued else ""
         text += "".join(f"\nrefused: {each}" for each in dict.fromkeys(refused))
         emit({"job": order.id, "preview": found.facts, "begun": begun, "queued": queued, "refused": refused},
-             f"{text}\nwatch it: retryapp job show {order.id}", as_json=as_json)  # fmt: skip
+             f"{text}\nwatch it: retryapp job show {place_text()} {order.id}", as_json=as_json)  # fmt: skip
         return ExitCode.FINDING if refused or queued else ExitCode.FINE
     return watch(connection, topology, order.id, found.letters, as_json=as_json)
 
@@ -190,7 +190,9 @@ def watch(
                     return show_job(connection, topology, job, as_json=as_json)  # it is unknown
                 time.sleep(_LOOK_S)
         except KeyboardInterrupt:
-            stderr_console.print(f"job {job} goes on: retryapp job show {job}, or job cancel {job} --why TEXT")
+            stderr_console.print(
+                f"job {job} goes on: retryapp job show {place_text()} {job}\n{_end_text('cancel', job)}"
+            )
             raise
     whole = summed(parts)
     emit(job_facts(job, parts), _job_text(job, parts), as_json=as_json)
@@ -202,7 +204,8 @@ def show_jobs(connection: KafkaConnection, topology: HandlerTopology, *, as_json
     wholes = {job: summed(parts) for job, parts in jobs.items()}
     rows = [[job, each.verb, str(each.state), str(each.done), str(each.refused.total()), each.by, each.why]
             for job, each in wholes.items()]  # fmt: skip
-    text = table(["job", "", "state", "done", "refused", "by", "why"], rows) if rows else "no jobs"
+    text = table(["job", "", "state", "done", "refused", "by", "why"], rows)
+    text = text if rows else "no jobs; one that still waits for a worker is not listed"
     emit({"jobs": [job_facts(job, parts) for job, parts in jobs.items()]}, text, as_json=as_json)
     return ExitCode.FINE
 
@@ -229,7 +232,8 @@ def show_refused(connection: KafkaConnection, topology: HandlerTopology, job: st
 
 
 def _unknown(job: str, *, as_json: bool) -> ExitCode:
-    emit({"job": job, "found": False}, f"no partition knows a job {job}", as_json=as_json)
+    text = f"no partition knows job {job}: no worker has taken it yet, all have refused it, or it was over long ago"
+    emit({"job": job, "found": False}, text, as_json=as_json)
     return ExitCode.FINDING
 
 
@@ -252,13 +256,18 @@ def answers(facts: Mapping[str, Any], told: Told, *, as_json: bool) -> ExitCode:
     return ExitCode.FINE if all(each["outcome"] == "done" for each in said) else ExitCode.FINDING
 
 
+def _end_text(verb: str, job: str) -> str:
+    words = {"resume": "go on", "cancel": "end it"}[verb]
+    return f"{words}: retryapp job {verb} {place_text()} {job} --why TEXT"
+
+
 def _job_text(job: str, parts: Mapping[int, Part]) -> str:
     whole = summed(parts)
     lines = [f"job {job}: {whole.verb}, {whole.state}; {whole.text}"]
-    lines += [f"which were refused, and why: retryapp job refused {job}"] * bool(whole.refused)
+    lines += [f"which were refused, and why: retryapp job refused {place_text()} {job}"] * bool(whole.refused)
     lines += [f"paused on partition {number}: {part.paused}" for number, part in parts.items() if part.paused]
     if whole.state is PartState.PAUSED:
-        lines.append(f"go on: retryapp job resume {job} --why TEXT; end it: retryapp job cancel {job} --why TEXT")
+        lines += [_end_text("resume", job), _end_text("cancel", job)]
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce, wraps
@@ -81,6 +82,13 @@ def place_options(command: Callable[..., R]) -> Callable[..., R]:
         click.option("--topic", metavar="MAIN", help="Only the handler of this main topic."),
         client_config_option(f"File with librdkafka properties for --broker, {_PROPERTIES}."),
     )
+
+
+def place_text() -> str:
+    """Return the options of :class:`Place` as this command was given them, for a command that is suggested."""
+    given = click.get_current_context().params
+    names = {"app_spec": "-A"} | {name: f"--{name.replace('_', '-')}" for name in Place.__slots__[1:]}
+    return " ".join(f"{option} {shlex.quote(str(given[name]))}" for name, option in names.items() if given.get(name))
 
 
 def list_options(command: Callable[..., R]) -> Callable[..., R]:

@@ -84,7 +84,7 @@ def judge_offsets(
                     (forgotten if trace.lost else new).append(number)
                     continue
             if not here.start <= offset <= here.stop:
-                outside.append(_outside(main, number, f"{seen}{offset}", offset, here))
+                outside.append(_outside(topology.group, main, number, f"{seen}{offset}", offset, here))
             elif seen:
                 expired.append(number)
         findings = [*outside, *_summaries(topology, len(kept), new, expired, forgotten)]
@@ -104,7 +104,7 @@ def _summaries(
             f"none for partition {numbers(forgotten)}, where records have waited",
             expected="committed offsets",
             why=f"{why}; these lanes refuse to start",
-            remedy=_reset(f"{topology.main}:{forgotten[0]}", "--to-datetime or --to-earliest"),
+            remedy=_reset(topology.group, f"{topology.main}:{forgotten[0]}", "--to-datetime or --to-earliest"),
         )
     if expired:
         yield note(
@@ -118,19 +118,19 @@ def _summaries(
         yield note(name, f"none yet for {len(new)} of {partitions} partitions", why="a worker sets them")
 
 
-def _reset(place: str, target: str) -> str:
-    command = f"kafka-consumer-groups.sh --reset-offsets --topic {place} {target} --execute"
+def _reset(group: str, place: str, target: str) -> str:
+    command = f"kafka-consumer-groups.sh --group {group} --reset-offsets --topic {place} {target} --execute"
     return f"Choose where to continue, with all workers stopped: {command}"
 
 
-def _outside(topic: str, number: int, seen: str, offset: int, kept: range) -> Finding:
+def _outside(group: str, topic: str, number: int, seen: str, offset: int, kept: range) -> Finding:
     lost = f"{counted(kept.start - offset, 'record')} deleted before the group read them"
     return problem(
         f"offset of {topic}[{number}]",
         seen,
         expected=f"{kept.start} to {kept.stop}",
         why=f"{lost if offset < kept.start else 'the topic was recreated, or lost its end'}; its lane refuses to start",
-        remedy=_reset(f"{topic}:{number}", "--to-earliest"),
+        remedy=_reset(group, f"{topic}:{number}", "--to-earliest"),
     )
 
 

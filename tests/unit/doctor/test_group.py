@@ -71,7 +71,7 @@ def test_an_offset_outside_is_a_problem_with_the_number_of_lost_records() -> Non
     assert (below.name, below.seen, below.expected) == ("offset of orders[0]", "7", "10 to 20")
     assert "3 records deleted" in below.why
     assert "recreated" in above.why
-    assert "orders:0 --to-earliest" in below.remedy
+    assert f"--group {ORDERS.group} --reset-offsets --topic orders:0 --to-earliest" in below.remedy
 
 
 @pytest.mark.parametrize(
