@@ -106,7 +106,7 @@ class Answers:
             handlers, todo = list[Facts](), list[Facts]()
             for info, here, group in zip(infos, heres, groups, strict=True):
                 handlers.append(self._facts_of(info, here, group))
-                todo += needs_action(info.main, group.partitions, group.causes, group.parts, now_ms)
+                todo += needs_action(info.main, group.partitions, group.causes, group.parts, group.rates, now_ms)
             return {
                 "silent": sorted({url for handler in handlers for url in handler["group"]["silent"]}),
                 "group": infos[0].group if infos else None,

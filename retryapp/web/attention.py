@@ -13,12 +13,14 @@ from retryapp.core.row_keys import BEFORE_STOPPED
 from retryapp.lookup.jobs import by_job, summed
 from retryapp.lookup.records import Facts, known_sum
 from retryapp.ports import PAGES_PREFIX, PartitionInfo
-from retryapp.web.figures import ELSEWHERE, OPEN, open_circuits
+from retryapp.web.figures import ELSEWHERE, OPEN, Rates, open_circuits
 from retryapp.web.render import due_text, spaced
 
 LATE_MS: Final = 60_000
 """A record that is due for longer is late."""
-_STALLED, _PAUSED, _CIRCUIT, _JOB, _LATE, _DEAD, _NEWS = range(7, 0, -1)
+MANY_PER_MIN: Final = 20
+"""Fewer failures than this are no sign that all deliveries fail."""
+_STALLED, _PAUSED, _CIRCUIT, _FAILING, _JOB, _LATE, _DEAD, _NEWS = range(8, 0, -1)
 
 
 def needs_action(
@@ -26,11 +28,14 @@ def needs_action(
     infos: Sequence[PartitionInfo],
     causes: Sequence[CauseCount],
     parts: Sequence[tuple[int, Part]],
+    rates: Rates | None,
     now_ms: int,
 ) -> list[Facts]:
     """Return what is wrong with a handler: `weight`, `main`, a sentence, and the page where it can be seen."""
     base = f"{PAGES_PREFIX}/{quote(main, safe='')}"
     found = [*_of_partitions(infos, now_ms), *_of_jobs(parts)]
+    if rates is not None and rates.failures_per_min >= max(rates.deliveries_per_min, MANY_PER_MIN):
+        found.append((_FAILING, f"every delivery fails: {rates.failures_per_min:,.0f} a minute", "pending"))
     if dead := known_sum(item.dead for item in infos):
         most, name = (causes[0].records, f": {causes[0].name}") if causes else (dead, "")
         part = f", {most:,} of them" if most < dead else ""

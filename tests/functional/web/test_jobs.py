@@ -23,7 +23,7 @@ from retryapp.core.control import Verb
 from retryapp.core.jobs import HandlerVerb, JobPart, JobVerb, LetterFilter
 from retryapp.lookup.jobs import Order
 from retryapp.lookup.previews import Preview, Scope
-from retryapp.ports import CircuitInfo
+from retryapp.ports import Activity, CircuitInfo
 from retryapp.web import counting
 from retryapp.web import jobs as web_jobs
 from retryapp.web.access import Operators, Role
@@ -366,6 +366,16 @@ async def test_browsers_are_led_to_the_overview(site: Site) -> None:
     status, headers, _ = await site.get("/", accept="text/html")
     assert (status, headers["Location"]) == (302, "/retries/")
     assert (await site.get("/"))[0] == 200
+
+
+@pytest.mark.parametrize(("failures", "said"), [(10, ["every delivery fails: 20 a minute"]), (9, [])])
+async def test_a_handler_of_which_every_delivery_fails_needs_action(
+    site: Site, worker: FakeWorker, failures: int, said: list[str]
+) -> None:
+    """Nothing is dead or late for hours then, and the page said that there was nothing to do."""
+    worker.lately = Activity(span_s=30, deliveries=10, failures=failures, late_within={})
+    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
+    assert [each["text"] for each in todo if "fails" in each["text"]] == said
 
 
 async def test_the_overview_says_first_what_needs_action(site: Site, worker: FakeWorker) -> None:
