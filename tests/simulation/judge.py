@@ -19,6 +19,7 @@ from simulation.beyond import Notes
 from simulation.broker import Broker
 from simulation.counts import check_counts
 from simulation.faults import DRAINS
+from simulation.fences import Fences
 from simulation.letters import TOPICS, Letters
 from simulation.loop import BEGAN_S
 from simulation.modes import Modes
@@ -85,6 +86,7 @@ class Judge:
         self.letters = Letters(plan, self.oracle, main) if main in TOPICS else None
         self.services = Services(plan, main)
         self.modes = Modes(plan, self.oracle, skew_ms)
+        self.fences = Fences()
         self.oracle.main = Referring() if plan.referred else None
         self.oracle.copies = Copies() if plan.through else None
         self.notes = Notes(self.oracle.stories)
@@ -180,7 +182,7 @@ class Judge:
     @property
     def reached(self) -> Counter[str]:
         """What its records have come to."""
-        return self.oracle.named + self.tries.reached + self.services.reached + self.modes.reached
+        return self.oracle.named + self.tries.reached + self.services.reached + self.modes.reached + self.fences.reached
 
     @property
     def retry_topics(self) -> list[str]:
@@ -281,6 +283,7 @@ class Judge:
             if tp in broker.committed:
                 self.closed[number] = [origin_of(number, identity) for identity in rows]
             rows.clear()
+            self.fences.forget(number)
             broker.make_again(TopicPartition(self.topology.pending_changelog, number))
 
     def check_closed(self, origin: Origin) -> None:

@@ -214,6 +214,7 @@ class SimWorker(Observer):
                 seen=TopicPartition(topology.seen_changelog, number) if served.handler.deduplicate else None,
                 control=TopicPartition(topology.control, number) if self._commanded else None,
                 control_id=TOPIC_ID,
+                fences=served.handler.takes_delivery,
                 topic_id=TOPIC_ID,
                 changelog_id="again" if topology.pending_changelog in self.broker.made_again else TOPIC_ID,
             ),
