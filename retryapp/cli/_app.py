@@ -44,7 +44,7 @@ def load_application(spec: str) -> Retries:
         NoRetriesError: no ``Retries`` extends that app.
     """
     module, _, attribute = spec.partition(":")
-    if not module:
+    if not module or module.startswith("."):  # a path: Python would take it for a relative import
         raise AppNotFoundError(spec, "no module is named")
     app: Any = _import(spec, module)
     for name in (attribute or DEFAULT_ATTRIBUTE).split("."):

@@ -70,8 +70,7 @@ def list_(
 ) -> ExitCode:
     """List waiting records, the next due first.
 
-    A record that is due and waits for an open circuit is marked, by the events of the last hour. Only the pages show
-    whether a rate holds it back.
+    A record that is due and waits for an open circuit is marked. Only the pages show whether a rate holds it back.
 
     \b
     Examples:

@@ -27,10 +27,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from retryapp.core.calls import Calls
 from retryapp.core.checks import check_count
 from retryapp.core.durations import Duration, format_duration_ms, named_duration_ms
 from retryapp.core.errors import InvalidSettingError
@@ -41,10 +44,9 @@ MAX_CIRCUITS: Final = 16
 """Of one handler, with names: each is a metric's label, and what is forced open is written with every transaction."""
 MAX_DOUBLINGS: Final = 3
 """The longest break is eight times the first."""
-MAX_DIFFERENT: Final = 10_000
-"""Records that have failed in a sampling window and are told apart; beyond it the oldest part is forgotten."""
+MOST_SPELLS: Final = 10
+"""Outages that are written down after their end, for each circuit: deadlines do not count them."""
 
-_SLICES: Final = 10
 _LEAST_FAILED: Final = 2
 _RAMP_DOUBLINGS: Final = 10
 _TOKENS_MS: Final = 100.0
@@ -87,6 +89,31 @@ class Transition(NamedTuple):
     after: CircuitState
     cause: str
     """Why it opened, or closed although probes fail; else empty."""
+    spell: tuple[float, float] | None = None
+    """When it was not closed, if that has ended."""
+
+
+class KeptCircuit(BaseModel):
+    """What its owner has written down of a circuit, at its last change of state."""
+
+    model_config = ConfigDict(frozen=True)
+    state: CircuitState
+    by: str
+    """The life of that owner."""
+    cause: str = ""
+    """Why it opened last."""
+    since_ms: int = 0
+    """When it was closed last, epoch milliseconds; 0 where it is closed."""
+    used_ms: Annotated[int, Field(ge=0)] = 0
+    """How much of `max_open` had passed."""
+    opened: Annotated[int, Field(ge=0)] = 0
+    """How often it has opened since."""
+    spells: tuple[tuple[int, int], ...] = ()
+    """Begin and end of the last outages, epoch milliseconds."""
+
+    @property
+    def closed(self) -> bool:
+        return self.state is CircuitState.CLOSED
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -166,49 +193,6 @@ class CircuitBreaker:
         )
 
 
-@dataclass(slots=True)
-class _Slice:
-    number: int
-    fine: int = 0
-    failed: set[Hashable] = field(default_factory=set)
-
-
-class _Calls:
-    """The different records of the last ``sampling_ms``: how many went well, and which failed last."""
-
-    def __init__(self, sampling_ms: int) -> None:
-        self._width_ms = sampling_ms / _SLICES
-        self._slices: deque[_Slice] = deque()
-
-    def clear(self) -> None:
-        self._slices.clear()
-
-    def add(self, place: Hashable, *, fine: bool, now_ms: float) -> None:
-        number = int(now_ms // self._width_ms)
-        slices = self._slices
-        while slices and slices[0].number <= number - _SLICES:
-            slices.popleft()
-        if not slices or slices[-1].number < number:
-            slices.append(_Slice(number))
-        for each in slices:
-            if each.failed:
-                each.failed.discard(place)  # its last outcome counts, once
-        if fine:
-            slices[-1].fine += 1
-            return
-        slices[-1].failed.add(place)
-        while len(slices) > 1 and self.failed > MAX_DIFFERENT:
-            slices.popleft()
-
-    @property
-    def failed(self) -> int:
-        return sum(len(each.failed) for each in self._slices)
-
-    @property
-    def all(self) -> int:
-        return self.failed + sum(each.fine for each in self._slices)
-
-
 class Circuit:
     """The state of one handler and partition."""
 
@@ -219,7 +203,7 @@ class Circuit:
         """When it came to its state."""
         self.cause = ""
         """Why it opened last."""
-        self._calls = _Calls(breaker.sampling_ms)
+        self._calls = Calls(breaker.sampling_ms)
         self._left_ms = 0.0
         """When it was closed last."""
         self._absent_ms = 0.0
@@ -243,10 +227,19 @@ class Circuit:
         self._tokens = self._filled_ms = 0.0
         self._spells: deque[tuple[float, float]] = deque(maxlen=_MAX_SPELLS)
         """When it was not closed."""
+        self.kept: KeptCircuit | None = None
+        """What is written down of it, as far as this process has asked for."""
+        self.read: KeptCircuit | None = None
+        """What another owner had written down when this one went on with it."""
 
     @property
     def closed(self) -> bool:
         return self.state is CircuitState.CLOSED
+
+    @property
+    def opened(self) -> int:
+        """How often it has opened since it was closed last."""
+        return 0 if self.closed else self._opened
 
     # -- what may begin -----------------------------------------------------------------------------------------
 
@@ -335,6 +328,30 @@ class Circuit:
             self._absent_ms += now_ms - self._ended_ms
             self._ended_ms = None
 
+    def take_up(self, kept: KeptCircuit, now_ms: float, away_ms: float) -> Transition | None:
+        """Go on with what another owner has written down: closed if it was, else half-open.
+
+        Args:
+            kept: what that is.
+            now_ms: now.
+            away_ms: for how long it is not closed; what of that was not used yet, nobody has probed.
+
+        Returns:
+            The change of state; None: it is closed.
+        """
+        self._calls.clear()
+        self._exempt, self._ended_ms = False, None
+        if kept.closed:
+            self.forget()
+            if not self.closed:
+                self._go(CircuitState.CLOSED, now_ms)
+            return None
+        away_ms = max(away_ms, kept.used_ms)
+        self._left_ms, self._absent_ms, self._opened = now_ms - away_ms, away_ms - kept.used_ms, kept.opened
+        self.cause = kept.cause
+        self._probe(now_ms)
+        return Transition(kept.state, self.state, kept.cause)
+
     def forget(self) -> None:
         """Note that no run goes on whose outcome will come."""
         self._slots.clear()
@@ -368,11 +385,14 @@ class Circuit:
     def release(self, now_ms: float) -> Transition | None:
         """Let an open one probe now. One that was forced open has all of `max_open` for that; None: it is not open."""
         if self.state is CircuitState.FORCED_OPEN:
-            self._spells.append((self._left_ms, now_ms))
+            spell = self._end_spell(now_ms)
             self._left_ms, self._absent_ms, self._opened = now_ms, 0.0, 0
-        elif self.state is not CircuitState.OPEN:
-            return None
-        return self._probe(now_ms)
+            return self._probe(now_ms)._replace(spell=spell)
+        return self._probe(now_ms) if self.state is CircuitState.OPEN else None
+
+    def _end_spell(self, now_ms: float) -> tuple[float, float]:
+        self._spells.append((self._left_ms, now_ms))
+        return self._spells[-1]
 
     def _probe(self, now_ms: float) -> Transition:
         self.forget()
@@ -412,9 +432,9 @@ class Circuit:
         return self._go(CircuitState.OPEN, now_ms, cause)
 
     def _close(self, now_ms: float, cause: str = "") -> Transition:
-        self._spells.append((self._left_ms, now_ms))
+        spell = self._end_spell(now_ms)
         self._calls.clear()
-        return self._go(CircuitState.CLOSED, now_ms, cause)
+        return self._go(CircuitState.CLOSED, now_ms, cause)._replace(spell=spell)
 
     def _go(self, state: CircuitState, now_ms: float, cause: str = "") -> Transition:
         change = Transition(self.state, state, cause)
@@ -437,12 +457,16 @@ class Circuit:
     def free(self, now_ms: float) -> bool:
         if self.state is CircuitState.FORCED_OPEN:
             return True
-        return not self.closed and now_ms - self._left_ms - self._absent_ms < self.breaker.max_open_ms
+        return not self.closed and self.used_ms(now_ms) < self.breaker.max_open_ms
+
+    def used_ms(self, now_ms: float) -> float:
+        """Return how much of `max_open` has passed; 0 while it is closed."""
+        return 0.0 if self.closed else max(0.0, now_ms - self._left_ms - self._absent_ms)
 
     def again_ms(self, now_ms: float) -> float:
         """Return when a record that failed for free may probe again."""
         return self._until_ms if self.state is CircuitState.OPEN else now_ms + self.breaker.break_for_ms
 
     def spells(self, now_ms: float) -> list[tuple[float, float]]:
-        """Return when it was not closed: begin and end."""
+        """Return when it was not closed: begin and end. The last one lasts until now where it is not closed."""
         return [*self._spells] if self.closed else [*self._spells, (self._left_ms, now_ms)]

@@ -32,6 +32,7 @@ from pydantic import (
 )
 
 from retryapp.core.causes import cause_id
+from retryapp.core.circuit import KeptCircuit
 from retryapp.core.control import JOB_ID, MAX_COMMAND_BYTES, MAX_WORDS, OF_LETTERS, Command, Verb
 from retryapp.core.errors import DamagedCommandError
 from retryapp.core.foreign import split_headers, unshield
@@ -291,7 +292,7 @@ class Level(BaseModel):
 
 
 class Steering(BaseModel):
-    """What a partition remembers of commands."""
+    """What a partition remembers of commands, and of its circuits."""
 
     v: Literal[1] = 1
     paused: Level | None = None
@@ -304,6 +305,8 @@ class Steering(BaseModel):
     """Begin and end of the last pauses and forced outages, epoch milliseconds."""
     ended: dict[str, list[tuple[int, int]]] = Field(default_factory=dict)
     """The same of the outages of circuits with names."""
+    circuits: dict[str, KeptCircuit] = Field(default_factory=dict)
+    """Circuits that have opened once, by name; the handler's own has an empty one."""
     parts: list[Part] = Field(default_factory=list)
     """Those that go on, and the last ones that are over; the oldest first."""
     releases: dict[str, dict[int, int]] = Field(default_factory=dict)
@@ -327,8 +330,9 @@ class Steering(BaseModel):
 
     @property
     def all_pauses(self) -> Mapping[str, list[tuple[int, int]]]:
-        """Pauses and forced outages of the handler under an empty name, and outages of circuits with names."""
-        return {"": self.pauses, **self.ended}
+        """Pauses and all outages of the handler under an empty name, and outages of circuits with names."""
+        pauses = {"": self.pauses, **self.ended}
+        return pauses | {name: [*pauses.get(name, ()), *kept.spells] for name, kept in self.circuits.items()}
 
     def obey(self, command: HandlerCommand, now_ms: int, revision: int) -> None:
         """Note that it is paused or forced open, or not any more; who did it first counts."""
@@ -366,7 +370,7 @@ class Steering(BaseModel):
     def written(self) -> str:
         """Return it as text; empty where there is nothing to remember."""
         levels, pauses = (self.paused, self.forced_open), (self.pauses, self.ended)
-        some = any((*levels, *pauses, self.parts, self.releases, self.ahead))
+        some = any((*levels, *pauses, self.circuits, self.parts, self.releases, self.ahead))
         return self.model_dump_json(exclude_defaults=True) if some else ""
 
 

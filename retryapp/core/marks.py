@@ -1,9 +1,10 @@
 """What a lane writes down about its work: beside the main topic's committed offset, and on its changelog.
 
-The metadata of the committed offset, where it is not empty, is a mark, a tally, a mark of the rows, what is settled
-beyond the offset (`core.settled`), a position on the control topic and a changelog's id, those that there are, with
-spaces between:
+The metadata of the committed offset, where it is not empty, is the main topic's id, a mark, a tally, a mark of the
+rows, what is settled beyond the offset (`core.settled`), a position on the control topic and a changelog's id, those
+that there are, with spaces between:
 
+``m:kq8G0bTz`` : the offset is one of the main topic with this topic id (its beginning).
 ``r0:3f9c`` : the life ``3f9c`` works from this offset on.
 ``r2:3f9c<140`` : so it does, and two lives before it ended uncleanly; what may have run in them is before offset 140.
 ``g20:3f9c@100-120<140`` : the 20 records from offset 100 on, before 120, were started together; those up to 140 follow.
@@ -61,6 +62,7 @@ CONTROL: Final = "k:"
 STEERED: Final = "+"
 """What it ends with where the progress record says more (`core.jobs.Steering`)."""
 _CONTROL = re.compile(rf"k:([0-9A-Za-z_-]{{0,32}})\.{_NUMBER}\+?", re.ASCII)
+_MAIN = re.compile(r"m:([0-9A-Za-z_-]{1,32})")
 _CHANGELOG = re.compile(r"c:([0-9A-Za-z_-]{1,32})")
 
 
@@ -274,25 +276,30 @@ class Note(NamedTuple):
     """Text for `settled.decode_settled`."""
     control: str = ""
     """Text for `parse_control`."""
+    main: str = ""
+    """Topic id of the main topic, shortened; earlier builds wrote none."""
 
     @property
     def text(self) -> str:
-        changelog = self.changelog and f"c:{self.changelog}"
-        parts = (self.mark, self.tally, self.rows, self.settled, self.control, changelog)
+        main, changelog = self.main and f"m:{self.main}", self.changelog and f"c:{self.changelog}"
+        parts = (main, self.mark, self.tally, self.rows, self.settled, self.control, changelog)
         return " ".join(part for part in parts if part)
 
 
 def split_note(text: str) -> Note:
     """Return the parts of an offset's metadata."""
     parts = text.split(" ")
-    changelog = match[1] if (match := _CHANGELOG.fullmatch(parts[-1])) else ""
-    if match:
+    main = match[1] if (match := _MAIN.fullmatch(parts[0])) else ""
+    if main:
+        del parts[0]
+    changelog = match[1] if parts and (match := _CHANGELOG.fullmatch(parts[-1])) else ""
+    if changelog:
         parts.pop()
     control = parts.pop() if parts and parts[-1].startswith(CONTROL) else ""
     settled = parts.pop() if parts and parts[-1].startswith(SETTLED) else ""
     rows = parts.pop() if parts and parts[-1].startswith(ROWS_MARK) else ""
     at = next((at for at, part in enumerate(parts) if _ANY_VERSION.match(part)), len(parts))
-    return Note(" ".join(parts[:at]), " ".join(parts[at:]), rows, changelog, settled, control)
+    return Note(" ".join(parts[:at]), " ".join(parts[at:]), rows, changelog, settled, control, main)
 
 
 def clock_probe(changelog: str, partition: int) -> Outgoing:

@@ -143,7 +143,7 @@ def missing_remedy(topology: HandlerTopology) -> str:
         return f"A worker of group {topology.letters_from} makes it: start one, or correct the name"
     return (
         f"Create it (kafka-topics.sh --create --topic {topology.main} --partitions N, or "
-        f"'retryapp topics create -A module:app --create-main N'), or correct the name"
+        f"'retryapp topics create -A MODULE --create-main N'), or correct the name"
     )
 
 

@@ -15,6 +15,7 @@ _SECOND_MS: Final = 1_000
 _TENTHS_BELOW_MS: Final = 10_000
 
 
+INSTANT: Final = "a length with a unit ('10m') or UTC ('2030-01-31T12:00')"
 _DURATION: Final = re.compile(r"[0-9.]+[a-z].*")
 
 
@@ -32,8 +33,7 @@ def parse_instant(text: str, now_ms: int, *, back: bool = False) -> int:
     except InvalidDurationError as error:
         raise ValueError(str(error)) from error
     except ValueError as error:
-        wrong = f"{text!r}: expected a length with a unit ('10m') or UTC ('2030-01-31T12:00')"
-        raise ValueError(wrong) from error
+        raise ValueError(f"{text!r}: expected {INSTANT}") from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

@@ -61,6 +61,7 @@ from retryapp.runtime.transport import KafkaTransport, lane_place
 logger = get_logger(__name__)
 
 _CATCH_UP_S = 10.0  # how often offsets are set past transaction markers that no record follows
+_OTHERS_S = 30.0  # how often it is looked whether main topics are still the same
 _GROWTH_S = 5.0  # how often our topics are counted while they have fewer partitions than a main topic
 # how often the control topics are looked at; an idle worker takes 0.97 s of CPU a minute with it, 0.82 s with 0.5 and
 # 0.71 s without (4 partitions; with 64: 2.03, 1.69 and 1.43 s)
@@ -93,6 +94,13 @@ def tell_if_broken(task: asyncio.Task[None]) -> BaseException | None:
     if fault is not None:
         logger.error("Task %s ended with an error", task.get_name(), exc_info=fault)
     return fault
+
+
+def _missing(main: str) -> str:
+    return (
+        f"the brokers do not know topic {main}: it was deleted, or this login may no longer see it. Nothing is "
+        f"delivered, and what waits stays where it is. Once it is there again, restart the workers"
+    )
 
 
 class RetrySensor(Sensor):
@@ -135,6 +143,8 @@ class Runtime(Ownership):
         self.options = options
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
+        self.missing: Mapping[str, str] = {}
+        """Main topics that the brokers do not know, each with a sentence about it."""
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Partitions by main topic; the view sets it, and the four below."""
         self.remember: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
@@ -314,6 +324,7 @@ class Runtime(Ownership):
             asyncio.create_task(self._catch_up_regularly(), name="catch-up"),
             asyncio.create_task(self._look_for_commands(self._reader), name="commands"),
             asyncio.create_task(self._look_for_growth(), name="growth"),
+            asyncio.create_task(self._look_for_other_topics(), name="topics"),
         ]
         for task in self._tasks:
             task.add_done_callback(end_if_broken)
@@ -340,6 +351,13 @@ class Runtime(Ownership):
             topics=self.topics,
         )
 
+    @override
+    def _on_counted(self, counts: Mapping[str, int]) -> None:
+        before, self.missing = self.missing, {main: _missing(main) for main, number in counts.items() if not number}
+        for main in self.missing.keys() - before:
+            logger.error("Not ready: %s", self.missing[main])
+        super()._on_counted(counts)
+
     async def _catch_up_regularly(self) -> None:
         while True:
             doubted = self.catch_up()
@@ -362,6 +380,21 @@ class Runtime(Ownership):
                 if served.lacking:
                     least = await asyncio.to_thread(self._least_partitions, served.handler.topology.owned)
                     self.complete(served, least)
+
+    async def _look_for_other_topics(self) -> None:
+        while True:
+            await asyncio.sleep(_OTHERS_S)
+            try:
+                ids = await asyncio.to_thread(self._ids_of, [*self.served])
+            except Exception as exc:  # noqa: BLE001 - asked again soon: no reason to end the worker
+                logger.debug("Main topics could not be looked at: %r", exc)
+                continue
+            if why := self.made_again(ids):
+                await self._end(why)
+
+    def _ids_of(self, topics: Sequence[str]) -> Mapping[str, str]:
+        states = KafkaAdmin(self.connection).describe_topics(topics, tolerant=True)
+        return {name: state.topic_id for name, state in states.items()}
 
     def _least_partitions(self, topics: Sequence[str]) -> int:
         try:
@@ -396,8 +429,13 @@ class Runtime(Ownership):
         self._log.summarize()
 
     async def _end_hung(self, handler: Handler) -> None:
-        """End this process, as hung threads end with it only, after a hand-over like that of a stop."""
-        why = f"Handler {handler.name} for {handler.main} is blocked for {HUNG_S:g} s: {handler.orphans.problem}"
+        """End this process, as hung threads end with it only."""
+        await self._end(
+            f"Handler {handler.name} for {handler.main} is blocked for {HUNG_S:g} s: {handler.orphans.problem}"
+        )
+
+    async def _end(self, why: str) -> None:
+        """End this process after a hand-over like that of a stop."""
         try:
             await self.leave(self.options.grace_ms / 1000)
         except Exception:  # the process ends all the same

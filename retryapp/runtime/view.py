@@ -251,7 +251,7 @@ class RuntimeView:
             not runtime.assigned or runtime.app.rebalancing or self.silence()
         ):  # before the first assignment nothing is placed yet
             return False
-        if any(served.lacking for served in runtime.served.values()):
+        if runtime.missing or any(served.lacking for served in runtime.served.values()):
             return False
         return all(
             placed.lane.state is LaneState.OPEN and self._stalled(main, placed) is None
@@ -298,8 +298,10 @@ class RuntimeView:
                     last, state=_IDLE, since_ms=seen.since_ms, last_error=seen.error, last_error_ms=seen.error_ms
                 )
             self._known.pop(place, None)
+            why = self._runtime.missing.get(main)
             if number in self._runtime.served[main].lacking:
                 why = f"a topic of ours lacks this partition. {GROW}"
+            if why is not None:
                 return PartitionInfo(partition=number, state=str(LaneState.CLOSED), last_error=why)
             url = address if address and address != self.url() else None
             return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)

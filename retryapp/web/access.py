@@ -20,7 +20,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from hmac import compare_digest
 from typing import Any, Final
@@ -83,6 +83,8 @@ class Person:
     """There are tokens, and none was sent."""
     unknown_host: str | None = None
     """Name that the pages were asked under and do not have: only a token counts there."""
+    token_unknown: bool = False
+    """A token was sent that is nobody's."""
 
     def require(self, role: Role) -> None:
         """Refuse what needs another role.
@@ -92,7 +94,8 @@ class Person:
         """
         if self.role >= role:
             return
-        message = f"this needs the role {role.name.lower()}; {self.name} has {self.role.name.lower()}"
+        token = " the token that was sent is none of RETRYAPP_WEB_OPERATORS, and" if self.token_unknown else ""
+        message = f"this needs the role {role.name.lower()};{token} {self.name} has {self.role.name.lower()}"
         if self.can_log_in:
             hint = f"Log in at {PAGES_PREFIX}/login, or send a token: Authorization: Bearer ..."
             raise PageError(401, "login-needed", message, hint, {"WWW-Authenticate": "Bearer"})
@@ -136,6 +139,9 @@ class Operators:
         token = token.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
         if token and (known := self.owner_of(token)) is not None:
             return known
+        return replace(await self._without_token(request, url, needs), token_unknown=bool(token))
+
+    async def _without_token(self, request: web.Request, url: str, needs: Role) -> Person:
         host, can_log_in = _host(request.headers.get("Host", "")), bool(self.tokens)
         if not self._is_known(host, url):
             return Person(ANYONE, Role.NONE, can_log_in, host or "")

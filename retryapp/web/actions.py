@@ -140,7 +140,7 @@ class Login(Action):
         if self.answers.operators.owner_of(token) is None:
             await asyncio.sleep(1.0)  # guessing takes for ever anyway; this keeps the log short
             return await self.show(request, person, "login.html", {"wrong": True}, as_json=False)
-        response = self.respond("", "text/html", 303, {"Location": f"{PAGES_PREFIX}/"})
+        response = self.respond(b"", "text/html", 303, {"Location": f"{PAGES_PREFIX}/"})
         secure = request.url.scheme == "https" or request.headers.get("X-Forwarded-Proto") == "https"
         facts: Any = {"path": PAGES_PREFIX, "httponly": True, "samesite": "Strict", "secure": secure}
         response.set_cookie(COOKIE, token, max_age=12 * 3_600, **facts)

@@ -32,7 +32,7 @@ def needs_action(
     base = f"{PAGES_PREFIX}/{quote(main, safe='')}"
     found = [*_of_partitions(infos, now_ms), *_of_jobs(parts)]
     if dead := known_sum(item.dead for item in infos):
-        most = f", most of them: {causes[0].name}" if causes else ""
+        most = f", {causes[0].records:,} of them: {causes[0].name}" if causes else ""
         found.append((_DEAD, f"{dead:,} dead{most}", "dead"))
     return [{"weight": weight, "main": main, "text": text, "path": f"{base}/{page}"} for weight, text, page in found]
 

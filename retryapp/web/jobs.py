@@ -162,7 +162,7 @@ class _JobAction(Action):
         place = f"{PAGES_PREFIX}/{quote(info.main, safe='')}/{place}"
         facts: Facts = {"main": info.main, "verb": sent.get("verb"), "done": done, "see": place, "partitions": said}
         if done and is_browser(request):
-            return self.respond("", "text/html", 303, {"Location": place})
+            return self.respond(b"", "text/html", 303, {"Location": place})
         return await self.show(request, person, "told.html", facts, as_json=not is_browser(request))
 
     def order(

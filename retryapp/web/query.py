@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.row_keys import ROW_KEY_BYTES
-from retryapp.lookup.instants import parse_instant
+from retryapp.lookup.instants import INSTANT, parse_instant
 from retryapp.web.access import Role
 from retryapp.web.errors import bad_parameter, not_found
 
@@ -192,4 +192,4 @@ def _instant(given: Mapping[str, str], name: str, now_ms: int) -> int | None:
     try:
         return parse_instant(given[name], now_ms, back=True)
     except ValueError as error:
-        raise bad_parameter(name, given[name], str(error)) from error
+        raise bad_parameter(name, given[name], INSTANT) from error

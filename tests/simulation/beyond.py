@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from base64 import urlsafe_b64decode
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
+from simulation.lives import SPAN
 from simulation.story import FIRST, Origin, Story, Violation, must
 
 _NOTE = re.compile(r"(?:^| )b1:(\d+):([^:]+):")
@@ -24,6 +25,7 @@ class Notes:
         """Records that notes have named."""
         self._stories = stories
         self._open: defaultdict[int, set[int]] = defaultdict(set)
+        self._lives: Counter[int] = Counter()
 
     def named_now(self, number: int) -> bool:
         """Tell whether records of a partition are settled beyond its offset."""
@@ -33,17 +35,22 @@ class Notes:
         """Somebody has set the offset of a partition: nothing stands beside it."""
         self._open[number] = set()
 
-    def committed(self, number: int, offset: int, note: str, now_ms: float) -> None:
-        """Judge what is committed for a partition.
+    def committed(
+        self, number: int, offset: int, note: str, now_ms: float, life: int = 0, *, over: bool = False
+    ) -> None:
+        """Judge what is committed for a partition, in a life of the main topic that may be over by now.
 
         Raises:
             Violation: it names a record without a fate, or none that there is, or no longer one that it named.
         """
-        told = read_note(note, offset)
-        for at in self._open[number]:
+        told = {at + SPAN * life: fine for at, fine in read_note(note, offset).items()}
+        offset += SPAN * life
+        for at in self._open[number] if self._lives[number] == life and not over else ():
             must(at in told or at < offset, "I6", (number, at), f"no longer named beside {offset}, and not passed")
         for at, fine in told.items():
             story = self._stories.get((number, at))
+            if story is not None and story.gone:
+                continue
             if story is None:
                 raise Violation(f"I6 {number}/{at}: named beside {offset}, and nobody sent it")
             succeeded = any(call.fine for call in story.calls[1]) and (not story.copies[1] or story.again > 0)
@@ -52,7 +59,7 @@ class Notes:
             if fine or not story.held:
                 story.settled_ms.setdefault(0 if fine else FIRST, now_ms)
             self.named += at not in self._open[number]
-        self._open[number] = set(told)
+        self._open[number], self._lives[number] = set(told), life
 
 
 def read_note(note: str, offset: int) -> dict[int, bool]:

@@ -20,6 +20,7 @@ from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.record import Record
 from retryapp.ports import Committed, Standing, TopicPartition
 from retryapp.testing.broker import FencedError, Log, MemoryBroker, Producer, Txn
+from simulation.lives import id_of
 
 SESSION_S = 10.0
 REBALANCE_S = 30.0
@@ -75,6 +76,8 @@ class Broker(MemoryBroker):
         """When members gave their last sign of life."""
         self.made_again: set[str] = set()
         """Topics that have another id now."""
+        self.life: Counter[str] = Counter()
+        """How often main topics were made again."""
         self.forgets_s: float | None = None
         """How long tombstones stay (`delete.retention.ms`); None: longer than a history."""
         self._compacted_s: dict[tuple[TopicPartition, int], float] = {}
@@ -139,6 +142,13 @@ class Broker(MemoryBroker):
                 self._abort(producer)
         self.logs[tp] = Log()
         self.made_again.add(tp.topic)
+        for offsets in (self.committed, self.moved_in_vain):  # Kafka deletes them with the topic
+            offsets.pop(tp, None)
+        self.notes.pop(tp, None)
+
+    def id_of(self, topic: str) -> str:
+        """Return the id of a main topic."""
+        return id_of(self.life[topic])
 
     def delete_before(self, tp: TopicPartition, offset: int) -> None:
         """Delete the beginning of a partition, as retention does."""

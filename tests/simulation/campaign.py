@@ -19,6 +19,7 @@ from simulation.faults import (
     LONG_WAY,
     LOSSES,
     OURS,
+    REBORN,
     REFUSED,
     REMADE,
     RETAINED,
@@ -56,6 +57,8 @@ MOVED_STATES = (
     f"fault: {SET_BACK}", "a record comes again", "a record comes again that waits",
     "a backlog was full", "no more rows could be claimed", "so many bytes were in flight", "an opening ran out of time",
     "commands where the newest counts", "commands beside a delay without end",
+    f"fault: {REBORN}", "a record waits whose topic was made again", "a record is gone with its topic",
+    "a record was named like one of the former topic",
 )  # fmt: skip
 """The same of histories from `plan.MOVED` on."""
 LETTER_STATES = (
@@ -68,6 +71,8 @@ LETTER_STATES = (
     f"fault: {SET_BACK}", "a record has died again since its offset was set back",
 )  # fmt: skip
 """The same of histories from `plan.LETTERS` on."""
+SERVED_STATES = "a circuit began half-open after a restart", "a circuit was let close by another owner"
+"""The same of histories from `plan.SERVED` on."""
 MODES_STATES = (
     "1 retries at once, of 1 that may", "3 retries at once, of 3 that may", "a row of a service with a rate began",
     "a row began of a service of which few may run", "a row had its turn while its circuit was closed",
@@ -102,7 +107,7 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        states = *STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
+        states = *STATES, *SERVED_STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
         return [state for state in states if not self.reached[state]]
 
 

@@ -10,6 +10,7 @@ from simulation.basic import FAULTS_S, basic_plan
 from simulation.basic import faults as _faults
 from simulation.basic import more as _more
 from simulation.basic import widened as _with
+from simulation.born_again import BORN, born_again
 from simulation.bounds import bounded
 from simulation.faults import (
     DAMAGED,
@@ -119,6 +120,7 @@ def draw_plan(seed: int) -> Plan:
     plan = _through(plan, Random(seed ^ THROUGH)) if through else plan
     plan = _broken(plan, Random(seed ^ BROKEN))
     plan = plan if seed < MOVED else _moved(plan, Random(seed ^ MOVED))
+    plan = born_again(plan, Random(seed ^ BORN)) if MOVED <= seed < MODES else plan
     plan = _moded(plan, Random(seed ^ MODES)) if seed >= MODES else plan
     plan = _shorter(plan, Random(seed ^ SHORT)) if seed >= MODES else plan
     plan = _few_of_a_service(plan, Random(seed ^ PLACES)) if seed >= MODES else plan

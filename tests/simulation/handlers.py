@@ -19,6 +19,7 @@ from retryapp.ports import TopicPartition
 from simulation.bounds import IN_FLIGHT, binding
 from simulation.broker import Broker
 from simulation.judge import Judge
+from simulation.lives import key_of
 from simulation.loop import BEGAN_S
 from simulation.modes import CONCURRENCY, instant_ms
 from simulation.oracle import TIMED_OUT
@@ -161,7 +162,10 @@ class Handlers:
         return instant_ms(judge.oracle.stories[call.origin], call.attempt) / 1_000
 
     def _begin(self, worker: SimWorker, judge: Judge, delivery: Delivery) -> _Open:
-        origin, attempt = (delivery.origin.partition, delivery.origin.offset), delivery.attempt
+        place, attempt = delivery.origin, delivery.attempt
+        origin = key_of(place.topic_id, place.partition, place.offset)
+        if self._broker.life[place.topic]:
+            judge.named_rightly(origin, delivery.raw_value)
         number, oracle, main = delivery.hot_attempt, judge.oracle, judge.topology.main
         now = judge.step(origin, attempt, self._now_ms() / 1_000 - BEGAN_S)
         seen = (delivery.key, delivery.raw_value, delivery.headers, delivery.timestamp_ms)

@@ -26,11 +26,12 @@ from simulation.bounds import SLICE, bind
 from simulation.broker import Broker
 from simulation.disk import SimDisk
 from simulation.drawing import draw_plan
-from simulation.faults import Fault, step_ms
+from simulation.faults import REBORN, Fault, step_ms
 from simulation.growing import grow
 from simulation.handlers import Handlers
 from simulation.judge import CLOSED, Judge
 from simulation.letters import LETTERS, NAMED
+from simulation.lives import SPAN, life_in
 from simulation.loop import BEGAN_S, Stalled, VirtualLoop
 from simulation.network import Network
 from simulation.odd_letters import append_odd
@@ -107,13 +108,17 @@ class History:
     def _moved(self, offsets: Mapping[TopicPartition, Committed]) -> None:
         for tp, moved in offsets.items():
             judge = self.judges[tp.topic]
-            self._guard(partial(judge.oracle.offsets.moved, {tp: moved.offset}))
-            self._guard(partial(judge.notes.committed, tp.partition, *moved, self._now_ms()))
+            life = life_in(moved.note, self.broker.life[tp.topic])
+            self._guard(partial(judge.oracle.offsets.moved, {tp: moved.offset}, life))
+            over = life < self.broker.life[tp.topic]
+            self._guard(partial(judge.notes.committed, tp.partition, *moved, self._now_ms(), life, over=over))
 
     def _observe(self, worker: SimWorker, seen: Observation) -> None:
         judge = self.judges[seen.handler]
         judge.observed[seen.event] += seen.count
         self.reached[seen.event.value] += 1
+        if seen.event is Event.CIRCUIT and seen.partition is not None:
+            judge.kept.told.add((seen.partition, seen.circuit or ""))
         if seen.event is Event.LANE_INCOMPLETE:
             worker.told_lacking = self.broker.partitions
         if seen.event is Event.LANE_FAILED:
@@ -124,6 +129,7 @@ class History:
             number = seen.partition
             if (store := opened_store(worker, seen.handler, number)) is not None:
                 self._guard(lambda: judge.oracle.stores.recovered(number, dict(store.page(None, 1 << 30))))
+                self._guard(lambda: judge.kept.opened(worker, self.broker, number))
 
     # -- machines -----------------------------------------------------------------------------------------------
 
@@ -142,6 +148,7 @@ class History:
             random=self.random,
             observe=self._observe,
             commanded=bool(self.plan.commands),
+            looks=any(each.kind == REBORN for each in self.plan.faults),
             slow_letters=self.plan.slow_letters,
             kept_ms=KEPT_MS if self.plan.referred else None,
             slice_size=int(dict(self.plan.bounds).get(SLICE, 20)),
@@ -250,6 +257,11 @@ class History:
                 for judge in self.judges.values():
                     if judge.letters is not None:
                         judge.letters.retain(self.broker)
+            case "main topics made again":
+                if size > 0.6:  # else they run on
+                    self._kill_all()
+                for judge in self.judges.values():
+                    loop.call_later(0.05, judge.bear_again, self.broker, context=self.network.context)
             case "broker's clock set":
                 self.broker.step_ms += step_ms(fault)
             case "main topic grows":
@@ -322,7 +334,7 @@ class History:
 
     def _send(self, judge: Judge, number: int, script: str, event: int) -> None:
         tp = TopicPartition(judge.topology.main, number)
-        offset = self.broker.logs[tp].end
+        offset = self.broker.logs[tp].end + SPAN * self.broker.life[tp.topic]
         value = f"{number}.{offset}:{script}".encode()
         headers: Headers = (("trace", b"\xff%d" % offset),)
         if judge.rule is not None:
@@ -334,7 +346,7 @@ class History:
             record = entries[-1].record
             entries[-1] = Entry(replace(record, timestamp_ms=record.timestamp_ms - old_ms), None)
         name = None if judge.rule is None else f"e{event}"
-        judge.oracle.add(entries[-1].record, script, name, age_ms=old_ms)
+        judge.oracle.add(replace(entries[-1].record, offset=offset), script, name, age_ms=old_ms)
 
     def _retain(self) -> None:
         retain(self.broker, self.judges.values())

@@ -20,7 +20,9 @@ from simulation.broker import Broker
 from simulation.counts import check_counts
 from simulation.faults import DRAINS
 from simulation.fences import Fences
+from simulation.kept import Kept
 from simulation.letters import TOPICS, Letters
+from simulation.lives import SPAN
 from simulation.loop import BEGAN_S
 from simulation.modes import Modes
 from simulation.oracle import Oracle
@@ -34,7 +36,7 @@ from simulation.sessions import seen_stores
 from simulation.steering import Steering
 from simulation.stopping import Stops
 from simulation.stores import origin_of
-from simulation.story import Origin, Topics, Violation, must, step
+from simulation.story import Origin, Story, Topics, Violation, must, step
 from simulation.through import Copies
 from simulation.tries import HALVINGS, Tries
 from simulation.worker import SimWorker
@@ -85,6 +87,7 @@ class Judge:
         )
         self.letters = Letters(plan, self.oracle, main) if main in TOPICS else None
         self.services = Services(plan, main)
+        self.kept = Kept(main, self.topology.pending_changelog, commanded=bool(plan.commands))
         self.modes = Modes(plan, self.oracle, skew_ms)
         self.fences = Fences()
         self.oracle.main = Referring() if plan.referred else None
@@ -182,7 +185,8 @@ class Judge:
     @property
     def reached(self) -> Counter[str]:
         """What its records have come to."""
-        return self.oracle.named + self.tries.reached + self.services.reached + self.modes.reached + self.fences.reached
+        parts = self.tries, self.services, self.kept, self.modes, self.fences
+        return sum((each.reached for each in parts), self.oracle.named)
 
     @property
     def retry_topics(self) -> list[str]:
@@ -285,6 +289,31 @@ class Judge:
             rows.clear()
             self.fences.forget(number)
             broker.make_again(TopicPartition(self.topology.pending_changelog, number))
+
+    def bear_again(self, broker: Broker) -> None:
+        """Delete the main topic and make it again: what has no durable outcome by now may be lost with it."""
+        oracle, life, waits = self.oracle, broker.life[self.topology.main], self.oracle.open_ends()
+        for origin, story in oracle.stories.items():
+            if origin[1] // SPAN == life:
+                passed = origin[1] < oracle.offsets.reached(origin[0], life)
+                story.gone = not (passed or story.copies or story.fates or story.held)
+                oracle.named["a record is gone with its topic"] += story.gone
+                oracle.named["a record waits whose topic was made again"] += not story.gone and origin in waits
+        for number in range(self.plan.partitions):
+            broker.make_again(TopicPartition(self.topology.main, number))
+        broker.life[self.topology.main] += 1
+        self.was_set_back = True
+
+    def named_rightly(self, origin: Origin, value: bytes | None) -> None:
+        """Take a call. A worker may have named its record like one of the former topic: it is to come once more."""
+        number, _, offset = (value or b"").partition(b":")[0].decode().partition(".")
+        stories, own = self.oracle.stories, (int(number), int(offset))
+        if own == origin or own not in stories:
+            return
+        story = stories[own]
+        if origin not in stories or stories[origin].record.value != story.record.value:
+            stories[origin] = Story(story.record, story.script, story.sent_ms, gone=True)
+            self.oracle.named["a record was named like one of the former topic"] += 1
 
     def check_closed(self, origin: Origin) -> None:
         """Judge a call that begins.

@@ -9,40 +9,48 @@ from math import inf
 
 from retryapp.ports import TopicPartition
 from simulation.again import Again
+from simulation.lives import SPAN
 from simulation.story import Opening, Origin, Story, must, step
 
 _SUSPECTS, _SUSPECT_ROWS = (
-    re.compile(begin + r"(s|g)\d+:(?P<life>[^@]+)@(?P<first>[\d.]+)(-(?P<end>[\d.]+))?") for begin in ("^", "(?:^| )w")
+    re.compile(begin + r"(s|g)\d+:(?P<life>[^@]+)@(?P<first>[\d.]+)(-(?P<end>[\d.]+))?")
+    for begin in ("(?:^| )", "(?:^| )w")
 )
 
 
 class Offsets:
     """The committed offsets of a group, and what is judged by those of the main topic."""
 
-    def __init__(self, main: str, stories: Mapping[Origin, Story], again: Again, reached: Counter[str]) -> None:
-        self._main = main
+    def __init__(self, stories: Mapping[Origin, Story], again: Again, reached: Counter[str]) -> None:
         self._stories = stories
         self._reached = reached
         self.again = again
-        self._moved: dict[TopicPartition, int] = {}
+        self._moved: dict[tuple[int, int], int] = {}
+        """By partition and life of the main topic."""
 
-    def moved(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def reached(self, number: int, life: int) -> int:
+        """Return up to where the records of a life are passed."""
+        return SPAN * life + self._moved.get((number, life), 0)
+
+    def moved(self, offsets: Mapping[TopicPartition, int], life: int = 0) -> None:
         """Committed offsets are about to move: everything that they pass has a durable fate."""
         for tp, offset in offsets.items():
-            before = self._moved.get(tp, 0)
+            before = self._moved.get((tp.partition, life), 0)
             must(offset >= before, "I6", (tp.partition, offset), f"{tp.topic} moves back from {before}")
-            self._moved[tp] = offset
-            for at in range(before, offset):
+            self._moved[tp.partition, life] = offset
+            for at in range(SPAN * life + before, SPAN * life + offset):
                 if (tp.partition, at) in self._stories:
                     self._check_passed((tp.partition, at))
 
     def set_back(self, number: int, offset: int, now_ms: float) -> None:
         """Somebody has set the offset of a partition."""
         self.again.set_back(number, offset, now_ms)
-        self._moved[TopicPartition(self._main, number)] = offset
+        self._moved[number, 0] = offset
 
     def _check_passed(self, origin: Origin) -> None:
         story = self._stories[origin]
+        if story.gone:
+            return
         if story.again:
             self.again.passed(origin, story)
         fine = any(call.fine for call in story.calls[1])
@@ -64,23 +72,23 @@ class Offsets:
         self._reached["suspects ran together" if mark["end"] else "a suspect ran alone"] += 1
         first = _place(mark["first"])
         end = _place(mark["end"]) if mark["end"] else (*first[:-1], first[-1] + 1)
-        place = (due_at_ms or 0, origin[1]) if is_row else (origin[1],)
+        place = (due_at_ms or 0, origin[1] % SPAN) if is_row else (origin[1] % SPAN,)
         must(first <= place < end, "I14", origin, f"attempt {attempt} runs beside {mark[0]}")
         for other, story in self._stories.items():
             began_ms = story.began_ms.get((opening, is_row), inf)
-            if other[0] != origin[0] or began_ms == inf or (not is_row and first <= (other[1],) < end):
+            if other[0] != origin[0] or began_ms == inf or (not is_row and first <= (other[1] % SPAN,) < end):
                 continue
-            passed = other[1] < self._moved.get(TopicPartition(self._main, other[0]), 0)
+            passed = other[1] < self.reached(other[0], other[1] // SPAN)
             waits = is_row and other == origin
             settled = 0 in story.settled_ms or story.outcome_ms >= began_ms or (passed and not is_row)
-            named = is_row and any(first <= (due_ms, other[1]) < end for due_ms in story.rows)
+            named = is_row and any(first <= (due_ms, other[1] % SPAN) < end for due_ms in story.rows)
             durable = settled or waits or named or self._waits_for_the_offset(other)
             must(durable, "I14", origin, f"attempt {attempt} beside {other}, not durable")
 
     def _waits_for_the_offset(self, origin: Origin) -> bool:
         """Tell whether a record is skipped, or behind one that is: skips wait for it; in an order, so do others."""
         partition, offset = origin
-        reached = self._moved.get(TopicPartition(self._main, partition), 0)
+        reached = self.reached(partition, offset // SPAN)
         return any(
             story.first is not None or step(story.script, 1) == "P"
             for at, story in self._stories.items()

@@ -20,6 +20,7 @@ from retryapp.ports import TopicPartition
 from simulation.again import Again
 from simulation.broker import SESSION_S, Broker
 from simulation.damaging import Damages
+from simulation.lives import key_in
 from simulation.newest import SUPERSEDED, check_newest, check_replaced
 from simulation.odd_letters import ODD
 from simulation.offsets import Offsets
@@ -79,7 +80,7 @@ class Oracle:
         self.stores = Stores(self.damages)
         self.again = Again(self.stories, self.stores, self.named)
         self.again.orders = self.sequences.orders
-        self.offsets = Offsets(topics.main, self.stories, self.again, self.named)
+        self.offsets = Offsets(self.stories, self.again, self.named)
         self.copies: Copies | None = None
         """Set where what is due again goes through the main topic."""
         self._endless = endless
@@ -240,7 +241,7 @@ class Oracle:
             self.named[f"a letter is {ours.get('retry-mark', b'odd').decode()}"] += 1
             self.visible[topic] -= 1  # it is no letter, or of none of these records
             return
-        origin = _origin(ours["retry-origin"].decode())
+        origin = key_in(ours["retry-origin"].decode())
         story, attempt = self._story(origin), int(ours["retry-attempt"])
         delivery = int(ours.get("retry-delivery", attempt))
         replays = int(ours.get("retry-replays", b"0"))
@@ -339,21 +340,21 @@ class Oracle:
         if told.get("kind") == "command" and self.steering is not None:
             self.steering.answered(record.value or b"", now_ms)
         elif told.get("kind") == "succeeded":
-            origin = _origin(told["origin"])
+            origin = key_in(told["origin"])
             self._end(origin, self._story(origin), "done", told["delivery"], now_ms)
         elif told.get("kind") in ("discarded", "failed"):
-            self._discarded(_origin(told["origin"]), told, now_ms)
+            self._discarded(key_in(told["origin"]), told, now_ms)
         elif told.get("kind") == "held":
-            story = self._story(_origin(told["origin"]))
-            must(not story.held or story.again > 0, "I1", _origin(told["origin"]), "held twice")
+            story = self._story(key_in(told["origin"]))
+            must(not story.held or story.again > 0, "I1", key_in(told["origin"]), "held twice")
             story.held, story.outcome_ms = True, now_ms
         elif told.get("kind") == SUPERSEDED:
-            origin = _origin(told["origin"])
+            origin = key_in(told["origin"])
             check_replaced(self.stories, origin, told["by_offset"])
             self.named["a record was superseded"] += 1
             self._end(origin, self._story(origin), SUPERSEDED, told["delivery"], now_ms)
         elif told.get("kind") == "skipped":
-            origin = _origin(told["origin"])
+            origin = key_in(told["origin"])
             story = self._story(origin)
             first = story.first
             if told["first_offset"] is None:
@@ -416,7 +417,7 @@ class Oracle:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def open_ends(self) -> list[Origin]:
-        return [origin for origin, story in self.stories.items() if not self._settled(story)]
+        return [origin for origin, story in self.stories.items() if not (story.gone or self._settled(story))]
 
     def _settled(self, story: Story) -> bool:
         if story.again:
@@ -432,6 +433,8 @@ class Oracle:
             self.steering.judge()
             self.named += self.steering.reached
         for origin, story in self.stories.items():
+            if story.gone:
+                continue
             must(self._settled(story), "I1", origin, "lost")
             if story.first is not None:
                 must(set(story.fates) == {"skipped"}, "I1", origin, f"a duplicate ends {story.fates}")
@@ -465,8 +468,3 @@ class Oracle:
         if story is None:
             raise Violation(f"I1 {origin}: nobody sent this record")
         return story
-
-
-def _origin(text: str) -> Origin:
-    _, partition, offset = text.rsplit("/", 2)
-    return int(partition), int(offset)

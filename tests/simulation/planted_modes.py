@@ -165,9 +165,9 @@ MODED: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
         MODES + 25,
     ),
     ("a clock that was set stays in doubt", ((skew, "AGREEING", 1 << 30),), MODES + 12),
-    ("a partition is opened that our topics lack", ((Ownership, "_place_actives", _place_all),), MODES + 57),
+    ("a partition is opened that our topics lack", ((Ownership, "_place_actives", _place_all),), MODES + 63),
     ("partitions that became complete stay shut", ((Ownership, "complete", _learnt),), MODES + 39),
-    ("partitions that our topics lack are not reported", ((Ownership, "_report_lacking", _untold),), MODES + 57),
+    ("partitions that our topics lack are not reported", ((Ownership, "_report_lacking", _untold),), MODES + 63),
     ("a changed policy counts for nothing", ((judge, "decide", _by_the_first),), MODES + 21),
     ("a row waits on after its instant", ((RetryLater, "wait_ms", _from_now),), MODES + 4),
 )

@@ -11,6 +11,8 @@ from retryapp.core.rates import LeakyBucket
 from retryapp.core.row_keys import queue_in
 from retryapp.core.rows import PendingRow
 from retryapp.engine.delivery.pace import Pace
+from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.circuits import KeptCircuits
 from retryapp.testing import MemoryPendingTable
 from simulation.plan import SERVED
 
@@ -55,6 +57,11 @@ def _in_none(self: PendingRow, _name: str) -> PendingRow:
     return self
 
 
+def _unwritten(self: KeptCircuits, *_what: Any) -> Turn:
+    """Changes of circuits are told, and not written down."""
+    return self.turn()
+
+
 PACE: Final[tuple[tuple[Any, ...], ...]] = (
     ("a bucket is full at opening", ((LeakyBucket, "empty", _full), (LeakyBucket, "_from_ms", _saved_up)), 74),
     ("attempts are spent while the circuit is open", ((Circuit, "free", lambda *_given: False),)),
@@ -68,4 +75,6 @@ PACE: Final[tuple[tuple[Any, ...], ...]] = (
         ((Pace, "limits", lambda *_given: {}), (Pace, "sends_back", lambda *_given: False)),
         SERVED + 3,
     ),
+    ("an opening begins with closed circuits", ((Circuit, "take_up", _never),), SERVED + 7),
+    ("the state of a circuit is not written down", ((KeptCircuits, "note", _unwritten),), SERVED),
 )

@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from retryapp.core import marks
+from retryapp.core.marks import Note
+from retryapp.engine.delivery import deliver
+from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane import recovery, transport
+from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.session import Session
+from retryapp.engine.worker.ownership import Ownership
 from retryapp.ports import Committed
 from simulation.lanes import SimLane
 
@@ -31,10 +37,36 @@ def _not_looked_at(_site: Any, _named: str) -> None:
     """A changelog is taken for the one that it was, whatever its id."""
 
 
+def _of_any_topic(text: str) -> Note:
+    """Nobody looks of which main topic an offset is."""
+    return _split_note(text)._replace(main="")
+
+
+_split_note = marks.split_note
+
+
+def _same(_self: Ownership, _ids: object) -> str:
+    """A worker does not see that a main topic was made again."""
+    return ""
+
+
+def _of_this_topic(run: Run) -> Turn | None:
+    """Rows of a main topic that was made again are dropped."""
+    if run.claim is not None and run.metadata and run.metadata.origin.topic_id != run.context.topic_id:
+        return run.settle()
+    return _passed(run)
+
+
+_passed = deliver._passed
+
+
 WORLD: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("an offset that was set back counts for nothing", ((SimLane, "fetch_committed", _never_back),), 14_000_002),
     ("the id of a changelog is not looked at",
      ((transport, "check_changelog", _not_looked_at), (recovery, "check_changelog", _not_looked_at)), 14_000_015),
+    ("nobody looks of which main topic an offset is", ((marks, "split_note", _of_any_topic),), 14_000_155),
+    ("a worker goes on with a main topic that was made again", ((Ownership, "made_again", _same),), 14_000_039),
+    ("rows of a former main topic are dropped", ((deliver, "_passed", _of_this_topic),), 14_000_003),
     ("a record that comes again runs beside its row", ((Session, "_waits", _not_looked_for),), 14_000_000),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

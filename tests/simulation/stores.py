@@ -10,6 +10,7 @@ from retryapp.core.failed import row_failed_of
 from retryapp.core.record import Record
 from retryapp.core.rows import failure_in
 from simulation.damaging import Damages
+from simulation.lives import base_of
 from simulation.story import Origin, must
 
 HELD_MS = 253_402_300_799_999
@@ -67,7 +68,7 @@ class Stores:
 
 
 def origin_of(partition: int, identity: bytes) -> Origin:
-    return partition, int.from_bytes(identity[-8:], "big")
+    return partition, int.from_bytes(identity[-8:], "big") + base_of(identity)
 
 
 def due_ms_of(row: bytes) -> int:

@@ -154,6 +154,8 @@ class Story:
     """Deadlines of copies that wait for a release, by the delivery that ended."""
     freed: set[int] = field(default_factory=set)
     """Deliveries whose release was obeyed."""
+    gone: bool = False
+    """Its topic was deleted before it had an outcome, or it has the name of another: nothing need come of it."""
     again: int = 0
     """How often somebody has set the offset back so that it comes again."""
     again_ms: float = -inf

@@ -14,7 +14,7 @@ from typing_extensions import override
 from retryapp.engine.lane import transport
 from retryapp.engine.lane.rounds import Rounds
 from simulation import History, Plan, simulate, worker
-from simulation.campaign import LETTER_STATES, MODES_STATES, MOVED_STATES, Summary, minimise, run_seeds
+from simulation.campaign import LETTER_STATES, MODES_STATES, MOVED_STATES, SERVED_STATES, Summary, minimise, run_seeds
 from simulation.drawing import draw_plan
 from simulation.plan import COMMANDED, HELD, LETTERS, LEVELS, MODES, MOVED, RANGES, SERVED, STOPS, THROUGH
 
@@ -96,6 +96,7 @@ def test_records_wait_for_their_own_service_alone(first: int, count: int) -> Non
     assert part.failed == []
     states = "closed", "half-open", "recovering"
     assert min(part.reached[f"a row of a service began, {state}"] for state in states) > 0
+    assert [state for state in SERVED_STATES if not part.reached[state]] == []
 
 
 @pytest.mark.parametrize(("first", "count"), STOPPED_PARTS)
@@ -172,7 +173,7 @@ def test_each_fault_and_each_way_to_fail_was_reached(summary: Summary) -> None:
     """A fault that never happens proves nothing (I13)."""
     if summary.passed < SEEDS:
         pytest.skip("only a part of the histories was run")
-    assert set(summary.missed) <= {*MOVED_STATES, *MODES_STATES, *LETTER_STATES}
+    assert set(summary.missed) <= {*SERVED_STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES}
     assert summary.repeated > 0
 
 

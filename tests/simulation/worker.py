@@ -33,6 +33,8 @@ MAX_BYTES = 1 << 20
 GRACE_S = 4.0
 CONCURRENCY = 2
 PROGRESS_MS = 2_000
+LOOK_S = 3.0
+"""How often a worker looks whether main topics are still the same."""
 
 
 class SimClock(Clock):
@@ -108,6 +110,7 @@ class SimWorker(Observer):
         random: Random,
         observe: Callable[[SimWorker, Observation], None],
         commanded: bool = False,
+        looks: bool = False,
         slow_letters: bool = False,
         kept_ms: int | None = None,
         slice_size: int = 20,
@@ -127,6 +130,8 @@ class SimWorker(Observer):
         """Partitions of the main topic when it said last that our topics have fewer."""
         self._observe = observe
         self._commanded = commanded
+        self._looks = looks
+        """Whether main topics are still the same; where they always are, a look would be a step for nothing."""
         self.slow_letters = slow_letters
         """It takes long until its lanes know all dead letters."""
         self._kept_ms = kept_ms
@@ -158,7 +163,7 @@ class SimWorker(Observer):
                 *make_pools(handler, rounds),
                 partitions=self.broker.complete,
                 complete=self.broker.complete,
-                topic_id=TOPIC_ID,
+                topic_id=self.broker.id_of(handler.main),
                 max_bytes=MAX_BYTES,
                 kept_ms=self._kept_ms,
             )
@@ -184,9 +189,18 @@ class SimWorker(Observer):
             served.first.start()
             served.again.start()
         self._tasks = [asyncio.ensure_future(each) for each in (self.consumer.live(), self.consumer.fetch())]
+        if self._looks:
+            self._tasks.append(asyncio.ensure_future(self._look_at_topics()))
         if self._commanded:
             self._tasks.append(asyncio.ensure_future(self._look_for_commands()))
         self._catch_up()
+
+    async def _look_at_topics(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self.ownership.made_again({main: self.broker.id_of(main) for main in self.ownership.served}):
+                self.terminate()
+                return
 
     async def _look_for_commands(self) -> None:
         while True:
@@ -215,7 +229,7 @@ class SimWorker(Observer):
                 control=TopicPartition(topology.control, number) if self._commanded else None,
                 control_id=TOPIC_ID,
                 fences=served.handler.takes_delivery,
-                topic_id=TOPIC_ID,
+                topic_id=served.topic_id,
                 changelog_id="again" if topology.pending_changelog in self.broker.made_again else TOPIC_ID,
             ),
             reader=self.reader,

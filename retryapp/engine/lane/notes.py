@@ -98,7 +98,8 @@ class Notes:
         for tp, offset in batch.offsets.items():
             text = batch.notes[tp] if tp in batch.notes else self._going_on(offset)
             self._mark = offset, text
-            told[tp] = Committed(offset, Note(text, counted, self._rows, self.site.changelog_id, settled, control).text)
+            beside = counted, self._rows, self.site.changelog_id, settled, control, self.site.topic_id
+            told[tp] = Committed(offset, Note(text, *beside).text)
         return told
 
     def counted(self, batch: LaneBatch) -> str:

@@ -116,10 +116,10 @@ def check_changelog(site: LaneSite, named: str) -> None:
 
 async def written_down(
     site: LaneSite, reader: TopicReader, missing: Sequence[TopicPartition]
-) -> tuple[Mapping[TopicPartition, int], tuple[str, str, str, str]]:
-    """Return what the changelog says: offsets of sources without a committed one; and texts of the notes.
+) -> tuple[Mapping[TopicPartition, int], tuple[str, str, str, str], bool]:
+    """Return what the changelog says: offsets of sources without a committed one; texts of the notes; whether it does.
 
-    These are the tally, settled records, the position of commands, and what is remembered of them.
+    The texts are the tally, settled records, the position of commands, and what is remembered of them.
 
     The changelog of a large table is never read for them. A transaction ends with a progress record, so the last one
     follows all rows: the reading begins near the end, and earlier only if there is neither (aborted transactions).
@@ -148,7 +148,7 @@ async def written_down(
     if rows and not last and len(missing) == len(site.sources):
         raise OffsetsMissingError(site.name, rows, [tp.topic for tp in missing])
     texts = noted.tally, noted.settled, noted.control, noted.steering
-    return {tp: noted.positions[tp.topic] for tp in missing if tp.topic in noted.positions}, texts
+    return {tp: noted.positions[tp.topic] for tp in missing if tp.topic in noted.positions}, texts, bool(last)
 
 
 async def recover_seen(

@@ -202,22 +202,30 @@ class LaneProtocol(ABC):
         if self.place.main in offsets:
             note = marks.split_note(offsets[self.place.main].note)
             check_changelog(self.place, note.changelog)
+            if note.main not in ("", self.place.topic_id):
+                logger.warning(
+                    "Lane %s: %s was made again, and is read from its first record on",
+                    self.place.name,
+                    self.place.main.topic,
+                )
+                offsets = {tp: each for tp, each in offsets.items() if tp != self.place.main}
+                del found[self.place.main]
         changelog = self.place.changelog
         bounds = await self.reader.bounds([*sources, changelog, *([] if control is None else [control])])
         self._progress = {}  # what ends a transaction says nothing of it
         self._undecided = await end_undecided(self.place, self.reader, bounds[changelog][1], self.commit)
-        texts = "", "", "", ""
+        texts, known = ("", "", "", ""), False
         missing = [tp for tp in sources if tp not in found]
         foreign = not (note.changelog or note.control)  # an offset that somebody has set says nothing of commands
         if missing or (control is not None and (foreign or note.control.endswith(marks.STEERED))):
-            written, texts = await written_down(self.place, self.reader, missing)
+            written, texts, known = await written_down(self.place, self.reader, missing)
             found |= written
         starts: dict[TopicPartition, int] = {}
         for tp in sources:
             first, end = bounds[tp]
             committed = found.get(tp)
             if committed is None:
-                starts[tp] = end if tp == self.place.main and self.place.start_at_end else first
+                starts[tp] = end if tp == self.place.main and self.place.start_at_end and not known else first
             elif not first <= committed <= end:
                 raise OffsetsGoneError(*tp, committed, first, end)
             else:

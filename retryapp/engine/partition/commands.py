@@ -47,6 +47,7 @@ from retryapp.core.text import cut_text
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn, to_event
+from retryapp.engine.partition.circuits import KeptCircuits
 from retryapp.engine.partition.command_lines import MAX_TEXT_BYTES, log_command, log_unread
 from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
@@ -122,7 +123,8 @@ class Commands:
         self.queue = ControlQueue(context, transport, self._jobs.steering.ahead)
         self._rows = RowCommands(context, transport, sequences)
         self._releases = Releases(context, transport, self._jobs.steering, scheduler.claimed, applied_to)
-        self.levels = Levels(
+        self.circuits = KeptCircuits(context, transport.place.main, self._jobs.steering)
+        self.levels = Levels(  # behind the circuits: they may be forced open
             context,
             transport.place.main,
             self._jobs.steering,

@@ -153,9 +153,12 @@ class Session:
             self._context.letters.begin()
         parts = self.scheduler, self._recall, self.commands, self._suspects, self._suspect_rows
         works = [self._recall.keep, *(each.run for each in parts if each is not None)]
-        telling = partial(tell, self._lane, self.number, self._context, self._main.partition)
+        kept = None if self.commands is None else self.commands.circuits
+        telling = partial(tell, self._submit, self._context, self._main.partition, kept)
         calls = self._freed, telling, self._lane.fail, self.scheduler.has_rows
         self._context.pace.begin(self._first.submit, self._again.submit, *calls)
+        if kept is not None and kept.lacking:
+            self._submit(kept.turn())
         self._tasks = [asyncio.create_task(self._guard(work), name=f"work-{self._lane.name}") for work in works]
 
     async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:

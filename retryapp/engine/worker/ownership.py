@@ -96,6 +96,17 @@ class Ownership:
             if self.assigned:
                 self._place_actives(served)
 
+    def made_again(self, ids: Mapping[str, str]) -> str:
+        """Return why this process has to end: a main topic has another id now than it knows. Empty: none has.
+
+        `ids` are those of the main topics that are there now. Whoever goes on reads the new topic from where the former
+        one was read to, and names its records like those.
+        """
+        for main, served in self.served.items():
+            if ids.get(main, served.topic_id) != served.topic_id:
+                return f"Topic {main} was deleted and made again: a worker that starts now reads it from its beginning"
+        return ""
+
     def _place(self, served: Served, partition: int) -> None:
         if self.placer is None or self._membership is None:
             raise RuntimeError("an assignment came before the runtime was started")

@@ -19,7 +19,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from retryapp.core.causes import cause_name
+from retryapp.core.causes import cause_id, cause_name
 from retryapp.core.classify import DeadReason
 from retryapp.core.verdicts import Reject
 from retryapp.lookup.instants import iso_text
@@ -80,7 +80,7 @@ _RENAMED: Final = {"message": "error_message", "trace": "error_trace"}
 _FIELDS: Final = {
     field.name: _RENAMED.get(field.name, field.name) for field in fields(Observation) if field.name != "event"
 }
-FACTS: Final = ("cause", *_FIELDS.values(), *_SUMMED.values(), _UNSHOWN)
+FACTS: Final = ("cause", "cause_id", *_FIELDS.values(), *_SUMMED.values(), _UNSHOWN)
 """Attributes that ``LogObserver`` sets on log records."""
 
 
@@ -157,6 +157,8 @@ class LogObserver(Observer):
 def _facts(observation: Observation) -> dict[str, object]:
     facts = {shown: value for name, shown in _FIELDS.items() if (value := getattr(observation, name)) is not None}
     message = observation.message
+    if observation.fingerprint is not None:
+        facts["cause_id"] = cause_id(observation.error_type or "", observation.fingerprint, message or "")
     if message is not None and len(message) > MAX_LOGGED_MESSAGE_CHARS:
         facts["error_message"] = message[:MAX_LOGGED_MESSAGE_CHARS] + "..."
     if observation.reason == DeadReason.UNDECODABLE or observation.reason in _DECIDED:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from retryapp.core.circuit import KeptCircuit
 from retryapp.core.control import LetterMark, MarkKind
-from retryapp.core.lifecycle import CircuitChanged
+from retryapp.core.jobs import Steering
+from retryapp.core.marks import PROGRESS, progress_value
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, ensure_topics
 
@@ -81,14 +83,12 @@ def test_one_waiting_record_is_shown_decoded(retryapp, shop):
 
 
 def test_a_due_record_says_that_a_circuit_holds_it_back(retryapp, shop):
-    """By the last event of its partition; one that is not due, or waits for another service, does not."""
-    changes = ("", 0, "open"), ("", 0, "half-open"), ("", 1, "open"), ("ledger", 1, "open"), ("", 1, "closed")
-    for circuit, partition, state in changes:
-        event = CircuitChanged(
-            group=shop.topology.group, handler="shop.charge", main=shop.topology.main, partition=partition,
-            from_state="closed", to_state=state, cause="", circuit=circuit, at_ms=1_700_000_000_000,
-        )  # fmt: skip
-        shop.publish(shop.topology.events, partition, event.key, event.to_json())
+    """By what its partition has written down last; one that is not due, or waits for another service, does not."""
+    changes = (0, {"": "open"}), (0, {"": "half-open"}), (1, {"": "open"}), (1, {"": "closed", "ledger": "open"})
+    for partition, states in changes:
+        circuits = {name: KeptCircuit(state=state, by="life") for name, state in states.items()}
+        value = progress_value({}, "", steering=Steering(circuits=circuits).written)
+        shop.publish(shop.topology.pending_changelog, partition, PROGRESS, value)
     for partition in (0, 1):
         shop.wait(partition, 5, 1_700_000_000_000)
     shop.wait(0, 6, FAR_MS)
@@ -227,6 +227,7 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
         (["pending", "list", "--broker", "b", "--group", "g", "--due-before", "10"], "10"),
         (["pending", "list", "-A", "no_such_module"], "no_such_module"),
         (["plan", "-A", ":app"], "no module is named"),
+        (["plan", "-A", "./billing.py"], "no module is named. Give module[:app]"),
         (["top", "--once"], "-A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url"),
         (["doctor"], "--app"),
     ],

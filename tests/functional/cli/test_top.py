@@ -42,7 +42,7 @@ GROUP = Group(
          "last_error": "no [broker]"},
     ),
     note="1 of 3 members of the group do not show their pages",
-    todo=["orders: 9 dead, most of them: ValueError: [no]"],
+    todo=["orders: 9 dead, 5 of them: ValueError: [no]"],
 )  # fmt: skip
 
 

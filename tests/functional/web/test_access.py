@@ -125,6 +125,17 @@ SOURCES: dict[str, tuple[str, str, Mapping[str, str], Role, str]] = {
 }
 
 
+@pytest.mark.parametrize("entries", [ENTRIES[1], "local"])
+async def test_a_wrong_token_is_named_where_a_role_is_missing(worker: FakeWorker, entries: str) -> None:
+    """Else whoever sent it would look for the role of a token that is known."""
+    told = "the token that was sent is none of RETRYAPP_WEB_OPERATORS"
+    async with serving(worker, parse_operators(entries)) as url:
+        for headers, named in (({"Authorization": "Bearer guess"}, True), ({}, False)):
+            _, body = await ask(url, "/retries/orders/command/handler", headers, method="POST", json={})
+            error = json.loads(body)["error"]
+            assert (told in error["message"], "needs the role admin" in error["message"]) == (named, True), error
+
+
 @pytest.mark.parametrize("source", SOURCES)
 async def test_where_a_role_comes_from(worker: FakeWorker, source: str) -> None:
     """A token, a listed proxy, this machine under a name of its own, or nothing."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from retryapp.core.circuit import MAX_DIFFERENT, MAX_DOUBLINGS, Circuit, CircuitBreaker, CircuitState
+from retryapp.core.calls import MAX_DIFFERENT
+from retryapp.core.circuit import MAX_DOUBLINGS, Circuit, CircuitBreaker, CircuitState
 from retryapp.core.errors import InvalidDurationError, InvalidSettingError
 
 CLOSED, OPEN, HALF_OPEN, RECOVERING, FORCED_OPEN = CircuitState

@@ -248,6 +248,10 @@ def test_what_cannot_be_is_not_believed(text: str) -> None:
         ("p7:whatever comes c:kq2", Note("", "p7:whatever comes", "", "kq2")),
         ("c:kq2", Note("", "", "", "kq2")),
         ("cc:kq2", Note("cc:kq2", "")),
+        ("m:kq8G0bTz", Note("", "", main="kq8G0bTz")),
+        (f"m:kq8G0bTz r0:3f9c {TEXT} c:kq2", Note("r0:3f9c", TEXT, "", "kq2", main="kq8G0bTz")),
+        ("m:kq8G0bTz c:kq2", Note("", "", "", "kq2", main="kq8G0bTz")),
+        ("m: r0:3f9c", Note("m: r0:3f9c", "")),
     ],
 )
 def test_a_note_has_three_parts(text: str, note: Note) -> None:

@@ -135,7 +135,7 @@ async def test_probes_that_fail_after_it_have_all_of_the_longest_time() -> None:
 
 
 async def test_time_of_a_forced_outage_counts_once_also_after_a_restart() -> None:
-    """The circuit's own memory of it, the durable one, and a pause at the same time overlap."""
+    """The circuit's own memory of it, the durable one, and a pause at the same time overlap; then it probes in vain."""
     service = Service()
     service.down = BankDownError()
     orders = partition(service)
@@ -149,8 +149,9 @@ async def test_time_of_a_forced_outage_counts_once_also_after_a_restart() -> Non
         await tell(orders, CLOSE)
         assert orders.engine.context.pace.away_ms(since_ms, orders.clock.wall_ms()) == 120_000
     async with partition(service, transport=orders.transport) as orders:
-        await orders.advance(60_000)
-        assert orders.engine.context.pace.away_ms(since_ms, orders.clock.wall_ms()) == 120_000
+        await pass_time(orders, 60_000)
+        away_ms = orders.engine.context.pace.away_ms(since_ms, orders.clock.wall_ms())
+        assert (state(orders), away_ms) == (CLOSED, 120_000 + BREAKER.longest_break_ms)
 
 
 async def test_an_open_circuit_can_be_let_probe_at_once() -> None:

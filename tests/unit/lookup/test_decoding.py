@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from confluent_kafka.serialization import SerializationContext
+from confluent_kafka.serialization import SerializationContext, StringDeserializer
 from pydantic import BaseModel
 
 from retryapp.core.errors import InvalidSettingError
@@ -206,3 +206,10 @@ async def _async(_data: bytes, _about: SerializationContext) -> str:
 def test_a_decoder_is_a_plain_function(wrong: Any) -> None:
     with pytest.raises(InvalidSettingError, match="expected a plain function"):
         Decoding(wrong)
+
+
+def test_a_deserializer_of_the_kafka_client_is_a_decoder() -> None:
+    """It is given its own kind of context."""
+    payload = Decoding(StringDeserializer("latin_1")).shows("orders")("Zo\u00eb".encode("latin_1"), VALUE, ())
+    assert payload.kind is Kind.BINARY
+    assert getattr(payload.decoded, "text", None) == "Zo\u00eb"

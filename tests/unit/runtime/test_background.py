@@ -62,6 +62,37 @@ async def test_partitions_are_counted_again(
     await going_on(asyncio.create_task(runtime._look_for_growth()), done)
 
 
+async def test_a_worker_ends_whose_main_topic_was_made_again(
+    runtime: Runtime, done: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a hand-over: it would read the new one from where it was in the former; one that is away says nothing."""
+    (main, served), ended = next(iter(runtime.served.items())), list[str]()
+    served.topic_id = "former"
+    states: list[Any] = [{main: "new"}, {main: "former"}, {}, OSError("away")]
+
+    def describe(_self: KafkaAdmin, _topics: Any, **_more: Any) -> Any:
+        state = states.pop()
+        if isinstance(state, Exception):
+            raise state
+        return {name: SimpleNamespace(topic_id=topic_id) for name, topic_id in state.items()}
+
+    async def leave(_grace_s: float) -> None:
+        ended.append("handed over")
+
+    monkeypatch.setattr(KafkaAdmin, "describe_topics", describe)
+    monkeypatch.setattr(module, "_OTHERS_S", 0.0)
+    monkeypatch.setattr(module, "end_process", lambda why: (ended.append(why), done.set()))
+    runtime.leave = leave  # type: ignore[method-assign]
+    task = asyncio.create_task(runtime._look_for_other_topics())
+    try:
+        async with asyncio.timeout(10):
+            await done.wait()
+    finally:
+        task.cancel()
+    assert (states, ended[0], len(ended)) == ([], "handed over", 2)
+    assert f"{main} was deleted and made again" in ended[1]
+
+
 async def going_on(task: asyncio.Task[None], done: asyncio.Event) -> None:
     """Wait until a task has gone on, and end it."""
     waiting = asyncio.create_task(done.wait())

@@ -157,6 +157,29 @@ async def test_offsets_of_a_main_topic_that_was_made_again_do_not_count(
     assert [batch.offsets for batch in noted] == [{MAIN: 100}]
 
 
+async def test_an_offset_of_a_main_topic_that_was_made_again_does_not_count(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
+) -> None:
+    """A worker that had run on has committed it for the new topic: its records up to there would be skipped unseen."""
+    topics.committed[MAIN], topics.notes[MAIN] = 130, "m:before s2:other@130 c:rows"
+    put_progress(topics, "before", 130)
+    assert await lane.committed() == {MAIN: 100}
+    assert lane.suspected is None
+    assert [batch.offsets for batch in noted] == [{MAIN: 100}]
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_main_topic_that_was_made_again_is_read_from_its_beginning(
+    lane: KafkaTransport, topics: Topics, known: bool
+) -> None:
+    """Also where a new group would begin at its end: this one is not new, and has seen none of it."""
+    lane.place.start_at_end = True
+    topics.committed = {}
+    if known:
+        put_progress(topics, "before", 130)
+    assert await lane.committed() == {MAIN: 100 if known else 150}
+
+
 async def test_a_group_whose_offsets_are_gone_is_refused(
     lane: KafkaTransport, topics: Topics, noted: list[LaneBatch]
 ) -> None:

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from retryapp.core.causes import cause_id
 from retryapp.ports import Event, Observation
 from retryapp.runtime.observe import observers
 from retryapp.runtime.observe.observers import (
@@ -72,7 +73,7 @@ async def test_the_message_is_the_event_id_and_facts_are_attributes(
 async def test_every_fact_of_every_event_can_be_logged(observer: LogObserver, logged: pytest.LogCaptureFixture) -> None:
     """No fact's name is taken in a log record (logging would raise)."""
     every = {field.name: 1 for field in fields(Observation) if field.name not in {"event", "message", "trace"}}
-    every |= {"error_type": "E", "attempt": 2}  # type: ignore[dict-item]
+    every |= {"error_type": "E", "fingerprint": "f", "attempt": 2}  # type: ignore[dict-item]
     for event in EVENT_IDS:
         observer.observe(Observation(event=event, message="m", trace="t", **every))  # type: ignore[arg-type]
     observer.summarize()
@@ -117,6 +118,7 @@ async def test_a_new_cause_is_named(observer: LogObserver, logged: pytest.LogCap
     line = FactsFormatter().format(logged.records[0])
     assert "cause='httpx.ReadTimeout at app.py:7 in f: flight <number> of <text> is late'" in line
     assert f'error_message="{message}"' in line
+    assert f"cause_id={cause_id('httpx.ReadTimeout', 'f', message)} " in line, "what commands and lists take"
 
 
 async def test_free_text_makes_no_flood_of_causes(

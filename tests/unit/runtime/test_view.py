@@ -198,6 +198,23 @@ async def test_without_a_broker_the_worker_is_not_ready_and_its_numbers_are_as_o
         await view.lags("orders")
 
 
+async def test_a_worker_whose_main_topic_is_deleted_is_not_ready_and_says_so(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The group takes its partitions away, so no lane is left that could fail."""
+    view, runtime.assigned = RuntimeView(runtime), True
+    runtime.served["orders"].partitions = runtime.served["orders"].complete = 2
+    assert ([info.state for info in view.partitions("orders")], view.ready()) == (["elsewhere"] * 2, True)
+    for _ in range(2):
+        runtime.intake.on_counted({"orders": 0})
+    infos = view.partitions("orders")
+    assert ([info.state for info in infos], view.ready()) == (["closed"] * 2, False)
+    assert "the brokers do not know topic orders: it was deleted" in str(infos[0].last_error)
+    assert sum("do not know topic orders" in line for line in caplog.messages) == 1
+    runtime.intake.on_counted({"orders": 2})
+    assert ([info.state for info in view.partitions("orders")], view.ready()) == (["elsewhere"] * 2, True)
+
+
 async def test_a_partition_whose_lane_does_not_open_lags(
     runtime: Runtime, orders: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

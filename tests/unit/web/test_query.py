@@ -56,6 +56,14 @@ def test_nonsense_is_refused_by_name_and_never_crashes(name: str, text: str) -> 
     assert all(refusal.status == 400 and name in refusal.message for refusal in refusals)
 
 
+@pytest.mark.parametrize("text", ["yesterday", "9999999d"])
+def test_a_time_that_cannot_be_read_is_refused_with_what_can(text: str) -> None:
+    """Its hint began with the text itself."""
+    with pytest.raises(PageError) as error:
+        question_of({"since": text})
+    assert error.value.hint == "Expected a length with a unit ('10m') or UTC ('2030-01-31T12:00')"
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "501", "1.5", "\u0662", "1e2", "9" * 40])
 def test_a_page_size_out_of_range_is_refused(text: str) -> None:
     """Bounded work for every request."""
