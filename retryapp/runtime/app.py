@@ -144,7 +144,8 @@ class Runtime(Ownership):
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
         self.missing: Mapping[str, str] = {}
-        """Main topics that the brokers do not know, each with a sentence about it."""
+        """Main topics that the brokers do not know any more, each with a sentence about it."""
+        self._known = set[str]()
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Partitions by main topic; the view sets it, and the four below."""
         self.remember: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
@@ -353,7 +354,9 @@ class Runtime(Ownership):
 
     @override
     def _on_counted(self, counts: Mapping[str, int]) -> None:
-        before, self.missing = self.missing, {main: _missing(main) for main, number in counts.items() if not number}
+        self._known.update(main for main, number in counts.items() if number)  # at first the client has not asked yet
+        before, gone = self.missing, [main for main in self._known if not counts.get(main)]
+        self.missing = {main: _missing(main) for main in gone}
         for main in self.missing.keys() - before:
             logger.error("Not ready: %s", self.missing[main])
         super()._on_counted(counts)

@@ -32,8 +32,9 @@ def needs_action(
     base = f"{PAGES_PREFIX}/{quote(main, safe='')}"
     found = [*_of_partitions(infos, now_ms), *_of_jobs(parts)]
     if dead := known_sum(item.dead for item in infos):
-        most = f", {causes[0].records:,} of them: {causes[0].name}" if causes else ""
-        found.append((_DEAD, f"{dead:,} dead{most}", "dead"))
+        most, name = (causes[0].records, f": {causes[0].name}") if causes else (dead, "")
+        part = f", {most:,} of them" if most < dead else ""
+        found.append((_DEAD, f"{dead:,} dead{part}{name}", "dead"))
     return [{"weight": weight, "main": main, "text": text, "path": f"{base}/{page}"} for weight, text, page in found]
 
 
