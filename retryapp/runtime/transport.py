@@ -84,6 +84,7 @@ def lane_place(app: faust.App, served: Served, engine: PartitionEngine) -> LaneP
         dlqs=[TopicPartition(name, partition) for name in topology.dlqs],
         topic_id=served.topic_id,
         changelog_id=served.changelog_id,
+        fences=served.handler.takes_delivery,
         dlq_ids=served.dlq_ids,
         control=TopicPartition(topology.control, partition),
         control_id=served.control_id,

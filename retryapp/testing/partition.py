@@ -185,6 +185,7 @@ class MemoryPartition:
             changelog=TopicPartition(topology.pending_changelog, partition),
             dlqs=[TopicPartition(name, partition) for name in topology.dlqs],
             control=TopicPartition(topology.control, partition),
+            fences=self.handler.takes_delivery,
             seen=None if rule is None else TopicPartition(topology.seen_changelog, partition),
         )
         self.lane = Lane(

@@ -57,9 +57,18 @@ def test_kill_9_and_term_under_load(stage: Stage) -> None:
     fourth = stage.worker("second", ready=False)
     stage.wait_settled(topic, timeout_s=90)
     check_books(stage, topic, 1000, POLICY_MS)
+    _check_fences(stage.service.of(topic))
     fourth.wait_ready()
     assert [worker.stop() for worker in (third, fourth)] == [0, 0]
     check_counts(stage.evidence(topic))
+
+
+def _check_fences(visits: list[Visit]) -> None:
+    """In each partition they rise with the owners, and each has its own."""
+    for partition in range(4):
+        owners = [(each.fence, each.pid) for each in visits if each.failure_id.split("/")[-2] == f"{partition}"]
+        assert [*dict.fromkeys(owners)] == sorted({*owners})
+        assert len({fence for fence, _ in owners}) == len({*owners}) > 1
 
 
 @pytest.mark.timeout(90)

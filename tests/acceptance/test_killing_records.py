@@ -78,7 +78,7 @@ def test_a_false_suspicion_costs_two_group_times(stage: Stage) -> None:
     stage.service.rule = lambda _visit: Answer(gate=gate)
     worker = stage.worker("outlives", ready=False)
     wait_for(lambda: running(stage, worker.pid) == concurrency, "so many suspects run at the same time", timeout_s=60)
-    named = re.match(r"g(\d+):[^@]+@(\d+)-(\d+)<", evidence.note(topic))
+    named = re.match(r"m:\S+ g(\d+):[^@]+@(\d+)-(\d+)<", evidence.note(topic))
     assert named is not None, evidence.note(topic)
     size, first, end = map(int, named.groups())
     assert (size, end - first) == ((count - first + 1) // 2, size), "half of what may have been running"

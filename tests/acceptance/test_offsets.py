@@ -118,3 +118,25 @@ def test_a_pending_changelog_that_was_made_again(stage: Stage) -> None:
     wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 0), "nothing waits")
     assert "dropped and rebuilt: it is a copy of" in goes_on.log
     assert goes_on.stop() == 0
+
+
+def test_a_main_topic_that_is_made_again_under_a_running_worker(stage: Stage) -> None:
+    """The worker ends to be started again; the new topic is read from its beginning, and what waited is delivered."""
+    topic = stage.main_topic(partitions=1)
+    stage.program(HandlerSpec(topic=topic, policy="20s"), partitions=1)
+    worker = stage.worker()
+    stage.produce(topic, [{"id": n, "fail": int(n in WAITING)} for n in sorted(WAITING | HEALTHY)], 1)
+    evidence = stage.evidence(topic)
+    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, len(WAITING)), "four wait")
+    worker.signal(signal.SIGSTOP)
+    Operator(stage.bootstrap).delete_topic(topic)
+    assert stage.main_topic(partitions=1) == topic
+    new = set(range(100, 120))  # more than the former one had: its offset is one of these
+    stage.produce(topic, [{"id": n} for n in sorted(new)], 1)
+    worker.signal(signal.SIGCONT)
+    wait_for(worker.ended, "the worker ends", timeout_s=60)
+    assert worker.exit_code == 4
+    assert f"{topic} was deleted and made again" in worker.log
+    stage.worker()
+    wait_for(lambda: stage.service.done(topic) == WAITING | HEALTHY | new, "everything is done", timeout_s=60)
+    wait_for(lambda: (evidence.unsettled(), evidence.waiting()) == (0, 0), "nothing waits")

@@ -36,6 +36,7 @@ class Visit:
     replays: int = 0
     idempotency_key: str = ""
     """Empty for what is not the call of a handler of ours."""
+    fence: int = -1
 
 
 class Gate(threading.Event):

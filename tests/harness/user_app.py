@@ -68,6 +68,7 @@ def _facts(delivery: Delivery) -> dict[str, Any]:
         "hot_attempt": delivery.hot_attempt,
         "replays": delivery.replays,
         "idempotency_key": delivery.idempotency_key,
+        "fence": delivery.fence,
         "key": _text(delivery.key),
         "value": _text(delivery.raw_value),
         "headers": [(name, _text(raw)) for name, raw in delivery.headers],

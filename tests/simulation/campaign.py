@@ -49,6 +49,7 @@ STATES = (
     "suspects ran together", "a suspect ran alone", "a commit was taken back",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "succeeded", "dead",
     "skipped", "settled beyond the offset", "a delivery has tried again in place", "a list of 3",
+    "a fence has risen", "a fence has risen in a worker", "who has lost its partition has a smaller fence",
 )  # fmt: skip
 """What a campaign must have come to (I13): each fault, each way in which a hand-off can fail, each fate."""
 MOVED_STATES = (

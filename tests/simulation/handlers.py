@@ -205,6 +205,7 @@ class Handlers:
         if judge.plan.bounds and (placed := worker.ownership.placed.get((main, origin[0]))) is not None:
             self._reached.update(binding(placed.engine))
         if opening is not None:
+            self._guard(partial(judge.fences.begun, origin, delivery.fence, opening))
             note = self._broker.notes.get(TopicPartition(main, origin[0]), "")
             self._guard(lambda: oracle.offsets.suspects(origin, attempt, delivery.due_at_ms, note, opening))
         if now == "G":

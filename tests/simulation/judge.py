@@ -19,6 +19,7 @@ from simulation.beyond import Notes
 from simulation.broker import Broker
 from simulation.counts import check_counts
 from simulation.faults import DRAINS
+from simulation.fences import Fences
 from simulation.kept import Kept
 from simulation.letters import TOPICS, Letters
 from simulation.lives import SPAN
@@ -88,6 +89,7 @@ class Judge:
         self.services = Services(plan, main)
         self.kept = Kept(main, self.topology.pending_changelog, commanded=bool(plan.commands))
         self.modes = Modes(plan, self.oracle, skew_ms)
+        self.fences = Fences()
         self.oracle.main = Referring() if plan.referred else None
         self.oracle.copies = Copies() if plan.through else None
         self.notes = Notes(self.oracle.stories)
@@ -183,7 +185,8 @@ class Judge:
     @property
     def reached(self) -> Counter[str]:
         """What its records have come to."""
-        return self.oracle.named + self.tries.reached + self.services.reached + self.kept.reached + self.modes.reached
+        parts = self.tries, self.services, self.kept, self.modes, self.fences
+        return sum((each.reached for each in parts), self.oracle.named)
 
     @property
     def retry_topics(self) -> list[str]:
@@ -284,6 +287,7 @@ class Judge:
             if tp in broker.committed:
                 self.closed[number] = [origin_of(number, identity) for identity in rows]
             rows.clear()
+            self.fences.forget(number)
             broker.make_again(TopicPartition(self.topology.pending_changelog, number))
 
     def bear_again(self, broker: Broker) -> None:

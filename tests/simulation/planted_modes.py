@@ -61,6 +61,16 @@ def _kept(_self: PartitionEngine, _run: Run) -> None:
     """A run that is over keeps its place."""
 
 
+def _begin_with_the_first(self: PartitionEngine, *given: Any) -> None:
+    """A partition's fence is that of its first session in the worker."""
+    _begin(self, *given)
+    if self.session is not None:
+        self._fence = self.session._fence = getattr(self, "_fence", self.session._fence)  # type: ignore[attr-defined]
+
+
+_begin = PartitionEngine.begin
+
+
 def _unconditional(self: Rule, error: BaseException, _delivery: Any, _on_fault: Any) -> bool:
     """A rule matches by type alone."""
     return issubclass(type(error), self.error_types)
@@ -144,6 +154,7 @@ MODED: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ),
     ("nobody hears of a place that is free", ((Places, "_wake", _unwoken),), MODES + 43),
     ("a run that is over keeps its place", ((PartitionEngine, "_free", _kept),), MODES + 13),
+    ("a fence is that of a former opening", ((PartitionEngine, "begin", _begin_with_the_first),), 54),
     ("conditions are not asked", ((Rule, "_matches", _unconditional),), MODES + 7),
     ("conditions do not see the record", ((Rule, "_matches", _of_no_record),), MODES + 7),
     ("a condition that raises matches", ((Rule, "_matches", _broken_matches),), MODES + 7),

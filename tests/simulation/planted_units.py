@@ -10,6 +10,7 @@ from typing import Any, Final
 from retryapp.core.circuit import Circuit
 from retryapp.core.jobs import Steering
 from retryapp.engine.delivery import batches, pool
+from retryapp.engine.lane.transport import LaneProtocol
 
 
 def _not_looked(_run: Any) -> bool:
@@ -31,6 +32,12 @@ def _each_alone(self: Circuit, place: Any, **facts: Any) -> Any:
 _settle = Circuit.settle
 
 
+async def _at_the_end(self: LaneProtocol) -> None:
+    """An opening that has nothing to write takes the end of the changelog. In histories a commit comes between."""
+    if self.fence_at is None and self.pending is not None:
+        self.fence_at = self.pending.next_offset
+
+
 def _pauses_alone(self: Steering) -> Any:
     """Deadlines count outages of before the restart. In histories they are as short as the waits of a policy."""
     return {"": self.pauses, **self.ended}
@@ -41,6 +48,8 @@ UNITS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], str], ...]] = (
      "unit/engine/test_scheduler.py::test_a_row_that_is_not_due_any_more_at_the_call_waits_on"),
     ("same probe", ((Circuit, "settle", _each_alone),),
      "unit/core/test_circuit.py::test_one_record_alone_does_not_open_it_again"),
+    ("an opening that writes nothing has a fence", ((LaneProtocol, "_fence_off", _at_the_end),),
+     "unit/engine/test_fences.py::test_a_lane_that_opens_again_and_again_without_a_commit_has_a_greater_one_each_time"),
     ("outages are forgotten at a restart", ((Steering, "all_pauses", property(_pauses_alone)),),
      "unit/engine/test_kept_circuits.py::test_a_deadline_does_not_count_an_outage_that_was_over_before_the_restart"),
 )  # fmt: skip

@@ -228,6 +228,7 @@ class SimWorker(Observer):
                 seen=TopicPartition(topology.seen_changelog, number) if served.handler.deduplicate else None,
                 control=TopicPartition(topology.control, number) if self._commanded else None,
                 control_id=TOPIC_ID,
+                fences=served.handler.takes_delivery,
                 topic_id=served.topic_id,
                 changelog_id="again" if topology.pending_changelog in self.broker.made_again else TOPIC_ID,
             ),

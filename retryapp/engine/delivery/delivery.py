@@ -43,6 +43,7 @@ def _delivery(run: Run) -> Delivery:
         last_error_type=None if failed is None else failed.error_type,
         last_error_message=None if failed is None else failed.error_message,
         replays=0 if metadata is None else metadata.replays,
+        fence=run.fence,
         number=1 if metadata is None else metadata.delivery + 1,
         released=metadata is not None and metadata.tier == RELEASED,
         edited=None if metadata is None else metadata.edited,

@@ -133,6 +133,8 @@ class Run:
     claim: Claim | None = None
     """The due row; None for a first delivery."""
     session: int = 0
+    fence: int = 0
+    """Of its session: see `Delivery.fence`."""
     sequence: bytes | None = None
     """Whose head it is, in an ordered handler (`engine.partition.sequences`)."""
     begun: bool = False

@@ -81,6 +81,15 @@ class Delivery(Publishing):
     """Number of this delivery; the first is 1."""
     number: int = 1
     """Number of this delivery of the record: it rises with each, whatever that spends, and never starts again."""
+    fence: int = 0
+    """Rises each time that a worker opens the partition; the same for all that it delivers until the next time.
+
+    A worker that was stopped or cut off may still call a service when another one has its partition. A service that
+    keeps the greatest one of each `origin.partition`, and refuses smaller ones, refuses it. It tells nothing of the
+    order of records or attempts. It is an offset on the handler's changelog: numbers of another group or handler, or
+    from before somebody has made that topic again, are not to be compared. Conditions of rules see 0 where the
+    function takes no delivery.
+    """
     hot_attempt: int = 1
     """Number of this try within the delivery; the first is 1, others follow with ``RetryPolicy(hot=…)``."""
     origin: Origin

@@ -29,5 +29,7 @@ class LaneSite:
     """Id of the main topic: a recreated one has other offsets."""
     changelog_id: str = ""
     """Id of the changelog: a recreated one does not have the waiting rows."""
+    fences: bool = False
+    """Its handler takes deliveries, which have a fence: each opening writes to the changelog."""
     start_at_end: bool = False
     """Start of a main topic without committed offsets: the app's `consumer_auto_offset_reset`."""

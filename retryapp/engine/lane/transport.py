@@ -95,6 +95,8 @@ class LaneProtocol(ABC):
     control_end: int = 0
     steering: str = ""
     """What is remembered of those before (`core.jobs.Steering`)."""
+    fence_at: int | None = None
+    """Offset of what the last opening has written to the changelog last; None: nothing."""
     pending: PendingTable | None = None
     seen: SeenTable | None = None
     shared: Mapping[str, SharedLetters] = field(default_factory=dict)
@@ -193,7 +195,7 @@ class LaneProtocol(ABC):
 
     async def committed(self) -> Mapping[TopicPartition, int]:
         """Return the next offset of every source partition, stable after `fence`."""
-        sources = self.place.sources
+        sources, self.fence_at = self.place.sources, None
         offsets = await self.fetch_committed()
         found = {tp: each.offset for tp, each in offsets.items()}
         control, note = self.place.control, marks.Note("", "")
@@ -240,7 +242,7 @@ class LaneProtocol(ABC):
             self.steering = self._beside().steering
         # a start that is not committed would be decided anew after a crash, and a mark must precede its record
         if noted := {tp: starts[tp] for tp in sources if (told is not None and tp == main) or tp in missing}:
-            await self.commit(LaneBatch(offsets=noted, notes={} if told is None else {main: told}))
+            await self._write(LaneBatch(offsets=noted, notes={} if told is None else {main: told}))
         return starts
 
     async def recover(self) -> None:
@@ -260,6 +262,7 @@ class LaneProtocol(ABC):
             raise CommitUndecidedError(name, *changelog)
         await self._learn_time()  # expiry and marks need a trusted clock
         await self._mark_rows()
+        await self._fence_off()
         if self.place.seen is not None:
             now_ms = self.clock.wall_ms()
             self.seen = await recover_seen(self.open_seen, self.reader, self.place.seen, now_ms=now_ms)
@@ -274,11 +277,21 @@ class LaneProtocol(ABC):
             self.suspected_rows, told = self._beside().read_rows(first[0][0], self.clock.wall_ms())
             if told:
                 main = self.place.main
-                receipt = await self.commit(LaneBatch(offsets={main: self._progress[main.topic]}, rows_note=told))
-                self._note_written(receipt)
+                await self._write(LaneBatch(offsets={main: self._progress[main.topic]}, rows_note=told))
 
-    def _note_written(self, receipt: LaneReceipt) -> None:
-        """Have the local table know what an opening has written to the changelog."""
+    async def _fence_off(self) -> None:
+        """Have a number that is greater than those of all openings before: an offset that this one has written.
+
+        Who had the partition is fenced: all that it has written comes before. The end of the topic is no such number,
+        as an opening that writes nothing leaves it to the next one.
+        """
+        if self.place.fences and self.fence_at is None:
+            await self._write(LaneBatch())
+
+    async def _write(self, batch: LaneBatch) -> None:
+        """Commit what an opening writes to the changelog, and have the local table know it."""
+        receipt = await self.commit(batch)
+        self.fence_at = receipt.changelog_offset
         if self.pending is not None and receipt.changelog_offset is not None:
             self.pending.write((), receipt.changelog_offset)
 
@@ -317,8 +330,7 @@ class LaneProtocol(ABC):
     async def _learn_time(self) -> None:
         """Ask for the broker's time, if this is the worker's first lane, by the acknowledgement of a record."""
         if not self.clock.trusted:
-            receipt = await self.commit(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
-            self._note_written(receipt)
+            await self._write(LaneBatch(publishes=[marks.clock_probe(*self.place.changelog)]))
 
     # -- serving ------------------------------------------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class Session:
         self._progress_ms = progress_ms
         self._is_of_letters = context.handler.topology.reads_letters
         self._submit = partial(lane.submit, number)
+        self._fence = (transport.fence_at if transport.place.fences else None) or 0
         self._outcomes: list[Turn] = []
         """Turns of due rows that are not in the lane yet."""
         self._unreleased = False
@@ -211,7 +212,7 @@ class Session:
             if self.scheduler.claimed.get(claim.key) is claim:  # else of an older assignment, whose sessions began at 1
                 unknown = self.sequences is None or (claim.damage is not None and self.sequences.by_key)
                 name = None if self.sequences is None or unknown else self.sequences.name(record.key)
-                facts: Any = {"claim": claim, "session": self.number, "sequence": name}
+                facts: Any = {"claim": claim, "session": self.number, "fence": self._fence, "sequence": name}
                 submit(Run(self._owner, self._context, record, **facts))
 
     def accept(self, records: Sequence[Record]) -> None:
@@ -245,7 +246,7 @@ class Session:
                 continue
             skipped = None if duplicates is None else duplicates.skip(record, now_ms)
             if skipped is None:
-                submit(Run(self._owner, context, record, session=self.number))
+                submit(Run(self._owner, context, record, session=self.number, fence=self._fence))
             else:
                 window.finish(record.offset, skipped)
         if at_once:
