@@ -315,10 +315,11 @@ def progress_value(
     settled: str = "",
     control: str = "",
     steering: str = "",
+    floor: int = 0,
 ) -> bytes:
     """Return the value of a record with the key `PROGRESS`; `positions`: next offset by topic."""
     texts = {"tally": tally, "changelog": changelog_id, "settled": settled, "control": control, "steering": steering}
-    more = {name: text for name, text in texts.items() if text}
+    more = {name: said for name, said in {**texts, "floor": floor}.items() if said}
     return json.dumps({"v": 1, "main": topic_id, "next": positions, **more}).encode()
 
 
@@ -337,6 +338,8 @@ class ProgressRecord(NamedTuple):
     """The position on the control topic."""
     steering: str
     """What is remembered of commands."""
+    floor: int
+    """A table without rows that reads that changelog from here has all that waits (`PendingTable.floor`)."""
 
 
 def read_progress(value: bytes, topic_id: str = "", main: str = "") -> ProgressRecord:
@@ -344,8 +347,10 @@ def read_progress(value: bytes, topic_id: str = "", main: str = "") -> ProgressR
     found = json.loads(value) if value else {"next": {}}
     is_of = found.get("main") == topic_id
     positions = {topic: offset for topic, offset in found["next"].items() if is_of or topic != main}
-    texts = [str(found.get(name, "")) for name in ("changelog", "settled", "control", "steering")]
-    return ProgressRecord(positions, str(found.get("tally", "")) if is_of else "", *texts)
+    names = "tally", "changelog", "settled", "control", "steering"
+    tally, changelog, settled, control, steering = (str(found.get(name, "")) for name in names)
+    texts = tally if is_of else "", changelog, settled, control, steering
+    return ProgressRecord(positions, *texts, int(found.get("floor", 0)))
 
 
 def control_text(topic_id: str, offset: int, *, steered: bool = False) -> str:

@@ -33,6 +33,10 @@ class PendingTable(LocalTable, Protocol):
     def last_written(self) -> int | None:
         """Offset of the last changelog record that it wrote; None once caught up, or if it may be compacted away."""
 
+    @property
+    def floor(self) -> int:
+        """A table without rows that reads the topic from this offset on gets the same rows; it never falls."""
+
     def due(
         self,
         now_ms: int,

@@ -6,7 +6,7 @@ A store is a list of batches on a `Disk`; opening it applies them.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +70,11 @@ class MemoryPendingTable(_Stored, PendingTable):
     """`ports.PendingTable` in memory."""
 
     rows: dict[bytes, Row]
+    floor = 0
+    _next_floor = 0
+    """The next one, once the rows from before it are gone or written anew."""
+    _old: Set[bytes] = frozenset()
+    """Identities of those."""
     _last_written: int | None = None
 
     @property
@@ -167,6 +172,10 @@ class MemoryPendingTable(_Stored, PendingTable):
                 self.rows[key_of_row(row.value, row.identity)] = row
         self._reach(next_offset)
         self._last_written = last_written
+        self._old -= {row.identity for row in rows}
+        if not self._old:
+            self.floor, self._next_floor = self._next_floor, self.next_offset
+            self._old = {row.identity for row in self.rows.values()}
 
 
 def _tier_of(value: bytes | None) -> str:

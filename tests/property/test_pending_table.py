@@ -70,7 +70,9 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         pending._PURGE_ROWS = purge_rows
         self.folder, self.disk = Path(tempfile.mkdtemp()), Disk()
         self.model: dict[bytes, Row] = {}
-        self.changelog = 0
+        self.written: dict[bytes, int] = {}
+        """Offset of the last record of each row."""
+        self.changelog = self.floor = 0
         self.open()
         self.write(rows)
 
@@ -94,6 +96,7 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
     def write(self, rows: list[Row]) -> None:
         """Put and remove a few rows at once: new, replaced, doubled and missing ones."""
         self.table.write(rows, self.changelog)
+        self.written |= {row.identity: self.changelog for row in rows}
         self.changelog += 1
         self.expect(rows)
 
@@ -140,6 +143,7 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         tail = [(row.identity, row.value) for row in rows]
         tail.insert(len(tail) // 2, (b"mark", b"a key that is no row's says something else"))
         self.expect(rows)
+        self.written |= {identity: offset for offset, (identity, _) in enumerate(tail, self.changelog)}
         self.changelog += len(tail)
         self.table.recover(tail, self.changelog)
 
@@ -164,6 +168,14 @@ class PendingTableAgainstDict(RuleBasedStateMachine):
         assert [self.table.find(identity) for identity in IDENTITIES] == [keys.get(each) for each in IDENTITIES]
         assert all(self.table.get(key) == value for key, value in rows.items())
         assert self.table.next_offset == self.changelog
+
+    @invariant()
+    def all_rows_are_behind_the_floor(self) -> None:
+        """It is the end of the changelog at some time, after which each row was written."""
+        if hasattr(self, "table"):
+            least = min((self.written[identity] for identity in self.model), default=self.changelog)
+            assert self.floor <= self.table.floor <= least
+            self.floor = self.table.floor
 
     def teardown(self) -> None:
         pending._PURGE_ROWS = PURGE_ROWS

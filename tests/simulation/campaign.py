@@ -45,7 +45,7 @@ STATES = (
     *(f"{way} lost: {name}" for way in ("request", "answer") for name in _HAND_OFFS),
     *(f"loss: {kind}" for kind in LOSSES), "a record was lost", "a copy without payload",
     "a handler ended its worker", "a handler did not heed its cancellation",
-    "a transaction has no end", "a damaged row has its letter",
+    "a transaction has no end", "a damaged row has its letter", "a rebuild began at a floor",
     "suspects ran together", "a suspect ran alone", "a commit was taken back",
     "lane_opened", "lane_failed", "lane_closed", "failed", "scheduled", "succeeded", "dead",
     "skipped", "settled beyond the offset", "a delivery has tried again in place", "a list of 3",

@@ -1,4 +1,4 @@
-"""What must hold of circuits over restarts (I31): what is told of one is written, and the next owner goes on with it.
+"""What must hold of circuits over restarts (I33): what is told of one is written, and the next owner goes on with it.
 
 One that was not closed then is not closed now, so that no attempt is spent (I18); one that was let close is closed.
 Nothing is asked of what a process has read or written itself: its own memory of a circuit goes on.
@@ -40,7 +40,7 @@ class Kept:
         gone = broker.taken_back[self._changelog] or self._changelog in broker.made_again
         for name in sorted(name for at, name in self.told if at == number):
             if name not in found and self._commanded and not gone:
-                raise Violation(f"I31 {number}: a change of circuit {name!r} is told, and not written")
+                raise Violation(f"I33 {number}: a change of circuit {name!r} is told, and not written")
         for name, kept in found.items():
             place = worker.process.name, number, name
             before, self._read[place] = self._read.get(place), kept
@@ -48,6 +48,6 @@ class Kept:
                 continue
             state = now[name].state
             if state is not CircuitState.FORCED_OPEN and kept.closed != (state is CircuitState.CLOSED):
-                raise Violation(f"I31 {number}: circuit {name!r} is {state}, and was {kept.state} at {kept.by}")
+                raise Violation(f"I33 {number}: circuit {name!r} is {state}, and was {kept.state} at {kept.by}")
             self.reached["a circuit began half-open after a restart"] += state is CircuitState.HALF_OPEN
             self.reached["a circuit was let close by another owner"] += kept.closed

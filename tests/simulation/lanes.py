@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,9 @@ class LateReader(MemoryReader):
 class SimPendingTable(MemoryPendingTable):
     """A table that knows its age."""
 
-    def __init__(self, disk: SimDisk, name: str, now_ms: int) -> None:
+    def __init__(self, disk: SimDisk, name: str, now_ms: int, began: Callable[[int], None]) -> None:
         super().__init__(disk, name)
+        self._began = began
         self._now_ms = now_ms
         if disk.used_ms(name) is None:
             self.touch(now_ms)
@@ -49,6 +50,12 @@ class SimPendingTable(MemoryPendingTable):
     def write(self, rows: Sequence[Row], changelog_offset: int | None) -> None:
         super().write(rows, changelog_offset)
         self.touch(self._now_ms)
+
+    @override
+    def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
+        if not self.next_offset and records == ():
+            self._began(next_offset)
+        super().recover(records, next_offset)
 
     @override
     def recovered(self) -> None:
@@ -126,7 +133,13 @@ class SimLane(MemoryLane):
         if used_ms is not None and forgets_s is not None and now_ms - used_ms > forgets_s * 1_000 / 2:
             self.worker.wire.network.reached["a store was too old"] += 1
             self.disk.drop(name)
-        return SimPendingTable(self.worker.disk, name, now_ms)
+        return SimPendingTable(self.worker.disk, name, now_ms, self._began)
+
+    def _began(self, offset: int) -> None:
+        """Note where a store begins that has nothing; one that finds nothing to read begins at the end."""
+        changelog = self.place.changelog
+        if offset < self.broker.bounds([changelog])[changelog][1]:
+            self.worker.wire.network.reached["a rebuild began at a floor"] += 1
 
     @override
     async def hold(self) -> None:

@@ -35,6 +35,7 @@ from simulation.lanes import SimLane
 from simulation.planted_calls import CALLS
 from simulation.planted_commands import COMMANDS
 from simulation.planted_damage import DAMAGE
+from simulation.planted_floors import FLOORS
 from simulation.planted_letters import LETTERS
 from simulation.planted_modes import MODED
 from simulation.planted_order import ORDER
@@ -331,7 +332,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("rows are delivered without a mark", ((LaneProtocol, "_mark_rows", _unmarked),)),
     *(Mutant(name, (replaced,), seed) for name, seed, replaced in SUSPECTS),
     Mutant("a store is trusted whose last write was rolled back",
-           ((MemoryPendingTable, "last_written", property(_not_looked_for)),), 63),
+           ((MemoryPendingTable, "last_written", property(_not_looked_for)),), 144),
     Mutant("a failure keeps its runner for as long as it waits", ((DeliveryPool, "_call", _sleep_it_off),)),
     Mutant("an idle lane does not confirm what it handed off last", ((Lane, "_confirm", _silent),), 1104),
     Mutant("counts are forgotten at an opening", ((LaneProtocol, "counted_from", _forgotten),)),
@@ -341,7 +342,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),
     *(Mutant(*planted) for planted in (*COMMANDS, *LETTERS)),
-    *(Mutant(*planted) for planted in (*PACE, *WORLD, *MODED)),
+    *(Mutant(*planted) for planted in (*PACE, *WORLD, *MODED, *FLOORS)),
     Mutant("no attempt is the last", ((judge, "decide", _for_ever),)),
 )  # fmt: skip
 

@@ -244,7 +244,7 @@ def _numbered_anew(metadata: RetryMetadata, **facts: Any) -> RetryMetadata:
 
 COMMANDS: Final = (
     ("an early release is dropped", ((Releases, "keep", _dropped),), 2_000_007),
-    ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_052),
+    ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_355),
     ("an early release waits for an opening", ((Releases, "concern", _unconcerned),), 2_000_007),
     ("a held run waits for its time", ((RowCommands, "_held_after", _runs_on),), 2_000_196),
     ("a hold is lost at a crash", ((PendingRow, "held_next", _unwritten),), 2_000_224),
@@ -271,7 +271,7 @@ COMMANDS: Final = (
     ("an edit is lost", ((Edit, "applied_to", _unedited),), 1_000_005),
     ("a failure forgets the edited record's key", ((deliver, "after_failure", _key_forgotten),), 1_000_021),
     ("an opening forgets the jobs", ((jobs, "read_steering", _forgotten),), 1_000_017),
-    ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_004),
+    ("an opening forgets a forced outage", ((Pace, "remember", _not_forced),), 3_000_166),
     ("attempts are spent in a forced outage", ((Circuit, "free", _costly),), 3_000_058),
     (
         "a gate is lost at a rebalance",

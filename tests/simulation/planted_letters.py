@@ -170,13 +170,13 @@ _mark_of = SharedLetters.mark_of
 
 LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("the index decides", ((SharedLetters, "waits", _by_the_index),), 18_000_107),
-    ("a mark is durable before the outcome", ((Session, "take", _marked_before),), 18_000_030),
+    ("a mark is durable before the outcome", ((Session, "take", _marked_before),), 18_000_010),
     ("a failed letter is delivered anew", ((damage, "to_end", _anew), (deliver, "to_end", _anew)), 18_000_007),
     ("dropped without a fate", ((damage, "to_end", _without_a_fate), (deliver, "to_end", _without_a_fate)), 18_000_004),
     ("dropped and not counted", ((damage, "to_end", _uncounted), (deliver, "to_end", _uncounted)), 18_000_064),
     ("a replay ignores the mark", ((LetterCommands, "_check_replay", _unheeded),), 18_000_002),
-    ("a letter is replayed while its handler has it", ((SharedLetters, "runs", _never_runs),), 18_000_017),
-    ("a letter that is replayed begins", ((SharedLetters, "change", _not_kept),), 18_000_191),
+    ("a letter is replayed while its handler has it", ((SharedLetters, "runs", _never_runs),), 18_000_018),
+    ("a letter that is replayed begins", ((SharedLetters, "change", _not_kept),), 18_000_256),
     ("the table does not get marks of the handler", ((DeadLetterKeeper, "take", _not_taken),), 18_000_013),
     ("what was replayed is handled", ((deliver, "_passed", _begins),), 18_000_002),
     ("a letter that has ended its workers has no mark", ((SharedLetters, "waits", _at_once),), 18_000_030),

@@ -63,7 +63,7 @@ _passed = deliver._passed
 WORLD: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("an offset that was set back counts for nothing", ((SimLane, "fetch_committed", _never_back),), 14_000_002),
     ("the id of a changelog is not looked at",
-     ((transport, "check_changelog", _not_looked_at), (recovery, "check_changelog", _not_looked_at)), 14_000_015),
+     ((transport, "check_changelog", _not_looked_at), (recovery, "check_changelog", _not_looked_at)), 14_000_065),
     ("nobody looks of which main topic an offset is", ((marks, "split_note", _of_any_topic),), 14_000_155),
     ("a worker goes on with a main topic that was made again", ((Ownership, "made_again", _same),), 14_000_039),
     ("rows of a former main topic are dropped", ((deliver, "_passed", _of_this_topic),), 14_000_003),

@@ -37,9 +37,17 @@ TAIL_OFFSETS = 10_000
 """Where the last progress record of a changelog is looked for first: so far before its end, a few transactions."""
 
 
-async def catch_up(table: PendingTable, reader: TopicReader, changelog: TopicPartition, lane: str) -> bool:
-    """Read on from where the table is; return False if the changelog does not have the table's last written record."""
+async def catch_up(table: PendingTable, reader: TopicReader, site: LaneSite, *, is_long: bool = False) -> bool:
+    """Read on from where the table is; return False if the changelog does not have the table's last written record.
+
+    A new table of a changelog that `is_long` begins at the floor that is named there; else all is read as soon.
+    """
+    changelog, lane = site.changelog, site.name
     looked_for = table.last_written
+    is_new = looked_for is None and not table.next_offset
+    if is_new and is_long and (floor := await floor_of(site, reader)):
+        logger.info("Lane %s rebuilds its store from offset %d of %s: no row is older", lane, floor, changelog.topic)
+        table.recover((), floor)
     start = table.next_offset if looked_for is None else looked_for
     differs = False
 
@@ -121,34 +129,52 @@ async def written_down(
 
     The texts are the tally, settled records, the position of commands, and what is remembered of them.
 
-    The changelog of a large table is never read for them. A transaction ends with a progress record, so the last one
-    follows all rows: the reading begins near the end, and earlier only if there is neither (aborted transactions).
-
     Raises:
         ChangelogReplacedError: the record was written to another changelog, and copied.
         OffsetsMissingError: there are rows and no progress.
     """
-    rows, last = 0, b""
+    rows, said = await _tail(site, reader)
+    noted = marks.read_progress(said[-1] if said else b"", site.topic_id, site.main.topic)
+    check_changelog(site, noted.changelog)
+    if rows and not said and len(missing) == len(site.sources):
+        raise OffsetsMissingError(site.name, rows, [tp.topic for tp in missing])
+    texts = noted.tally, noted.settled, noted.control, noted.steering
+    return {tp: noted.positions[tp.topic] for tp in missing if tp.topic in noted.positions}, texts, bool(said)
+
+
+async def floor_of(site: LaneSite, reader: TopicReader) -> int:
+    """Return where a new table begins to read the changelog: what was written before is removed or written anew since.
+
+    That stays so whatever follows: a floor counts also where later progress records name none, as those of older builds
+    and the first of an opening do. 0, the beginning, where none is found.
+    """
+    _, said = await _tail(site, reader)
+    told = map(marks.read_progress, said)
+    return max((each.floor for each in told if each.changelog == site.changelog_id), default=0)
+
+
+async def _tail(site: LaneSite, reader: TopicReader) -> tuple[int, Sequence[bytes]]:
+    """Return the number of records of rows near the end of the changelog, and the progress records there.
+
+    The changelog of a large table is never read for them. A transaction ends with a progress record, so the last one
+    follows all rows: the reading begins near the end, and earlier only if there is neither (aborted transactions).
+    """
+    rows, said = 0, list[bytes]()
 
     def look(records: list[Any], _position: int) -> None:
-        nonlocal rows, last
+        nonlocal rows
         for record in records:
-            if record.key == marks.PROGRESS:
-                last = record.value or b""
-            else:
+            if record.key != marks.PROGRESS:
                 rows += is_identity(record.key)
+            elif record.value:
+                said.append(record.value)
 
     first, end = (await reader.bounds([site.changelog]))[site.changelog]
     start, reach = end, TAIL_OFFSETS
-    while start > first and not (rows or last):
+    while start > first and not (rows or said):
         start, reach = max(first, end - reach), reach * 8
         await reader.read(site.changelog, start, look)
-    noted = marks.read_progress(last, site.topic_id, site.main.topic)
-    check_changelog(site, noted.changelog)
-    if rows and not last and len(missing) == len(site.sources):
-        raise OffsetsMissingError(site.name, rows, [tp.topic for tp in missing])
-    texts = noted.tally, noted.settled, noted.control, noted.steering
-    return {tp: noted.positions[tp.topic] for tp in missing if tp.topic in noted.positions}, texts, bool(last)
+    return rows, said
 
 
 async def recover_seen(

@@ -32,6 +32,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import CommitLostError, CommitUndecidedError, HandOffRefusedError, OffsetsGoneError
 from retryapp.core.marks import Suspected, Tally
 from retryapp.core.row_keys import HELD_ROWS
+from retryapp.engine.lane import recovery
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper, dead_rows
 from retryapp.engine.lane.notes import Notes
 from retryapp.engine.lane.recovery import (
@@ -112,6 +113,8 @@ class LaneProtocol(ABC):
     """Both as they were before the last commit."""
     _undecided: bool = False
     """The changelog has rows behind its stable end, which the last opening cannot read yet."""
+    _is_long: bool = False
+    """The changelog had more offsets, when the last opening began, than those where a floor is looked for."""
     _doubted: bool = False
     _dead_keepers: dict[str, DeadLetterKeeper] = field(default_factory=dict)
     """By dead-letter topic."""
@@ -212,6 +215,7 @@ class LaneProtocol(ABC):
                 del found[self.place.main]
         changelog = self.place.changelog
         bounds = await self.reader.bounds([*sources, changelog, *([] if control is None else [control])])
+        self._is_long = bounds[changelog][1] - bounds[changelog][0] > recovery.TAIL_OFFSETS
         self._progress = {}  # what ends a transaction says nothing of it
         self._undecided = await end_undecided(self.place, self.reader, bounds[changelog][1], self.commit)
         texts, known = ("", "", "", ""), False
@@ -247,9 +251,8 @@ class LaneProtocol(ABC):
 
     async def recover(self) -> None:
         """Open the local tables and read them up to the end of their topics."""
-        changelog, name = self.place.changelog, self.place.name
         self.pending = self.open_pending()
-        if not await catch_up(self.pending, self.reader, changelog, name):
+        if not await catch_up(self.pending, self.reader, self.place, is_long=self._is_long):
             for dlq in self.place.dlqs:
                 with suppress(EnvironmentFault):
                     self.open_dead(dlq).drop()
@@ -257,9 +260,9 @@ class LaneProtocol(ABC):
                 self.open_seen().drop()
             self.pending.drop()  # last: all have records of the rolled-back transaction, only it tells the next opening
             self.pending = self.open_pending()
-            await catch_up(self.pending, self.reader, changelog, name)
+            await catch_up(self.pending, self.reader, self.place, is_long=self._is_long)
         if self._undecided:  # not before: a store that has read them says more
-            raise CommitUndecidedError(name, *changelog)
+            raise CommitUndecidedError(self.place.name, *self.place.changelog)
         await self._learn_time()  # expiry and marks need a trusted clock
         await self._mark_rows()
         await self._fence_off()
@@ -378,9 +381,7 @@ class LaneProtocol(ABC):
         await self._prove_member()
         await self.fence()
         await self._prove_member()
-        if self.pending is not None and not await catch_up(
-            self.pending, self.reader, self.place.changelog, self.place.name
-        ):
+        if self.pending is not None and not await catch_up(self.pending, self.reader, self.place):
             raise CommitLostError(self.place.name, f"{self.place.changelog.topic} has not kept what it committed last")
 
     async def explain(self, error: HandOffRefusedError) -> HandOffRefusedError:
@@ -426,7 +427,8 @@ class LaneProtocol(ABC):
         if self._progress:
             place, notes = self.place, self._beside()
             texts = notes.counted(batch), place.changelog_id, notes.noted(batch), notes.commanded(batch)
-            progress = marks.progress_value(self._progress, place.topic_id, *texts, notes.steering)
+            floor = 0 if self.pending is None else self.pending.floor  # without this batch, which may not happen
+            progress = marks.progress_value(self._progress, place.topic_id, *texts, notes.steering, floor)
             changes.append((marks.PROGRESS, progress))
         return await self.send([Outgoing(topic, partition, key, value, ()) for key, value in changes])
 

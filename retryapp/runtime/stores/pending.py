@@ -12,10 +12,13 @@ one of which nothing may run. RocksDB walks over every deleted key before a live
 
 An index by identity finds one record; its values are::
 
-    | due 8 bytes | counted as: cause 5 bytes, attempts u32 | tier |
+    | due 8 bytes | counted as: cause 5 bytes, attempts u32 | tier | generation 1: 0xff |
 
-so that a later row replaces the former one, and counts by tier and cause follow every change, without decoding the
-removed row. A row later in the main topic than all that the table knows needs no look-up.
+so that a later row replaces the former one, and counts by tier, cause and generation follow every change, without
+decoding the removed row. A row later in the main topic than all that the table knows needs no look-up.
+
+Generations tell where a rebuild may begin. One begins at the end of the changelog: all rows are of the former one then.
+When none of those is left, each row was written behind that end, which becomes the floor, and the next one begins.
 """
 
 from __future__ import annotations
@@ -54,6 +57,8 @@ _INDEX = b"\x01"
 _ROWS_END = b"\x01"
 _TIER_AT = IDENTITY_AT + COUNTED_BYTES
 _TIER_NAME = RETRY_TIER.encode()
+_GENERATIONS = b"", b"\xff"
+"""How index values end, with what no text has; those of older stores are of generation 0."""
 _PURGE_ROWS = 5_000  # removed rows before the first live one after which a range delete covers them
 _SHORT_TAIL = 2_000
 """Records that a recovery writes through the write-ahead log: a restart that missed little writes no file."""
@@ -99,6 +104,11 @@ class RocksPendingTable(RocksTable, PendingTable):
     @override
     def last_written(self) -> int | None:
         return self._store.meta.written  # not compacted yet: an older store is dropped (`max_age_ms`)
+
+    @property
+    @override
+    def floor(self) -> int:
+        return self._store.meta.floor
 
     @override
     def due(
@@ -206,7 +216,9 @@ class RocksPendingTable(RocksTable, PendingTable):
                 former = look_up[:IDENTITY_AT] + identity
                 batch.delete(former)
                 batch.delete(_INDEX + identity)
-                counts[look_up[_TIER_AT:].decode()] -= 1
+                waited_in, generation, _ = look_up[_TIER_AT:].partition(_GENERATIONS[1])
+                meta.old -= generation != _GENERATIONS[meta.generation]
+                counts[waited_in.decode()] -= 1
                 gone[look_up[IDENTITY_AT:_TIER_AT]] += 1
                 self._passed.discard(former)
         if identities:
@@ -214,8 +226,9 @@ class RocksPendingTable(RocksTable, PendingTable):
             for key, value in zip(keys, values, strict=True):
                 batch.put(key, value)
             # apart from the rows: a quarter less work for RocksDB
+            generation = _GENERATIONS[meta.generation]
             for identity, key, cause, tier in zip(identities, keys, counted, tiers, strict=True):
-                batch.put(_INDEX + identity, key[:IDENTITY_AT] + cause + tier.encode())
+                batch.put(_INDEX + identity, key[:IDENTITY_AT] + cause + tier.encode() + generation)
             counts.update(tiers)
             for key in keys if queue_in(max(keys)) else (min(keys),):
                 self._cursors[queue_in(key)] = min(self._cursors.get(queue_in(key), key), key)
@@ -325,6 +338,9 @@ class RocksPendingTable(RocksTable, PendingTable):
         meta = self._store.meta
         if next_offset is not None:
             meta.next_offset = max(meta.next_offset, next_offset)
+        if not meta.old:
+            meta.floor, meta.next_floor = meta.next_floor, meta.next_offset
+            meta.old, meta.generation = sum(meta.counts.values()), 1 - meta.generation
         self._store.write(batch, used_ms, logged=logged)
 
     @override

@@ -107,6 +107,14 @@ class StoreMeta:
     """Largest origin offset that the store ever had a row of."""
     written: int | None = None
     """Offset of the last record of the topic that was written together with the store; None once it was read there."""
+    floor: int = 0
+    """No row's last record is before this offset."""
+    next_floor: int = 0
+    """Where the present generation began: the next floor, once the rows from before it are gone or written anew."""
+    old: int = 0
+    """How many those are."""
+    generation: int = 0
+    """The present one, 0 or 1."""
 
 
 class Store:

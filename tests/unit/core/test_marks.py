@@ -262,11 +262,11 @@ def test_a_note_has_three_parts(text: str, note: Note) -> None:
 
 def test_the_changelog_says_the_same() -> None:
     """For a group whose offsets the broker has forgotten; rows of earlier workers have none."""
-    read = marks.read_progress(marks.progress_value({"orders": 140}, "id", TEXT, "kq2"), "id", "orders")
-    assert (read.tally, read.positions, read.changelog) == (TEXT, {"orders": 140}, "kq2")
+    read = marks.read_progress(marks.progress_value({"orders": 140}, "id", TEXT, "kq2", floor=9), "id", "orders")
+    assert (read.tally, read.positions, read.changelog, read.floor) == (TEXT, {"orders": 140}, "kq2", 9)
     again = marks.read_progress(marks.progress_value({"orders": 140}, "id", TEXT), "made again", "orders")
-    assert (again.tally, again.positions, again.changelog) == ("", {}, "")
-    assert marks.read_progress(b"", "id") == ({}, "", "", "", "", "")
+    assert (again.tally, again.positions, again.changelog, again.floor) == ("", {}, "", 0)
+    assert marks.read_progress(b"", "id") == ({}, "", "", "", "", "", 0)
 
 
 def test_a_held_row_comes_before_all_that_are_due() -> None:
