@@ -75,7 +75,8 @@ class Workers:
 
     def __init__(self, group: str | None, urls: Sequence[str], *, only: str | None = None, token: str = "") -> None:
         self.group = group
-        self.urls = [url.rstrip("/").removesuffix(PAGES_PREFIX) for url in urls]
+        addresses = [url if "://" in url else f"http://{url}" for url in urls]
+        self.urls = [url.rstrip("/").removesuffix(PAGES_PREFIX) for url in addresses]
         self._headers = dict.fromkeys(self.urls, {"Authorization": f"Bearer {token}"} if token else {})
         """By address; those that a worker names are not trusted with a token."""
         self._only = only

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, Verb, named_by
 from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import DamagedMetadataError, InvalidDurationError
+from retryapp.core.errors import DamagedMetadataError, InvalidDurationError, shown
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import parse_failure_id
 from retryapp.kafka.commands import send_commands
@@ -175,6 +175,9 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
     given = {name: sent[name] for name in _FIELDS if sent.get(name)}
     if unknown := [name for name in sent if name not in _FIELDS]:
         raise PageError(400, "bad-command", f"unknown: {', '.join(unknown[:5])}", f"Send {', '.join(_FIELDS)}")
+    if (word := given.get("verb", "")) not in {*Verb}:
+        *others, last = Verb
+        raise PageError(400, "bad-command", f"verb={shown(word)} is not known", f"Send {', '.join(others)} or {last}")
     try:
         facts: dict[str, Any] = {name: given[name] for name in ("state", "why") if name in given}
         if "at" in given:
@@ -186,7 +189,7 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
         if "for" in given:
             facts["hold_ms"] = parse_duration_ms(given["for"])
         force = given.get("force", "false") in ("true", "on", "1")
-        name, verb = given.get("failure_id", ""), Verb(given.get("verb", ""))
+        name, verb = given.get("failure_id", ""), Verb(word)
         facts |= named_by(name)
         origin = parse_failure_id(facts["failure_id"])[1]
         command = Command(id=secrets.token_hex(8), verb=verb, by=by, force=force, **facts)

@@ -344,6 +344,14 @@ BAD: dict[str, tuple[Any, str]] = {
 }
 
 
+async def test_a_verb_that_is_none_is_refused_with_those_that_are(worker: FakeWorker) -> None:
+    """The hint named all fields, and no verb."""
+    async with pages(worker, LOCAL) as site:
+        error = json.loads((await site.post({**REPLAY, "verb": "retrynow"}))[1])["error"]
+    assert error["message"] == "verb='retrynow' is not known"
+    assert error["hint"] == "Send retry-now, reschedule, cancel, hold, release, replay, discard or restore"
+
+
 @pytest.mark.parametrize("name", BAD)
 async def test_what_is_no_command_is_refused(worker: FakeWorker, name: str) -> None:
     """With a word for programs and a sentence for people."""
