@@ -12,10 +12,11 @@ import click
 from pydantic import ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from retryapp.cli._options import Place, decorated, pair, place_text, when
+from retryapp.cli._options import Parsed, Place, decorated, pair, place_text, when
 from retryapp.cli._output import table
 from retryapp.cli._target import decoding_of, resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
+from retryapp.core.causes import OTHER_CAUSE, cause_bytes
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import JOB_ID, Refusal, Verb
 from retryapp.core.jobs import MOST_NAMED, JobVerb, LetterFilter, Part, PartState
@@ -39,6 +40,12 @@ FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "
 _LOOK_S: Final = 1.0
 
 
+def _cause(text: str) -> str:
+    if text != OTHER_CAUSE and cause_bytes(text) is None:
+        raise ValueError(f"{text!r}: expected an id as lists show it, c1-3f9ca81b02")
+    return text
+
+
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what selects records; the command gets a `LetterFilter` as `wanted`, or None without any."""
 
@@ -56,7 +63,12 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return decorated(
         with_filter,
         click.option("--all", "all_", is_flag=True, help="All of them."),
-        click.option("--cause", metavar="ID", help="Only those with this cause, as lists show it: c1-3f9ca81b02."),
+        click.option(
+            "--cause",
+            type=Parsed("ID", _cause),
+            metavar="ID",
+            help="Only those with this cause, as lists show it: c1-3f9ca81b02.",
+        ),
         click.option("--error", "error_type", metavar="TYPE", help="Only those with this type of error."),
         click.option("--message", metavar="TEXT", help="Only those with this text in the error's message."),
         click.option("--key", metavar="TEXT", help="Only of records with this key."),

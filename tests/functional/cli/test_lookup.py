@@ -227,6 +227,10 @@ def test_groups_that_begin_alike_are_kept_apart(retryapp, shop):
         (["pending", "list", "--broker", "b", "--group", "g", "--due-before", "10"], "10"),
         (["pending", "list", "-A", "no_such_module"], "no_such_module"),
         (["plan", "-A", ":app"], "no module is named"),
+        (
+            ["dead", "list", "--broker", "x:1", "--group", "g", "--cause", "84d7d8825632"],
+            "expected an id as lists show it",
+        ),
         (["plan", "-A", "./billing.py"], "no module is named. Give module[:app]"),
         (["top", "--once"], "-A MODULE[:APP], --broker HOST:PORT with --group NAME, or --url"),
         (["doctor"], "--app"),
