@@ -54,7 +54,7 @@ _run_group = Suspects._run_group
 
 SUSPECTS: Final[tuple[tuple[str, int, tuple[Any, str, Any]], ...]] = (
     ("nobody counts crashes", 11, (suspects, "Mark", _Forgetful)),
-    ("a settled neighbour clears the crash mark", 2580, (Notes, "_going_on", _moved_on)),
+    ("a settled neighbour clears the crash mark", 3392, (Notes, "_going_on", _moved_on)),
     ("group mark written after its first start", 11, (Suspects, "_note", _marked_late)),
     (
         "the next group starts before the outcomes of the former are durable",
