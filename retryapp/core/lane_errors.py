@@ -10,6 +10,10 @@ from retryapp.core.errors import EnvironmentFault, RetryAppError
 _BROKERS_AWAY = "Bring back the brokers that are away; the lane opens again by itself"
 
 
+def _reset(group: str, which: str) -> str:
+    return f"kafka-consumer-groups.sh --group {group} --reset-offsets --topic {which} --execute"
+
+
 class LaneError(RetryAppError):
     """A lane cannot go on; its turns were dropped and nothing of them was committed."""
 
@@ -35,7 +39,7 @@ class MembershipLapsedError(LaneError):
 class OffsetsGoneError(EnvironmentFault):
     """A committed offset is outside of its topic's offsets. Operator action: set the group's offset."""
 
-    def __init__(self, topic: str, partition: int, committed: int, first: int, end: int) -> None:
+    def __init__(self, group: str, topic: str, partition: int, committed: int, first: int, end: int) -> None:
         self.topic = topic
         self.partition = partition
         self.committed = committed
@@ -49,7 +53,7 @@ class OffsetsGoneError(EnvironmentFault):
         super().__init__(
             f"{topic}[{partition}]: the group is at offset {committed}, but the topic has {first} to {end}: "
             f"{what}. Find out why. To accept it stop the workers, then set the group's offset: "
-            f"kafka-consumer-groups.sh --reset-offsets --topic {topic}:{partition} --to-earliest --execute"
+            f"{_reset(group, f'{topic}:{partition} --to-earliest')}"
         )
 
 
@@ -72,15 +76,15 @@ class PositionGoneError(EnvironmentFault):
 class OffsetsMissingError(EnvironmentFault):
     """A lane has worked before, and the group's offsets are gone. Operator action: set the group's offsets."""
 
-    def __init__(self, lane: str, rows: int, topics: Sequence[str]) -> None:
+    def __init__(self, lane: str, group: str, rows: int, topics: Sequence[str]) -> None:
         self.lane = lane
         self.rows = rows
         self.topics = tuple(topics)
         super().__init__(
             f"lane {lane}: the group has no committed offsets for {', '.join(topics)}, but the changelog has {rows} or "
             f"more records: they expired (offsets.retention.minutes) or were deleted. Starting anew would repeat or "
-            f"skip records. Stop the workers, then set the offsets (kafka-consumer-groups.sh --reset-offsets ... "
-            f"--execute), or delete the group's topics to begin anew"
+            f"skip records. Stop the workers, then set the offsets ({_reset(group, '...')}), "
+            f"or delete the group's topics to begin anew"
         )
 
 
@@ -90,15 +94,14 @@ class ChangelogReplacedError(EnvironmentFault):
     Operator action: stop the workers and set the group's offsets, as the message says.
     """
 
-    def __init__(self, lane: str, changelog: str, main: str) -> None:
+    def __init__(self, lane: str, group: str, changelog: str, main: str) -> None:
         self.lane = lane
         self.changelog = changelog
         self.main = main
         super().__init__(
             f"lane {lane}: topic {changelog} was deleted and made again, and what waited is not on it. Nothing is "
             f"delivered until somebody decides; stop the workers first. To go on without what waited: "
-            f"kafka-consumer-groups.sh --reset-offsets --topic {main} --to-current --execute, which accepts the topic "
-            f"as it is. "
+            f"{_reset(group, f'{main} --to-current')}, which accepts the topic as it is. "
             f"'retryapp ledger' names what is missing then; the retry topic has copies of it"
         )
 

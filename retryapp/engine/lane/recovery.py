@@ -119,7 +119,7 @@ def check_changelog(site: LaneSite, named: str) -> None:
         ChangelogReplacedError: the changelog was deleted and created again.
     """
     if named not in ("", site.changelog_id):
-        raise ChangelogReplacedError(site.name, site.changelog.topic, site.main.topic)
+        raise ChangelogReplacedError(site.name, site.group, site.changelog.topic, site.main.topic)
 
 
 async def written_down(
@@ -137,7 +137,7 @@ async def written_down(
     noted = marks.read_progress(said[-1] if said else b"", site.topic_id, site.main.topic)
     check_changelog(site, noted.changelog)
     if rows and not said and len(missing) == len(site.sources):
-        raise OffsetsMissingError(site.name, rows, [tp.topic for tp in missing])
+        raise OffsetsMissingError(site.name, site.group, rows, [tp.topic for tp in missing])
     texts = noted.tally, noted.settled, noted.control, noted.steering
     return {tp: noted.positions[tp.topic] for tp in missing if tp.topic in noted.positions}, texts, bool(said)
 

@@ -231,7 +231,7 @@ class LaneProtocol(ABC):
             if committed is None:
                 starts[tp] = end if tp == self.place.main and self.place.start_at_end and not known else first
             elif not first <= committed <= end:
-                raise OffsetsGoneError(*tp, committed, first, end)
+                raise OffsetsGoneError(self.place.group, *tp, committed, first, end)
             else:
                 starts[tp] = committed
         self._progress = {tp.topic: offset for tp, offset in starts.items()}

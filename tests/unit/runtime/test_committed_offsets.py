@@ -52,6 +52,7 @@ async def test_records_that_were_deleted_unread_are_refused_with_their_number(
     assert (error.topic, error.partition, error.committed, error.first, error.end) == ("orders", 1, 90, 100, 150)
     assert "orders[1]: the group is at offset 90, but the topic has 100 to 150" in str(error)
     assert "up to 10 records were deleted unread" in str(error)
+    assert "--group app --reset-offsets --topic orders:1 --to-earliest --execute" in str(error)
     assert noted == []
 
 
@@ -192,6 +193,7 @@ async def test_a_group_whose_offsets_are_gone_is_refused(
     error = raised.value
     assert (error.lane, error.rows, tuple(error.topics)) == ("app.orders.1", 1, (MAIN.topic,))
     assert "no committed offsets for orders" in str(error)
+    assert "--group app --reset-offsets" in str(error)
     assert noted == []
 
 
@@ -239,6 +241,7 @@ async def test_a_changelog_that_was_made_again_is_refused(
     with pytest.raises(ChangelogReplacedError, match="was deleted and made again") as raised:
         await lane.committed()
     assert (raised.value.main, noted) == (MAIN.topic, [])
+    assert "--group app --reset-offsets --topic orders --to-current" in str(raised.value)
 
 
 async def test_a_changelog_whose_records_were_copied_from_another_is_refused(
