@@ -84,6 +84,8 @@ class Event(StrEnum):
     CIRCUIT = "circuit"
     PAUSED = "paused"
     """By a rule."""
+    SUSPECTED = "suspected"
+    """They may have killed their worker, and now run while those after them wait; the record is the first of them."""
 
 
 @keyword_value_type

@@ -27,8 +27,8 @@ def _moved_on(self: Notes, offset: int) -> str:
     return text if at == offset and text else Mark(Kind.LIFE, 0, self.life).text
 
 
-async def _marked_late(self: Suspects, mark: Mark, run: Run, *, past: bool = False) -> None:
-    marked = asyncio.ensure_future(_note(self, mark, run, past=past))
+async def _marked_late(self: Suspects, mark: Mark, run: Run, **more: Any) -> None:
+    marked = asyncio.ensure_future(_note(self, mark, run, **more))
     if mark.kind is Kind.LIFE:
         await marked
 

@@ -22,15 +22,18 @@ from typing import Final
 
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.marks import Kind, Mark, Place, Suspected, after, place_of, rows_text
+from retryapp.core.row_keys import parse_row_key
 from retryapp.engine.delivery.deliver import crashed
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Run
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import Lane
 from retryapp.engine.lane.turn import Turn
-from retryapp.ports import TopicPartition
+from retryapp.ports import Event, Observation, TopicPartition
 
 GATHER_S: Final = 0.5
 """Longest wait for more suspects before a group is made. Nothing says that no more will come: offsets have gaps."""
+MOST_NAMED: Final = 5
+"""Records of a group that are named where it is said to be suspect."""
 
 
 class Suspects:
@@ -159,7 +162,7 @@ class Suspects:
         async with self._context.alone.held(alone=alone):
             if not going.is_set() or (letters is not None and letters.waits()):
                 return False  # a mark counts against those that it is about
-            await self._note(self._mark(group, crashes), group[0])
+            await self._note(self._mark(group, crashes), group[0], observations=(self._suspicion(group, crashes),))
             settled = await self._run_together(group)
             if alone and settled:
                 # before another starts, or this mark would blame this record for a crash of that one; its outcome
@@ -201,7 +204,31 @@ class Suspects:
             return Mark(Kind.ALONE, crashes + 1, life, first, upto=upto)
         return Mark(Kind.GROUP, len(group), life, first, end, upto)
 
-    async def _note(self, mark: Mark, run: Run, *, past: bool = False) -> None:
+    def _suspicion(self, group: list[Run], crashes: int) -> Observation:
+        """Say which records run by themselves, and why."""
+        offsets = [_offset(run) for run in group]
+        named = ", ".join(map(str, offsets[:MOST_NAMED]))
+        if len(group) > MOST_NAMED:
+            named += f" and {len(group) - MOST_NAMED} more"
+        if len(group) == 1:
+            most = self._context.handler.max_crashes
+            text = f"may have killed its worker: it runs alone, and is dead as crashed if {most} workers die of that"
+            text += f"; so far {crashes}" if crashes else ""
+        else:
+            text = "may have killed their worker: they run together; if it dies again, half of them"
+        return Observation(
+            event=Event.SUSPECTED,
+            handler=self._context.handler.main,
+            topic=self._context.handler.main,
+            partition=group[0].record.partition,
+            offset=offsets[0],
+            count=len(group),
+            message=f"offset{'s' * (len(group) > 1)} {named} {text}. Records after them wait",
+        )
+
+    async def _note(
+        self, mark: Mark, run: Run, *, past: bool = False, observations: tuple[Observation, ...] = ()
+    ) -> None:
         """Commit a mark, after the turns released before; of first deliveries at the offset of `run`, or past it."""
         marked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -219,6 +246,7 @@ class Suspects:
             turn = Turn(source=source, next_offset=offset, note=mark.text, on_settled=settled)
         else:  # the offset stays: lanes never move one back
             turn = Turn(source=source, next_offset=0, rows_note=rows_text(mark), on_settled=settled)
+        turn.observations = observations
         self._lane.submit(self._session, turn)
         if not await marked:
             raise LaneClosedError(self._lane.name, "its session ended before a suspect was marked")
@@ -241,3 +269,8 @@ def begin_suspects(
 
 def _place(run: Run) -> Place:
     return (run.record.offset,) if run.claim is None else place_of(run.claim.key)
+
+
+def _offset(run: Run) -> int:
+    """Return where the record was delivered first."""
+    return run.record.offset if run.claim is None else parse_row_key(run.claim.key).origin_offset

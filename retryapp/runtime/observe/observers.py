@@ -53,6 +53,7 @@ EVENT_IDS: Final[Mapping[Event, tuple[str, int]]] = {
     Event.REBALANCED: ("retryapp.rebalanced", logging.INFO),
     Event.CIRCUIT: ("retryapp.circuit", logging.WARNING),
     Event.PAUSED: ("retryapp.partition_paused", logging.ERROR),
+    Event.SUSPECTED: ("retryapp.suspected", logging.WARNING),
 }
 
 NEW_CAUSE: Final = ("retryapp.new_cause", logging.WARNING)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from doubles import MAIN, BankDownError, Gate, Refusing, committed, reopen
-from suspected import GATHER_MS, Killer, disk_rows, found, marks, names, with_rows, without_life
+from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, marks, names, with_rows, without_life
 from test_beyond import noted
 
 from retryapp.core.deduplicate import Deduplicate
@@ -15,6 +15,7 @@ from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
 from retryapp.engine.lane.turn import Turn
+from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, Step
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -30,6 +31,41 @@ async def test_half_of_the_suspects_run_together_and_then_the_other_half() -> No
         await orders.settle()
         assert gate.done == names(9)
         assert (gate.most, marks(orders)[2:]) == (4, [(4, "g4@4-8"), (8, "r0")])
+
+
+@pytest.mark.parametrize("rows", [False, True])
+async def test_each_group_is_said_once(*, rows: bool) -> None:
+    """Which records run by themselves, at most a few by their offsets, and why."""
+    gate = Gate()
+    transport = await with_rows(gate, 17) if rows else found("r1:old", *names(17))
+    for _ in range(ENDS * rows):
+        async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=17):
+            pass
+        gate.running.clear()
+    async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=17, max_in_flight=17) as orders:
+        for name in names(9):
+            gate.let(name)
+        await orders.settle()
+        said = orders.observer.of(Event.SUSPECTED)
+        assert [(each.topic, each.partition, each.offset, each.count) for each in said] == [
+            (MAIN.topic, MAIN.partition, 0, 9),
+            (MAIN.topic, MAIN.partition, 9, 8),
+        ]
+        assert (said[1].message or "").startswith("offsets 9, 10, 11, 12, 13 and 3 more may have killed their worker")
+
+
+async def test_how_often_one_has_killed_alone_is_said() -> None:
+    """And after how many such ends it is dead."""
+    killer, said = Killer(b"0"), list[str]()
+    transport = found("r1:old", b"0")
+    for _ in range(2):
+        async with MemoryPartition(killer, transport=transport, max_in_flight=1, max_crashes=3) as orders:
+            await orders.advance(GATHER_MS)
+            said += [each.message or "" for each in orders.observer.of(Event.SUSPECTED)]
+    assert [text.partition("if ")[2] for text in said] == [
+        "3 workers die of that. Records after them wait",
+        "3 workers die of that; so far 1. Records after them wait",
+    ]
 
 
 async def test_nothing_of_a_group_runs_before_its_mark_is_durable() -> None:
