@@ -23,8 +23,16 @@ from retryapp.runtime.machine.clock import SystemClock
 WIDTH_OF_A_PIPE: Final = 240
 """Columns where stdout is no terminal: enough that no failure id is folded."""
 
-_APART: Final = {"failure_id", "damaged", "headers", "retry_headers", "key", "value", "metadata", "origin"}
+_APART: Final = {
+    "failure_id", "damaged", "headers", "retry_headers", "key", "value", "metadata", "origin", "append_ms",
+}  # fmt: skip
 """Facts with a place of their own, or shown as part of another."""
+
+_USUAL: Final = {"replays": 0, "hot_attempts": 1, "rule_failures": -1, "no_payload": False}
+"""Facts that say nothing where they have this value."""
+
+_LABELS: Final = {"hot_attempts": "tries in place", "rule_failures": "failures by rule", "delivery": "deliveries"}
+"""What facts are called for people, where that is not their name."""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -75,8 +83,10 @@ def _record_text(facts: Mapping[str, Any], *, now_ms: int) -> str:
     """Return one record at length: metadata, the user's headers, key and value decoded."""
     metadata = facts.get("metadata") or {}
     named = {name: value for name, value in facts.items() if name not in _APART} | {
-        name: value for name, value in metadata.items() if name not in {"origin", "null_value"}
+        name: value for name, value in metadata.items() if name not in {"origin", "null_value", "version"}
     }
+    if metadata:
+        named.pop("message", None)  # it has the whole one
     lines = [_line("failure id", facts.get("failure_id"))]
     if facts.get("damaged"):
         lines.append(_line("damaged", facts["damaged"]))
@@ -91,15 +101,15 @@ def _record_text(facts: Mapping[str, Any], *, now_ms: int) -> str:
 
 
 def _fact(name: str, value: Any, now_ms: int) -> list[str]:
-    label = name.removesuffix("_ms").removesuffix("_at").replace("_", " ")
-    if value is None or value in ("", ()):
+    label = _LABELS.get(name, name.removesuffix("_ms").removesuffix("_at").replace("_", " "))
+    if value is None or value in ("", ()) or value == _USUAL.get(name):
         return []
     if name == "history":
         texts = [f"attempt {e['attempt']} {utc_text(e['failed_ms'])} {e['error_type']}" for e in value]
     elif name.endswith("_ms"):
         texts = ["-" if value < 0 else f"{utc_text(value)} ({relative_text(value, now_ms)})"]
     else:
-        texts = str(value).splitlines() or [""]
+        texts = ["yes"] if value is True else str(value).splitlines() or [""]
     return [_line(label, texts[0]), *(_line("", text) for text in texts[1:])]
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 import pytest
 from rich.console import Console
+from samples import dead
 
 from retryapp.cli._options import when
-from retryapp.cli._output import table
+from retryapp.cli._output import show_record, table
 from retryapp.cli._workers import Group, group_table
 from retryapp.cli.console import emit, emit_error
+from retryapp.core.headers import encode_metadata
+from retryapp.core.record import Record
+from retryapp.lookup.decoding import undecoded
+from retryapp.lookup.records import dead_detail, dead_entry, payloads
 
 
 def test_a_table_shows_text_as_it_is():
@@ -42,6 +49,31 @@ def test_no_text_steers_the_terminal(capsys):
     said = "".join(capsys.readouterr())
     assert said.count("[red]") >= 9
     assert not set("\x1b\x07\x9b\u202e") & set(said)
+
+
+def test_a_dead_letter_is_shown_in_words(capsys):
+    """Each fact once, and none that says nothing: what a replay or a rule adds is shown where there is one."""
+
+    def shown(**changes):
+        metadata = replace(dead(7), error_message="ledger is down", **changes)
+        letter = Record("orders.dlq", 0, 5, 1_700_000_000_000, b"k", b"v", encode_metadata(metadata))
+        facts = {**dead_detail(dead_entry(letter), letter.headers), "dead_ms": letter.timestamp_ms}
+        facts |= payloads(letter.headers, letter.key, letter.value, undecoded)
+        show_record(facts, letter.value, raw=False, as_json=False)
+        lines = capsys.readouterr().out.splitlines()
+        return {line[:18].strip(): line[19:] for line in lines if line[:1].strip()}
+
+    plain = shown()
+    assert plain["error message"] == "ledger is down"
+    assert not {"message", "append", "version", "rule failures", "hot attempts", "no payload", "replays"} & {*plain}
+    told = shown(replays=2, rule="TimeoutError", rule_failures=3, hot_attempts=4, no_payload=True)
+    assert {name: told[name] for name in {*told} - {*plain}} == {
+        "replays": "2",
+        "rule": "TimeoutError",
+        "failures by rule": "3",
+        "tries in place": "4",
+        "no payload": "yes",
+    }
 
 
 @pytest.mark.parametrize(
