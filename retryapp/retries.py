@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any, Literal, TypeVar, cast
 
 import faust
+from faust.types.agents import AgentT
 from pydantic import ValidationError
 
 from retryapp import web
@@ -36,7 +37,7 @@ from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
 from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology, Tiers, check_names, letters_topic
-from retryapp.engine.handler.handler import Delivery, Handler, Order
+from retryapp.engine.handler.handler import Delivery, Handler, HandlerSignatureError, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.kafka.commands import send_commands
@@ -326,6 +327,9 @@ class Retries:
             raise InvalidSettingError("dead_letters", named, problem)
 
         def declare(function: F) -> F:
+            if isinstance(function, AgentT):
+                problem = "it is an agent, and a handler gets one value: remove @app.agent and the loop over its stream"
+                raise HandlerSignatureError(function.name, problem)
             topology = HandlerTopology(
                 group=self.app.conf.id,
                 main=main,

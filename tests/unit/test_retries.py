@@ -20,6 +20,7 @@ from retryapp.core.errors import (
     PublishRefusedError,
 )
 from retryapp.core.jobs import HandlerVerb, LetterFilter
+from retryapp.engine.handler.handler import HandlerSignatureError
 from retryapp.lookup.handler_jobs import JobPreview
 from retryapp.lookup.jobs import Order
 from retryapp.lookup.previews import Preview
@@ -64,6 +65,19 @@ async def test_a_second_handler_of_a_topic_is_refused(retries: Retries) -> None:
         retries.handler("orders", policy=POLICY)(refund)
     assert (raised.value.topic, raised.value.group) == ("orders", "app")
     assert (raised.value.first.split(".")[-1], raised.value.second.split(".")[-1]) == ("charge", "refund")
+    assert len(retries.handlers) == 1
+
+
+async def test_an_agent_is_no_handler(retries: Retries) -> None:
+    """The message says what to remove, and names the function."""
+
+    async def process(stream: Any) -> None:
+        async for _ in stream:
+            pass
+
+    agent = retries.app.agent("payments")(process)
+    with pytest.raises(HandlerSignatureError, match=r"it is an agent.* remove @app\.agent and.*async def process"):
+        retries.handler("payments", policy=POLICY)(agent)
     assert len(retries.handlers) == 1
 
 
