@@ -99,7 +99,8 @@ def tell_if_broken(task: asyncio.Task[None]) -> BaseException | None:
 def _missing(main: str) -> str:
     return (
         f"the brokers do not know topic {main}: it was deleted, or this login may no longer see it. Nothing is "
-        f"delivered, and what waits stays where it is. Once it is there again, restart the workers"
+        f"delivered, and what waits stays where it is. If it is made again this worker ends soon, to be "
+        f"restarted; if a right was missing, restart it"
     )
 
 
