@@ -277,7 +277,7 @@ def _job_text(job: str, parts: Mapping[int, Part]) -> str:
     whole = summed(parts)
     lines = [f"job {job}: {whole.verb}, {whole.state}; {whole.text}"]
     lines += [f"which were refused, and why: retryapp job refused {place_text()} {job}"] * bool(whole.refused)
-    lines += [f"paused on partition {number}: {part.paused}" for number, part in parts.items() if part.paused]
+    lines += [f"{part.state} on partition {number}: {part.paused}" for number, part in parts.items() if part.paused]
     if whole.state is PartState.PAUSED:
         lines += [_end_text("resume", job), _end_text("cancel", job)]
     return "\n".join(lines)

@@ -261,7 +261,7 @@ class Part(BaseModel):
     probed: int = 0
     """How many were done when the last canary began."""
     paused: str = ""
-    """Why it is paused."""
+    """Why it is paused, or was before it was over; of one that has ended, that most of its last replays failed."""
 
     @property
     def over(self) -> bool:

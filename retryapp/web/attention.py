@@ -75,7 +75,7 @@ def paused_text(infos: Sequence[PartitionInfo]) -> str | None:
 def _of_jobs(parts: Sequence[tuple[int, Part]]) -> Iterator[tuple[int, str, str]]:
     for job, mine in by_job(parts).items():
         whole = summed(mine)
-        if whole.state is PartState.PAUSED or whole.paused:
+        if any(part.state is PartState.PAUSED for part in mine.values()):
             yield _JOB, f"{whole.verb} job is paused: {whole.paused}", f"jobs/{quote(job, safe='')}"
         elif whole.state is PartState.RUNNING:
             yield _NEWS, f"{whole.verb} job goes on: {whole.done:,} done", f"jobs/{quote(job, safe='')}"

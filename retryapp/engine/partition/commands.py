@@ -204,7 +204,7 @@ class Commands:
     def _submit_step(self, turn: Turn, told: Part | None) -> None:
         """Submit a step of a job, with an event if it tells how the part is now."""
         if told is not None:
-            verb = JobVerb.PAUSE if told.paused else "job-end"
+            verb = JobVerb.PAUSE if told.state is PartState.PAUSED else "job-end"
             text = f"{told.paused}; {told.text}" if told.paused else told.text
             effect = Effect(text, before=str(PartState.RUNNING), after=str(told.state))
             facts: dict[str, Any] = {"command": "", "verb": str(verb), "job": told.job}

@@ -5,7 +5,7 @@ then. So a crash neither repeats nor skips a letter. A part keeps to its share o
 wait at once. In each round of the event loop all parts have as much time as due rows have (`engine.lane.rounds`):
 first deliveries and the records' own retries go on beside it. Its first replays are a canary: the others wait for their
 outcomes, and where most of the last outcomes are failures, the part pauses itself, for each replay spends all attempts
-of its record.
+of its record. Without letters left there is nothing to pause: it ends, and says how many have failed.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Jobs:
             self._outcomes.setdefault(part.job, deque(maxlen=LAST_OUTCOMES)).append(failed)
 
     def _fails(self, part: Part, canary: int) -> str:
-        """Return why a part pauses itself; empty: it does not."""
+        """Return why a part that has letters left pauses itself; empty: it does not."""
         outcomes = self._outcomes.get(part.job, ())
         failed = sum(outcomes)
         if len(outcomes) < max(1, canary) or failed * 2 <= len(outcomes):
@@ -231,10 +231,6 @@ class Jobs:
                 continue
             self._steps += 1
             self._stepped[part.job] = self._steps
-            if why := self._fails(part, part.order.canary):
-                part.state, part.paused = PartState.PAUSED, why
-                submit(Turn(), part)
-                return
             taken, goes_on = set[str](), True
             while room > 0 and goes_on:
                 most = min(room, MOST_TOGETHER if ordered and rounds.shared else MOST_IN_A_TURN)
@@ -257,6 +253,11 @@ class Jobs:
             letters = await self._look(after, room)
         except Exception as fault:  # noqa: BLE001 - whatever it is: a fault of those topics is none of the lane's
             logger.warning("Job %s of %s rests: %r", part.job, self._transport.place.name, fault)
+        if letters and (why := self._fails(part, order.canary)):
+            self._read_again(part)  # they are left for whoever resumes it
+            part.state, part.paused = PartState.PAUSED, why
+            submit(Turn(), part)
+            return False
         known = letters is not None and self._transport.letters_here
         effects = await self._judge(after, order, letters or [], taken) if known else []
         if not (known and self._transport.letters_here):
@@ -273,6 +274,7 @@ class Jobs:
         seen = tuple(told for effect in effects for told in effect.observations)
         over = all(part.at.get(topic, 0) >= end for topic, end in order.upto.items())
         if over:
+            part.paused = self._fails(part, order.canary)
             self._over(part, PartState.ENDED)
         submit(Turn(rows=rows, publishes=sent, observations=seen), part if over else None)
         return not over and len(letters or ()) == room

@@ -20,7 +20,7 @@ from samples import partition
 from typing_extensions import override
 
 from retryapp.core.control import Verb
-from retryapp.core.jobs import HandlerVerb, JobPart, JobVerb, LetterFilter
+from retryapp.core.jobs import HandlerVerb, JobPart, JobVerb, LetterFilter, PartState
 from retryapp.lookup.jobs import Order
 from retryapp.lookup.previews import Preview, Scope
 from retryapp.ports import Activity, CircuitInfo
@@ -376,6 +376,16 @@ async def test_a_handler_of_which_every_delivery_fails_needs_action(
     worker.lately = Activity(span_s=30, deliveries=10, failures=failures, late_within={})
     todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
     assert [each["text"] for each in todo if "fails" in each["text"]] == said
+
+
+async def test_a_job_that_is_over_needs_no_action(site: Site, worker: FakeWorker) -> None:
+    """However its parts have ended: why stays on its own page, under its own word."""
+    (job,) = [part for part in worker.remembered[MAIN][0] if part.paused]
+    job.state = PartState.ENDED
+    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
+    assert [each["text"] for each in todo if "job is paused" in each["text"]] == []
+    page = (await site.get(f"{BASE}/jobs/{job.job}"))[2]
+    assert f"Ended: {job.paused}" in page
 
 
 async def test_the_overview_says_first_what_needs_action(site: Site, worker: FakeWorker) -> None:

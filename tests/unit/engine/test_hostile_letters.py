@@ -251,6 +251,22 @@ async def test_each_session_of_a_job_has_its_canary() -> None:
         assert (part_of(orders).state, len(service.again)) == ("paused", 20)
 
 
+@pytest.mark.parametrize(("more", "state"), [(0, "ended"), (1, "paused")])
+async def test_a_part_that_fails_and_has_nothing_left_ends(more: int, state: str) -> None:
+    """What follows its last letter, as the end of a transaction, is nothing that somebody could resume."""
+    async with partition(Service(), "1h*1") as orders:
+        await orders.send(*(b"%d" % n for n in range(1 + more)))
+        await orders.to_rest()
+        upto = {DLQ: orders.records(DLQ)[-1].offset + 2}
+        part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), canary=1, upto=upto)
+        await tell(orders, JobVerb.START, part=part)
+        await orders.advance(1_000)
+        ended, event = part_of(orders), told(orders)[-1]
+        assert (ended.state, ended.done, ended.paused) == (state, 1, "1 of the last 1 replays failed again")
+        assert (event["verb"], event["after"]) == ("job-pause" if more else "job-end", state)
+        assert event["text"].startswith("1 of the last 1 replays failed again; 1 done")
+
+
 async def test_what_was_recovered_stays_so_without_history_and_disk() -> None:
     """The retry topic and events are expired, the stores gone: the same job sends nothing."""
     service = Service()
