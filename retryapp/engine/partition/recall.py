@@ -154,7 +154,7 @@ class Recall:
                 if not self._troubled:
                     logger.warning("%s[%s] cannot be read again now: %r", *self._main, exc)
                 self._troubled = True
-                for claim, _ in self._queue:  # rows of other partitions may have its place: once it runs, it asks for one
+                for claim, _ in self._queue:  # rows of other partitions may have its place: its run asks for one
                     self._context.pace.free(claim)
                 await asyncio.sleep(FAULT_WAIT_S)
             else:

@@ -154,7 +154,7 @@ class Suspects:
         alone = len(group) == 1
         going, letters = self._context.pace.going, self._context.letters
         for run in () if going.is_set() else (*group, *self._queue, *self._held):
-            if run.claim is not None:  # rows of other partitions may have its place: once it runs, it asks for one
+            if run.claim is not None:  # rows of other partitions may have its place: its run asks for one
                 self._context.pace.free(run.claim)
         await going.wait()
         if letters is not None:

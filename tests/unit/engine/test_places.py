@@ -52,7 +52,7 @@ def partition(services: Any, policy: RetryPolicy | str = "1s 1s", **options: Any
 async def two_of_a_worker(
     services: Services, runners: int = 20, former: MemoryPartition | None = None, **options: Any
 ) -> AsyncIterator[tuple[MemoryPartition, MemoryPartition]]:
-    """Run two partitions of one handler; its retries have so many runners. The first one goes on after a `former` life."""
+    """Run two partitions of one handler; its retries have so many runners. The first goes on after a `former` life."""
     clock = VirtualClock() if former is None else former.clock
     pools, left = (DeliveryPool(20, "first"), DeliveryPool(runners, "again")), (former and former.transport, None)
     facts: dict[str, Any] = {"pools": pools, "clock": clock, **options}
