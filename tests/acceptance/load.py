@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 from acceptance.books import check_books, check_counts
 from harness import HandlerSpec, Stage
-from harness.brokers import dropped_markers
 from harness.flow import Flow, flowing
+from harness.markers import dropped_markers
 from harness.three_brokers import ThreeBrokers
 
 PARTITIONS = 3

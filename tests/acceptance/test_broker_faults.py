@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from acceptance.books import check_books
 from harness import Answer, Gate, HandlerSpec, Stage, wait_for
-from harness.brokers import dropped_markers, running_broker
+from harness.brokers import running_broker
+from harness.markers import dropped_markers
 
 from retryapp.broker import Broker
 from retryapp.ledger import Fault, take_ledger

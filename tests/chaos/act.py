@@ -265,7 +265,8 @@ class Act:
     def verdict(self) -> dict[str, Any]:
         """Have the verifier judge, in a process of its own; add what the ledger says.
 
-        Copies are excused where the broker itself says that it dropped markers of commits it had acknowledged.
+        Copies, and failures that are gone, are excused where the broker dropped markers of commits that it had
+        acknowledged, by its log or its segments.
         """
         if dropped := self.ground.dropped_markers(self.stage.group):
             self.copied = True

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
-from harness.brokers import dropped_markers
+from harness.markers import dropped_markers
 from harness.three_brokers import ThreeBrokers
 
 from chaos.proxy import Link
@@ -59,7 +59,7 @@ class Ground:
         return self.broker.bootstrap
 
     def dropped_markers(self, group: str) -> int:
-        """Return how often the broker's log says that it dropped commit markers of a group."""
+        """Return how often the broker dropped commit markers of a group."""
         return dropped_markers(self.broker, group)
 
     @contextmanager
@@ -93,7 +93,7 @@ class ThreeGrounds:
         self.bootstrap = self.brokers.bootstrap
 
     def dropped_markers(self, group: str) -> int:
-        """Return how often the brokers' logs say that they dropped commit markers of a group."""
+        """Return how often the brokers dropped commit markers of a group."""
         return sum(dropped_markers(broker, group) for broker in self.brokers.nodes.values())
 
     def __enter__(self) -> Self:

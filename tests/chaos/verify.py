@@ -56,7 +56,7 @@ class Verdict:
     late_ms: dict[str, int] = field(default_factory=dict)
     """Begin minus due time of later attempts: p50, p99, max."""
     single: bool = True
-    """No hand-off may be there twice: the broker took back no commit."""
+    """The broker took back no commit: no hand-off may be there twice, and no failure may be gone."""
 
     @property
     def passed(self) -> bool:
@@ -157,9 +157,9 @@ def _times(verdict: Verdict, facts: dict[str, Any], ran: dict[Place, list[Run]],
             if run.attempt == 1:
                 continue
             known = due.get((place, run.attempt))
-            if known is None and not facts.get("truncated"):
+            if known is None and verdict.single and not facts.get("truncated"):
                 verdict.over_policy.append(f"{place} attempt {run.attempt}: no failure before it is on the retry topic")
-            if known and run.begun_ms < min(known):
+            if known and verdict.single and run.begun_ms < min(known):  # else the failure before it may be taken back
                 verdict.early.append(f"{place} attempt {run.attempt}: began {min(known) - run.begun_ms} ms early")
             if known:
                 late.append(run.begun_ms - max(known))

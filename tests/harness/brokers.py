@@ -15,17 +15,6 @@ from retryapp.broker import Broker
 from retryapp.core.errors import EnvironmentFault
 from retryapp.guardian import guard
 
-_DROPPED = "while trying to send transaction markers for {group}."
-
-
-def dropped_markers(broker: Broker, group: str) -> int:
-    """Return how often a broker's log says that it dropped commit markers of a group, for want of a leader.
-
-    It has acknowledged these commits, and takes them back: docs/reliability.md, "What no client can prevent".
-    """
-    line = _DROPPED.format(group=group)
-    return sum(log.read_text(errors="replace").count(line) for log in broker.log.parent.glob("broker.log*"))
-
 
 @contextmanager
 def skip_without_broker() -> Iterator[None]:

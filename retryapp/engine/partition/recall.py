@@ -154,6 +154,8 @@ class Recall:
                 if not self._troubled:
                     logger.warning("%s[%s] cannot be read again now: %r", *self._main, exc)
                 self._troubled = True
+                for claim, _ in self._queue:  # rows of other partitions may have its place: its run asks for one
+                    self._context.pace.free(claim)
                 await asyncio.sleep(FAULT_WAIT_S)
             else:
                 self._troubled = False

@@ -156,6 +156,9 @@ class Suspects:
         """Run a group once it may; tell whether it has: its handler may be paused while it waits for others."""
         alone = len(group) == 1
         going, letters = self._context.pace.going, self._context.letters
+        for run in () if going.is_set() else (*group, *self._queue, *self._held):
+            if run.claim is not None:  # rows of other partitions may have its place: its run asks for one
+                self._context.pace.free(run.claim)
         await going.wait()
         if letters is not None:
             await letters.known()

@@ -20,6 +20,7 @@ from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.engine.handler.places import Places
 from retryapp.testing import MemoryPartition, VirtualClock
+from retryapp.testing.lane import MemoryReader
 
 FEW = CircuitBreaker(minimum_calls=1_000, max_concurrent=2)
 LEVELS = {"paused": (HandlerVerb.PAUSE, HandlerVerb.RESUME), "out": (HandlerVerb.OPEN, HandlerVerb.CLOSE)}
@@ -49,11 +50,13 @@ def partition(services: Any, policy: RetryPolicy | str = "1s 1s", **options: Any
 
 @asynccontextmanager
 async def two_of_a_worker(
-    services: Services, runners: int = 20, **options: Any
+    services: Services, runners: int = 20, former: MemoryPartition | None = None, **options: Any
 ) -> AsyncIterator[tuple[MemoryPartition, MemoryPartition]]:
-    """Run two partitions of one handler; its retries have so many runners."""
-    pools, clock = (DeliveryPool(20, "first"), DeliveryPool(runners, "again")), VirtualClock()
-    made = [partition(services, partition=number, pools=pools, clock=clock, **options) for number in (0, 1)]
+    """Run two partitions of one handler; its retries have so many runners. The first goes on after a `former` life."""
+    clock = VirtualClock() if former is None else former.clock
+    pools, left = (DeliveryPool(20, "first"), DeliveryPool(runners, "again")), (former and former.transport, None)
+    facts: dict[str, Any] = {"pools": pools, "clock": clock, **options}
+    made = [partition(services, partition=number, transport=left[number], **facts) for number in (0, 1)]
     first, second = made
     second.engine.context.pace.gates["ledger"].places = first.handler.places["ledger"]
     for pool in pools:
@@ -227,3 +230,59 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         partition(fine, circuit=FEW)
     with pytest.raises(InvalidSettingError, match=r"redelivery='main'.*would count"):
         partition(fine, through_main=True)
+
+
+async def test_rows_whose_records_cannot_be_read_again_keep_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main topic does not answer for one partition: what waits there by reference leaves the places to others."""
+    services, away, read = Services(), list[MemoryReader](), MemoryReader.records
+
+    async def records(reader: MemoryReader, *args: Any) -> Any:
+        if reader in away:
+            raise ConnectionError("no leader")
+        return await read(reader, *args)
+
+    monkeypatch.setattr(MemoryReader, "records", records)
+    async with two_of_a_worker(services, by_reference=True) as (stands, goes):
+        away.append(stands.transport.reader)
+        await stands.send(b"ledger a0", b"ledger a1", b"ledger a2")
+        await stands.advance(1_000)
+        await goes.send(b"ledger b0", b"ledger b1")
+        for _ in range(4):
+            await goes.advance(1_000)
+            await stands.settle()
+        assert services.running() == [b"ledger b0", b"ledger b1"]
+        away.clear()
+        for value in services.running():
+            services.gate.let(value)
+        for _ in range(3):
+            await stands.advance(1_000)
+            await goes.settle()
+        assert services.running() == [b"ledger a0", b"ledger a1"]
+
+
+async def test_suspect_rows_that_wait_for_the_end_of_a_pause_keep_no_place() -> None:
+    """Two lives have ended while they ran; a rule has paused their partition, and not the others."""
+    services = Services()
+    async with partition(services) as orders:
+        await orders.send(b"ledger a0", b"ledger a1")
+        await orders.advance(1_000)
+    for _ in range(2):
+        services.gate.running.clear()
+        async with partition(services, transport=orders.transport) as orders:
+            assert len(services.running()) == 2
+    services.gate.running.clear()
+    async with two_of_a_worker(services, former=orders) as (stands, goes):
+        await stands.advance(1_000)
+        assert services.running() == [b"ledger a0"], "in groups of half"
+        await stands.obey(HandlerCommand(id="1", verb=HandlerVerb.PAUSE))
+        await goes.send(b"ledger b0", b"ledger b1")
+        services.gate.let(b"ledger a0")
+        await stands.settle()
+        await goes.advance(1_000)
+        assert services.running() == [b"ledger b0", b"ledger b1"]
+        await stands.obey(HandlerCommand(id="2", verb=HandlerVerb.RESUME))
+        await stands.settle()
+        services.gate.let(b"ledger b0")
+        await goes.settle()
+        await stands.advance(1_000)
+        assert services.running() == [b"ledger a1", b"ledger b1"]
