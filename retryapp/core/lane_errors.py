@@ -40,6 +40,7 @@ class OffsetsGoneError(EnvironmentFault):
     """A committed offset is outside of its topic's offsets. Operator action: set the group's offset."""
 
     def __init__(self, group: str, topic: str, partition: int, committed: int, first: int, end: int) -> None:
+        self.group = group
         self.topic = topic
         self.partition = partition
         self.committed = committed
@@ -78,6 +79,7 @@ class OffsetsMissingError(EnvironmentFault):
 
     def __init__(self, lane: str, group: str, rows: int, topics: Sequence[str]) -> None:
         self.lane = lane
+        self.group = group
         self.rows = rows
         self.topics = tuple(topics)
         super().__init__(
@@ -96,6 +98,7 @@ class ChangelogReplacedError(EnvironmentFault):
 
     def __init__(self, lane: str, group: str, changelog: str, main: str) -> None:
         self.lane = lane
+        self.group = group
         self.changelog = changelog
         self.main = main
         super().__init__(

@@ -96,14 +96,6 @@ def tell_if_broken(task: asyncio.Task[None]) -> BaseException | None:
     return fault
 
 
-def _missing(main: str) -> str:
-    return (
-        f"the brokers do not know topic {main}: it was deleted, or this login may no longer see it. Nothing is "
-        f"delivered, and what waits stays where it is. If it is made again this worker ends soon, to be "
-        f"restarted; if a right was missing, restart it"
-    )
-
-
 class RetrySensor(Sensor):
     """Starts before and stops after every other service, and times rebalances.
 
@@ -144,9 +136,6 @@ class Runtime(Ownership):
         self.options = options
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
-        self.missing: Mapping[str, str] = {}
-        """Main topics that the brokers do not know any more, each with a sentence about it."""
-        self._known = set[str]()
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Partitions by main topic; the view sets it, and the four below."""
         self.remember: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
@@ -355,11 +344,7 @@ class Runtime(Ownership):
 
     @override
     def _on_counted(self, counts: Mapping[str, int]) -> None:
-        self._known.update(main for main, number in counts.items() if number)  # at first the client has not asked yet
-        before, gone = self.missing, [main for main in self._known if not counts.get(main)]
-        self.missing = {main: _missing(main) for main in gone}
-        for main in self.missing.keys() - before:
-            logger.error("Not ready: %s", self.missing[main])
+        self.contact.counted(counts)
         super()._on_counted(counts)
 
     async def _catch_up_regularly(self) -> None:

@@ -251,7 +251,7 @@ class RuntimeView:
             not runtime.assigned or runtime.app.rebalancing or self.silence()
         ):  # before the first assignment nothing is placed yet
             return False
-        if runtime.missing or any(served.lacking for served in runtime.served.values()):
+        if runtime.contact.missing or any(served.lacking for served in runtime.served.values()):
             return False
         return all(
             placed.lane.state is LaneState.OPEN and self._stalled(main, placed) is None
@@ -298,7 +298,7 @@ class RuntimeView:
                     last, state=_IDLE, since_ms=seen.since_ms, last_error=seen.error, last_error_ms=seen.error_ms
                 )
             self._known.pop(place, None)
-            why = self._runtime.missing.get(main)
+            why = self._runtime.contact.missing.get(main)
             if number in self._runtime.served[main].lacking:
                 why = f"a topic of ours lacks this partition. {GROW}"
             if why is not None:

@@ -1,8 +1,8 @@
-"""Watches whether a broker answers this worker: what it shows is only as new as the last answer."""
+"""Watches whether a broker answers this worker, and knows its main topics; what is shown is as new as the last answer."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from math import inf
 from typing import Final
@@ -26,6 +26,11 @@ class Contact:
         self._clock = clock
         self._brokers = brokers
         self._answered_s = answered_s
+        self.missing: dict[str, str] = {}
+        """Main topics that the brokers do not know any more, each with a sentence about it."""
+        self._known = set[str]()
+        self._gone_s: dict[str, float] = {}
+        """Since when the brokers do not know topics that they knew."""
 
     def silent_s(self) -> float:
         """Return the seconds since the last answer; 0 before the first, which the start of the worker waits for."""
@@ -41,6 +46,26 @@ class Contact:
         who = f"brokers {brokers} have" if "," in brokers else f"broker {brokers} has"
         return f"{who} not answered for {silent_s:.0f} s"
 
+    def counted(self, counts: Mapping[str, int]) -> None:
+        """Take what the brokers say: the number of partitions by main topic."""
+        self._known.update(main for main, number in counts.items() if number)  # at first the client has not asked yet
+        now_s, gone = self._clock.monotonic_s(), [main for main in self._known if not counts.get(main)]
+        self._gone_s = {main: self._gone_s.get(main, now_s) for main in gone}
+        self.missing = {main: why for main, why in self.missing.items() if main in gone}
+
+    def look_for_missing(self) -> None:
+        """Count topics as missing, and say so, that were not known for a while: a new broker does not know all."""
+        now_s = self._clock.monotonic_s()
+        for main, since_s in self._gone_s.items():
+            if main in self.missing or now_s - since_s < SILENT_S:
+                continue
+            self.missing[main] = (
+                f"the brokers do not know topic {main}: it was deleted, or this login may no longer see it. Nothing is "
+                f"delivered, and what waits stays where it is. If it is made again this worker ends soon, to be "
+                f"restarted; if a right was missing, restart it"
+            )
+            logger.error("Not ready: %s", self.missing[main])
+
     async def run(self, remember: Callable[[], Awaitable[object]]) -> None:
         """Log each silence once when it begins and once when it is over; call `remember` while a broker answers."""
         before: str | None = None
@@ -54,4 +79,5 @@ class Contact:
                 with suppress(RetryAppError):  # a store that cannot be read fails its lane, which says so
                     await remember()
             before = silence
+            self.look_for_missing()
             await self._clock.sleep(EVERY_S)
