@@ -1,4 +1,4 @@
-"""Watches whether a broker answers this worker, and knows its main topics; what is shown is as new as the last answer."""
+"""Watches whether a broker answers this worker, and knows its main topics: what is shown is as new as its answer."""
 
 from __future__ import annotations
 
