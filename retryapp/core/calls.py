@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 MAX_DIFFERENT: Final = 10_000
-"""Records that have failed in a sampling window and are told apart; beyond it the oldest part is forgotten."""
+"""Failed records that one sampling window keeps apart. With more, it drops its oldest part."""
 
 _SLICES: Final = 10
 

@@ -334,7 +334,7 @@ class Circuit:
         Args:
             kept: what that is.
             now_ms: now.
-            away_ms: for how long it is not closed; what of that was not used yet, nobody has probed.
+            away_ms: how long ago it was closed last. What exceeds `kept.used_ms` does not count towards `max_open`.
 
         Returns:
             The change of state; None: it is closed.

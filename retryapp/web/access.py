@@ -84,7 +84,7 @@ class Person:
     unknown_host: str | None = None
     """Name that the pages were asked under and do not have: only a token counts there."""
     token_unknown: bool = False
-    """A token was sent that is nobody's."""
+    """The token that was sent is not known."""
 
     def require(self, role: Role) -> None:
         """Refuse what needs another role.

@@ -10,6 +10,7 @@ from random import Random
 from typing import Final
 from unittest.mock import patch
 
+from retryapp.engine.lane import recovery
 from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.partition import scheduler
 from retryapp.engine.partition.partition import PartitionEngine
@@ -21,6 +22,8 @@ IN_FLIGHT: Final = "bytes in flight"
 SLICE: Final = "records of a reading"
 _CLAIMS: Final = "CLAIM_LIMIT", "LEAST_AHEAD"
 _DEADLINES: Final = "open_s", "commit_s"
+_TAIL_OFFSETS: Final = 4
+"""Histories are short."""
 _SMALL: Final[tuple[tuple[str, tuple[float, ...]], ...]] = (
     ("turns", (1, 1, 2)),
     ("changes", (1, 2, 4)),
@@ -53,7 +56,8 @@ def bind(plan: Plan) -> Iterator[None]:
     sizes = {name: size for name, size in plan.bounds if name not in (IN_FLIGHT, SLICE)}
     claims = {name: int(sizes.pop(name)) for name in _CLAIMS if name in sizes}
     lanes = partial(LaneLimits, renew_s=300.0, **sizes)  # type: ignore[arg-type]
-    with patch.dict(vars(placement), LaneLimits=lanes), patch.dict(vars(scheduler), claims):
+    tail = patch.object(recovery, "TAIL_OFFSETS", _TAIL_OFFSETS)
+    with patch.dict(vars(placement), LaneLimits=lanes), patch.dict(vars(scheduler), claims), tail:
         yield
 
 

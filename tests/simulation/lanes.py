@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from retryapp.engine.lane import recovery
 from retryapp.ports import Row, Sink, Standing, TopicPartition
 from retryapp.testing import Step
 from retryapp.testing.lane import MemoryLane, MemoryReader
@@ -20,7 +19,6 @@ from simulation.network import Wire
 if TYPE_CHECKING:
     from simulation.worker import SimWorker
 
-recovery.TAIL_OFFSETS = 4  # histories are short
 LETTERS_S = 3.0
 """How long it takes, where that takes long, until all dead letters are known."""
 

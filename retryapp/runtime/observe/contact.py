@@ -20,7 +20,10 @@ EVERY_S: Final = 2.0
 
 
 class Contact:
-    """When a broker answered last. `answered_s`: by the monotonic clock; -inf: not yet."""
+    """When a broker answered last, and which main topics it does not know any more.
+
+    `answered_s`: when it answered, by the monotonic clock; -inf: not yet.
+    """
 
     def __init__(self, clock: Clock, brokers: Callable[[], str], answered_s: Callable[[], float]) -> None:
         self._clock = clock

@@ -58,9 +58,9 @@ async def test_a_lane_that_opens_again_and_again_without_a_commit_has_a_greater_
     assert service.fences == sorted({*service.fences})
 
 
-@pytest.mark.parametrize("lost", ["its store", "its mark"])
+@pytest.mark.parametrize("lost", ["its store", "its mark", "the answer to its mark"])
 async def test_a_row_has_that_of_who_delivers_it(lost: str) -> None:
-    """Not that of its first delivery; also where the store is rebuilt, or the opening's commit was not answered."""
+    """Not that of its first delivery; also where the store is rebuilt, or its commit fails or has no answer."""
     service = Service()
     service.down = True
     async with MemoryPartition(service, "1s 1s") as orders:
@@ -68,7 +68,7 @@ async def test_a_row_has_that_of_who_delivers_it(lost: str) -> None:
     if lost == "its store":
         orders.transport.disk.drop("app.orders.0")
     else:
-        orders.transport.fail(Step.COMMIT, ConnectionError("gone"), durable=True)
+        orders.transport.fail(Step.COMMIT, ConnectionError("gone"), durable=lost != "its mark")
     async with MemoryPartition(service, "1s 1s", transport=orders.transport) as orders:
         await orders.advance(5_000)
         service.down = False

@@ -29,8 +29,7 @@ async def tell(orders: MemoryPartition, verb: HandlerVerb, **words: Any) -> dict
 
 async def test_nothing_begins_until_it_is_let_go_and_then_a_few_try() -> None:
     """Neither first deliveries nor retries, however long it takes; what probes well ends it."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service, "1s") as orders:
         await orders.send(b"one")
         outcome = await tell(orders, OPEN, by="ann", why="ledger down")
@@ -119,8 +118,7 @@ async def test_its_end_has_to_be_durable_before_records_probe() -> None:
 
 async def test_probes_that_fail_after_it_have_all_of_the_longest_time() -> None:
     """The hours of an outage that somebody knows of count for nothing: neither for `max_open` nor for a deadline."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="1m")
     async with partition(service, RetryPolicy("1s 10s", max_elapsed="30s"), circuit=breaker) as orders:
         await orders.send(*(b"%d" % n for n in range(3)))
@@ -136,8 +134,7 @@ async def test_probes_that_fail_after_it_have_all_of_the_longest_time() -> None:
 
 async def test_time_of_a_forced_outage_counts_once_also_after_a_restart() -> None:
     """The circuit's own memory of it, the durable one, and a pause at the same time overlap; then it probes in vain."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     orders = partition(service)
     async with orders:
         since_ms = orders.clock.wall_ms()
@@ -156,8 +153,7 @@ async def test_time_of_a_forced_outage_counts_once_also_after_a_restart() -> Non
 
 async def test_an_open_circuit_can_be_let_probe_at_once() -> None:
     """Who knows that the service is back does not wait for the end of the break."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service, circuit=CircuitBreaker(minimum_calls=4, break_for="1h")) as orders:
         await orders.send(*(b"%d" % n for n in range(8)))
         assert state(orders) is CircuitState.OPEN

@@ -59,8 +59,7 @@ def restarted(service: Any, orders: MemoryPartition, policy: Any = "1s 10s", **o
 
 async def test_a_restart_in_an_outage_begins_half_open_and_says_why() -> None:
     """Pages tell since when it probes."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service) as orders:
         await orders.send(*FEW[:4])
         cause = circuit_of(orders).cause
@@ -76,8 +75,7 @@ async def test_a_restart_in_an_outage_begins_half_open_and_says_why() -> None:
 
 async def test_restarts_in_an_outage_spend_no_attempt() -> None:
     """A few records probe after each, as they would have done without it, and all are done once the service is back."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service) as orders:
         await orders.send(*FEW)
         await pass_time(orders, 20_000)
@@ -148,8 +146,7 @@ async def test_the_longest_time_goes_on_over_a_restart_without_the_time_elsewher
 
 async def test_what_another_owner_has_made_of_it_counts() -> None:
     """One that it has let close is closed, also for an owner that remembers it open; one that it has opened probes."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service) as first:
         await first.send(*FEW)
         assert state(first) is OPEN
@@ -173,8 +170,7 @@ async def test_what_another_owner_has_made_of_it_counts() -> None:
 
 async def test_a_process_goes_on_with_what_it_knows_where_nobody_has_written_since() -> None:
     """It knows the end of the break."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service) as orders:
         await orders.send(*FEW)
         await pass_time(orders, 10_000)
@@ -205,8 +201,7 @@ async def test_what_was_read_once_is_no_news_when_the_lane_opens_again() -> None
 @pytest.mark.parametrize("known", [False, True])
 async def test_a_change_that_a_lane_drops_is_written_when_it_opens_again(known: bool) -> None:
     """By the process that knows it; to another one the former state counts: it probes."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service, circuit=QUICK) as orders:
         await orders.send(*FEW)
         service.down = None
@@ -230,8 +225,7 @@ async def test_a_change_that_a_lane_drops_is_written_when_it_opens_again(known: 
 
 async def test_a_clock_that_is_behind_makes_no_time_of_an_outage() -> None:
     """It began in the future, so it begins now, less what is known to have passed."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service) as orders:
         await orders.send(*FEW)
         await pass_time(orders, 20_000)
@@ -282,8 +276,7 @@ async def test_the_last_outages_are_written_down_and_no_more() -> None:
 
 async def test_the_time_before_somebody_forced_it_open_is_not_forgotten() -> None:
     """It had opened by itself; a restart comes when it is let go."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service) as orders:
         began_ms = orders.clock.wall_ms()
         await orders.send(*FEW)

@@ -27,8 +27,8 @@ BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="10s", max_open="
 class Service:
     """What the handler calls: down or not, and who called."""
 
-    def __init__(self) -> None:
-        self.down: BaseException | None = None
+    def __init__(self, down: BaseException | None = None) -> None:
+        self.down = down
         self.calls: list[tuple[float, bytes, int]] = []
         self.done: list[bytes] = []
         self.poison = b"poison"
@@ -69,8 +69,7 @@ def told(orders: MemoryPartition) -> list[str]:
 
 async def test_no_second_has_more_retries_than_the_rate() -> None:
     """A burst that comes due at once goes one by one, in due order; first deliveries are not limited."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with MemoryPartition(service, "1s", concurrency=8, rate_limit=parse_rate("10/s")) as orders:
         await orders.send(*(b"%02d" % n for n in range(30)))
         service.down = None
@@ -86,8 +85,7 @@ async def test_no_second_has_more_retries_than_the_rate() -> None:
 
 async def test_a_session_begins_with_an_empty_bucket_and_keeps_it() -> None:
     """What is due when a worker starts does not come in a burst."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     rate = parse_rate("60/m")
     async with MemoryPartition(service, "1s", rate_limit=rate) as orders:
         await orders.send(b"a", b"b", b"c")
@@ -170,8 +168,7 @@ async def test_an_outage_spends_no_attempts_and_everything_is_done_after_it() ->
 
 async def test_first_deliveries_wait_too_and_the_partition_is_not_paused() -> None:
     """They stay unread but for those that probe; nothing runs in the break."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service) as orders:
         await orders.send(*(b"%02d" % n for n in range(40)))
         assert len(service.calls) <= 8
@@ -187,8 +184,7 @@ async def test_first_deliveries_wait_too_and_the_partition_is_not_paused() -> No
 
 async def test_a_row_of_an_outage_keeps_its_attempt_and_counts_its_deliveries() -> None:
     """Also at the last attempt, and at the first, where none is spent yet."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service, "1s") as orders:
         await orders.send(*(b"%02d" % n for n in range(8)))
         await pass_time(orders, 30_000)
@@ -305,8 +301,7 @@ async def test_what_comes_in_a_recovery_waits_for_its_turn_and_not_for_the_end_o
 
 async def test_a_circuit_outlives_its_session_and_its_assignment() -> None:
     """A lane that opens again, here, does not spend attempts to find out once more."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service) as orders:
         await orders.send(*(b"%d" % n for n in range(12)))
         await reopen(orders)
@@ -342,8 +337,7 @@ async def test_probes_of_a_session_that_is_over_are_forgotten() -> None:
 
 async def test_a_drain_leaves_what_waits_for_the_circuit() -> None:
     """It has not begun: the next owner reads it again."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service) as orders:
         await orders.send(*(b"%d" % n for n in range(12)))
         calls = len(service.calls)
@@ -380,8 +374,7 @@ async def test_time_of_an_outage_does_not_count_for_a_deadline() -> None:
 
 async def test_a_bad_deploy_is_dead_in_the_end() -> None:
     """After `max_open` its failures spend attempts again."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="30s")
     async with partition(service, "1s", circuit=breaker) as orders:
         await orders.send(*(b"%d" % n for n in range(20)))
@@ -414,8 +407,7 @@ async def test_a_circuit_that_nothing_waits_for_closes(more: bool) -> None:
 
 async def test_an_outage_that_lasts_until_its_partition_is_back_costs_no_attempt() -> None:
     """It was elsewhere for longer than `max_open`."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     breaker = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="2s", max_open="30s")
     async with partition(service, "1s", circuit=breaker) as orders:
         await orders.send(*(b"%d" % n for n in range(20)))
@@ -435,8 +427,7 @@ async def test_an_outage_that_lasts_until_its_partition_is_back_costs_no_attempt
 
 async def test_a_fault_of_ours_reopens_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what the circuit holds would wait for ever."""
-    service = Service()
-    service.down = BankDownError()
+    service = Service(BankDownError())
     async with partition(service) as orders:
         await orders.send(*(b"%d" % n for n in range(12)))
         release, broken = Pace._release, [True]

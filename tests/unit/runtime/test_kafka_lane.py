@@ -50,10 +50,8 @@ async def open_lane(
     topics: Topics,
     clock: VirtualClock,
     noted: list[LaneBatch],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[OpenLane]:
-    """Make lanes over one folder; each is closed at the end. Their topics are read at once, without a look for more."""
-    monkeypatch.setattr(recovery, "TAIL_OFFSETS", 10_000)  # histories in the same process look for less
+    """Make lanes over one folder; each is closed at the end."""
     made: list[KafkaTransport] = []
 
     def make() -> KafkaTransport:
