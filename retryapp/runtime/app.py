@@ -191,8 +191,8 @@ class Runtime(Ownership):
         tiers = (format_duration_ms(delay_ms) for delay_ms in handler.policy.delays_ms)
         self.metrics.begin(handler.main, tiers, handler.circuits)
         handler.orphans.on_hung = lambda: self._tasks.append(asyncio.create_task(self._end_hung(handler)))
-        self.intake.topics = self.intake.topics | frozenset(handler.topology.consumed)
-        TOPICS.update(handler.topology.consumed)
+        self.intake.topics = self.intake.topics | {handler.main}
+        TOPICS.add(handler.main)
         if self.app.configured:
             self._register_agents(handler)
 
@@ -265,7 +265,7 @@ class Runtime(Ownership):
             self._register_agents(served.handler)
 
     def _register_agents(self, handler: Handler) -> None:
-        for topic in (*handler.topology.consumed, handler.topology.retry_topics[0]):
+        for topic in (handler.main, handler.topology.retry_topics[0]):
             if topic not in self.feed.channels:
                 self.feed.channels[topic] = register_agent(self.app, topic, self.feed.accept)
 

@@ -101,7 +101,7 @@ class RuntimeView:
 
     async def lags(self, main: str) -> Sequence[PartitionLag]:
         """Ask the broker for the lag of the partitions owned here; may raise `BrokerUnreachableError`."""
-        placed = {number: each for (topic, number), each in sorted(self._runtime.placed.items()) if topic == main}
+        placed = self._here(main)
         # one that does not open lags most
         here = [number for number, each in placed.items() if each.lane.state in {LaneState.OPEN, LaneState.OPENING}]
         if not here:
@@ -128,9 +128,11 @@ class RuntimeView:
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
         """Return waiting records by due time over all partitions owned here, with keys greater than `after`."""
-        numbers = range(self._runtime.served[main].partitions) if partition is None else (partition,)
-        places = [(number, self._open(main, number)) for number in numbers]
-        here = [(number, placed) for number, placed in places if placed and placed.lane.state is LaneState.OPEN]
+        here = [
+            (number, placed)
+            for number, placed in self._here(main).items()
+            if partition in {None, number} and placed.lane.state is LaneState.OPEN
+        ]
         chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))))
         most = self._max_attempts(main)
         rows = [_waiting(placed, number, after, chunk, most) for number, placed in here]
@@ -192,9 +194,7 @@ class RuntimeView:
         return newest_letter(found, lambda each: each.row.age) if found else None
 
     def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
-        numbers = range(self._runtime.served[main].partitions)
-        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
-        known = {number: each.engine.commands for number, each in placed.items()}
+        known = {number: each.engine.commands for number, each in self._here(main).items()}
         return {number: list(each.parts) for number, each in known.items() if each is not None}
 
     def on_topics(
@@ -209,11 +209,9 @@ class RuntimeView:
 
     def causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
         """Return the causes of open dead letters by partition, of those here, the most frequent first."""
-        numbers = range(self._runtime.served[main].partitions)
-        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
         return {
             number: summed(count for table in _dead(each).values() for count in table.causes())
-            for number, each in placed.items()
+            for number, each in self._here(main).items()
         }
 
     def activity(self, main: str) -> Activity | None:
@@ -230,9 +228,7 @@ class RuntimeView:
 
     def waiting_causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
         """Return the causes of what waits by partition, of the open ones here, the most frequent first."""
-        numbers = range(self._runtime.served[main].partitions)
-        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
-        open_here = {number: each for number, each in placed.items() if each.lane.state is LaneState.OPEN}
+        open_here = {number: each for number, each in self._here(main).items() if each.lane.state is LaneState.OPEN}
         tables = {number: each.transport.pending for number, each in open_here.items()}
         return {number: table.causes() for number, table in tables.items() if table is not None}
 
@@ -282,6 +278,11 @@ class RuntimeView:
 
     def _open(self, main: str, partition: int) -> Placed | None:
         return self._runtime.placed.get((main, partition))
+
+    def _here(self, main: str) -> dict[int, Placed]:
+        """Return the partitions of a main topic that are here, by number; may run in a thread."""
+        numbers = range(self._runtime.served[main].partitions)
+        return {number: placed for number in numbers if (placed := self._open(main, number)) is not None}
 
     def _addresses(self, main: str) -> dict[int, str]:
         if self._runtime.plan is None:
