@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retryapp.core.errors import EnvironmentFault, RecordError, TopicMismatchError
+from retryapp.core.errors import EnvironmentFault, RecordError, TopicMismatchError, TopicMissingError
 
 
 class KafkaRequestError(EnvironmentFault):
@@ -46,6 +46,16 @@ class ContextRefusedError(KafkaRequestError):
 
 class ReplicationTooLowError(EnvironmentFault):
     """The cluster could keep three copies, and its default is less. Operator action: raise it, or allow it."""
+
+
+class PartitionMissingError(TopicMissingError):
+    """A topic has no partition of this number. Operator action: correct the number, or the failure id."""
+
+    def __init__(self, topic: str, partition: int, partitions: int, bootstrap: str) -> None:
+        self.partition = partition
+        has = "partition 0 alone" if partitions == 1 else f"partitions 0 to {partitions - 1}"
+        remedy = f"It has {has}: correct the number (in a failure id it is the one before the offset)"
+        super().__init__(topic, bootstrap, remedy, what=f"partition {partition} of topic {topic!r}")
 
 
 class OwnerMismatchError(TopicMismatchError):
