@@ -179,15 +179,14 @@ class BrokerUnreachableError(EnvironmentFault):
 class TopicMissingError(EnvironmentFault):
     """A topic that must exist does not. Operator action: create it, or let ``retryapp topics create`` do so."""
 
-    def __init__(self, topic: str, bootstrap: str, remedy: str | None = None, *, what: str = "") -> None:
-        """Args: what: what is missing, where it is less than the whole topic."""
+    def __init__(self, topic: str, bootstrap: str, remedy: str | None = None) -> None:
         self.topic = topic
         self.bootstrap = bootstrap
         self.remedy = remedy or (
             "Correct the name, or create it: a worker creates the topics of its handlers when it starts, and "
             "'retryapp topics create -A MODULE' before that"
         )
-        super().__init__(f"{what or f'topic {topic!r}'} does not exist on {bootstrap}. {self.remedy}")
+        super().__init__(f"topic {topic!r} does not exist on {bootstrap}. {self.remedy}")
 
 
 class TopicMismatchError(EnvironmentFault):

@@ -97,8 +97,8 @@ class RightMissingError(EnvironmentFault):
         self.problem = problem
         self.right = right
         super().__init__(
-            f"{problem}: this login needs {right}. Grant it ('retryapp plan -A MODULE --acls' prints all that workers need); the "
-            f"lane opens again by itself"
+            f"{problem}: this login needs {right}. Grant it ('retryapp plan -A MODULE --acls' prints all that workers "
+            f"need); the lane opens again by itself"
         )
 
 

@@ -203,7 +203,8 @@ class KafkaAdmin:
         """Return the offsets that are kept and committed, by partition number; None: all partitions.
 
         Raises:
-            TopicMissingError: no such topic or partition.
+            TopicMissingError: no such topic.
+            PartitionMissingError: no such partition of it.
         """
         states = self.describe_topics([topic])
         if topic not in states:

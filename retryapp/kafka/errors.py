@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retryapp.core.errors import EnvironmentFault, RecordError, TopicMismatchError, TopicMissingError
+from retryapp.core.errors import EnvironmentFault, RecordError, TopicMismatchError
 
 
 class KafkaRequestError(EnvironmentFault):
@@ -57,14 +57,18 @@ class ReplicationTooLowError(EnvironmentFault):
     """The cluster could keep three copies, and its default is less. Operator action: raise it, or allow it."""
 
 
-class PartitionMissingError(TopicMissingError):
+class PartitionMissingError(EnvironmentFault):
     """A topic has no partition of this number. Operator action: correct the number, or the failure id."""
 
     def __init__(self, topic: str, partition: int, partitions: int, bootstrap: str) -> None:
+        self.topic = topic
         self.partition = partition
+        self.bootstrap = bootstrap
         has = "partition 0 alone" if partitions == 1 else f"partitions 0 to {partitions - 1}"
-        remedy = f"It has {has}: correct the number (in a failure id it is the one before the offset)"
-        super().__init__(topic, bootstrap, remedy, what=f"partition {partition} of topic {topic!r}")
+        super().__init__(
+            f"partition {partition} of topic {topic!r} does not exist on {bootstrap}. It has {has}: correct the number "
+            f"(in a failure id it is the one before the offset)"
+        )
 
 
 class OwnerMismatchError(TopicMismatchError):

@@ -15,9 +15,10 @@ import trustme
 
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.kafka.errors import CertificateRefusedError
+from retryapp.runtime.machine.clock import SystemClock
 
 LOOPBACK = "127.0.0.1"
-NOW = datetime.datetime.now(datetime.UTC)
+NOW = datetime.datetime.fromtimestamp(SystemClock().wall_ms() / 1000, datetime.UTC)
 DAY = datetime.timedelta(days=1)
 CERTIFICATES: dict[str, tuple[Callable[[trustme.CA], trustme.LeafCert], str]] = {
     "expired": (

@@ -99,7 +99,7 @@ def test_what_is_missing_is_named() -> None:
     )
     assert found.severity is Severity.PROBLEM
     assert found.seen == "not allowed: WRITE on topic billing.orders.dlq, READ on topic orders, READ on the group"
-    assert "plan --acls" in found.remedy
+    assert "plan -A MODULE --acls" in found.remedy
     assert cluster.severity is Severity.NOTE
     assert cluster.seen == "not allowed: DESCRIBE_CONFIGS, IDEMPOTENT_WRITE"
 
