@@ -23,7 +23,7 @@ from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings
 from retryapp.kafka.plan import KAFKA_MAX_MESSAGE_BYTES
 from retryapp.retries import Retries
-from retryapp.runtime.observe.metrics import MetricsObserver, Sources
+from retryapp.runtime.observe.metrics import Gauges, MetricsObserver
 from retryapp.runtime.observe.observers import EVENT_IDS, NEW_CAUSE, SUMMARY
 from retryapp.runtime.options import SETTINGS
 from retryapp.settings import Settings, variable_of
@@ -161,8 +161,7 @@ def _retention(spec: TopicSpec) -> str:
 
 def metrics() -> str:
     """Metrics as a worker's page serves them."""
-    observer = MetricsObserver(Sources(partitions=lambda: {"orders": []}))
-    text = observer.collect().text().decode()
+    text = MetricsObserver().collect(Gauges(partitions={"orders": []})).text().decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     rows = ((f"`{name}`", kinds[name], helps[name]) for name in helps)

@@ -20,7 +20,7 @@ from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, Row
 from retryapp.runtime.observe import metrics
-from retryapp.runtime.observe.metrics import MetricsObserver, Sources
+from retryapp.runtime.observe.metrics import Gauges, MetricsObserver
 from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.store import Store, StoreIdentity
 from retryapp.runtime.view import RuntimeView
@@ -192,7 +192,9 @@ async def test_metrics_are_written_without_blocking_the_loop(
 
         return note
 
-    runtime.metrics = MetricsObserver(Sources(partitions=told("read", lambda: {"orders": view.partitions("orders")})))
+    runtime.metrics = MetricsObserver()
+    gauges = told("read", lambda _lags: Gauges(partitions={"orders": view.partitions("orders")}))
+    monkeypatch.setattr(view, "gauges", gauges)
     monkeypatch.setattr(metrics, "generate_latest", told("write", metrics.generate_latest))
     text = await view.metrics_text()
     assert b"retryapp_rebalance_seconds" in text
