@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Final
 
 from retryapp.core.errors import TopicMismatchError, TopicMissingError
+from retryapp.core.publication import DEFAULT_MAX_BYTES
 from retryapp.core.topology import (
     DEFAULT_DLQ_RETENTION_MS,
     DEFAULT_DOWNTIME_MS,
@@ -36,9 +37,6 @@ from retryapp.kafka.remembered import pass_on
 MAIN_ROLE: Final = "main"
 PUBLISHED_ROLE: Final = "published"
 OWNER: Final = "owner"
-
-KAFKA_MAX_MESSAGE_BYTES: Final = 1_048_588
-"""Kafka's default ``max.message.bytes``: what a main topic that does not exist yet is taken to get."""
 
 
 class Action(StrEnum):
@@ -222,7 +220,7 @@ def plan_handler(
     specs = topic_specs(
         topology,
         partitions=partitions,
-        main_max_message_bytes=int(main_config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES)) + room,
+        main_max_message_bytes=int(main_config.get("max.message.bytes", DEFAULT_MAX_BYTES)) + room,
         replication=_copies(main, cluster),
         dlq_retention_ms=options.dlq_retention_ms,
     )

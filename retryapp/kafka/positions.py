@@ -17,6 +17,8 @@ from retryapp.core.errors import EnvironmentFault
 from retryapp.kafka.admin import COORDINATOR_COMING, DEFAULT_TIMEOUT_S, EARLIEST, LATEST, KafkaAdmin, Place
 from retryapp.kafka.connection import KafkaConnection, named_error
 
+TRANSACTION_TIMEOUT_MS: Final = 15_000
+"""How long committed readers wait if all workers die in a transaction: timeout of a lane's transactions."""
 UNSTABLE: Final = "UNSTABLE_OFFSET_COMMIT"
 FIRST_PAUSE_S: Final = 0.01
 LAST_PAUSE_S: Final = 0.25
@@ -40,7 +42,8 @@ class _Patience:
         if self._waited_s > self._longest_s:
             raise OpenTransactionError(
                 f"{what}: a transaction is open for more than {self._longest_s:g} s. The broker ends those of killed "
-                f"workers after 15 s; {self._command} names one that is never ended. Try again"
+                f"workers after {TRANSACTION_TIMEOUT_MS // 1000} s; {self._command} names one that is never ended. Try "
+                f"again"
             )
         if self._on_wait is not None and self._waited_s > 1:
             self._on_wait(f"waiting for the end of a transaction: {what}")

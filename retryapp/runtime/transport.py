@@ -40,6 +40,7 @@ from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.placement import Served
 from retryapp.kafka import KafkaConnection
+from retryapp.kafka.positions import TRANSACTION_TIMEOUT_MS
 from retryapp.ports import Committed, DestinationReader, LaneBatch, LaneReceipt, Standing, TopicPartition
 from retryapp.runtime.clients.batches import Sent, denied, send_all
 from retryapp.runtime.clients.lifecycle import (
@@ -57,7 +58,6 @@ from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.seen import RocksSeenTable
 from retryapp.runtime.stores.store import StoreIdentity
 
-TRANSACTION_TIMEOUT_MS = 15_000  # how long committed readers wait if all workers die in a transaction
 REQUEST_TIMEOUT_MS = TRANSACTION_TIMEOUT_MS // 2  # at most: so that a lost request is repeated within its transaction
 _RETRY_BACKOFF_MS = 10
 """Until a transaction's markers are written the broker refuses the next one (KIP-890): with the client's 100 ms each

@@ -32,6 +32,11 @@ def owner_of(info: PartitionInfo) -> str | None:
     return web_url(info.owner_url) if info.state == ELSEWHERE else ""
 
 
+def other_owners(infos: Iterable[PartitionInfo]) -> set[str]:
+    """Return the addresses of the other workers that have some of these partitions."""
+    return {owner for info in infos if (owner := owner_of(info))}
+
+
 def partition_facts(info: PartitionInfo) -> Facts:
     """Return one line of the partition table; numbers of other workers' partitions are None."""
     facts = {**asdict(info), "owner_url": web_url(info.owner_url), "pending_by_tier": _by_length(info.pending_by_tier)}

@@ -28,8 +28,9 @@ from retryapp.core.lane_errors import HandOffRefusedError, RightMissingError, To
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
+from retryapp.kafka.positions import TRANSACTION_TIMEOUT_MS
 from retryapp.ports import LaneBatch, LaneReceipt
-from retryapp.runtime.transport import TRANSACTION_TIMEOUT_MS, KafkaTransport
+from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import MemoryDestinations
 
 # -- opening ----------------------------------------------------------------------------------------------------------
