@@ -26,6 +26,7 @@ from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
 from retryapp.kafka import KafkaConnection, read_record, read_topic
 from retryapp.ports import (
+    ELSEWHERE,
     Activity,
     CauseTrends,
     CircuitInfo,
@@ -46,7 +47,6 @@ from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 
 _LEAST_CHUNK: Final = 4
 _AT_ONCE: Final = 10  # partitions that are looked at in one turn of the event loop, every two seconds: some 0.4 ms
-_ELSEWHERE: Final = "elsewhere"
 _IDLE: Final = str(LaneState.IDLE)
 
 P = ParamSpec("P")
@@ -304,7 +304,7 @@ class RuntimeView:
             if why is not None:
                 return PartitionInfo(partition=number, state=str(LaneState.CLOSED), last_error=why)
             url = address if address and address != self.url() else None
-            return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)
+            return PartitionInfo(partition=number, state=ELSEWHERE, owner_url=url)
         lane, pace, commands = placed.lane, placed.engine.context.pace, placed.engine.commands
         paused = commands.levels.paused if commands is not None and pace.paused else None
         circuits = _circuits(placed, self._runtime.clock.wall_ms())

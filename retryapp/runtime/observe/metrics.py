@@ -28,7 +28,7 @@ from retryapp.core.metadata import STOPPED_TIER
 from retryapp.core.rules import ErrorClass
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Durations
-from retryapp.ports import Event, Observation, Observer, PartitionInfo, PartitionLag
+from retryapp.ports import ELSEWHERE, Event, Observation, Observer, PartitionInfo, PartitionLag
 from retryapp.runtime.observe.recent import DELIVERIES, FAILURES
 
 LATENESS_BUCKETS_S: Final = (
@@ -347,7 +347,7 @@ def _add_causes(add: Callable[..., None], name: str, handler: str, counts: Seque
 
 def _add_handlers(add: Callable[..., None], gauges: Gauges, tiers: Mapping[str, Sequence[str]]) -> None:
     for handler, infos in gauges.partitions.items():
-        here = [info for info in infos if info.state != "elsewhere"]
+        here = [info for info in infos if info.state != ELSEWHERE]
         now = [info for info in here if info.as_of_ms is None]
         known = [info for info in now if info.pending is not None]
         counts = Totals(dict.fromkeys(tiers.get(handler, ()) if known else (), 0))

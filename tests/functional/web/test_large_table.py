@@ -165,14 +165,14 @@ async def test_due_rows_are_counted_exactly_up_to_a_bound_without_blocking_the_l
 
     monkeypatch.setattr(view, "due_times", watched)
     counts = DueCounts(view)
-    due = await counts.of("orders", view.partitions("orders"), NOW_MS)
+    here = await counts.here("orders", view.partitions("orders"), NOW_MS)
     assert readers.isdisjoint({threading.get_ident()})
     minute, hour = 40 + 15 * 20, 2_400 + 15 * 20
-    assert [due[name]["count"] for name in ("overdue", "minute", "hour", "day")] == [0, minute, hour, MOST]
-    assert [due[name]["more"] for name in ("hour", "day")] == [False, True]
+    assert [here.due[name].count for name in ("overdue", "minute", "hour", "day")] == [0, minute, hour, MOST]
+    assert [here.due[name].more for name in ("hour", "day")] == [False, True]
     assert rows_read[0] <= 11_000
     before = rows_read[0]
-    assert await counts.of("orders", view.partitions("orders"), NOW_MS + 4_999) is due
+    assert await counts.here("orders", view.partitions("orders"), NOW_MS + 4_999) is here
     assert rows_read[0] - before <= 2 * PARTITIONS
 
 
@@ -209,7 +209,8 @@ async def test_many_rows_due_at_one_instant_are_counted(tmp_path: Path) -> None:
     table.write(rows_of(0, [NOW_MS + 5] * 2_500), 1)
     one: Any = SimpleNamespace(due_times=lambda _main, _number, **span: table.due_times(*span.values()))
     info: Any = SimpleNamespace(partition=0, state="open", pending=2_500)
-    assert (await DueCounts(one).of("orders", [info], NOW_MS))["minute"] == {"count": 2_500, "more": False}
+    due = (await DueCounts(one).here("orders", [info], NOW_MS)).due
+    assert (due["minute"].count, due["minute"].more) == (2_500, False)
     table.close()
 
 
