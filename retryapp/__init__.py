@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from retryapp.core.http import http_errors
     from retryapp.core.policy import RetryPolicy
     from retryapp.core.rules import non_retryable, pausing, retryable, skippable
-    from retryapp.core.schedule import exp, fixed, forever, sequence
+    from retryapp.core.schedule import exp, forever, sequence
     from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip, Unavailable
     from retryapp.engine.delivery.deliver import HandlerTimeoutError, ReleaseTimeoutError
     from retryapp.retries import Delivery, Retries
@@ -39,7 +39,6 @@ __all__ = [
     "Skip",
     "Unavailable",
     "exp",
-    "fixed",
     "forever",
     "http_errors",
     "non_retryable",
@@ -66,7 +65,6 @@ _HOME = {
     "Skip": "retryapp.core.verdicts",
     "Unavailable": "retryapp.core.verdicts",
     "exp": "retryapp.core.schedule",
-    "fixed": "retryapp.core.schedule",
     "forever": "retryapp.core.schedule",
     "http_errors": "retryapp.core.http",
     "non_retryable": "retryapp.core.rules",

@@ -18,12 +18,12 @@ import yaml
 
 from retryapp.core.durations import format_duration_ms, parse_duration_ms
 from retryapp.core.policy import RetryPolicy
+from retryapp.core.publication import DEFAULT_MAX_BYTES
 from retryapp.core.topology import HandlerTopology, TopicSpec, topic_specs
 from retryapp.demo.settings import PREFIX as DEMO_PREFIX
 from retryapp.demo.settings import DemoSettings
-from retryapp.kafka.plan import KAFKA_MAX_MESSAGE_BYTES
 from retryapp.retries import Retries
-from retryapp.runtime.observe.metrics import MetricsObserver, Sources
+from retryapp.runtime.observe.metrics import Gauges, MetricsObserver
 from retryapp.runtime.observe.observers import EVENT_IDS, NEW_CAUSE, SUMMARY
 from retryapp.runtime.options import SETTINGS
 from retryapp.settings import Settings, variable_of
@@ -128,7 +128,7 @@ def example() -> tuple[TopicSpec, ...]:
     """The topics of the README's program on a cluster of three brokers."""
     policy = RetryPolicy("5m*2 30m*3 1h")
     topology = HandlerTopology("billing", "orders", delays_ms=policy.delays_ms)
-    return topic_specs(topology, partitions=6, main_max_message_bytes=KAFKA_MAX_MESSAGE_BYTES, replication=3)
+    return topic_specs(topology, partitions=6, main_max_message_bytes=DEFAULT_MAX_BYTES, replication=3)
 
 
 def topic_names() -> str:
@@ -161,8 +161,7 @@ def _retention(spec: TopicSpec) -> str:
 
 def metrics() -> str:
     """Metrics as a worker's page serves them."""
-    observer = MetricsObserver(Sources(partitions=lambda: {"orders": []}))
-    text = observer.collect().text().decode()
+    text = MetricsObserver().collect(Gauges(partitions={"orders": []})).text().decode()
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
     rows = ((f"`{name}`", kinds[name], helps[name]) for name in helps)

@@ -40,7 +40,7 @@ async def handle(value: bytes) -> None:
 
 
 for topic in spec.topics:
-    policy = RetryPolicy(f"fixed({spec.delay_ms}ms, 9)")
+    policy = RetryPolicy(f"{spec.delay_ms}ms*9")
     declared = retries.handler(
         topic,
         policy=policy,

@@ -28,8 +28,8 @@ from retryapp.lookup.jobs import (
     begin,
     job_facts,
     outcomes,
-    part_facts,
     parts_of,
+    progress_facts,
     read_refused,
     summed,
     tell_job,
@@ -226,8 +226,7 @@ def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *
     parts = parts_of(connection, topology).get(job)
     if parts is None:
         return _unknown(job, as_json=as_json)
-    facts = {str(number): part_facts(part) for number, part in parts.items()}
-    emit({**job_facts(job, parts), "partitions": facts}, _job_text(job, parts), as_json=as_json)
+    emit(progress_facts(job, parts), _job_text(job, parts), as_json=as_json)
     return ExitCode.FINE
 
 

@@ -24,6 +24,7 @@ from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.commands import WAIT_S, send_commands
+from retryapp.lookup.outcomes import QUEUED, outcome_of
 from retryapp.lookup.payloads import printable
 from retryapp.lookup.records import list_waiting
 
@@ -205,17 +206,15 @@ def _send(
 
 def _facts(name: str, command: str, outcomes: Mapping[str, Commanded], *, asked: bool) -> dict[str, Any]:
     """Return what came of the command about a record; `asked`: it was sent, and its answer was waited for."""
-    facts = {"failure_id": name, "command": command}
     found = outcomes.get(command)
+    facts = {"failure_id": name, "command": command, "outcome": outcome_of(found)}
     if found is None and not asked:
         text = "retryapp ended before its answer, perhaps before it was sent. Sent again, it does no harm"
         return {**facts, "outcome": "unknown", "text": text}
     if found is None:
-        text = "no worker has its partition now: the command waits 15 minutes for one. Sent again, it does no harm"
-        return {**facts, "outcome": "queued", "text": text}
+        return {**facts, "text": f"{QUEUED}. Sent again, it does no harm"}
     return {
         **facts,
-        "outcome": "done" if found.refused is None else "refused",
         "refused": found.refused,
         "text": found.text if found.refused is None else f"{found.refused}: {found.text}",
         "before": found.before,

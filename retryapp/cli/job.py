@@ -9,11 +9,11 @@ import click
 from retryapp.cli._jobs import only_handler, show_job, show_jobs, show_refused, steer_job, watch
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
-from retryapp.cli.console import ExitCode
+from retryapp.cli.console import ExitCode, Group
 from retryapp.core.jobs import JobVerb
 
 
-@click.group(name="job")
+@click.group(name="job", cls=Group)
 def command() -> None:
     """Watch, pause, resume and cancel jobs.
 

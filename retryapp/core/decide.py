@@ -23,8 +23,6 @@ from retryapp.core.rules import ErrorClass
 from retryapp.core.schedule import Schedule
 from retryapp.core.values import value_type
 
-__all__ = ["Dead", "DeadReason", "Decision", "RetryAt", "SkipNow", "decide"]
-
 
 @value_type
 class RetryAt:

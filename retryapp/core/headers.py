@@ -26,9 +26,9 @@ from retryapp.core.metadata import (
     MAX_MESSAGE_BYTES,
     MAX_NAME_BYTES,
     MAX_TRACE_BYTES,
+    HistoryEntry,
+    RetryMetadata,
 )
-from retryapp.core.metadata import HistoryEntry as HistoryEntry
-from retryapp.core.metadata import RetryMetadata as RetryMetadata
 from retryapp.core.record import Headers, Origin, failure_id, parse_failure_id, parse_origin
 from retryapp.core.text import cut_tail, escape_text, unescape_text
 

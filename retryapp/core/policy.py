@@ -65,8 +65,8 @@ class RetryPolicy:
         """Validate the fields.
 
         Args:
-            schedule: text (``"5m*2 30m*3 1h"``, ``"fixed(30s, 5)"``, ``"exp(1s, x2, cap=10m, jitter=0.2, 8)"``,
-                ``"forever(10s)"``) or a schedule.
+            schedule: text (``"5m*2 30m*3 1h"``, ``"exp(1s, x2, cap=10m, jitter=0.2, 8)"``, ``"forever(10s)"``) or a
+                schedule.
             max_attempts: deliveries in all. May be left out: one more than the longest schedule has delays. If no rule
                 has a schedule of its own it must be just that. None with an endless schedule.
             max_elapsed: a record whose next wait would end later than this after its first failure is dead, reason

@@ -14,7 +14,7 @@ from retryapp.core.hops import Outgoing, record_size
 from retryapp.core.values import value_type
 
 DEFAULT_MAX_BYTES: Final = 1_048_588
-"""Kafka's default of ``message.max.bytes``: assumed for a topic whose settings we may not read."""
+"""Kafka's default of ``max.message.bytes``: assumed for a topic that is not there yet, or that we may not read."""
 FRESH_S: Final = 300.0
 """How long the state of a destination is trusted; aiokafka's ``metadata_max_age_ms``."""
 PROBLEM_S: Final = 5.0

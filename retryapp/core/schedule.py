@@ -1,9 +1,8 @@
 """Schedules: how long to wait after each failed attempt.
 
-A schedule of n delays means n + 1 attempts. Four ways to write one, each with a constructor and a text:
+A schedule of n delays means n + 1 attempts. Three ways to write one, each with a constructor and a text:
 
 * explicit sequence: ``sequence("5m", "5m", "1h")`` is ``5m*2 1h``
-* equal delays: ``fixed("30s", 5)`` is ``fixed(30s, 5)``, the sequence ``30s*5``
 * exponential: ``exp("1s", cap="10m", jitter=0.2, retries=8)`` is ``exp(1s, x2, cap=10m, jitter=0.2, 8)``
 * one delay, without end: ``forever("10s")`` is ``forever(10s)``
 
@@ -29,8 +28,8 @@ MAX_RETRIES: Final = 1_000
 MAX_MULTIPLIER: Final = 1_000.0
 _DECIMALS: Final = 6
 """Decimals kept of a factor or a share: text and constructor then agree."""
-_FORMS: Final = "write '5m*2 30m*3 1h', 'fixed(30s, 5)', 'exp(1s, x2, cap=10m, jitter=0.2, 8)' or 'forever(10s)'"
-_CALL: Final = re.compile(r"(fixed|exp|forever)\s*\((.*)\)", re.DOTALL)
+_FORMS: Final = "write '5m*2 30m*3 1h', 'exp(1s, x2, cap=10m, jitter=0.2, 8)' or 'forever(10s)'"
+_CALL: Final = re.compile(r"(exp|forever)\s*\((.*)\)", re.DOTALL)
 _STEP: Final = re.compile(r"([^*]+)(?:\*([0-9]{1,6}))?")
 _COUNT: Final = re.compile(r"[0-9]{1,6}")
 _DECIMAL: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,30})?")
@@ -208,12 +207,6 @@ def sequence(*delays: Duration) -> Sequence:
     return Sequence(tuple(parse_duration_ms(delay) for delay in delays))
 
 
-def fixed(delay: Duration, retries: int) -> Sequence:
-    """Make a schedule of equal delays; `retries` is from 1 to ``MAX_RETRIES``."""
-    _check_retries(retries)
-    return Sequence((parse_duration_ms(delay),) * retries)
-
-
 def forever(delay: Duration) -> Forever:
     """Make a schedule of one delay without end, for handlers that keep order."""
     return Forever((parse_duration_ms(delay),))
@@ -254,10 +247,9 @@ def parse_schedule(text: str) -> Schedule:
     try:
         if call is None:
             return _parse_sequence(text)
-        parts = [part.strip() for part in call.group(2).split(",")]
         if call.group(1) == "forever":
             return forever(call.group(2))
-        return _parse_fixed(text, parts) if call.group(1) == "fixed" else _parse_exp(text, parts)
+        return _parse_exp(text, [part.strip() for part in call.group(2).split(",")])
     except InvalidDurationError as error:
         raise InvalidPolicyError("schedule", text, str(error)) from error
     except InvalidPolicyError as error:
@@ -277,12 +269,6 @@ def _parse_sequence(text: str) -> Sequence:
         delays += [parse_duration_ms(step.group(1))] * times
         _check_retries(len(delays))
     return Sequence(tuple(delays))
-
-
-def _parse_fixed(text: str, parts: list[str]) -> Sequence:
-    if len(parts) != 2 or not _COUNT.fullmatch(parts[1]):
-        raise InvalidPolicyError("schedule", text, "expected fixed(delay, retries), as 'fixed(30s, 5)'")
-    return fixed(parts[0], int(parts[1]))
 
 
 def _parse_exp(text: str, parts: list[str]) -> Exponential:

@@ -196,10 +196,6 @@ class HandlerTopology:
         """All topics that the handler needs: main, ours, and those that it publishes to."""
         return (self.main, *self.owned, *self.publishes)
 
-    @property
-    def consumed(self) -> tuple[str, ...]:
-        return (self.main,)
-
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:

@@ -9,11 +9,10 @@ from retryapp.core.durations import format_duration_ms
 from retryapp.doctor.findings import Finding, note, ok, problem, warning
 from retryapp.engine.lane.lane import LaneLimits
 from retryapp.kafka import ClusterState, TopicState
+from retryapp.kafka.positions import TRANSACTION_TIMEOUT_MS
 
 SAFE_BROKERS: Final = 3
 MINUTE_MS: Final = 60_000
-TRANSACTION_TIMEOUT_MS: Final = 15_000
-"""Timeout of a lane's transactions; a test compares it with the publisher's."""
 METADATA_BYTES: Final = 2_560
 """More than any metadata of an offset takes (`core.marks`)."""
 _RENEWED_MS: Final = int(2 * LaneLimits().renew_s * 1000)
@@ -107,7 +106,8 @@ def judge_brokers(
             "the brokers do not have it",
             expected="Kafka 3.6 or newer (KIP-890)",
             why=_FENCED,
-            remedy="Upgrade the brokers; until then find such transactions with kafka-transactions.sh find-hanging",
+            remedy="Upgrade the brokers; until then find such transactions, of each broker: "
+            "kafka-transactions.sh find-hanging --broker-id N",
         )
     for topic, setting in INTERNAL.items():
         if setting in first:

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Final
 
 from retryapp.core.errors import TopicMismatchError, TopicMissingError
+from retryapp.core.publication import DEFAULT_MAX_BYTES
 from retryapp.core.topology import (
     DEFAULT_DLQ_RETENTION_MS,
     DEFAULT_DOWNTIME_MS,
@@ -28,6 +29,7 @@ from retryapp.core.topology import (
 )
 from retryapp.kafka.admin import BROKER_DEFAULT, PAUSE_S, ClusterState, KafkaAdmin, TopicState
 from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare, keeps, takes_copies
+from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError, ReplicationTooLowError
 from retryapp.kafka.owner import UNMARKED, OwnerMark, claim_owner_mark, owner_refusal
 from retryapp.kafka.remembered import pass_on
@@ -35,9 +37,6 @@ from retryapp.kafka.remembered import pass_on
 MAIN_ROLE: Final = "main"
 PUBLISHED_ROLE: Final = "published"
 OWNER: Final = "owner"
-
-KAFKA_MAX_MESSAGE_BYTES: Final = 1_048_588
-"""Kafka's default ``max.message.bytes``: what a main topic that does not exist yet is taken to get."""
 
 
 class Action(StrEnum):
@@ -171,10 +170,18 @@ def plan_topics(
             else:
                 steps.append(step)
         steps += [_published_step(topology, name, others.get(name)) for name in topology.publishes if name in published]
+    steps = [_runnable(step, admin.connection) for step in steps]
     plan = Plan(tuple(steps), len(cluster.brokers), admin.connection.bootstrap, states)
     if plan.to_create:
         check_replication(cluster, options)
     return plan
+
+
+def _runnable(step: PlanStep, connection: KafkaConnection) -> PlanStep:
+    """Have the commands that a step suggests reach this cluster."""
+    why = {setting: connection.complete(text) for setting, text in step.why.items()}
+    problems = tuple(replace(each, remedy=connection.complete(each.remedy)) for each in step.problems)
+    return replace(step, why=why, problems=problems)
 
 
 def check_replication(cluster: ClusterState, options: PlanOptions) -> None:
@@ -213,7 +220,7 @@ def plan_handler(
     specs = topic_specs(
         topology,
         partitions=partitions,
-        main_max_message_bytes=int(main_config.get("max.message.bytes", KAFKA_MAX_MESSAGE_BYTES)) + room,
+        main_max_message_bytes=int(main_config.get("max.message.bytes", DEFAULT_MAX_BYTES)) + room,
         replication=_copies(main, cluster),
         dlq_retention_ms=options.dlq_retention_ms,
     )

@@ -18,7 +18,7 @@ from retryapp.core.row_keys import is_identity
 from retryapp.core.rows import is_stopped
 from retryapp.core.settled import decode_settled
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, TopicState, read_offsets, read_topic
+from retryapp.kafka import KafkaConnection, Positions, TopicState, read_offsets, read_topic
 from retryapp.ledger.bounds import Bounds, OnStep, take_bounds
 from retryapp.ledger.count import Balance, PartitionCount, total
 from retryapp.ledger.journey import WHOLE, Cut, Problem
@@ -122,13 +122,12 @@ class _Taking:
         )
 
     def _find_topics(self) -> None:
-        admin, topology = KafkaAdmin(self.connection), self.topology
-        there = admin.topic_names()
+        topology, there = self.topology, self.positions.topic_names()
         retry = [name for name in there if topology.retry_delay_ms(name) is not None]
         letters = sorted({*topology.dlqs, *filter(topology.is_dlq, there)})
         ours = (*letters, topology.events, topology.pending_changelog)
         names = (topology.main, *(retry or topology.retry_topics), *ours)
-        self.states = admin.describe_topics(names)
+        self.states = self.positions.describe_topics(names)
         for name in names:
             if name not in self.states:
                 raise TopicMissingError(name, self.connection.bootstrap)

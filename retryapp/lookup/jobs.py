@@ -26,14 +26,14 @@ from retryapp.core.jobs import (
 from retryapp.core.lifecycle import Commanded, decode_event
 from retryapp.core.rates import parse_rate
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, Positions, read_topic
+from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.kafka.commands import send_to_all
 from retryapp.kafka.remembered import remembered
+from retryapp.lookup.outcomes import outcome_of
 from retryapp.lookup.previews import Scope
+from retryapp.lookup.reading import Reading
 
-_SKEW_MS: Final = 60_000
-"""How far a worker's clock may be ahead of the broker's."""
-_TELL_EVERY: Final = 500
+_QUEUED: Final = "no worker has this partition now: the command waits for one"
 
 Told = Mapping[int, Commanded | None]
 """What partitions say of a command; None: no worker has the partition now."""
@@ -109,13 +109,7 @@ def _tell_all(
 
 def outcomes(told: Told) -> list[dict[str, Any]]:
     return [
-        {
-            "partition": number,
-            "outcome": "queued",
-            "text": "no worker has this partition now: the command waits for one",
-        }
-        if event is None
-        else {"partition": number, "outcome": "refused" if event.refused else "done", "text": event.text}
+        {"partition": number, "outcome": outcome_of(event), "text": _QUEUED if event is None else event.text}
         for number, event in told.items()
     ]
 
@@ -139,6 +133,11 @@ def job_facts(job: str, parts: Mapping[int, Part]) -> dict[str, Any]:
     """Return a whole job as JSON has it; `letters`: how many it takes, None where a part does not know."""
     letters = [part_facts(part)["letters"] for part in parts.values()]
     return {"job": job, **part_facts(summed(parts)), "letters": None if None in letters else sum(letters)}
+
+
+def progress_facts(job: str, parts: Mapping[int, Part]) -> dict[str, Any]:
+    """Return the same, and each of its parts by partition."""
+    return {**job_facts(job, parts), "partitions": {str(number): part_facts(part) for number, part in parts.items()}}
 
 
 def by_job(parts: Iterable[tuple[int, Part]]) -> dict[str, dict[int, Part]]:
@@ -194,14 +193,9 @@ def read_refused(
     letters = list[dict[str, Any]]()
     named = {number: min(MOST_NAMED, part.refused.total()) for number, part in parts.items() if part.refused}
     total = sum(named.values())
-    since_ms = max(0, min(part.since_ms for part in parts.values()) - _SKEW_MS)
-    found = Positions(connection).at_time([(topology.events, number) for number in named], since_ms)
-    starts = {number: offset for (_, number), offset in found.items() if offset is not None}
-    if not starts:
-        return Refused(letters, complete=True)
-    events = read_topic(connection, topology.events, partitions=list(starts), start=starts)
-    for looked, record in enumerate(events, 1):
-        if len(letters) == most or (looked % _TELL_EVERY == 0 and not go_on()):
+    reading = Reading(connection, go_on)
+    for record in reading.since(topology.events, named, min(part.since_ms for part in parts.values())):
+        if len(letters) == most:
             return Refused(letters, complete=False)
         if job.encode() not in (record.value or b""):
             continue
@@ -212,4 +206,4 @@ def read_refused(
                 letters.append({"partition": record.partition, **facts})
                 if len(letters) == total:
                     break
-    return Refused(sorted(letters, key=lambda letter: int(letter["partition"])), complete=True)
+    return Refused(sorted(letters, key=lambda letter: int(letter["partition"])), reading.complete)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
 from retryapp.core.errors import DamagedEventError
 from retryapp.core.lifecycle import Commanded, decode_event
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaConnection, read_record, read_topic
-from retryapp.kafka.positions import Positions
+from retryapp.kafka import KafkaConnection, read_record
+from retryapp.lookup.reading import Reading
 
-_ASK_EVERY: Final = 500
-SKEW_MS: Final = 60_000
-"""How far clocks of those who write may differ."""
+QUEUED: Final = "no worker has its partition now: the command waits 15 minutes for one"
+
+
+def outcome_of(told: Commanded | None) -> Literal["queued", "refused", "done"]:
+    """Return what has become of a command by what a worker has said of it; None: nothing yet."""
+    if told is None:
+        return "queued"
+    return "refused" if told.refused else "done"
 
 
 class Sent(BaseModel):
@@ -49,15 +54,10 @@ def read_outcome(
     sent = Sent()
     with suppress(ValidationError):
         sent = Sent.model_validate_json(record.value or b"")
-    place = topology.events, partition
-    start = Positions(connection).at_time([place], max(0, record.timestamp_ms - SKEW_MS))[place]
-    if start is not None:
-        events = read_topic(connection, topology.events, partitions=[partition], start={partition: start})
-        for looked, found in enumerate(events, 1):
-            if looked % _ASK_EVERY == 0 and not go_on():
-                return Outcome(sent, None, complete=False)
-            with suppress(DamagedEventError):  # of a newer worker
-                event = decode_event(found.value or b"")
-                if isinstance(event, Commanded) and event.offset == offset:
-                    return Outcome(sent, event, complete=True)
-    return Outcome(sent, None, complete=True)
+    reading = Reading(connection, go_on)
+    for found in reading.since(topology.events, [partition], record.timestamp_ms):
+        with suppress(DamagedEventError):  # of a newer worker
+            event = decode_event(found.value or b"")
+            if isinstance(event, Commanded) and event.offset == offset:
+                return Outcome(sent, event, complete=True)
+    return Outcome(sent, None, reading.complete)

@@ -29,6 +29,7 @@ from retryapp.ports.flow import (
 )
 from retryapp.ports.tables import DeadLetterTable, DeadRow, PendingTable, SeenTable
 from retryapp.ports.view import (
+    ELSEWHERE,
     PAGES_PREFIX,
     Activity,
     CauseTrends,
@@ -41,6 +42,7 @@ from retryapp.ports.view import (
 )
 
 __all__ = [
+    "ELSEWHERE",
     "PAGES_PREFIX",
     "Acks",
     "Activity",

@@ -9,6 +9,8 @@ from typing import Final
 from retryapp.core.dead_index import IndexedLetter
 
 PAGES_PREFIX: Final = "/retries"
+ELSEWHERE: Final = "elsewhere"
+"""State of a partition of another worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ class PartitionInfo:
 
     partition: int
     state: str
-    """`open`, `opening`, `closed`, or `elsewhere`."""
+    """`open`, `opening`, `closed`, or `ELSEWHERE`."""
     owner_url: str | None = None
     """Page address of the worker that has it, when known."""
     pending: int | None = None

@@ -26,7 +26,6 @@ from mode.utils.times import want_seconds
 from pythonjsonlogger.json import JsonFormatter
 from typing_extensions import override
 
-from retryapp.core.causes import CauseCount
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import DuplicateHandlerError, InvalidSettingError
 from retryapp.core.lane_errors import LaneError
@@ -39,7 +38,7 @@ from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.ownership import Ownership
 from retryapp.engine.worker.placement import Membership, Placer, Served
 from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan
-from retryapp.ports import Event, Observation, PartitionLag, TopicPartition
+from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
 from retryapp.runtime.clients.security import addresses, admin_connection, client_options
@@ -51,7 +50,7 @@ from retryapp.runtime.machine.clock import SystemClock
 from retryapp.runtime.machine.heap import find_trim, give_back_memory
 from retryapp.runtime.observe import repeats
 from retryapp.runtime.observe.contact import Contact
-from retryapp.runtime.observe.metrics import MetricsObserver, Sources
+from retryapp.runtime.observe.metrics import MetricsObserver
 from retryapp.runtime.observe.observers import CombinedObserver, FactsFormatter, LogObserver
 from retryapp.runtime.observe.recent import Recent
 from retryapp.runtime.options import HEARTBEAT_S, HEARTBEATS, SETTINGS, RuntimeOptions
@@ -137,31 +136,13 @@ class Runtime(Ownership):
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
         self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
         self.gauges: Callable[[], Mapping[str, Any]] = dict
-        """Partitions by main topic; the view sets it, and the four below."""
+        """Partitions by main topic; the view sets it, and the two below."""
         self.remember: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
         """Notes what is shown while no broker answers."""
-        self.causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
-        """What the dead letters here died of, by main topic."""
-        self.waiting: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
-        """The same of what waits."""
         self.scrape: Callable[[], Awaitable[bytes]]
         """Returns the metrics as text."""
-        self.lags: Mapping[str, Sequence[PartitionLag]] = {}
-        """Lag of the partitions here at this scrape, by main topic; without those that are not known."""
         self.topics = KafkaDestinations(lambda: self.connection)
-        self.metrics = MetricsObserver(
-            Sources(
-                partitions=lambda: self.gauges(),
-                orphans=self.orphans,
-                durations=lambda: {main: served.handler.durations for main, served in self.served.items()},
-                causes=lambda main: self.causes(main),
-                waiting=lambda main: self.waiting(main),
-                lags=lambda: self.lags,
-                skew=self.clock.skew,
-                rebalancing_s=self.rebalancing_s,
-                silent_s=self.contact.silent_s,
-            )
-        )
+        self.metrics = MetricsObserver()
         self.recent = Recent(self.metrics.counted, self.clock)
         self.observer = CombinedObserver(self.observer, self.metrics)
         self.plan: Plan | None = None
@@ -191,14 +172,10 @@ class Runtime(Ownership):
         tiers = (format_duration_ms(delay_ms) for delay_ms in handler.policy.delays_ms)
         self.metrics.begin(handler.main, tiers, handler.circuits)
         handler.orphans.on_hung = lambda: self._tasks.append(asyncio.create_task(self._end_hung(handler)))
-        self.intake.topics = self.intake.topics | frozenset(handler.topology.consumed)
-        TOPICS.update(handler.topology.consumed)
+        self.intake.topics = self.intake.topics | {handler.main}
+        TOPICS.add(handler.main)
         if self.app.configured:
             self._register_agents(handler)
-
-    def orphans(self) -> Mapping[str, int]:
-        """Return by main topic how many runs of the handler go on although they were given up."""
-        return {main: len(served.handler.orphans) for main, served in self.served.items()}
 
     @property
     def connection(self) -> KafkaConnection:
@@ -265,7 +242,7 @@ class Runtime(Ownership):
             self._register_agents(served.handler)
 
     def _register_agents(self, handler: Handler) -> None:
-        for topic in (*handler.topology.consumed, handler.topology.retry_topics[0]):
+        for topic in (handler.main, handler.topology.retry_topics[0]):
             if topic not in self.feed.channels:
                 self.feed.channels[topic] = register_agent(self.app, topic, self.feed.accept)
 

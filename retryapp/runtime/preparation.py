@@ -76,12 +76,11 @@ def prepare(
 
 
 def _refuse_second_readers(app: faust.App, served: Mapping[str, Served]) -> None:
-    readers = {topic: each.handler for each in served.values() for topic in each.handler.topology.consumed}
     for agent in app.agents.values():
         channel = agent.channel  # not `_channel`: Faust makes it on first use
         for topic in channel.topics if isinstance(channel, faust.Topic) else ():
-            if topic in readers:
-                first, second = f"the handler {readers[topic].name}", f"the agent {agent.name}"
+            if topic in served:
+                first, second = f"the handler {served[topic].handler.name}", f"the agent {agent.name}"
                 raise DuplicateHandlerError(topic, app.conf.id, first, second)
 
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from retryapp.core.errors import RetryAppError
 from retryapp.engine.lane.lane import LaneState
-from retryapp.ports import Event
+from retryapp.ports import ELSEWHERE, Event
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.observe.observers import EVENT_IDS, EVENT_LOGGER
 
@@ -26,7 +26,6 @@ BRIEF_S: Final = 60.0
 _LOOK_S: Final = 0.2
 _LIBRARIES: Final = ("aiokafka", "faust", "mode", "retryapp.runtime")  # the last one: services say that they start
 _TABLES: Final = "aiokafka.consumer.subscription_state"  # draws a table of topics, also of our own readers'
-_ELSEWHERE: Final = "elsewhere"
 
 logger = logging.getLogger("retryapp")
 
@@ -90,7 +89,7 @@ def _waiting(runtime: Runtime) -> list[int] | None:
     if not runtime.assigned or runtime.app.rebalancing:
         return None
     try:
-        here = [info for infos in runtime.gauges().values() for info in infos if info.state != _ELSEWHERE]
+        here = [info for infos in runtime.gauges().values() for info in infos if info.state != ELSEWHERE]
     except RetryAppError:  # a store that cannot be read fails its lane, which says so
         return None
     counted = [info.pending for info in here if info.state == LaneState.OPEN and info.as_of_ms is None]

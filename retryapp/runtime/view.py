@@ -13,10 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar, cast
-
-from aiokafka import TopicPartition as ClientTopicPartition
-from aiokafka.errors import KafkaError
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.dead_index import IndexedLetter, newest_letter
@@ -29,6 +26,7 @@ from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
 from retryapp.kafka import KafkaConnection, read_record, read_topic
 from retryapp.ports import (
+    ELSEWHERE,
     Activity,
     CauseTrends,
     CircuitInfo,
@@ -38,18 +36,17 @@ from retryapp.ports import (
     PartitionLag,
     PendingEntry,
     PendingTable,
-    TopicPartition,
 )
 from retryapp.runtime.app import Runtime
+from retryapp.runtime.lags import ask_lags
 from retryapp.runtime.observe.lanes import LaneWatch
+from retryapp.runtime.observe.metrics import Gauges
 from retryapp.runtime.observe.observers import CombinedObserver
 from retryapp.runtime.observe.trends import CauseWatch
 from retryapp.runtime.stores.deadletters import RocksDeadLetterTable
 
-LAG_TIMEOUT_S: Final = 2.0  # how long a page waits for the broker's offsets
 _LEAST_CHUNK: Final = 4
 _AT_ONCE: Final = 10  # partitions that are looked at in one turn of the event loop, every two seconds: some 0.4 ms
-_ELSEWHERE: Final = "elsewhere"
 _IDLE: Final = str(LaneState.IDLE)
 
 P = ParamSpec("P")
@@ -65,10 +62,8 @@ class RuntimeView:
         self._known: dict[tuple[str, int], PartitionInfo] = {}
         """Last known numbers of each partition that this worker has, or had until a rebalance began."""
         runtime.observer = CombinedObserver(runtime.observer, self._lanes, self._trends)
-        runtime.gauges = lambda: {main: self.partitions(main) for main in runtime.served}
+        runtime.gauges = self._all_partitions
         runtime.remember = self.remember
-        runtime.causes = lambda main: summed(chain.from_iterable(self.causes(main).values()))
-        runtime.waiting = lambda main: summed(chain.from_iterable(self.waiting_causes(main).values()))
         runtime.scrape = self.metrics_text
 
     def url(self) -> str:
@@ -101,21 +96,7 @@ class RuntimeView:
 
     async def lags(self, main: str) -> Sequence[PartitionLag]:
         """Ask the broker for the lag of the partitions owned here; may raise `BrokerUnreachableError`."""
-        placed = {number: each for (topic, number), each in sorted(self._runtime.placed.items()) if topic == main}
-        # one that does not open lags most
-        here = [number for number, each in placed.items() if each.lane.state in {LaneState.OPEN, LaneState.OPENING}]
-        if not here:
-            return []
-        if (silence := self.silence()) is not None:
-            raise self._unreachable(silence)
-        try:
-            async with asyncio.timeout(LAG_TIMEOUT_S):
-                offsets = await self._offsets(main, [ClientTopicPartition(main, number) for number in here])
-        except TimeoutError as exc:
-            raise self._unreachable(f"offsets did not come within {LAG_TIMEOUT_S:g} s") from exc
-        except (KafkaError, RuntimeError) as exc:  # RuntimeError: the consumer has ended meanwhile
-            raise self._unreachable(str(exc) or type(exc).__name__) from exc
-        return [_lag(self._runtime, main, number, offsets) for number in here]
+        return await ask_lags(self._runtime, main, self._here(main))
 
     def due_times(self, main: str, partition: int, *, start_ms: int, stop_ms: int, limit: int) -> Sequence[int]:
         """Return `due_at_ms` of the first rows of a partition with `start_ms <= due_at_ms < stop_ms`, rising."""
@@ -128,9 +109,11 @@ class RuntimeView:
         self, main: str, *, after: bytes | None, limit: int, partition: int | None = None
     ) -> Sequence[PendingEntry]:
         """Return waiting records by due time over all partitions owned here, with keys greater than `after`."""
-        numbers = range(self._runtime.served[main].partitions) if partition is None else (partition,)
-        places = [(number, self._open(main, number)) for number in numbers]
-        here = [(number, placed) for number, placed in places if placed and placed.lane.state is LaneState.OPEN]
+        here = [
+            (number, placed)
+            for number, placed in self._here(main).items()
+            if partition in {None, number} and placed.lane.state is LaneState.OPEN
+        ]
         chunk = min(limit, max(_LEAST_CHUNK, 2 * limit // max(1, len(here))))
         most = self._max_attempts(main)
         rows = [_waiting(placed, number, after, chunk, most) for number, placed in here]
@@ -192,9 +175,7 @@ class RuntimeView:
         return newest_letter(found, lambda each: each.row.age) if found else None
 
     def job_parts(self, main: str) -> Mapping[int, Sequence[Part]]:
-        numbers = range(self._runtime.served[main].partitions)
-        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
-        known = {number: each.engine.commands for number, each in placed.items()}
+        known = {number: each.engine.commands for number, each in self._here(main).items()}
         return {number: list(each.parts) for number, each in known.items() if each is not None}
 
     def on_topics(
@@ -209,11 +190,9 @@ class RuntimeView:
 
     def causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
         """Return the causes of open dead letters by partition, of those here, the most frequent first."""
-        numbers = range(self._runtime.served[main].partitions)
-        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
         return {
             number: summed(count for table in _dead(each).values() for count in table.causes())
-            for number, each in placed.items()
+            for number, each in self._here(main).items()
         }
 
     def activity(self, main: str) -> Activity | None:
@@ -230,9 +209,7 @@ class RuntimeView:
 
     def waiting_causes(self, main: str) -> Mapping[int, Sequence[CauseCount]]:
         """Return the causes of what waits by partition, of the open ones here, the most frequent first."""
-        numbers = range(self._runtime.served[main].partitions)
-        placed = {number: each for number in numbers if (each := self._open(main, number)) is not None}
-        open_here = {number: each for number, each in placed.items() if each.lane.state is LaneState.OPEN}
+        open_here = {number: each for number, each in self._here(main).items() if each.lane.state is LaneState.OPEN}
         tables = {number: each.transport.pending for number, each in open_here.items()}
         return {number: table.causes() for number, table in tables.items() if table is not None}
 
@@ -268,8 +245,26 @@ class RuntimeView:
         """Return the metrics in the Prometheus text format, with the lag of the main topics if a broker answers."""
         mains = list(self._runtime.served)
         lags = zip(mains, await asyncio.gather(*map(self._lag, mains)), strict=True)
-        self._runtime.lags = {main: lag for main, lag in lags if lag}
-        return await asyncio.to_thread(self._runtime.metrics.collect().text)
+        gauges = self.gauges({main: lag for main, lag in lags if lag})
+        return await asyncio.to_thread(self._runtime.metrics.collect(gauges).text)
+
+    def gauges(self, lags: Mapping[str, Sequence[PartitionLag]] | None = None) -> Gauges:
+        """Return what the metrics show of this moment; the lags are those that the broker told."""
+        runtime = self._runtime
+        return Gauges(
+            partitions=self._all_partitions(),
+            orphans={main: len(served.handler.orphans) for main, served in runtime.served.items()},
+            durations={main: served.handler.durations for main, served in runtime.served.items()},
+            causes={main: summed(chain.from_iterable(self.causes(main).values())) for main in runtime.served},
+            waiting={main: summed(chain.from_iterable(self.waiting_causes(main).values())) for main in runtime.served},
+            lags=lags or {},
+            skew=runtime.clock.skew,
+            rebalancing_s=runtime.rebalancing_s(),
+            silent_s=runtime.contact.silent_s(),
+        )
+
+    def _all_partitions(self) -> dict[str, Sequence[PartitionInfo]]:
+        return {main: self.partitions(main) for main in self._runtime.served}
 
     async def _lag(self, main: str) -> Sequence[PartitionLag]:
         try:
@@ -282,6 +277,11 @@ class RuntimeView:
 
     def _open(self, main: str, partition: int) -> Placed | None:
         return self._runtime.placed.get((main, partition))
+
+    def _here(self, main: str) -> dict[int, Placed]:
+        """Return the partitions of a main topic that are here, by number; may run in a thread."""
+        numbers = range(self._runtime.served[main].partitions)
+        return {number: placed for number in numbers if (placed := self._open(main, number)) is not None}
 
     def _addresses(self, main: str) -> dict[int, str]:
         if self._runtime.plan is None:
@@ -304,7 +304,7 @@ class RuntimeView:
             if why is not None:
                 return PartitionInfo(partition=number, state=str(LaneState.CLOSED), last_error=why)
             url = address if address and address != self.url() else None
-            return PartitionInfo(partition=number, state=_ELSEWHERE, owner_url=url)
+            return PartitionInfo(partition=number, state=ELSEWHERE, owner_url=url)
         lane, pace, commands = placed.lane, placed.engine.context.pace, placed.engine.commands
         paused = commands.levels.paused if commands is not None and pace.paused else None
         circuits = _circuits(placed, self._runtime.clock.wall_ms())
@@ -360,29 +360,6 @@ class RuntimeView:
             self._known[place] = replace(known, as_of_ms=at_ms)
         return known
 
-    async def _offsets(self, main: str, client_tps: Sequence[ClientTopicPartition]) -> _Offsets:
-        placed, retention_ms = self._runtime.placed, self._runtime.served[main].deletes_after_ms
-        moving = [tp for tp in client_tps if placed[tp.topic, tp.partition].lane.state is LaneState.OPEN]
-
-        async def ask(client: Any) -> _Offsets:
-            # the public call for committed offsets asks for one partition at a time
-            committed = await client._coordinator.fetch_committed_offsets(client_tps)  # noqa: SLF001
-            ends = await client.end_offsets(client_tps)  # of committed records: the consumer reads no others
-            mine = client.assignment()
-            positions = {tp: await client.position(tp) for tp in moving if tp in mine}  # others may have none yet
-            young: dict[ClientTopicPartition, int] = {}
-            if retention_ms is not None:
-                half_ms = self._runtime.clock.wall_ms() - retention_ms // 2
-                first = await client.offsets_for_times(dict.fromkeys(client_tps, half_ms))
-                young = {tp: ends[tp] if at is None else at.offset for tp, at in first.items()}
-            return _Offsets({tp: at.offset for tp, at in committed.items() if at.offset >= 0}, ends, positions, young)
-
-        found: _Offsets = await self._runtime.consumer.in_thread(ask)
-        return found
-
-    def _unreachable(self, problem: str) -> BrokerUnreachableError:
-        return BrokerUnreachableError(self._runtime.connection.bootstrap, problem)
-
 
 def _circuits(placed: Placed, now_ms: int) -> dict[str, CircuitInfo]:
     pace, commands = placed.engine.context.pace, placed.engine.commands
@@ -413,29 +390,6 @@ def _waiting(placed: Placed, number: int, after: bytes | None, chunk: int, most:
         if len(rows) < chunk:
             return
         after = rows[-1][0]
-
-
-class _Offsets(NamedTuple):
-    """What the broker says of partitions of a main topic, by partition."""
-
-    committed: Mapping[ClientTopicPartition, int]
-    ends: Mapping[ClientTopicPartition, int]
-    positions: Mapping[ClientTopicPartition, int]
-    young: Mapping[ClientTopicPartition, int]
-    """The first offset whose record is younger than half of the topic's retention; empty where it keeps all."""
-
-
-def _lag(runtime: Runtime, main: str, number: int, offsets: _Offsets) -> PartitionLag:
-    committed, ends, positions, young = offsets
-    tp, placed = TopicPartition(main, number), runtime.placed.get((main, number))
-    client_tp = ClientTopicPartition(*tp)
-    end, at = int(ends.get(client_tp, 0)), committed.get(client_tp)
-    is_open = placed is not None and placed.lane.state is LaneState.OPEN
-    idle = placed is not None and not placed.engine.in_flight and placed.lane.refusal is None
-    done = is_open and idle and not runtime.intake.waiting(tp) and positions.get(client_tp, -1) >= end
-    lag = 0 if done else max(0, end - int(at or 0))
-    expiring = bool(lag) and at is not None and at < young.get(client_tp, 0)
-    return PartitionLag(partition=number, committed=at, main=lag, expiring=expiring)
 
 
 def _dead(placed: Placed) -> Mapping[str, RocksDeadLetterTable]:

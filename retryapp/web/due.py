@@ -28,8 +28,8 @@ _CHUNK: Final = 1_000
 class Amount(BaseModel):
     """How many records are due; None: not known. `more`: at least so many."""
 
-    count: int | None
-    more: bool
+    count: int | None = None
+    more: bool = False
 
 
 class DueHere(BaseModel):
@@ -37,6 +37,7 @@ class DueHere(BaseModel):
 
     partitions: list[int]
     due: dict[str, Amount]
+    """`overdue`, and what becomes due within each of `WINDOWS`, which begin now; of no partition: not known."""
 
 
 class DueCounts:
@@ -44,15 +45,10 @@ class DueCounts:
 
     def __init__(self, view: RuntimeView) -> None:
         self._view = view
-        self._counts: dict[str, tuple[int, Facts]] = {}
+        self._counts: dict[str, tuple[int, DueHere]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._everywhere: dict[str, tuple[int, list[str | None], asyncio.Task[Facts]]] = {}
         """By main topic: when the owners of its partitions were asked last, who they were, and their answers."""
-
-    async def here(self, main: str, infos: Sequence[PartitionInfo], now_ms: int) -> DueHere:
-        """Return the counts of the partitions that are open here."""
-        here = [each.partition for each in infos if each.state == OPEN]
-        return DueHere.model_validate({"partitions": here, "due": await self.of(main, infos, now_ms)})
 
     async def everywhere(self, main: str, infos: Sequence[PartitionInfo], now_ms: int, peers: Peers) -> Facts:
         """Return the counts of all workers' partitions, at most `KEPT_MS` old, and which partitions these leave out."""
@@ -79,31 +75,27 @@ class DueCounts:
             due[name] = {"count": known_sum(each.count for each in amounts), "more": more}
         return {"due": due, "due_left_out": [each.partition for each in infos if each.partition not in counted]}
 
-    async def of(self, main: str, infos: Sequence[PartitionInfo], now_ms: int) -> Facts:
-        """Return `{"overdue": {count, more}, "minute": …, "hour": …, "day": …}`, at most `KEPT_MS` old.
-
-        Each of `WINDOWS` begins now and contains those before it. `more`: the real number is larger. Partitions that
-        are not open are left out; `count` is None if none is open.
-        """
+    async def here(self, main: str, infos: Sequence[PartitionInfo], now_ms: int) -> DueHere:
+        """Return the counts of the partitions that are open here, at most `KEPT_MS` old."""
         async with self._one_at_a_time:
-            counted_ms, facts = self._counts.get(main, (-KEPT_MS, {}))
-            if not 0 <= now_ms - counted_ms < KEPT_MS:
-                here = [info for info in infos if info.state == OPEN]
-                partitions = [info.partition for info in here if info.pending != 0]
-                facts = {name: {"count": None, "more": False} for name in ("overdue", *dict(WINDOWS))}
+            here = [info for info in infos if info.state == OPEN]
+            numbers, known = [info.partition for info in here], self._counts.get(main)
+            if known is None or known[1].partitions != numbers or not 0 <= now_ms - known[0] < KEPT_MS:
+                due = dict.fromkeys(("overdue", *dict(WINDOWS)), Amount())
                 if here:
-                    facts = await asyncio.to_thread(self._count, main, partitions, now_ms)
-                self._counts[main] = now_ms, facts
-            return facts
+                    some = [info.partition for info in here if info.pending != 0]
+                    due = await asyncio.to_thread(self._count, main, some, now_ms)
+                known = self._counts[main] = now_ms, DueHere(partitions=numbers, due=due)
+            return known[1]
 
-    def _count(self, main: str, partitions: Sequence[int], now_ms: int) -> Facts:
+    def _count(self, main: str, partitions: Sequence[int], now_ms: int) -> dict[str, Amount]:
         overdue = self._between(main, partitions, 0, now_ms, MOST)
-        facts, ahead, start_ms = {"overdue": _amount(overdue)}, 0, now_ms
+        due, ahead, start_ms = {"overdue": _amount(overdue)}, 0, now_ms
         for name, length_ms in WINDOWS:
             ahead += self._between(main, partitions, start_ms, now_ms + length_ms, MOST - ahead)
-            facts[name] = _amount(ahead)
+            due[name] = _amount(ahead)
             start_ms = now_ms + length_ms
-        return facts
+        return due
 
     def _between(self, main: str, partitions: Sequence[int], start_ms: int, stop_ms: int, most: int) -> int:
         """Return how many rows are due in a span; a number above `most` is not the whole."""
@@ -120,5 +112,5 @@ class DueCounts:
         return total
 
 
-def _amount(count: int) -> Facts:
-    return {"count": min(count, MOST), "more": count > MOST}
+def _amount(count: int) -> Amount:
+    return Amount(count=min(count, MOST), more=count > MOST)

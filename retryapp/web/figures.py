@@ -11,10 +11,8 @@ from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.lookup.records import Facts, known_sum
-from retryapp.ports import Activity, CauseTrends, CircuitInfo, PartitionInfo
+from retryapp.ports import ELSEWHERE, Activity, CauseTrends, CircuitInfo, PartitionInfo
 
-ELSEWHERE: Final = "elsewhere"
-"""State of a partition of another worker."""
 OPEN: Final = "open"
 """State of a partition that can be read."""
 CLOSED: Final = "closed"
@@ -30,6 +28,11 @@ def web_url(url: str | None) -> str | None:
 def owner_of(info: PartitionInfo) -> str | None:
     """Return the address of the worker that has a partition: empty for this one, None where it is not known."""
     return web_url(info.owner_url) if info.state == ELSEWHERE else ""
+
+
+def other_owners(infos: Iterable[PartitionInfo]) -> set[str]:
+    """Return the addresses of the other workers that have some of these partitions."""
+    return {owner for info in infos if (owner := owner_of(info))}
 
 
 def partition_facts(info: PartitionInfo) -> Facts:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
-from retryapp.core.causes import CauseCount
+from retryapp.core.causes import CauseCount, summed
 from retryapp.core.jobs import Part
 from retryapp.lookup.records import Facts
-from retryapp.ports import Activity, CauseTrends, PartitionInfo
-from retryapp.web.figures import ELSEWHERE, Rates, rates_of, totals, trend_of
-from retryapp.web.peers import Answer, causes_of, jobs_of, merged, recent_of, silent_of
+from retryapp.ports import ELSEWHERE, Activity, CauseTrends, PartitionInfo
+from retryapp.web.figures import Rates, other_owners, owner_of, rates_of, totals, trend_of
+from retryapp.web.peers import Answer, HandlerPart, SpreadCause
 
 Causes = Mapping[int, Sequence[CauseCount]]
 """By partition."""
@@ -59,13 +59,52 @@ def group_of(
 ) -> Group:
     """Put together what other workers have answered, and what this one has: `causes` of letters and of what waits."""
     dead, waiting = causes
-    parts, recent = {**jobs_of(main, answers), **job_parts}, recent_of(main, answers, now_ms)
+    theirs = {url: answer.part.handlers.get(main, HandlerPart()) for url, answer in answers.items()}
+    recent = {url: part for url, part in theirs.items() if not answers[url].is_old(now_ms)}
+    parts = {number: some for part in theirs.values() for number, some in part.jobs.items()} | dict(job_parts)
     return Group(
-        merged(main, infos, answers, now_ms),
-        silent_of(infos, answers, now_ms),
-        causes_of(main, infos, answers, dead, "causes"),
-        causes_of(main, infos, answers, waiting, "waiting"),
-        [(number, part) for number, some in sorted(parts.items()) for part in some],
-        rates_of([activity, *(each.activity for each in recent)]),
-        [trends, *(each.trends for each in recent)],
+        partitions=_merged(infos, answers, theirs, now_ms),
+        silent=sorted(other_owners(infos) - recent.keys()),
+        causes=causes_of(infos, dead, {url: part.causes for url, part in theirs.items()}),
+        waiting=causes_of(infos, waiting, {url: part.waiting for url, part in theirs.items()}),
+        parts=[(number, part) for number, some in sorted(parts.items()) for part in some],
+        rates=rates_of([activity, *(part.activity for part in recent.values())]),
+        trends=[trends, *(part.trends for part in recent.values())],
     )
+
+
+def _merged(
+    infos: Sequence[PartitionInfo], answers: Mapping[str, Answer], theirs: Mapping[str, HandlerPart], now_ms: int
+) -> list[PartitionInfo]:
+    """Return the partitions with the numbers of their owners.
+
+    Those of a worker that has not answered lately have `as_of_ms`; one that its owner does not have stays elsewhere.
+    """
+    found = {(url, item.partition): item for url, part in theirs.items() for item in part.partitions}
+    everywhere = []
+    for info in infos:
+        owner = owner_of(info) or ""
+        if (item := found.get((owner, info.partition))) is None:
+            everywhere.append(info)
+            continue
+        answer, as_of_ms = answers[owner], item.as_of_ms
+        if answer.is_old(now_ms):
+            as_of_ms = min(as_of_ms or answer.at_ms, answer.at_ms)
+        everywhere.append(replace(item, owner_url=info.owner_url, as_of_ms=as_of_ms))
+    return everywhere
+
+
+def causes_of(
+    infos: Sequence[PartitionInfo], ours: Causes, theirs: Mapping[str, Sequence[SpreadCause]]
+) -> list[CauseCount]:
+    """Return the causes of all partitions, each by the worker that has it: this one, or one of the others."""
+
+    def found() -> Iterator[CauseCount]:
+        for info in infos:
+            if info.state != ELSEWHERE:
+                yield from ours.get(info.partition, ())
+        for url, causes in theirs.items():
+            its = {info.partition for info in infos if owner_of(info) == url}
+            yield from (each.within(its) for each in causes)
+
+    return [each for each in summed(found()) if each.records]

@@ -19,22 +19,19 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Origin, Record, failure_id, idempotency_key
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic, with_dead_letters
-from retryapp.kafka.positions import Positions
+from retryapp.kafka import KafkaAdmin, KafkaConnection, with_dead_letters
+from retryapp.lookup.reading import Reading
 from retryapp.lookup.records import Facts
-from retryapp.ports import PAGES_PREFIX
+from retryapp.ports import ELSEWHERE, PAGES_PREFIX
 from retryapp.web.answers import READ_TIMEOUT_S, Answers, origin_asked
 from retryapp.web.errors import bad_parameter, not_found
-from retryapp.web.figures import ELSEWHERE, web_url
+from retryapp.web.figures import web_url
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns
 
 READ_S: Final = 5.0
 """How long a page reads topics for one record."""
 MOST_PLANNED: Final = 20
-_TELL_EVERY: Final = 500
-_SKEW_MS: Final = 60_000
-"""How far a producer's clock may be ahead of the broker's."""
 _UNKNOWN: Final = dict.fromkeys(
     (
         "attempt",
@@ -129,24 +126,15 @@ def read_journey(
     go_on: Callable[[], bool],
 ) -> Journey:
     """Read what the topics of a handler say of one record, from an instant on; `go_on` ends it with False."""
-    admin, names = Positions(connection), set(KafkaAdmin(connection).topic_names())
+    names = set(KafkaAdmin(connection).topic_names())
     topics = [*topology.retry_topics, *with_dead_letters(topology, names).dlqs, topology.events]
-    places = [(topic, origin.partition) for topic in topics if topic in names]
-    starts = {} if since_ms is None else admin.at_time(places, max(0, since_ms - _SKEW_MS))
-    steps, looked, complete = list[dict[str, Any]](), 0, True
-    for topic, number in places:
-        start = starts.get((topic, number), 0)
-        if start is None:  # all of it is older
-            continue
-        for record in read_topic(connection, topic, partitions=[number], start={number: start}):
-            looked += 1
-            if looked % _TELL_EVERY == 0 and not go_on():
-                complete = False
-                break
-            events = topic == topology.events
-            steps += _told(record, topology, origin) if events else _failed(record, topology, origin)
+    steps, reading = list[dict[str, Any]](), Reading(connection, go_on)
+    for topic in (topic for topic in topics if topic in names):
+        told = _told if topic == topology.events else _failed
+        for record in reading.since(topic, [origin.partition], since_ms or 0):
+            steps += told(record, topology, origin)
     steps.sort(key=lambda step: step["at_ms"])
-    return Journey(steps, looked, complete)
+    return Journey(steps, reading.looked, reading.complete)
 
 
 def _failed(record: Record, topology: HandlerTopology, origin: Origin) -> Iterator[dict[str, Any]]:

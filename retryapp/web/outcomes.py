@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import quote
 
 from retryapp.core.lifecycle import Commanded
-from retryapp.lookup.outcomes import Outcome, read_outcome
+from retryapp.lookup.outcomes import QUEUED, Outcome, outcome_of, read_outcome
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
 from retryapp.web.answers import READ_TIMEOUT_S, Answers
@@ -17,7 +17,6 @@ from retryapp.web.turns import Turns
 
 LIVE_S: Final = 5
 """The page of a command that is queued is loaded again after this time."""
-QUEUED: Final = "no worker has its partition now; the command waits 15 minutes for one"
 _readings: Final = Turns(2)
 
 
@@ -51,7 +50,7 @@ async def outcome(answers: Answers, question: Question) -> Facts:
 def outcome_facts(told: Commanded | None) -> Facts:
     """Return what a worker has said of a command; None: nothing yet."""
     return {
-        "outcome": "queued" if told is None else "done" if told.refused is None else "refused",
+        "outcome": outcome_of(told),
         "refused": told and told.refused,
         "text": QUEUED if told is None else told.text,
     }

@@ -13,7 +13,7 @@ import hmac
 import ipaddress
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Final
@@ -26,7 +26,7 @@ from yarl import URL
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.jobs import Part
 from retryapp.ports import PAGES_PREFIX, Activity, CauseTrends, PartitionInfo
-from retryapp.web.figures import ELSEWHERE, web_url
+from retryapp.web.figures import other_owners
 from retryapp.web.query import is_number
 
 DEADLINE_S: Final = 0.8
@@ -94,6 +94,10 @@ class Answer:
     fresh: bool = True
     """Whether it may serve another page."""
 
+    def is_old(self, now_ms: int) -> bool:
+        """Whether its worker has not answered lately."""
+        return now_ms - self.at_ms > 2 * FRESH_MS
+
 
 _PARTS: Final = TypeAdapter(WorkerPart)
 
@@ -112,8 +116,8 @@ class Peers:
 
     async def ask(self, main: str, infos: Sequence[PartitionInfo]) -> Mapping[str, Answer]:
         """Return the last answers of the workers that have these partitions of a handler, by address."""
-        urls = {url for info in infos if info.state == ELSEWHERE and (url := web_url(info.owner_url)) is not None}
-        now_ms, self._owners[main] = self._now_ms(), urls
+        now_ms, urls = self._now_ms(), other_owners(infos)
+        self._owners[main] = urls
         for url in urls:
             known = self._answers.get(url)
             if url not in self._asking and (known is None or not known.fresh or now_ms - known.at_ms >= FRESH_MS):
@@ -131,7 +135,7 @@ class Peers:
     async def read(self, infos: Sequence[PartitionInfo], main: str, page: str) -> Mapping[str, bytes | None]:
         """Ask the workers that have these partitions of a handler for a page below `PART`; None: no answer."""
         path = f"{PART}/{quote(main, safe='')}/{page}"
-        urls = sorted({url for info in infos if info.state == ELSEWHERE and (url := web_url(info.owner_url))})
+        urls = sorted(other_owners(infos))
         return dict(zip(urls, await asyncio.gather(*(self._get(url, path) for url in urls)), strict=True))
 
     async def _ask(self, url: str) -> None:
@@ -186,39 +190,6 @@ async def _is_link_local(url: str) -> bool:
     return any((getattr(each, "ipv4_mapped", None) or each).is_link_local for each in addresses)
 
 
-def merged(
-    main: str, infos: Sequence[PartitionInfo], answers: Mapping[str, Answer], now_ms: int
-) -> list[PartitionInfo]:
-    """Return the partitions with the numbers of their owners.
-
-    Those of a worker that has not answered lately have `as_of_ms`; one that its owner does not have stays elsewhere.
-    """
-    found = {
-        (url, info.partition): (info, answer)
-        for url, answer in answers.items()
-        for info in answer.part.handlers.get(main, HandlerPart()).partitions
-    }
-    everywhere = []
-    for info in infos:
-        known = found.get((web_url(info.owner_url) or "", info.partition)) if info.state == ELSEWHERE else None
-        if known is None:
-            everywhere.append(info)
-            continue
-        theirs, answer = known
-        old = now_ms - answer.at_ms > 2 * FRESH_MS
-        as_of_ms = min(theirs.as_of_ms or answer.at_ms, answer.at_ms) if old else theirs.as_of_ms
-        everywhere.append(replace(theirs, owner_url=info.owner_url, as_of_ms=as_of_ms))
-    return everywhere
-
-
-def parts_of(main: str, answers: Mapping[str, Answer]) -> list[HandlerPart]:
-    return [each.part.handlers.get(main, HandlerPart()) for each in answers.values()]
-
-
-def jobs_of(main: str, answers: Mapping[str, Answer]) -> dict[int, list[Part]]:
-    return {number: parts for each in parts_of(main, answers) for number, parts in each.jobs.items()}
-
-
 def spread(causes: Mapping[int, Sequence[CauseCount]]) -> list[dict[str, Any]]:
     """Return one worker's causes by partition as it tells them, each once (`SpreadCause`)."""
     by = defaultdict[str, dict[int, tuple[int, int]]](dict)
@@ -226,35 +197,3 @@ def spread(causes: Mapping[int, Sequence[CauseCount]]) -> list[dict[str, Any]]:
         for each in counts:
             by[each.cause_id][number] = each.records, each.attempts
     return [{**asdict(each), "by": by[each.cause_id]} for each in summed(chain.from_iterable(causes.values()))]
-
-
-def causes_of(
-    main: str,
-    infos: Sequence[PartitionInfo],
-    answers: Mapping[str, Answer],
-    ours: Mapping[int, Sequence[CauseCount]],
-    name: str,
-) -> list[CauseCount]:
-    """Return the causes of all partitions, each by the worker that has it: `causes` or `waiting`, of those `ours`."""
-
-    def found() -> Iterator[CauseCount]:
-        for info in infos:
-            if info.state != ELSEWHERE:
-                yield from ours.get(info.partition, ())
-        for url, answer in answers.items():
-            its = {info.partition for info in infos if info.state == ELSEWHERE and web_url(info.owner_url) == url}
-            spread_causes: list[SpreadCause] = getattr(answer.part.handlers.get(main, HandlerPart()), name)
-            yield from (each.within(its) for each in spread_causes)
-
-    return [each for each in summed(found()) if each.records]
-
-
-def recent_of(main: str, answers: Mapping[str, Answer], now_ms: int) -> list[HandlerPart]:
-    """Return what these workers have of a handler, of those that have answered lately."""
-    return parts_of(main, {url: each for url, each in answers.items() if now_ms - each.at_ms <= 2 * FRESH_MS})
-
-
-def silent_of(infos: Sequence[PartitionInfo], answers: Mapping[str, Answer], now_ms: int) -> list[str]:
-    """Return the addresses of workers that have some of these partitions, and have not answered lately."""
-    asked = {url for item in infos if item.state == ELSEWHERE and (url := web_url(item.owner_url)) is not None}
-    return sorted(url for url in asked if url not in answers or now_ms - answers[url].at_ms > 2 * FRESH_MS)

@@ -74,6 +74,8 @@ class Act:
     """Workers that should be there; `revive` replaces those that ended."""
     resting: int = 0
     """Rows that still wait at the end, by intent."""
+    _visited: int = 0
+    """Visits before the last records were published."""
     _producer: Producer = field(init=False)
 
     def __enter__(self) -> Act:
@@ -134,6 +136,7 @@ class Act:
 
     def publish(self, count: int, *, flush: bool = True, **facts: Any) -> None:
         """Publish records: a quarter each fails never, once, twice, always; or as `fail` says."""
+        self._visited = self.visits
         for _ in range(count):
             fails = int(facts.get("fail", self.published % 4))
             self.put({"fail": fails, **facts}, fate="dead" if fails > len(self.waits_ms) else "done")
@@ -234,13 +237,16 @@ class Act:
         return len(self.stage.service.visits)
 
     def busy(self, more: int, timeout_s: float = 60.0, *, revive: bool = False) -> None:
-        """Wait until so many more runs have begun; with `revive` workers that end meanwhile are started again."""
-        seen, count = self.visits, len(self.cast)
+        """Wait until so many runs have begun since the last records were published, maybe before this call.
+
+        With `revive` workers that end meanwhile are started again.
+        """
+        count = len(self.cast)
 
         def begun() -> bool:
             if revive:
                 self.revive(count)
-            return self.visits >= seen + more
+            return self.visits >= self._visited + more
 
         wait_for(begun, f"{more} more runs begin", timeout_s=timeout_s)
 

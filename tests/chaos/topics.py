@@ -145,6 +145,7 @@ def grow(act: Act, times: int) -> None:
             for worker in act.cast:
                 act.end(worker, 0.5)
             act.revive(2)
+        act.publish(8)
         act.busy(4)
 
 

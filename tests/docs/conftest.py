@@ -8,11 +8,11 @@ from samples import partition
 from retryapp.core.causes import CauseCount
 from retryapp.engine.handler.handler import Durations
 from retryapp.ports import Event, Observation, PartitionLag
-from retryapp.runtime.observe.metrics import MetricsObserver, Sources
+from retryapp.runtime.observe.metrics import Gauges, MetricsObserver, Scrape
 
 
 @pytest.fixture(scope="module")
-def worker_metrics() -> MetricsObserver:
+def worker_metrics() -> Scrape:
     """The metrics of a worker with one handler, which shows every series that there is."""
     info = partition(
         0,
@@ -25,18 +25,18 @@ def worker_metrics() -> MetricsObserver:
         jobs={"running": 1},
     )
     cause = CauseCount(cause_id="c1-3f9ca81b02", name="E", records=1, attempts=1, first_ms=1, last_ms=1, sample="x")
-    metrics = MetricsObserver(
-        Sources(
-            partitions=lambda: {"orders": [info]},
-            durations=lambda: {"orders": Durations()},
-            causes=lambda _main: [cause],
-            lags=lambda: {"orders": [PartitionLag(partition=0, committed=0, main=1)]},
-        )
-    )
+    metrics = MetricsObserver()
     metrics.begin("orders", ["5m"])
     for event, facts in (
         (Event.DEAD, {"reason": "exhausted", "error_type": "E"}),
         (Event.PUBLISHED, {"topic": "receipts"}),
     ):
         metrics.observe(Observation(event=event, handler="orders", **facts))
-    return metrics
+    return metrics.collect(
+        Gauges(
+            partitions={"orders": [info]},
+            durations={"orders": Durations()},
+            causes={"orders": [cause]},
+            lags={"orders": [PartitionLag(partition=0, committed=0, main=1)]},
+        )
+    )

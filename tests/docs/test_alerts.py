@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from retryapp.pipeline.metrics import PipelineMetrics
-from retryapp.runtime.observe.metrics import MetricsObserver
+from retryapp.runtime.observe.metrics import Scrape
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE.parent.parent / "docs" / "alerts.yml"
@@ -34,12 +34,12 @@ def nodes(expr: str, kind: type) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def shown(worker_metrics: MetricsObserver) -> dict[str, list[dict[str, str]]]:
+def shown(worker_metrics: Scrape) -> dict[str, list[dict[str, str]]]:
     """Every series that a worker or the archive shows, by name: its labels."""
     archive = PipelineMetrics()
     archive.round_ended("billing", began_ms=0, ended_ms=1, gaps=0, retention_ms={})
     series: dict[str, list[dict[str, str]]] = {}
-    text = worker_metrics.collect().text().decode() + generate_latest(archive.registry).decode()
+    text = worker_metrics.text().decode() + generate_latest(archive.registry).decode()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             series.setdefault(sample.name, []).append(sample.labels)

@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from retryapp.pipeline.metrics import PipelineMetrics
-from retryapp.runtime.observe.metrics import MetricsObserver
+from retryapp.runtime.observe.metrics import Scrape
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 PANELS: list[dict[str, Any]] = json.loads((DOCS / "dashboard.json").read_text())["panels"]
@@ -39,10 +39,10 @@ def chosen(query: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def text(worker_metrics: MetricsObserver) -> bytes:
+def text(worker_metrics: Scrape) -> bytes:
     archive = PipelineMetrics()
     archive.round_ended("billing", began_ms=0, ended_ms=1, gaps=0, retention_ms={"billing.orders.dlq": 1})
-    return worker_metrics.collect().text() + generate_latest(archive.registry)
+    return worker_metrics.text() + generate_latest(archive.registry)
 
 
 @pytest.fixture(scope="module")

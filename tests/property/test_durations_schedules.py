@@ -76,7 +76,7 @@ def test_any_text_is_a_length_in_range_or_is_refused_by_name(text: str) -> None:
         assert repr(text)[:50] in refusal
 
 
-@given(st.text(max_size=30) | st.from_regex(r"\A(fixed|exp)?\(?[0-9]{1,3}[smhd]?[,*x =.0-9a-z]{0,20}\)?\Z"))
+@given(st.text(max_size=30) | st.from_regex(r"\A(forever|exp)?\(?[0-9]{1,3}[smhd]?[,*x =.0-9a-z]{0,20}\)?\Z"))
 def test_any_text_is_a_schedule_or_is_refused_by_name(text: str) -> None:
     """No text makes an invalid schedule or an unnamed error."""
     try:

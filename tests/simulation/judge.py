@@ -230,7 +230,7 @@ class Judge:
 
     def is_behind(self, broker: Broker) -> bool:
         """Tell whether the group has not come to the end of its topics."""
-        for tp in (TopicPartition(topic, n) for topic in self.topology.consumed for n in range(broker.partitions)):
+        for tp in (TopicPartition(self.topology.main, n) for n in range(broker.partitions)):
             records = broker.visible(tp)
             reached = max(each.get(tp, 0) for each in (broker.committed, broker.moved_in_vain))
             if records and reached <= records[-1].offset:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
-from retryapp.core.classify import classify
-from retryapp.core.decide import Dead, DeadReason
+from retryapp.core.classify import DeadReason, classify
+from retryapp.core.decide import Dead
 from retryapp.core.hops import Outgoing, after_failure, to_dead_letter
 from retryapp.core.record import Origin, Record
 from retryapp.core.topology import HandlerTopology

@@ -168,6 +168,10 @@ def _of_its_record(self: SharedLetters, letter: int) -> str | None:
 _mark_of = SharedLetters.mark_of
 
 
+async def _kept(_self: SharedLetters) -> None:
+    """The table keeps a mark whose transaction the broker has rolled back."""
+
+
 LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("the index decides", ((SharedLetters, "waits", _by_the_index),), 18_000_107),
     ("a mark is durable before the outcome", ((Session, "take", _marked_before),), 18_000_010),
@@ -185,6 +189,7 @@ LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = 
     ("a letter that is gone has no mark", ((SharedLetters, "may_mark", _of_what_is_there),), 18_000_001),
     ("marks of a rule's letters go to the usual topic", ((LetterMark, "to_record", _usual),), 18_000_002),
     ("a record that dies again is not handled again", ((SharedLetters, "mark_of", _of_its_record),), 18_000_011),
+    ("a mark that was rolled back is kept", ((SharedLetters, "rolled_back", _kept),), 18_613_727),
     ("a letter is free before its outcome is durable", ((SharedLetters, "ended", _let_go_early),), 18_000_090),
 )  # fmt: skip
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

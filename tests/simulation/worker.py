@@ -138,7 +138,7 @@ class SimWorker(Observer):
         self.handlers = make_handlers(self)
         late = slow_letters and any(handler.topology.letters_of for handler in self.handlers)
         self.reader = (LateReader if late else MemoryReader)(broker, self.wire.request, slice_size)
-        self.topics = [topic for handler in self.handlers for topic in handler.topology.consumed]
+        self.topics = [handler.main for handler in self.handlers]
         self.ownership = Ownership(clock=self.clock, observer=self, drain_s=GRACE_S)
         self.ownership.intake.topics = frozenset(self.topics)
         self.ownership.intake.attach(self.consumer)
@@ -167,7 +167,7 @@ class SimWorker(Observer):
                 max_bytes=MAX_BYTES,
                 kept_ms=self._kept_ms,
             )
-            for topic in (*handler.topology.consumed, *handler.topology.retry_topics):
+            for topic in (handler.main, *handler.topology.retry_topics):
                 feed.channels[topic] = _Channel(feed.accept)
         ownership.placer = Placer(
             make_transport=self._make_transport,

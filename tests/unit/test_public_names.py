@@ -29,7 +29,6 @@ def test_the_public_names_are_these() -> None:
         "Skip",
         "Unavailable",
         "exp",
-        "fixed",
         "forever",
         "http_errors",
         "non_retryable",

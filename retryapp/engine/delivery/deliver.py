@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from retryapp.core.causes import cause_name
-from retryapp.core.classify import Failure
+from retryapp.core.classify import DeadReason, Failure
 from retryapp.core.control import MarkKind, is_open
-from retryapp.core.decide import Dead, DeadReason, Decision, RetryAt, SkipNow, for_free
+from retryapp.core.decide import Dead, Decision, RetryAt, SkipNow, for_free
 from retryapp.core.errors import (
     DamagedMetadataError,
     NewerFormatError,

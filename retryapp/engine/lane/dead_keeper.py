@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from retryapp.core.control import LetterMark, OutgoingMark, is_mark, mark_of
-from retryapp.core.errors import DiskFullError, StoreBrokenError
+from retryapp.core.errors import DiskFullError, EnvironmentFault, StoreBrokenError
 from retryapp.core.hops import Outgoing
+from retryapp.core.lane_errors import CommitLostError
 from retryapp.core.record import Record
 from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.ports import Clock, DeadLetterTable, DeadRow, LaneBatch, LaneReceipt, TopicPartition, TopicReader
@@ -81,6 +83,14 @@ class DeadLetterKeeper:
         """Read on to the end of the topic: the lane of the letters' handler has opened, maybe after others."""
         self.known.clear()
         self._end = None
+        self.task.cancel()
+        self.task = self._start()
+
+    def rebuild(self) -> None:
+        """Drop the table and fill it anew: it may have marks of a transaction that the broker has rolled back."""
+        with suppress(EnvironmentFault):
+            self.table = self.table or self._open_table()
+        self._drop(CommitLostError(self._lane, f"{self._dlq.topic} may not have kept the last marks of its handler"))
         self.task.cancel()
         self.task = self._start()
 

@@ -34,6 +34,9 @@ class Keeper(Protocol):
     def read_again(self) -> None:
         """Read on to the end of the topic."""
 
+    def rebuild(self) -> None:
+        """Drop the table, and read its topic from the beginning."""
+
 
 class SharedLetters:
     """One partition of a dead-letter topic. Letters are named by their offsets there."""
@@ -42,6 +45,7 @@ class SharedLetters:
         self.handled_here = False
         """Whether the lane of the letters' handler is open."""
         self._keeper: Keeper | None = None
+        self._joined = asyncio.Event()
         self._running: set[int] = set()
         """Letters that the handler has begun, up to the commit of their outcome."""
         self._changing: set[int] = set()
@@ -53,11 +57,13 @@ class SharedLetters:
     def join(self, keeper: Keeper) -> None:
         """Note that the lane of the records is open; `keeper` has its table."""
         self._keeper = keeper
+        self._joined.set()
 
     def leave(self, keeper: Keeper) -> None:
         """Note that it has closed."""
         if self._keeper is keeper:  # else another session has begun
             self._keeper = None
+            self._joined.clear()
             self._changing.clear()
 
     def runs(self, letter: int) -> bool:
@@ -80,6 +86,12 @@ class SharedLetters:
             begin()
 
     # -- the lane of the letters' handler -------------------------------------------------------------------------
+
+    async def rolled_back(self) -> None:
+        """Have the table made anew, once the lane of the records is open: the last marks may be gone again."""
+        while self._keeper is None:
+            await self._joined.wait()
+        self._keeper.rebuild()
 
     def begin(self) -> None:
         """Note that its lane has opened."""

@@ -102,6 +102,8 @@ class LaneProtocol(ABC):
     seen: SeenTable | None = None
     shared: Mapping[str, SharedLetters] = field(default_factory=dict)
     """By dead-letter topic, of those whose letters have a handler."""
+    letters: SharedLetters | None = None
+    """Of the main topic, if that is one of dead letters."""
     rounds: Rounds = field(default_factory=Rounds)
     """What can wait takes turns in these."""
     _who: object = field(default_factory=object)
@@ -258,6 +260,8 @@ class LaneProtocol(ABC):
                     self.open_dead(dlq).drop()
             if self.place.seen is not None:
                 self.open_seen().drop()
+            if self.letters is not None:
+                await self.letters.rolled_back()
             self.pending.drop()  # last: all have records of the rolled-back transaction, only it tells the next opening
             self.pending = self.open_pending()
             await catch_up(self.pending, self.reader, self.place, is_long=self._is_long)

@@ -150,6 +150,7 @@ class Placer:
         )
         transport = self.make_transport(served, engine, membership)
         transport.rounds = served.again.rounds
+        transport.letters = shared.get(served.handler.main)
         transport.shared = {topic: each for topic, each in shared.items() if topic != served.handler.main}
         lane = engine.lane = self._lane(served.handler, engine, transport)
         task = asyncio.create_task(self._run(lane), name=f"lane-{lane.name}")

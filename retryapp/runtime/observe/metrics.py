@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: events are counted, gauges are read from ``Sources`` at each scrape, on the caller's thread.
+"""Metrics for Prometheus: events are counted, and each scrape is told what stands (``Gauges``).
 
 Two apps in one process do not clash: each observer has its own registry. The series of a handler begin at 0 with its
 declaration: Prometheus sees no increase in a counter that begins at 1. Labels that a program can widen, causes
@@ -28,7 +28,7 @@ from retryapp.core.metadata import STOPPED_TIER
 from retryapp.core.rules import ErrorClass
 from retryapp.core.skew import BrokerSkew
 from retryapp.engine.handler.handler import DURATION_BOUNDS_S, Durations
-from retryapp.ports import Event, Observation, Observer, PartitionInfo, PartitionLag
+from retryapp.ports import ELSEWHERE, Event, Observation, Observer, PartitionInfo, PartitionLag
 from retryapp.runtime.observe.recent import DELIVERIES, FAILURES
 
 LATENESS_BUCKETS_S: Final = (
@@ -143,20 +143,22 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """What the gauges read at each scrape. Mappings are by main topic."""
+class Gauges:
+    """What a worker has at one moment. Mappings are by main topic."""
 
-    partitions: Callable[[], Mapping[str, Sequence[PartitionInfo]]]
-    orphans: Callable[[], Mapping[str, int]] = dict
+    partitions: Mapping[str, Sequence[PartitionInfo]]
+    orphans: Mapping[str, int] = field(default_factory=dict)
     """Runs that go on although they were given up (``engine.handler.orphans``)."""
-    durations: Callable[[], Mapping[str, Durations]] = dict
-    causes: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
-    waiting: Callable[[str], Sequence[CauseCount]] = lambda _main: ()
+    durations: Mapping[str, Durations] = field(default_factory=dict)
+    causes: Mapping[str, Sequence[CauseCount]] = field(default_factory=dict)
+    """What the dead letters here died of."""
+    waiting: Mapping[str, Sequence[CauseCount]] = field(default_factory=dict)
     """The same of what waits."""
-    lags: Callable[[], Mapping[str, Sequence[PartitionLag]]] = dict
+    lags: Mapping[str, Sequence[PartitionLag]] = field(default_factory=dict)
+    """Without those that are not known."""
     skew: BrokerSkew = field(default_factory=BrokerSkew)
-    rebalancing_s: Callable[[], float] = float
-    silent_s: Callable[[], float] = float
+    rebalancing_s: float = 0.0
+    silent_s: float = 0.0
 
 
 class _Registry(CollectorRegistry):
@@ -186,9 +188,9 @@ class Scrape(Collector):
 
 
 class MetricsObserver(Observer):
-    """Counts observations for Prometheus; shows gauges too if it has sources."""
+    """Counts observations for Prometheus."""
 
-    def __init__(self, sources: Sources | None = None) -> None:
+    def __init__(self) -> None:
         self._registry = registry = _Registry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -231,7 +233,6 @@ class MetricsObserver(Observer):
         """By handler: what ended without a dead letter."""
         self._named: dict[tuple[Counter, str], set[str]] = {}
         self._tiers: dict[str, list[str]] = {}
-        self._gauges = None if sources is None else Gauges(sources, self._tiers)
 
     def begin(self, handler: str, tiers: Iterable[str] = (), circuits: Iterable[str] = ()) -> None:
         """Show the series of a handler, with the tiers of its policy and its named circuits, at 0."""
@@ -298,9 +299,9 @@ class MetricsObserver(Observer):
         named.add(label)
         return label
 
-    def collect(self) -> Scrape:
-        """Return what a scrape shows, with the gauges as of now: they are read here, on the caller's thread."""
-        return Scrape(self._registry, [] if self._gauges is None else self._gauges.collect())
+    def collect(self, gauges: Gauges | None = None) -> Scrape:
+        """Return what a scrape shows; without gauges, the counters only."""
+        return Scrape(self._registry, () if gauges is None else _families(gauges, self._tiers))
 
     def counted(self) -> Mapping[str, Totals[str]]:
         """Return by handler how many deliveries have ended and failed, and how late retries began (`Recent`)."""
@@ -315,83 +316,74 @@ class MetricsObserver(Observer):
 _HANDLER_SECONDS: Final = "Time of deliveries in the handler, hot retries included; of lists, time of the calls."
 
 
-class Gauges:
-    """What a worker has right now, read at each scrape."""
+def _families(gauges: Gauges, tiers: Mapping[str, Sequence[str]]) -> Iterable[Metric]:
+    families = {
+        name: GaugeMetricFamily(f"retryapp_{name}", text, labels=labels) for name, (text, labels) in _GAUGES.items()
+    }
 
-    def __init__(self, sources: Sources, tiers: Mapping[str, Sequence[str]]) -> None:
-        self._sources = sources
-        self._tiers = tiers
+    def add(name: str, value: float, *labels: str) -> None:
+        families[name].add_metric(labels, value)
 
-    def collect(self) -> Iterable[Metric]:
-        families = {
-            name: GaugeMetricFamily(f"retryapp_{name}", text, labels=labels) for name, (text, labels) in _GAUGES.items()
-        }
+    _add_handlers(add, gauges, tiers)
+    times = HistogramMetricFamily("retryapp_handler_seconds", _HANDLER_SECONDS, labels=("handler",))
+    for handler, durations in gauges.durations.items():
+        counts = zip((*DURATION_BOUNDS_S, "+Inf"), accumulate(durations.counts), strict=True)
+        times.add_metric((handler,), [(str(bound), count) for bound, count in counts], durations.total_s)
+    skew = gauges.skew
+    add("clock_trusted", skew.trusted)
+    add("clock_correction_seconds", skew.correction_ms / _SECONDS)
+    add("clock_error_seconds", skew.error_ms / _SECONDS)
+    add("broker_silent_seconds", gauges.silent_s)
+    add("rebalancing_seconds", gauges.rebalancing_s)
+    return (times, *families.values())
 
-        def add(name: str, value: float, *labels: str) -> None:
-            families[name].add_metric(labels, value)
 
-        self._add_handlers(add)
-        times = HistogramMetricFamily("retryapp_handler_seconds", _HANDLER_SECONDS, labels=("handler",))
-        for handler, durations in self._sources.durations().items():
-            counts = zip((*DURATION_BOUNDS_S, "+Inf"), accumulate(durations.counts), strict=True)
-            times.add_metric((handler,), [(str(bound), count) for bound, count in counts], durations.total_s)
-        skew = self._sources.skew
-        add("clock_trusted", skew.trusted)
-        add("clock_correction_seconds", skew.correction_ms / _SECONDS)
-        add("clock_error_seconds", skew.error_ms / _SECONDS)
-        add("broker_silent_seconds", self._sources.silent_s())
-        add("rebalancing_seconds", self._sources.rebalancing_s())
-        return (times, *families.values())
+def _add_causes(add: Callable[..., None], name: str, handler: str, counts: Sequence[CauseCount], total: int) -> None:
+    causes = [each for each in counts if each.cause_id != OTHER_CAUSE][:TOP_CAUSES]
+    for cause in causes:
+        add(name, cause.records, handler, cause.cause_id)
+    add(name, max(0, total - sum(cause.records for cause in causes)), handler, OTHER)
 
-    @staticmethod
-    def _add_causes(
-        add: Callable[..., None], name: str, handler: str, counts: Sequence[CauseCount], total: int
-    ) -> None:
-        causes = [each for each in counts if each.cause_id != OTHER_CAUSE][:TOP_CAUSES]
-        for cause in causes:
-            add(name, cause.records, handler, cause.cause_id)
-        add(name, max(0, total - sum(cause.records for cause in causes)), handler, OTHER)
 
-    def _add_handlers(self, add: Callable[..., None]) -> None:
-        orphans, lags = self._sources.orphans(), self._sources.lags()
-        for handler, infos in self._sources.partitions().items():
-            here = [info for info in infos if info.state != "elsewhere"]
-            now = [info for info in here if info.as_of_ms is None]
-            known = [info for info in now if info.pending is not None]
-            tiers = Totals(dict.fromkeys(self._tiers.get(handler, ()) if known else (), 0))
-            for info in known:
-                tiers.update(info.pending_by_tier)
-            for tier, count in tiers.items():
-                add("pending_records", count, handler, tier)
-            if known:
-                self._add_causes(add, "pending_by_cause", handler, self._sources.waiting(handler), tiers.total())
-                add("stopped_sequences", tiers[STOPPED_TIER], handler)
-            if dead := [info.dead for info in now if info.dead is not None]:
-                add("dead_letters", sum(dead), handler)
-                self._add_causes(add, "dead_letters_by_cause", handler, self._sources.causes(handler), sum(dead))
-            if handler in lags:
-                add("main_lag_offsets", sum(lag.main for lag in lags[handler]), handler)
-                add("unread_expiring_partitions", sum(lag.expiring for lag in lags[handler]), handler)
-            add("unknown_partitions", len(here) - min(len(known), len(dead)), handler)
-            dues = [info.next_due_ms for info in known if info.next_due_ms is not None]
-            if dues:
-                add("oldest_due_timestamp_seconds", min(dues) / _SECONDS, handler)
-            looks = [info.looked_ms for info in here if info.looked_ms is not None]
-            if looks:
-                add("scheduler_last_run_timestamp_seconds", min(looks) / _SECONDS, handler)
-            add("in_flight_records", sum(info.in_flight for info in here), handler)
-            add("release_lag_seconds", max((info.release_lag_ms for info in here), default=0) / _SECONDS, handler)
-            add("table_behind_offsets", sum(info.pending_behind for info in here), handler, "pending")
-            add("table_behind_offsets", sum(info.dead_behind for info in here), handler, "dead")
-            add("partitions", len(infos), handler)
-            add("lanes_open", sum(info.state == "open" for info in here), handler)
-            add("lanes_stalled", sum(info.stalled is not None for info in here), handler)
-            circuits = Totals(("", info.circuit) for info in here if info.circuit is not None)
-            circuits.update((name, each.state) for info in here for name, each in info.circuits.items())
-            for name in sorted({name for name, _ in circuits}):
-                for state in CircuitState:
-                    add("circuits", circuits[name, state], handler, name, state.value)
-            add("paused_partitions", sum(info.paused is not None for info in here), handler)
-            for going in (PartState.RUNNING, PartState.PAUSED):
-                add("job_parts", sum(info.jobs.get(going, 0) for info in here), handler, going.value)
-            add("orphaned_runs", orphans.get(handler, 0), handler)
+def _add_handlers(add: Callable[..., None], gauges: Gauges, tiers: Mapping[str, Sequence[str]]) -> None:
+    for handler, infos in gauges.partitions.items():
+        here = [info for info in infos if info.state != ELSEWHERE]
+        now = [info for info in here if info.as_of_ms is None]
+        known = [info for info in now if info.pending is not None]
+        counts = Totals(dict.fromkeys(tiers.get(handler, ()) if known else (), 0))
+        for info in known:
+            counts.update(info.pending_by_tier)
+        for tier, count in counts.items():
+            add("pending_records", count, handler, tier)
+        if known:
+            _add_causes(add, "pending_by_cause", handler, gauges.waiting.get(handler, ()), counts.total())
+            add("stopped_sequences", counts[STOPPED_TIER], handler)
+        if dead := [info.dead for info in now if info.dead is not None]:
+            add("dead_letters", sum(dead), handler)
+            _add_causes(add, "dead_letters_by_cause", handler, gauges.causes.get(handler, ()), sum(dead))
+        if handler in gauges.lags:
+            add("main_lag_offsets", sum(lag.main for lag in gauges.lags[handler]), handler)
+            add("unread_expiring_partitions", sum(lag.expiring for lag in gauges.lags[handler]), handler)
+        add("unknown_partitions", len(here) - min(len(known), len(dead)), handler)
+        dues = [info.next_due_ms for info in known if info.next_due_ms is not None]
+        if dues:
+            add("oldest_due_timestamp_seconds", min(dues) / _SECONDS, handler)
+        looks = [info.looked_ms for info in here if info.looked_ms is not None]
+        if looks:
+            add("scheduler_last_run_timestamp_seconds", min(looks) / _SECONDS, handler)
+        add("in_flight_records", sum(info.in_flight for info in here), handler)
+        add("release_lag_seconds", max((info.release_lag_ms for info in here), default=0) / _SECONDS, handler)
+        add("table_behind_offsets", sum(info.pending_behind for info in here), handler, "pending")
+        add("table_behind_offsets", sum(info.dead_behind for info in here), handler, "dead")
+        add("partitions", len(infos), handler)
+        add("lanes_open", sum(info.state == "open" for info in here), handler)
+        add("lanes_stalled", sum(info.stalled is not None for info in here), handler)
+        circuits = Totals(("", info.circuit) for info in here if info.circuit is not None)
+        circuits.update((name, each.state) for info in here for name, each in info.circuits.items())
+        for name in sorted({name for name, _ in circuits}):
+            for state in CircuitState:
+                add("circuits", circuits[name, state], handler, name, state.value)
+        add("paused_partitions", sum(info.paused is not None for info in here), handler)
+        for going in (PartState.RUNNING, PartState.PAUSED):
+            add("job_parts", sum(info.jobs.get(going, 0) for info in here), handler, going.value)
+        add("orphaned_runs", gauges.orphans.get(handler, 0), handler)

@@ -52,19 +52,12 @@ def drawn(group: Group) -> str:
     return file.getvalue()
 
 
-def test_a_handlers_figures_are_shown() -> None:
-    """What needs action, what waits, rates, lateness and the note."""
+def test_figures_and_lanes_are_shown() -> None:
+    """What needs action, what waits, rates, lateness, the note, and each lane; brackets in an error are text."""
     shown = drawn(GROUP)
-    facts = ("1,200 (next due in 2.5 s)", "48,744 delivered, 186 failed", "p99 > 1m", *GROUP.todo)
-    assert [fact for fact in (*facts, "1 of 3 members") if fact not in shown] == []
-
-
-def test_table_shows_each_lane() -> None:
-    """Worker, state, since when, lag and error; brackets in an error are text."""
-    shown = drawn(GROUP)
-    assert "2 workers" in shown
-    for fact in ("127.0.0.1:6066", "open", "1m", "17", "opening", "no [broker]"):
-        assert fact in shown
+    facts = ("1,200 (next due in 2.5 s)", "48,744 delivered, 186 failed", "p99 > 1m", *GROUP.todo, "1 of 3 members")
+    lanes = ("2 workers", "127.0.0.1:6066", "open", "1m", "17", "opening", "no [broker]")
+    assert [fact for fact in (*facts, *lanes) if fact not in shown] == []
 
 
 def test_a_long_error_does_not_hide_whose_it_is() -> None:
@@ -74,22 +67,22 @@ def test_a_long_error_does_not_hide_whose_it_is() -> None:
     assert [word in row for word in ("orders", "opening", "the brokers do not know topic")] == [True] * 3
 
 
+HELD = {"circuit": "forced-open", "paused": "paused by bob", "circuits": {"ledger": {"state": "forced-open"}}}
+
+
 @pytest.mark.parametrize(
-    ("circuit", "lane"), [(None, "open "), ("closed", "open "), ("half-open", "open, circuit half-open ")]
+    ("held", "lane"),
+    [
+        ({"circuit": None}, "open "),
+        ({"circuit": "closed"}, "open "),
+        ({"circuit": "half-open"}, "open, circuit half-open "),
+        (HELD, "open, paused, circuit forced-open, circuit ledger forced-open "),
+    ],
 )
-def test_a_circuit_that_is_not_closed_is_shown(circuit: str | None, lane: str) -> None:
-    """What waits for it waits in an open lane, so the lane alone does not say why."""
-    first = {**GROUP.lanes[0], "circuit": circuit}
-    (row,) = [line for line in drawn(replace(GROUP, lanes=[first])).splitlines() if "127.0.0.1:6066" in line]
+def test_what_holds_a_lane_is_said(held: dict[str, Any], lane: str) -> None:
+    """What waits for a circuit waits in an open lane, so the lane alone does not say why."""
+    (row,) = [line for line in drawn(replace(GROUP, lanes=[GROUP.lanes[0] | held])).splitlines() if ":6066" in line]
     assert f" {lane}" in row
-    assert ("circuit" in row) == ("circuit" in lane)
-
-
-def test_what_holds_a_lane_is_said() -> None:
-    """A pause, and circuits by name; who has done it is said by what needs action."""
-    ledger = {"ledger": {"state": "forced-open"}}
-    lane = {**GROUP.lanes[0], "circuit": "forced-open", "paused": "paused by bob", "circuits": ledger}
-    assert "open, paused, circuit forced-open, circuit ledger forced-open" in drawn(replace(GROUP, lanes=[lane]))
 
 
 def test_what_is_not_known_is_said() -> None:

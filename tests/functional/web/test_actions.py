@@ -22,7 +22,6 @@ from retryapp.core.hops import to_stopped_row
 from retryapp.core.row_keys import BEFORE_STOPPED, IDENTITY_AT, parse_row_key, row_key
 from retryapp.core.rows import decode_row, encode_row
 from retryapp.web.access import COOKIE, Operators, Role, parse_operators
-from retryapp.web.views import ROUTES
 
 TOKEN = "a-secret-of-ann"  # noqa: S105
 ANN = parse_operators(f"ann:{hashlib.sha256(TOKEN.encode()).hexdigest()}")
@@ -295,18 +294,6 @@ async def test_a_token_in_an_address_is_none(worker: FakeWorker) -> None:
     async with pages(worker, ANN) as site:
         status, _, _ = await site.post(REPLAY, path=f"{BASE}/command?token={TOKEN}")
         assert status == 401
-
-
-async def test_no_other_address_is_sent_anything(worker: FakeWorker) -> None:
-    """By an operator, too: what shows changes nothing."""
-    async with pages(worker, ANN) as site:
-        for path, _ in ROUTES:
-            address = (
-                path.replace("{main}", MAIN).replace("{partition}/{offset}", "0/10001").replace("{rest:.*}", "x/y/z")
-            )
-            status, _, _ = await site.post(REPLAY, BEARER, path=f"/retries{address}")
-            assert status == 405, address
-        assert worker.commands == []
 
 
 async def test_a_browser_logs_in(worker: FakeWorker) -> None:

@@ -415,28 +415,19 @@ async def test_what_is_due_and_how_far_partitions_are_is_that_of_all_workers(
 
 
 @pytest.mark.parametrize("reply", [flood, garbage])
-async def test_due_and_lag_of_a_worker_that_does_not_answer_are_unknown(reply: Reply) -> None:
-    """Its numbers are left out by name: no zero."""
+async def test_what_a_worker_has_that_does_not_answer_is_left_out_by_name(reply: Reply) -> None:
+    """Or answers nonsense: what is due, lags and lists; no zero."""
     left = dead_and_waiting(range(4), 0)
     async with answering(reply) as (peer, _), serving(left) as url:
-        left.parts[MAIN] = [partition(0, pending=4), partition(1, state="elsewhere", owner_url=peer)]
+        left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=peer)]
         handler, listed = await facts(url), await facts(url, f"{BASE}/partitions")
         assert (handler["due"]["day"], handler["due_left_out"]) == ({"count": 4, "more": False}, [1])
         assert "partition 1 is not in these numbers" in await page(url)
         assert (listed["silent"], listed["partitions"][1]["due"]) == ([peer], None)
         assert f"No answer from {peer}" in await page(url, f"{BASE}/partitions")
-
-
-async def test_a_list_without_a_worker_says_so() -> None:
-    """What does not answer, or answers nonsense, is named, and its partitions are left out."""
-    left = dead_and_waiting(range(4), 0)
-    for reply in (garbage, flood):
-        async with answering(reply) as (peer, _), serving(left) as url:
-            left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=peer)]
-            text = await page(url, f"{BASE}/dead")
-            assert f"No answer from {peer}" in text
-            assert "partition 1 is not in this list" in text
-            assert "1-4, the last" in text, "the total is not known"
+        text = await page(url, f"{BASE}/dead")
+        for said in (f"No answer from {peer}", "partition 1 is not in this list", "1-4, the last"):
+            assert said in text, "the total is not known"
 
 
 async def test_letters_that_lie_there_no_more_are_shown_if_asked_for() -> None:

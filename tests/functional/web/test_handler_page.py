@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from functional.web.server import Outline, Site
+from functional.web.server import Site
 from functional.web.worker import BASE, NOW_MS, FakeWorker
 from samples import partition
 
@@ -42,14 +42,6 @@ async def test_handler_page_counts_what_becomes_due(site: Site) -> None:
         "hour": {"count": 60, "more": False},
         "day": {"count": 61, "more": False},
     }
-
-
-async def test_a_paused_handler_says_so(site: Site, worker: FakeWorker) -> None:
-    """First of all, with who did it and why."""
-    worker.parts["flights"] = [partition(0, paused="paused by ann: <migration>"), partition(1)]
-    text = Outline((await site.get("/retries/flights/"))[2]).text
-    assert "Paused by ann: <migration>. Nothing is delivered on partition 0." in text
-    assert "Paused" not in Outline((await site.get(f"{BASE}/"))[2]).text
 
 
 async def test_a_circuit_that_is_not_closed_is_shown_with_its_cause(site: Site, worker: FakeWorker) -> None:

@@ -20,7 +20,7 @@ from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, Row
 from retryapp.runtime.observe import metrics
-from retryapp.runtime.observe.metrics import MetricsObserver, Sources
+from retryapp.runtime.observe.metrics import Gauges, MetricsObserver
 from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.store import Store, StoreIdentity
 from retryapp.runtime.view import RuntimeView
@@ -165,14 +165,14 @@ async def test_due_rows_are_counted_exactly_up_to_a_bound_without_blocking_the_l
 
     monkeypatch.setattr(view, "due_times", watched)
     counts = DueCounts(view)
-    due = await counts.of("orders", view.partitions("orders"), NOW_MS)
+    here = await counts.here("orders", view.partitions("orders"), NOW_MS)
     assert readers.isdisjoint({threading.get_ident()})
     minute, hour = 40 + 15 * 20, 2_400 + 15 * 20
-    assert [due[name]["count"] for name in ("overdue", "minute", "hour", "day")] == [0, minute, hour, MOST]
-    assert [due[name]["more"] for name in ("hour", "day")] == [False, True]
+    assert [here.due[name].count for name in ("overdue", "minute", "hour", "day")] == [0, minute, hour, MOST]
+    assert [here.due[name].more for name in ("hour", "day")] == [False, True]
     assert rows_read[0] <= 11_000
     before = rows_read[0]
-    assert await counts.of("orders", view.partitions("orders"), NOW_MS + 4_999) is due
+    assert await counts.here("orders", view.partitions("orders"), NOW_MS + 4_999) is here
     assert rows_read[0] - before <= 2 * PARTITIONS
 
 
@@ -192,7 +192,9 @@ async def test_metrics_are_written_without_blocking_the_loop(
 
         return note
 
-    runtime.metrics = MetricsObserver(Sources(partitions=told("read", lambda: {"orders": view.partitions("orders")})))
+    runtime.metrics = MetricsObserver()
+    gauges = told("read", lambda _lags: Gauges(partitions={"orders": view.partitions("orders")}))
+    monkeypatch.setattr(view, "gauges", gauges)
     monkeypatch.setattr(metrics, "generate_latest", told("write", metrics.generate_latest))
     text = await view.metrics_text()
     assert b"retryapp_rebalance_seconds" in text
@@ -207,7 +209,8 @@ async def test_many_rows_due_at_one_instant_are_counted(tmp_path: Path) -> None:
     table.write(rows_of(0, [NOW_MS + 5] * 2_500), 1)
     one: Any = SimpleNamespace(due_times=lambda _main, _number, **span: table.due_times(*span.values()))
     info: Any = SimpleNamespace(partition=0, state="open", pending=2_500)
-    assert (await DueCounts(one).of("orders", [info], NOW_MS))["minute"] == {"count": 2_500, "more": False}
+    due = (await DueCounts(one).here("orders", [info], NOW_MS)).due
+    assert (due["minute"].count, due["minute"].more) == (2_500, False)
     table.close()
 
 

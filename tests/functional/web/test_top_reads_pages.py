@@ -23,8 +23,9 @@ BUSY = Activity(span_s=30, deliveries=1_000, failures=10, late_within={"0.01": 3
 
 
 async def test_figures_and_lanes_are_those_of_the_pages(site: Site, worker: FakeWorker) -> None:
-    """Totals, lanes of this worker with state, lag and last error."""
+    """Totals, lanes of this worker with state, circuit, lag and last error."""
     worker.address = site.url
+    worker.parts["shop.orders"][1] = replace(worker.parts["shop.orders"][1], circuit="open")
     worker.lately = BUSY
     group = await Workers("billing", [site.url])._ask(NOW_MS)
     assert (group.group, group.workers) == ("billing", [site.url])
@@ -41,6 +42,7 @@ async def test_figures_and_lanes_are_those_of_the_pages(site: Site, worker: Fake
     mine = {lane["partition"]: lane for lane in group.lanes if lane["main"] == "shop.orders"}
     assert sorted(mine) == [0, 1, 4, 5], "partitions of other workers are theirs to tell"
     assert (mine[0]["main_lag"], mine[0]["state"], mine[0]["last_error"]) == (12, "open", "TimeoutError: no answer")
+    assert (mine[0]["circuit"], mine[1]["circuit"]) == (None, "open")
 
 
 async def test_a_token_is_shown_to_the_workers_that_were_named(worker: FakeWorker) -> None:
@@ -62,15 +64,6 @@ async def test_a_token_is_shown_to_the_workers_that_were_named(worker: FakeWorke
         group = await Workers("billing", [url], token="secret")._ask(NOW_MS)  # noqa: S106
         assert (group.workers, group.handlers[1]["dead"]) == ([url], 135)
         assert set(heard) == {None}
-
-
-async def test_a_circuit_is_that_of_the_pages(site: Site, worker: FakeWorker) -> None:
-    """Of a handler without one there is none."""
-    worker.address = site.url
-    worker.parts["shop.orders"][0] = replace(worker.parts["shop.orders"][0], circuit="open")
-    group = await Workers("billing", [site.url])._ask(NOW_MS)
-    circuits = {lane["partition"]: lane["circuit"] for lane in group.lanes if lane["main"] == "shop.orders"}
-    assert circuits == {0: "open", 1: None, 4: None, 5: None}
 
 
 async def test_workers_that_pages_name_are_asked_too(site: Site, worker: FakeWorker) -> None:

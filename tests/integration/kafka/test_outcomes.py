@@ -1,13 +1,18 @@
-"""What became of a command, by where it was written."""
+"""What became of a command, by where it was written, and of a record."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from samples import dead, waiting
 
 from retryapp.core.control import Command, Verb
+from retryapp.core.headers import encode_metadata
 from retryapp.core.lifecycle import Commanded
 from retryapp.kafka.commands import send_commands
 from retryapp.lookup.outcomes import read_outcome
+from retryapp.web.journeys import read_journey
 
 pytestmark = pytest.mark.broker
 
@@ -40,3 +45,19 @@ def test_the_outcome_of_a_command_is_found_by_its_coordinates(connection, make_t
     assert found(3) is None
     publish(topology.control, 1, b"x", b"no command")
     assert found(3).sent.verb == "unknown"
+
+
+def test_a_journey_is_in_the_topics_of_its_handler(connection, make_topic, publish, topology):
+    """Whenever the record was written, or if it is gone; nothing of other records, and nothing before it."""
+    (retry, *_), facts = topology.retry_topics, {"group": topology.group, "last_failed_ms": 2}
+    for topic in (retry, topology.dlq, topology.events):
+        make_topic(2, topic)
+    for topic, metadata in ((retry, waiting(7)), (retry, waiting(8)), (topology.dlq, dead(7))):
+        publish(topic, 0, b"k", b"{}", encode_metadata(replace(metadata, **facts)))
+    replay = Commanded(group=topology.group, handler="h", main="orders", partition=0, at_ms=9, verb="replay",
+                       command="c", failure_id=f"{topology.group}/{dead(7).origin.text}", text="it waits")  # fmt: skip
+    publish(topology.events, 0, replay.key, replay.to_json())
+    ours = dead(7).origin
+    for since_ms, kinds in ((None, ["failed", "dead", "replay"]), (1_000, ["failed", "dead", "replay"]), (2**42, [])):
+        found = read_journey(connection, topology, ours, since_ms, lambda: True)
+        assert ([step["kind"] for step in found.steps], found.complete) == (kinds, True)

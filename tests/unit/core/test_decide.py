@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from retryapp.core.classify import classify
-from retryapp.core.decide import Dead, DeadReason, RetryAt, SkipNow, decide
+from retryapp.core.classify import DeadReason, classify
+from retryapp.core.decide import Dead, RetryAt, SkipNow, decide
 from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rules import non_retryable, retryable, skippable

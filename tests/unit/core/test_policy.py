@@ -110,7 +110,7 @@ def test_attempts_follow_the_longest_schedule_unless_bounded() -> None:
 
 def test_a_policy_without_rules_is_read_from_its_text() -> None:
     """As a handler takes it."""
-    for text in ("5m*2 30m", "fixed(30s, 5)", "exp(1s, x2, cap=10m, 8); max_elapsed=1d;timeout=30s"):
+    for text in ("5m*2 30m", "30s*5", "exp(1s, x2, cap=10m, 8); max_elapsed=1d;timeout=30s"):
         policy = RetryPolicy.parse(text)
         assert RetryPolicy.parse(policy.text) == policy
     assert policy.timeout_ms == 30_000

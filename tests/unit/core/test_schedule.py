@@ -6,7 +6,7 @@ import pytest
 
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
 from retryapp.core.metadata import MAX_COUNT
-from retryapp.core.schedule import Schedule, exp, fixed, forever, parse_schedule, sequence
+from retryapp.core.schedule import Schedule, exp, forever, parse_schedule, sequence
 
 MINUTE = 60_000
 
@@ -20,7 +20,7 @@ MINUTE = 60_000
             (5 * MINUTE, 5 * MINUTE, 30 * MINUTE, 30 * MINUTE, 30 * MINUTE, 60 * MINUTE),
         ),
         ("1s", sequence("1s"), (1_000,)),
-        ("30s*5", fixed("30s", 5), (30_000,) * 5),
+        ("30s*5", sequence(*["30s"] * 5), (30_000,) * 5),
         (
             "exp(1s, x2, cap=10m, jitter=0.2, 8)",
             exp("1s", multiplier=2, cap="10m", jitter=0.2, retries=8),
@@ -47,7 +47,6 @@ def test_text_and_constructor_make_the_same_schedule(text: str, made: Schedule, 
         ("300s 5m 30m", "5m*2 30m"),
         ("5m*1   5m*2", "5m*3"),
         ("forever( 60s )", "forever(1m)"),
-        ("fixed( 30s ,5 )", "30s*5"),
         ("exp(1s, 8)", "exp(1s, x2, 8)"),
         ("exp(1s,jitter=0.50,cap=600s,x2.0,8)", "exp(1s, x2, cap=10m, jitter=0.5, 8)"),
         ("exp(1s, jitter=0, 8)", "exp(1s, x2, 8)"),
@@ -63,15 +62,13 @@ def test_other_spellings_have_one_canonical_text(written: str, canonical: str) -
     [
         ("", "no delay"), ("  ", "no delay"), ("5", "no unit"), ("5m, 30m", "5m,"), ("5m*0", "retries=0"),
         ("5m*", "5m*"), ("*3", "*3"), ("5m*2000", "2000"), ("5m*600 1h*600", "1200"), ("5m*-1", "5m*-1"),
-        ("fixed(30s)", "fixed(delay, retries)"), ("fixed(30s, x)", "fixed(delay, retries)"),
-        ("fixed(30, 5)", "no unit"), ("fixed(30s, 0)", "retries=0"), ("exp(1s)", "number of retries"),
-        ("exp(1s, x2)", "number of retries"), ("exp(1s, y2, 5)", "y2"), ("exp(1s, x2, x3, 5)", "x3"),
-        ("exp(1s, xtwo, 5)", "two"), ("exp(1s, x0.5, 5)", "multiplier=0.5"),
+        ("exp(1s)", "number of retries"), ("exp(1s, x2)", "number of retries"), ("exp(1s, y2, 5)", "y2"),
+        ("exp(1s, x2, x3, 5)", "x3"), ("exp(1s, xtwo, 5)", "two"), ("exp(1s, x0.5, 5)", "multiplier=0.5"),
         ("exp(1s, x2, jitter=1.5, 5)", "jitter=1.5"), ("exp(1s, x2, jitter=-0.1, 5)", "-0.1"),
         ("exp(1m, x2, cap=1s, 5)", "below the first delay"), ("exp(1s, x2, cap=10, 5)", "no unit"),
         ("exp(1d, x2, 100)", "ten years"), ("forever()", "is empty"), ("forever(10)", "no unit"),
         ("forever(1s, 5)", "1s, 5"), ("forever(1s) 5m", "forever(1s)"), ("linear(1s, 5)", "linear(1s,"),
-        ("Fixed(30s, 5)", "Fixed"), ("5m; max_elapsed=1d", "RetryPolicy.parse"),
+        ("Exp(1s, 5)", "Exp"), ("5m; max_elapsed=1d", "RetryPolicy.parse"),
     ],
 )  # fmt: skip
 def test_a_wrong_text_is_refused_with_the_part_that_is_wrong(text: str, named: str) -> None:
@@ -95,20 +92,20 @@ def test_jitter_shortens_by_its_share() -> None:
 def test_there_is_no_delay_beyond_the_schedule(attempt: int) -> None:
     """Asking for one is a programming error, not a guess."""
     with pytest.raises(ValueError, match="attempt="):
-        fixed("1s", 2).delay_ms(attempt, 0.5)
+        sequence("1s", "1s").delay_ms(attempt, 0.5)
 
 
 @pytest.mark.parametrize("rng", [-0.1, 1.0, float("nan")])
 def test_a_random_number_out_of_range_is_refused(rng: float) -> None:
     """Anything outside [0, 1) would lengthen a delay."""
     with pytest.raises(ValueError, match="rng="):
-        fixed("1s", 2).delay_ms(1, rng)
+        sequence("1s", "1s").delay_ms(1, rng)
 
 
 def test_a_constructor_refuses_what_is_no_duration() -> None:
     """Durations are checked where they are given."""
     with pytest.raises(InvalidDurationError):
-        fixed("30", 5)
+        sequence("30")
     with pytest.raises(InvalidPolicyError, match="jitter="):
         exp("1s", jitter=float("nan"), retries=2)
 
@@ -117,4 +114,4 @@ def test_a_delay_without_end_follows_every_attempt() -> None:
     """Of any number; a list of delays ends."""
     assert [forever("10s").delay_ms(attempt, 0.5) for attempt in (1, 2, MAX_COUNT + 1)] == [10_000] * 3
     assert not forever("10s").follows(0)
-    assert [fixed("10s", 2).follows(attempt) for attempt in (0, 1, 2, 3)] == [False, True, True, False]
+    assert [sequence("10s", "10s").follows(attempt) for attempt in (0, 1, 2, 3)] == [False, True, True, False]

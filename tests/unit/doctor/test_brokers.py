@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from retryapp.doctor.brokers import TRANSACTION_TIMEOUT_MS, VERIFICATION, judge_brokers
+from retryapp.doctor.brokers import VERIFICATION, judge_brokers
 from retryapp.doctor.findings import Finding, Severity
 from retryapp.kafka import ClusterState, TopicState
-from retryapp.runtime import transport
 
 DAY_MS = 86_400_000
 NEEDS = {"downtime_ms": 7 * DAY_MS, "session_timeout_ms": 15_000}
@@ -98,8 +97,3 @@ def test_settings_that_are_not_shown() -> None:
     assert (found.severity, found.expected) == (Severity.WARNING, "Kafka 3.6 or newer (KIP-890)")
     some = ClusterState(brokers=(1,), settings={"1": {"log.cleaner.enable": "true"}}, operations=None)
     assert not [finding for finding in judge_brokers(some, {}, **NEEDS) if finding.counts]
-
-
-def test_the_transaction_timeout_is_the_publishers() -> None:
-    """The doctor is below the runtime, so it repeats the number."""
-    assert TRANSACTION_TIMEOUT_MS == transport.TRANSACTION_TIMEOUT_MS

@@ -112,7 +112,7 @@ async def test_a_failure_counts_from_the_latest_that_it_may_be(monkeypatch: pyte
 )
 async def test_what_is_not_tried_again_goes_to_the_dead_letter_topic(error: Exception, reason: str) -> None:
     """With the reason, the traceback and no due time."""
-    policy = RetryPolicy("fixed(1s, 1)", on=non_retryable(ValueError))
+    policy = RetryPolicy("1s", on=non_retryable(ValueError))
     context = make_context(failing(error), policy)
     turn = await deliver_once(context, make_record(headers=USER_HEADERS))
     out, metadata = the(turn)

@@ -70,7 +70,7 @@ class Worker:
             second.reader = MemoryReader(first.broker, second.request)
             kept = first, second
         shared = SharedLetters()
-        kept[0].shared = {ORDERS.dlq: shared}
+        kept[0].shared, kept[1].letters = {ORDERS.dlq: shared}, shared
         self.orders = MemoryPartition(bad, "1s", topology=ORDERS, transport=kept[0])
         self.letters = MemoryPartition(tickets, "1m*2", topology=LETTERS, transport=kept[1])
         object.__setattr__(self.letters.engine.context, "letters", shared)
@@ -288,6 +288,37 @@ async def test_letters_wait_for_the_lane_that_writes_them() -> None:
         opening.set()
         await both.settle()
         assert (tickets.seen, both.marks) == ([b"1", b"1"], ["handled"])
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_mark_that_the_broker_has_taken_back_is_forgotten(late: bool) -> None:
+    """Its letter is handled again, and has one mark; the lane of the records may open only then."""
+    bad, tickets = Bad(), Tickets(OSError("away"))
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        await both.almost_due()
+        await both.letters.advance(200)
+        await both.settle()
+        assert (both.marks, both.letters.waiting) == (["handled"], {})
+        logs = both.orders.transport.broker.logs
+        marking = next(e.txn for e in logs[TopicPartition(ORDERS.dlq, 0)].entries if is_mark(e.record.headers))
+        written = [entry.txn for entry in logs[TopicPartition(LETTERS.pending_changelog, 0)].entries]
+        for lost in written[written.index(marking) :]:
+            assert lost is not None
+            lost.committed = False
+        if late:
+            opening = both.orders.transport.pause(Step.RECOVER)
+            await reopen(both.orders)
+        await reopen(both.letters)
+        if late:
+            await both.letters.advance(1_000)
+            assert (opening.reached, both.marks) == (True, [])
+            opening.set()
+        await both.settle()
+        await both.letters.advance(1_000)
+        await both.settle()
+        assert (tickets.seen, both.marks, both.letters.waiting) == ([b"1"] * 3, ["handled"], {})
+        assert both.events(Skipped) == []
 
 
 async def test_no_mark_is_missed_by_a_table_that_was_read_further() -> None:

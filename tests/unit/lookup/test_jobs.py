@@ -12,7 +12,7 @@ from retryapp.core.jobs import Part
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.lookup import jobs
+from retryapp.lookup import jobs, reading
 
 TOPOLOGY = HandlerTopology("app", "orders", delays_ms=(1_000,))
 NAME = "app/orders@kq8G0bTz/{}/{}"
@@ -44,8 +44,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
         while records:
             yield records.pop(0)
 
-    monkeypatch.setattr(jobs, "Positions", Topics)
-    monkeypatch.setattr(jobs, "read_topic", read_topic)
+    monkeypatch.setattr(reading, "Positions", Topics)
+    monkeypatch.setattr(reading, "read_topic", read_topic)
     return records
 
 

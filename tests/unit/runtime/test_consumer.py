@@ -14,7 +14,6 @@ from faust.types import TP
 from retryapp.ports import TopicPartition
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.faust.consumer_thread import RetryConsumerThread
-from retryapp.runtime.machine.clock import counted_s
 
 MAIN = TP("orders", 0)
 RETRY = TP("app.orders.retry", 0)
@@ -195,17 +194,6 @@ async def test_faust_cannot_commit_our_partitions(consumer: RetryConsumer, stopp
     assert set(consumer._filter_tps_with_pending_acks()) == {USERS}
     with pytest.raises(RuntimeError, match="only lanes may"):
         await stopped_thread._commit({MAIN: 4})
-
-
-async def test_no_record_looks_at_a_setting(consumer: RetryConsumer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each one asks before it begins whether the group may have given its partition away; a look takes 4 us."""
-    consumer.heard(counted_s())
-    looks: list[str] = []
-    monkeypatch.setattr(
-        type(consumer.app.conf), "broker_session_timeout", property(lambda _: looks.append("at it") or 15.0)
-    )
-    assert not consumer.lapsed()
-    assert looks == []
 
 
 # -- a rebalance ------------------------------------------------------------------------------------------------------

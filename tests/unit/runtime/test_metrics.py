@@ -1,4 +1,4 @@
-"""Metrics: what happened is counted, what stands is asked for."""
+"""Metrics: what happened is counted, what stands is told at each scrape."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from retryapp.core.classify import DeadReason
 from retryapp.engine.handler.handler import Durations
 from retryapp.ports import CircuitInfo, Event, Observation, PartitionLag
 from retryapp.runtime.app import Runtime
-from retryapp.runtime.observe.metrics import MAX_LABELS, OTHER, TOP_CAUSES, MetricsObserver, Sources
+from retryapp.runtime.observe.metrics import MAX_LABELS, OTHER, TOP_CAUSES, Gauges, MetricsObserver
 from retryapp.runtime.view import RuntimeView
 
 TIMED_OUT = cause_id("httpx.ReadTimeout", "f", "7 s")
 """The same in the tables of dead letters and on the pages."""
 
 
-def samples(metrics: MetricsObserver) -> dict[tuple[str, tuple[str, ...]], float]:
+def samples(metrics: MetricsObserver, gauges: Gauges | None = None) -> dict[tuple[str, tuple[str, ...]], float]:
     """Return all samples as a Prometheus server reads them, by name and label values, the handler's first."""
     found = {}
-    for family in text_string_to_metric_families(metrics.collect().text().decode()):
+    for family in text_string_to_metric_families(metrics.collect(gauges).text().decode()):
         for sample in family.samples:
             labels = sorted(sample.labels.items(), key=lambda item: (item[0] != "handler", item[0]))
             found[sample.name, tuple(value for _, value in labels)] = sample.value
@@ -82,7 +82,7 @@ def test_events_are_counted_by_their_labels() -> None:
     }.items() <= got.items()
 
 
-def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> None:
+def test_gauges_leave_out_other_workers() -> None:
     """The scheduler that waits longest, what tables have yet to read, and so on; `partitions` counts all workers'."""
     parts = [
         partition(
@@ -102,7 +102,7 @@ def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> No
         ),
         partition(4, dead_behind=3),
     ]
-    metrics = MetricsObserver(Sources(partitions=lambda: {"orders": parts, "idle": [partition(0)]}))
+    found = samples(MetricsObserver(), Gauges(partitions={"orders": parts, "idle": [partition(0)]}))
     assert {
         ("retryapp_pending_records", ("orders", "5m")): 3,
         ("retryapp_pending_records", ("orders", "1h")): 1,
@@ -117,11 +117,9 @@ def test_gauges_are_asked_for_at_each_scrape_and_leave_out_other_workers() -> No
         ("retryapp_partitions", ("orders",)): 5,
         ("retryapp_lanes_open", ("orders",)): 3,
         ("retryapp_lanes_open", ("idle",)): 1,
-    }.items() <= samples(metrics).items()
+    }.items() <= found.items()
     for name in ("oldest_due", "scheduler_last_run"):
-        assert (f"retryapp_{name}_timestamp_seconds", ("idle",)) not in samples(metrics)
-    parts.clear()
-    assert samples(metrics)["retryapp_lanes_open", ("orders",)] == 0
+        assert (f"retryapp_{name}_timestamp_seconds", ("idle",)) not in found
 
 
 def test_a_gauge_without_a_known_value_is_absent_not_zero() -> None:
@@ -131,9 +129,9 @@ def test_a_gauge_without_a_known_value_is_absent_not_zero() -> None:
         partition(1, pending=742, pending_by_tier={"5m": 742}, next_due_ms=1, dead=9, as_of_ms=1, state="opening"),
         partition(2, pending=None, dead=None, state="opening"),
     ]
-    metrics = MetricsObserver(Sources(partitions=lambda: {"orders": parts}, silent_s=lambda: 42.5))
+    metrics, gauges = MetricsObserver(), Gauges(partitions={"orders": parts}, silent_s=42.5)
     metrics.begin("orders", ["5m", "1h"])
-    found = samples(metrics)
+    found = samples(metrics, gauges)
     assert found["retryapp_broker_silent_seconds", ()] == 42.5
     assert found["retryapp_unknown_partitions", ("orders",)] == 2
     assert found["retryapp_pending_records", ("orders", "5m")] == 3
@@ -141,7 +139,7 @@ def test_a_gauge_without_a_known_value_is_absent_not_zero() -> None:
     assert found["retryapp_dead_letters", ("orders",)] == 4
     assert ("retryapp_oldest_due_timestamp_seconds", ("orders",)) not in found
     del parts[0]
-    found = samples(metrics)
+    found = samples(metrics, gauges)
     names = {name for name, labels in found if labels[:1] == ("orders",)}
     assert names.isdisjoint({"retryapp_pending_records", "retryapp_dead_letters"})
     assert found["retryapp_unknown_partitions", ("orders",)] == 2
@@ -150,10 +148,10 @@ def test_a_gauge_without_a_known_value_is_absent_not_zero() -> None:
 
 def test_the_clock_is_told(runtime: Runtime) -> None:
     """A worker that fires nothing because it doubts its clock must not look idle."""
-    clock = runtime.clock
+    clock, view = runtime.clock, RuntimeView(runtime)
 
     def told() -> list[float]:
-        found = samples(runtime.metrics)
+        found = samples(runtime.metrics, view.gauges())
         return [found[f"retryapp_clock_{name}", ()] for name in ("trusted", "correction_seconds", "error_seconds")]
 
     assert told() == [0, 0, 0]
@@ -164,16 +162,19 @@ def test_the_clock_is_told(runtime: Runtime) -> None:
 
 async def test_runs_that_were_given_up_are_a_gauge_until_they_end(runtime: Runtime) -> None:
     """Each handler has its number, zero where all is well."""
-    RuntimeView(runtime)  # lets the gauges be asked
-    orphans = runtime.served["orders"].handler.orphans
-    assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 0
+    view, orphans = RuntimeView(runtime), runtime.served["orders"].handler.orphans
+
+    def told() -> float:
+        return samples(runtime.metrics, view.gauges())["retryapp_orphaned_runs", ("orders",)]
+
+    assert told() == 0
     runs = [asyncio.get_running_loop().create_future() for _ in range(2)]
     for run in runs:
         orphans.adopt(run, "app/orders/0/7")
-    assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 2
+    assert told() == 2
     runs[0].set_result(None)
     await asyncio.sleep(0)
-    assert samples(runtime.metrics)["retryapp_orphaned_runs", ("orders",)] == 1
+    assert told() == 1
 
 
 def test_the_series_of_a_handler_begin_at_zero() -> None:
@@ -201,7 +202,7 @@ def test_the_series_of_a_handler_begin_at_zero() -> None:
 
 def test_the_series_do_not_say_since_when_they_are() -> None:
     """Prometheus would keep that as one more series each; the user's own metrics go on to say it."""
-    metrics = MetricsObserver(Sources(partitions=dict))
+    metrics = MetricsObserver()
     metrics.begin("orders")
     users = CollectorRegistry()
     Counter("users", "Of the user.", registry=users)
@@ -237,11 +238,11 @@ def test_dead_letters_are_shown_by_cause_within_a_bound() -> None:
     causes = [count("other", 500), *(count(number, 100 - number) for number in range(TOP_CAUSES + 7))]
     infos = [partition(0, dead=sum(each.records for each in causes), pending=5, pending_by_tier={"5m": 5})]
     waiting = [count(1, 2)]
-    sources = Sources(partitions=lambda: {"orders": infos}, causes=lambda _main: causes, waiting=lambda _main: waiting)
-    metrics = MetricsObserver(sources)
+    gauges = Gauges(partitions={"orders": infos}, causes={"orders": causes}, waiting={"orders": waiting})
 
     def shown(name: str = "retryapp_dead_letters_by_cause") -> dict[str, float]:
-        return {labels[1]: value for (metric, labels), value in samples(metrics).items() if metric == name}
+        found = samples(MetricsObserver(), gauges)
+        return {labels[1]: value for (metric, labels), value in found.items() if metric == name}
 
     assert len(shown()) == TOP_CAUSES + 1
     assert shown()["0"] == 100
@@ -254,10 +255,9 @@ def test_dead_letters_are_shown_by_cause_within_a_bound() -> None:
 def test_time_in_the_handler_is_a_histogram() -> None:
     """Each call is in the buckets of its length and of all longer ones."""
     durations = Durations()
-    metrics = MetricsObserver(Sources(partitions=dict, durations=lambda: {"orders": durations}))
     for duration_s in (0.0001, 0.005, 0.3, 1_000.0):
         durations.note(duration_s)
-    got = samples(metrics)
+    got = samples(MetricsObserver(), Gauges(partitions={}, durations={"orders": durations}))
     for bound, count in {"0.001": 1, "0.005": 2, "0.25": 2, "0.5": 3, "300.0": 3, "+Inf": 4}.items():
         assert got["retryapp_handler_seconds_bucket", ("orders", bound)] == count
     assert got["retryapp_handler_seconds_count", ("orders",)] == 4
@@ -274,7 +274,7 @@ def test_pauses_jobs_and_lag_are_gauges() -> None:
         "idle": [partition(0)],
     }
     lags = [PartitionLag(partition=n, committed=1, main=n + 3, expiring=n == 1) for n in range(2)]
-    got = samples(MetricsObserver(Sources(partitions=lambda: infos, lags=lambda: {"orders": lags})))
+    got = samples(MetricsObserver(), Gauges(partitions=infos, lags={"orders": lags}))
     assert got["retryapp_paused_partitions", ("orders",)] == 1
     assert got["retryapp_job_parts", ("orders", "running")] == 3
     assert got["retryapp_job_parts", ("orders", "paused")] == 1
@@ -286,16 +286,17 @@ def test_pauses_jobs_and_lag_are_gauges() -> None:
 
 async def test_a_rebalance_counts_once_and_is_seen_while_it_goes_on(runtime: Runtime) -> None:
     """However many handlers the app has."""
+    view = RuntimeView(runtime)
     runtime.served["returns"] = runtime.served["orders"]
     runtime.rebalanced(1.5)
-    found = samples(runtime.metrics)
+    found = samples(runtime.metrics, view.gauges())
     assert found["retryapp_rebalance_seconds_count", ()] == 1
     assert found["retryapp_rebalance_seconds_sum", ()] == 1.5
     assert found["retryapp_rebalancing_seconds", ()] == 0
     runtime.rebalance_begins()
     runtime._rebalancing_since_s = (runtime._rebalancing_since_s or 0) - 40
     runtime.rebalance_begins()  # another overtakes it: the group still has not settled
-    assert samples(runtime.metrics)["retryapp_rebalancing_seconds", ()] >= 40
+    assert samples(runtime.metrics, view.gauges())["retryapp_rebalancing_seconds", ()] >= 40
 
 
 def test_circuits_are_counted_by_state_where_there_are_any() -> None:
@@ -303,10 +304,10 @@ def test_circuits_are_counted_by_state_where_there_are_any() -> None:
     ledger = {"ledger": CircuitInfo(state="half-open", since_ms=0, cause="")}
     parts = [partition(0, circuit="open", circuits=ledger), partition(1, circuit="closed")]
     infos = {"orders": parts, "flights": [partition(0)]}
-    metrics = MetricsObserver(Sources(partitions=lambda: infos))
+    metrics = MetricsObserver()
     metrics.begin("orders")
     metrics.observe(Observation(event=Event.CIRCUIT, handler="orders", state="open", circuit="ledger"))
-    got = samples(metrics)
+    got = samples(metrics, Gauges(partitions=infos))
     assert got["retryapp_circuit_transitions_total", ("orders", "ledger", "open")] == 1
     assert got["retryapp_circuit_transitions_total", ("orders", "", "half-open")] == 0
     shown = {labels: value for (name, labels), value in got.items() if name == "retryapp_circuits"}

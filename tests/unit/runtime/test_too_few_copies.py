@@ -18,10 +18,10 @@ from aiokafka.errors import (
 
 from retryapp.core.lane_errors import MarkersLateError
 from retryapp.engine.lane.limits import LaneLimits
+from retryapp.kafka.positions import TRANSACTION_TIMEOUT_MS
 from retryapp.ports import Event, Observation
 from retryapp.runtime.clients.lifecycle import MARKERS_LATE_S, REFUSED_S, begin_promptly, give_up_on_few_copies
 from retryapp.runtime.observe.lanes import LaneWatch
-from retryapp.runtime.transport import TRANSACTION_TIMEOUT_MS
 from retryapp.testing import VirtualClock
 
 TP = ClientTopicPartition("app.orders.pending.changelog", 0)
