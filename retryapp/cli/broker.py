@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from retryapp.broker.kept import KeptBroker, broker_status, start_kept_broker, stop_kept_broker, write_state
 from retryapp.broker.node import Broker, BrokerFailedError
 from retryapp.cli._options import json_option
-from retryapp.cli.console import ExitCode, emit, on_signals, stderr_console
+from retryapp.cli.console import ExitCode, Group, emit, on_signals, stderr_console
 from retryapp.jvm import Jar, JarList, kafka_jars, missing_jars
 from retryapp.jvm import Progress as JarProgress
 from retryapp.settings import load_settings
@@ -40,7 +40,7 @@ def _broker_options(command: Callable[..., R]) -> Callable[..., R]:
     )(command)
 
 
-@click.group(name="broker")
+@click.group(name="broker", cls=Group)
 def command() -> None:
     """Run a real single-node Apache Kafka for development, on 127.0.0.1 only.
 

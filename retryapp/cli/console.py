@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
+from typing import Final
 
 import click
 from pydantic_core import to_json
 from rich.console import Console
+from typing_extensions import override
 
 from retryapp.lookup.payloads import escaped_json, printable
 
@@ -38,6 +40,18 @@ class ExitCode(IntEnum):
     BUG = 70
     """An unexpected error."""
     INTERRUPTED = 130
+
+
+class Group(click.Group):
+    """A group that lists the whole first sentence of each command; click cuts it to a line, and hides what is said."""
+
+    _WHOLE: Final = 1_000  # characters
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(self._WHOLE)) for name, each in commands if each])
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from retryapp.cli._options import RATE, Place, decorated, json_option, list_opti
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import need_reason, steer, steer_options
 from retryapp.cli._target import decoding_of, resolve, resolve_failure, show_of
-from retryapp.cli.console import ExitCode, emit
+from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import Edit, Verb
 from retryapp.core.jobs import LetterFilter
 from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, payloads
@@ -99,7 +99,7 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-@click.group(name="dead")
+@click.group(name="dead", cls=Group)
 def command() -> None:
     """Look at dead letters, records that will not be tried again, and why; send them back.
 

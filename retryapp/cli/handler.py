@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 import click
 
 from retryapp.cli._jobs import answers, only_handler
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._steer import audit_options
-from retryapp.cli.console import ExitCode, emit
-from retryapp.core.jobs import HandlerVerb
-from retryapp.kafka.remembered import remembered
+from retryapp.cli.console import ExitCode, Group, emit
+from retryapp.core.jobs import HandlerVerb, Level
+from retryapp.kafka.remembered import remembered_and_queued
 from retryapp.lookup import jobs
 from retryapp.lookup.instants import utc_text
+
+_SETS_AND_ENDS: Final = {
+    "paused": {HandlerVerb.PAUSE: "pause", HandlerVerb.RESUME: "resume"},
+    "forced": {HandlerVerb.OPEN: "open", HandlerVerb.CLOSE: "close"},
+}
+"""Commands that set or end what is shown, in the words of the command line."""
+_SHOWN: Final = {"circuit", "by", "why"}
 
 
 def tell_handler(
@@ -32,7 +40,8 @@ def show_levels(
     connection, topology = only_handler(place)
     facts: dict[str, dict[str, Any]] = {}
     lines = []
-    for number, each in remembered(connection, topology).items():
+    steerings, queued = remembered_and_queued(connection, topology)
+    for number, each in steerings.items():
         paused = {} if each.paused is None else {"": each.paused}
         for at, level in (paused if name == "paused" else each.forced_open).items():
             if circuit in ("", at):
@@ -40,12 +49,28 @@ def show_levels(
                 what = f"circuit {at} of partition" if at else "partition"
                 lines.append(f"{what} {number} since {utc_text(level.since_ms)}: {level.text}")
                 lines += [f"  the record: {level.record}"] * bool(level.record)
+    verbs = _SETS_AND_ENDS[name]
+    coming = [
+        {"partition": number, "verb": word, "sent_ms": each.sent_ms, **each.command.model_dump(include=_SHOWN)}
+        for number, listed in queued.items()
+        for each in listed
+        if (word := verbs.get(each.command.verb)) and circuit in ("", each.command.circuit)
+    ]
     shown = {"main": topology.main, name: facts.pop(circuit, {})} | ({"circuits": facts} if name == "forced" else {})
-    emit(shown, "\n".join(lines) or none, as_json=as_json)
-    return ExitCode.FINDING if lines else ExitCode.FINE
+    lines = lines or [none]
+    lines += [_queued_text(each) for each in coming]
+    emit({**shown, "queued": coming}, "\n".join(lines), as_json=as_json)
+    return ExitCode.FINDING if lines != [none] else ExitCode.FINE
 
 
-@click.group(name="handler")
+def _queued_text(facts: Mapping[str, Any]) -> str:
+    level = Level(since_ms=facts["sent_ms"], by=facts["by"], why=facts["why"], how="sent")
+    circuit = f" of circuit {facts['circuit']}" if facts["circuit"] else ""
+    where = f"partition {facts['partition']}: {facts['verb']}{circuit} waits for a worker"
+    return f"{where}, since {utc_text(level.since_ms)}, {level.text}"
+
+
+@click.group(name="handler", cls=Group)
 def command() -> None:
     """Pause and resume a handler.
 
@@ -89,6 +114,6 @@ def show(*, place: Place, as_json: bool) -> ExitCode:
     """Show whether the handler is paused, by whom and why. Works with all workers down.
 
     \b
-    Exit codes: 0 it is not paused, 1 it is.
+    Exit codes: 0 it is not paused, 1 it is, or a pause or resume waits for a worker.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return show_levels(place, "paused", none="not paused", as_json=as_json)

@@ -11,13 +11,13 @@ from retryapp.cli._jobs import answers, job_text, only_handler, unknown_job, wat
 from retryapp.cli._options import Place, json_option, place_options
 from retryapp.cli._output import table
 from retryapp.cli._steer import audit_options
-from retryapp.cli.console import ExitCode, emit
+from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import JOB_ID
 from retryapp.core.jobs import MOST_NAMED, JobVerb
 from retryapp.lookup.jobs import job_facts, parts_of, progress_facts, read_refused, summed, tell_job
 
 
-@click.group(name="job")
+@click.group(name="job", cls=Group)
 def command() -> None:
     """Watch, pause, resume and cancel jobs.
 

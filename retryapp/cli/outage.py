@@ -6,14 +6,15 @@ from typing import Any
 
 import click
 
+from retryapp.cli._app import load_handlers
 from retryapp.cli._options import WORDS, Place, json_option, place_options
 from retryapp.cli._steer import audit_options
-from retryapp.cli.console import ExitCode
+from retryapp.cli.console import ExitCode, Group
 from retryapp.cli.handler import show_levels, tell_handler
 from retryapp.core.jobs import HandlerVerb
 
 
-@click.group(name="outage")
+@click.group(name="outage", cls=Group)
 def command() -> None:
     """Force a handler's circuit open while a service is down, and close it again.
 
@@ -41,9 +42,28 @@ def open_(*, place: Place, **options: Any) -> ExitCode:
     """Force the circuit open. Attempts that run already go on; if they fail, that spends no attempt.
 
     \b
-    Exit codes: 0 it is open on all partitions, 1 some have no worker now, or there is no circuit.
+    Exit codes: 0 it is open on all partitions, 1 some have no worker now, or refuse it, 2 there is no circuit.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    _refuse_without_circuit(place, options["circuit"])
     return tell_handler(HandlerVerb.OPEN, place, **options)
+
+
+def _refuse_without_circuit(place: Place, circuit: str) -> None:
+    """Refuse at once what workers would refuse, where the application says which circuits there are.
+
+    Raises:
+        click.UsageError: the handler has none of this name. (One that was forced open and is gone from the application
+            is closed all the same.)
+    """
+    if place.app_spec is None:
+        return
+    handlers = [each for each in load_handlers(place.app_spec).handlers if place.topic in (None, each.main)]
+    if len(handlers) != 1 or circuit in handlers[0].breakers:
+        return  # which one is meant, is asked later
+    names = ", ".join(name or "its own, without --circuit" for name in handlers[0].breakers)
+    what = f"circuit {circuit}" if circuit else "circuit of its own"
+    remedy = f"It has: {names}" if names else "Pause it instead: 'retryapp handler pause'"
+    raise click.UsageError(f"the handler of {handlers[0].main} has no {what}. {remedy}")
 
 
 @command.command()
@@ -62,6 +82,6 @@ def show(*, place: Place, circuit: str, as_json: bool) -> ExitCode:
     """Show whether an operator has forced the circuit open, who and why. Works with all workers down.
 
     \b
-    Exit codes: 0 not forced open, 1 forced open.
+    Exit codes: 0 not forced open, 1 forced open, or a command about it waits for a worker.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     return show_levels(place, "forced", none="not forced open", as_json=as_json, circuit=circuit)

@@ -11,7 +11,7 @@ from retryapp.cli._options import LENGTH, Place, json_option, list_options, plac
 from retryapp.cli._output import list_text, show_missing, show_record
 from retryapp.cli._steer import steer, waiting_options
 from retryapp.cli._target import decoding_of, resolve, resolve_failure, show_of
-from retryapp.cli.console import ExitCode, emit
+from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import Verb
 from retryapp.core.jobs import LetterFilter
 from retryapp.kafka import read_record
@@ -32,7 +32,7 @@ COLUMNS: Final = {
 }
 
 
-@click.group(name="pending")
+@click.group(name="pending", cls=Group)
 def command() -> None:
     """Look at records that wait for their next attempt; try them now or later, hold them, or give them up.
 

@@ -23,7 +23,7 @@ from retryapp.cli._spark import (
 )
 from retryapp.cli._upkeep import erase, expire, gaps, vacuum
 from retryapp.cli.broker import download_progress
-from retryapp.cli.console import ExitCode, emit, stderr_console
+from retryapp.cli.console import ExitCode, Group, emit, stderr_console
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import HeldError
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from retryapp.pipeline.outlook import TopicOutlook
 
 
-@click.group(name="pipeline")
+@click.group(name="pipeline", cls=Group)
 def command() -> None:
     """Archive and analyse everything that failed, on Spark.
 

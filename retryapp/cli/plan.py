@@ -66,7 +66,11 @@ def planned(command: Callable[..., R]) -> Callable[..., R]:
 @planned
 @click.option("--why", is_flag=True, help="Show the reason for each setting.")
 @click.option("--acls", is_flag=True, help="Show the rights that workers need instead of topics. Needs no broker.")
-@click.option("--principal", metavar="TYPE:NAME", help="Principal for --acls. [default: User:GROUP]")
+@click.option(
+    "--principal",
+    metavar="TYPE:NAME",
+    help="Principal for --acls. [default: the user of the app's login, else User:GROUP]",
+)
 @click.option(
     "--publishes", metavar="TOPIC", multiple=True,
     help="With --acls: one more topic that handlers publish to, besides those that they declare. Repeatable.",
@@ -119,8 +123,9 @@ def _show_acls(
     silent = [handler for handler in application.handlers if handler.takes_delivery and not handler.topology.publishes]
     may_publish = [handler.name for handler in silent]
     declared = [topic for topology in application.topologies for topic in topology.publishes]
-    who = principal or f"User:{application.topologies[0].group}"
-    commands = acl_commands(rights, bootstrap=application.connection.bootstrap, principal=who)
+    connection = application.connection
+    who = principal or f"User:{connection.user or application.topologies[0].group}"
+    commands = acl_commands(rights, connection, principal=who)
     facts = {
         "principal": who,
         "acls": list(rights),
@@ -144,6 +149,10 @@ def _show_acls(
             f"{', '.join(may_publish)} may publish (delivery.publish) to topics that the application does not declare: "
             "each needs Describe and Write. Declare them with publishes=..., or name them with --publishes TOPIC."
         )
+    if principal is None and not connection.user:
+        text.append(f"{who} is a guess: the app has no login with a name. Name the workers' with --principal.")
+    if connection.protocol != "PLAINTEXT":
+        text.append("FILE has the properties of a login that may grant rights, for Kafka's own tools.")
     text.append("Your own agents, tables and topics need rights of their own.")
     emit(facts, "\n".join(text), as_json=as_json)
     return ExitCode.FINE

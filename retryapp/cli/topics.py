@@ -10,7 +10,7 @@ import click
 from retryapp.cli._app import load_handlers
 from retryapp.cli._options import LENGTH, app_option, json_option
 from retryapp.cli._target import reach
-from retryapp.cli.console import ExitCode, emit, stderr_console
+from retryapp.cli.console import ExitCode, Group, emit, stderr_console
 from retryapp.cli.plan import plan_facts, planned
 from retryapp.engine.handler.handler import Order
 from retryapp.kafka import PlanOptions, ensure_topics, grow_topics, plan_topics
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from retryapp.retries import Retries
 
 
-@click.group(name="topics")
+@click.group(name="topics", cls=Group)
 def command() -> None:
     """Create an application's topics, or add partitions to them."""
 

@@ -90,6 +90,18 @@ class OffsetsMissingError(EnvironmentFault):
         )
 
 
+class RightMissingError(EnvironmentFault):
+    """This login lacks a right that every hand-off needs. Operator action: grant it; the message names it."""
+
+    def __init__(self, problem: str, right: str) -> None:
+        self.problem = problem
+        self.right = right
+        super().__init__(
+            f"{problem}: this login needs {right}. Grant it ('retryapp plan -A MODULE --acls' prints all that workers "
+            f"need); the lane opens again by itself"
+        )
+
+
 class ChangelogReplacedError(EnvironmentFault):
     """A lane's changelog was recreated without the waiting records.
 

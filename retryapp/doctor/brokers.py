@@ -106,7 +106,8 @@ def judge_brokers(
             "the brokers do not have it",
             expected="Kafka 3.6 or newer (KIP-890)",
             why=_FENCED,
-            remedy="Upgrade the brokers; until then find such transactions with kafka-transactions.sh find-hanging",
+            remedy="Upgrade the brokers; until then find such transactions, of each broker: "
+            "kafka-transactions.sh find-hanging --broker-id N",
         )
     for topic, setting in INTERNAL.items():
         if setting in first:

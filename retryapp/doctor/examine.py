@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -93,7 +93,12 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
             )
         )
         return Report(tuple(findings), reachable=False)
-    return Report(tuple(findings), reachable=True)
+    return Report(_runnable(findings, subject.connection), reachable=True)
+
+
+def _runnable(findings: Iterable[Finding], connection: KafkaConnection) -> tuple[Finding, ...]:
+    """Have the commands of remedies reach this cluster."""
+    return tuple(replace(each, remedy=connection.complete(each.remedy)) for each in findings)
 
 
 class _Cluster:
@@ -281,7 +286,7 @@ def quick_findings(
         found += judge_rights(needed_acls(topologies), topics=states, group=None, cluster=None)
     except (RetryAppError, OSError):
         pass  # the start has its own checks and its own patience
-    return tuple(finding for finding in found if finding.counts)
+    return _runnable([finding for finding in found if finding.counts], connection)
 
 
 def _existing(

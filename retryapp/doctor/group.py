@@ -134,7 +134,7 @@ def _outside(group: str, topic: str, number: int, seen: str, offset: int, kept: 
     )
 
 
-REMEDY = "Grant them: 'retryapp plan --acls' prints the kafka-acls.sh lines"
+REMEDY = "Grant them: 'retryapp plan -A MODULE --acls' prints the kafka-acls.sh lines"
 
 
 def judge_rights(

@@ -3,7 +3,7 @@
 from retryapp.kafka.admin import ClusterState, KafkaAdmin, TopicState
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.discovery import GroupMissingError, find_handlers, with_dead_letters
-from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaRequestError
+from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaRequestError, LoginRefusedError
 from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, ensure_topics, grow_topics, plan_topics
 from retryapp.kafka.positions import Positions
 from retryapp.kafka.reader import first_ms, fold_changelog, read_offsets, read_record, read_topic
@@ -17,6 +17,7 @@ __all__ = [
     "KafkaAdmin",
     "KafkaConnection",
     "KafkaRequestError",
+    "LoginRefusedError",
     "Plan",
     "PlanOptions",
     "PlanStep",

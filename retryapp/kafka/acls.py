@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Final
 
 from retryapp.core.topology import HandlerTopology
+from retryapp.kafka.connection import KafkaConnection
 
 
 class Resource(StrEnum):
@@ -129,15 +130,15 @@ def _acls(
         yield Acl(resource=resource, name=name, pattern=pattern, operation=operation, why=why, needed=needed)
 
 
-def acl_commands(acls: Sequence[Acl], *, bootstrap: str, principal: str) -> tuple[str, ...]:
+def acl_commands(acls: Sequence[Acl], connection: KafkaConnection, *, principal: str) -> tuple[str, ...]:
     """Return the ``kafka-acls.sh`` lines that grant rights (sorted by resource) to a principal, as ``User:billing``."""
     lines = []
     for (resource, name, pattern), rights in groupby(acls, key=lambda acl: (acl.resource, acl.name, acl.pattern)):
-        words = ["kafka-acls.sh", "--bootstrap-server", bootstrap, "--add", "--allow-principal", principal]
+        words = ["kafka-acls.sh", "--add", "--allow-principal", principal]
         for acl in rights:
             words += ["--operation", acl.operation]
         words += ["--cluster"] if resource is Resource.CLUSTER else [_OPTIONS[resource], name]
         if pattern is Pattern.PREFIXED:
             words += ["--resource-pattern-type", pattern.value]
-        lines.append(shlex.join(words))
+        lines.append(connection.complete(shlex.join(words)))
     return tuple(lines)

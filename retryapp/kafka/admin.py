@@ -29,7 +29,7 @@ from retryapp.core.durations import MAX_DURATION_MS
 from retryapp.core.errors import RetryAppError, TopicMissingError
 from retryapp.core.record import short_topic_id
 from retryapp.kafka.connection import KafkaConnection, named_error
-from retryapp.kafka.errors import KafkaRequestError
+from retryapp.kafka.errors import KafkaRequestError, PartitionMissingError
 
 if TYPE_CHECKING:
     from retryapp.core.topology import TopicSpec
@@ -203,7 +203,8 @@ class KafkaAdmin:
         """Return the offsets that are kept and committed, by partition number; None: all partitions.
 
         Raises:
-            TopicMissingError: no such topic or partition.
+            TopicMissingError: no such topic.
+            PartitionMissingError: no such partition of it.
         """
         states = self.describe_topics([topic])
         if topic not in states:
@@ -211,8 +212,7 @@ class KafkaAdmin:
         known = range(states[topic].partitions)
         numbers = sorted(set(known if partitions is None else partitions))
         for number in set(numbers).difference(known):
-            remedy = f"Topic {topic} has partitions 0 to {known[-1]}"
-            raise TopicMissingError(f"{topic}[{number}]", self.connection.bootstrap, remedy)
+            raise PartitionMissingError(topic, number, len(known), self.connection.bootstrap)
         begin, end = (self.list_offsets({(topic, number): which for number in numbers}) for which in (EARLIEST, LATEST))
         return {number: range(begin[topic, number], end[topic, number]) for number in numbers}
 

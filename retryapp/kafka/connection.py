@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError, RetryAppError, TopicMissingError
-from retryapp.kafka.errors import AccessDeniedError, CertificateRefusedError, KafkaRequestError
+from retryapp.kafka.certificate import refusal
+from retryapp.kafka.errors import AccessDeniedError, CertificateRefusedError, KafkaRequestError, LoginRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,11 +41,10 @@ UNREACHABLE: Final = frozenset(
 )
 """Error names that mean: no broker answered."""
 
-DENIED: Final = frozenset(
-    {f"{what}_AUTHORIZATION_FAILED" for what in ("TOPIC", "GROUP", "CLUSTER")} | {"SASL_AUTHENTICATION_FAILED"}
-)
-"""Error names that mean: the broker answered, and refused us."""
+DENIED: Final = frozenset(f"{what}_AUTHORIZATION_FAILED" for what in ("TOPIC", "GROUP", "CLUSTER", "TRANSACTIONAL_ID"))
+"""Error names that mean: the broker answered, and this login may not do that."""
 
+LOGIN_FAILED: Final = "SASL_AUTHENTICATION_FAILED"
 LOGIN_REFUSED: Final = ("SASL authentication error", "Unsupported SASL mechanism")
 """Words of the client that mean: a broker answered and refused our login. Its error code says only "no answer"."""
 
@@ -52,6 +53,7 @@ CERTIFICATE_REFUSED: Final = ("certificate verify failed", "SSL alert number")
 
 _WHEN: Final = re.compile(r" \(after \d+ms in state \w+(?:, \d+ identical error\(s\) suppressed)?\)$")
 _VAGUE: Final = re.compile(r"^\d+/\d+ brokers are down$")
+_TOOL: Final = re.compile(r"\bkafka-[a-z-]+\.sh(?= (?:--(?!bootstrap-server)|find-))")
 
 UNKNOWN_TOPIC: Final = frozenset({"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
 """Error names that mean: there is no such topic (or partition)."""
@@ -76,6 +78,28 @@ class KafkaConnection:
     def __repr__(self) -> str:
         shown = {name: _shown(name, value) for name, value in sorted(self.options.items())}
         return f"KafkaConnection(bootstrap={self.bootstrap!r}, options={shown!r})"
+
+    @property
+    def protocol(self) -> str:
+        """How it speaks to brokers: ``PLAINTEXT``, ``SSL``, ``SASL_PLAINTEXT`` or ``SASL_SSL``."""
+        return self.options.get("security.protocol", "PLAINTEXT").upper()
+
+    @property
+    def user(self) -> str:
+        """Name of the login; empty where it has none, or one that only the broker knows (a certificate, a token)."""
+        return self.options.get("sasl.username", "") if self.protocol.startswith("SASL") else ""
+
+    def complete(self, text: str) -> str:
+        """Have the commands of Kafka's own tools in a text reach this cluster: they can be run as they are printed.
+
+        ``FILE`` has the properties of a login that may do so; this login may not, as a rule.
+
+        >>> KafkaConnection("b:9095", {"security.protocol": "SSL"}).complete("kafka-topics.sh --alter --topic orders")
+        'kafka-topics.sh --bootstrap-server b:9095 --command-config FILE --alter --topic orders'
+        """
+        where = f" --bootstrap-server {shlex.quote(self.bootstrap)}"
+        where += "" if self.protocol == "PLAINTEXT" else " --command-config FILE"
+        return _TOOL.sub(lambda tool: tool[0] + where, text)
 
     def client_config(self, **extra: Any) -> dict[str, Any]:
         """Return librdkafka properties of one client; ``extra`` (with ``_`` for ``.``) wins over ``options``."""
@@ -126,14 +150,21 @@ def named_error(
     cause = error.args[0] if isinstance(error, KafkaException) else error
     if not isinstance(cause, KafkaError):
         return KafkaRequestError(doing, connection.bootstrap, str(cause))
-    code = cause.name()
-    reason = _reason([*hints, cause.str()])
-    if code in DENIED or any(words in reason for words in LOGIN_REFUSED):
-        return AccessDeniedError(doing, connection.bootstrap, reason)
+    code, hints = cause.name(), [*hints]
+    reason = _reason([*hints, cause.str()]).removesuffix(".")
+    as_user = f" (user {connection.user!r})" if connection.user else ""
+    if code == LOGIN_FAILED or any(words in reason for words in LOGIN_REFUSED):
+        return LoginRefusedError(doing, connection.bootstrap, f"{reason}{as_user}")
+    if code in DENIED:
+        return AccessDeniedError(doing, connection.bootstrap, f"{reason}{as_user}")
     if any(words in reason for words in CERTIFICATE_REFUSED):
-        return CertificateRefusedError(doing, connection.bootstrap, reason)
+        return CertificateRefusedError(doing, connection.bootstrap, refusal(reason, connection.options) or reason)
     if code in UNREACHABLE:
         problem = f"could not {doing} within {round(tried_s, 1):g} s: {reason}"
+        if all(_VAGUE.match(hint) for hint in hints):  # it took the connection and hung up, or does not answer at all
+            problem += (
+                f". A broker hangs up without a word on a client of another kind: this one is {connection.protocol}"
+            )
         return BrokerUnreachableError(connection.bootstrap, problem)
     if code in UNKNOWN_TOPIC and topic is not None:
         return TopicMissingError(topic, connection.bootstrap)

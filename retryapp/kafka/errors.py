@@ -13,25 +13,34 @@ class KafkaRequestError(EnvironmentFault):
         self.doing = doing
         self.bootstrap = bootstrap
         self.reason = reason
-        super().__init__(f"could not {doing} on {bootstrap}: {reason}{self.advice}")
+        super().__init__(f"could not {doing} on {bootstrap}: {reason.removesuffix('.')}{self.advice}")
 
     advice = ""
 
 
 class AccessDeniedError(KafkaRequestError):
-    """The cluster refused our login or our rights. Operator action: grant them, on the prefix ``{group}.``."""
+    """The cluster refused what this login asked for. Operator action: grant it, on the prefix ``{group}.``."""
 
-    advice = ". Correct the login, or grant the right: 'retryapp plan -A MODULE --acls' prints all that workers need"
+    advice = ". Grant the right: 'retryapp plan -A MODULE --acls' prints all that workers need"
+
+
+class LoginRefusedError(AccessDeniedError):
+    """The cluster refused the login itself. Operator action: correct name, password or mechanism, as advised."""
+
+    advice = (
+        ". Correct the login: name, password and mechanism in the credentials of faust.App(...), or in the file of "
+        "--client-config. A process reads them when it starts"
+    )
 
 
 class CertificateRefusedError(KafkaRequestError):
     """One side refused the other's certificate. Operator action: give the files that TLS needs, as advised."""
 
     advice = (
-        ". Correct the certificates. The broker's has to be signed by an authority that is trusted here and to name "
-        "this address: ssl.ca.location. A certificate of our own cannot be read from an SSL context: "
-        "ssl.certificate.location and ssl.key.location. Both are librdkafka properties, for "
-        "Retries(admin_options=…) or a --client-config file"
+        ". Correct the certificates. The broker's must be valid today, name this address, and be signed by an "
+        "authority that is trusted here: cafile of the app's SSL context, or ssl.ca.location. A certificate of our own "
+        "cannot be read from an SSL context: give ssl.certificate.location and ssl.key.location. These are librdkafka "
+        "properties, for Retries(admin_options=…) or a --client-config file"
     )
 
 
@@ -46,6 +55,20 @@ class ContextRefusedError(KafkaRequestError):
 
 class ReplicationTooLowError(EnvironmentFault):
     """The cluster could keep three copies, and its default is less. Operator action: raise it, or allow it."""
+
+
+class PartitionMissingError(EnvironmentFault):
+    """A topic has no partition of this number. Operator action: correct the number, or the failure id."""
+
+    def __init__(self, topic: str, partition: int, partitions: int, bootstrap: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.bootstrap = bootstrap
+        has = "partition 0 alone" if partitions == 1 else f"partitions 0 to {partitions - 1}"
+        super().__init__(
+            f"partition {partition} of topic {topic!r} does not exist on {bootstrap}. It has {has}: correct the number "
+            f"(in a failure id it is the one before the offset)"
+        )
 
 
 class OwnerMismatchError(TopicMismatchError):

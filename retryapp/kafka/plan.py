@@ -29,6 +29,7 @@ from retryapp.core.topology import (
 )
 from retryapp.kafka.admin import BROKER_DEFAULT, PAUSE_S, ClusterState, KafkaAdmin, TopicState
 from retryapp.kafka.compare import SAFE_REPLICATION, Problem, compare, keeps, takes_copies
+from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError, ReplicationTooLowError
 from retryapp.kafka.owner import UNMARKED, OwnerMark, claim_owner_mark, owner_refusal
 from retryapp.kafka.remembered import pass_on
@@ -169,10 +170,18 @@ def plan_topics(
             else:
                 steps.append(step)
         steps += [_published_step(topology, name, others.get(name)) for name in topology.publishes if name in published]
+    steps = [_runnable(step, admin.connection) for step in steps]
     plan = Plan(tuple(steps), len(cluster.brokers), admin.connection.bootstrap, states)
     if plan.to_create:
         check_replication(cluster, options)
     return plan
+
+
+def _runnable(step: PlanStep, connection: KafkaConnection) -> PlanStep:
+    """Have the commands that a step suggests reach this cluster."""
+    why = {setting: connection.complete(text) for setting, text in step.why.items()}
+    problems = tuple(replace(each, remedy=connection.complete(each.remedy)) for each in step.problems)
+    return replace(step, why=why, problems=problems)
 
 
 def check_replication(cluster: ClusterState, options: PlanOptions) -> None:

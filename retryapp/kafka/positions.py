@@ -31,7 +31,8 @@ class OpenTransactionError(EnvironmentFault):
 class _Patience:
     """Waits for the end of transactions, longer each time."""
 
-    def __init__(self, longest_s: float, on_wait: Callable[[str], None] | None) -> None:
+    def __init__(self, longest_s: float, on_wait: Callable[[str], None] | None, connection: KafkaConnection) -> None:
+        self._command = connection.complete("'kafka-transactions.sh find-hanging --broker-id N'")
         self._longest_s = longest_s
         self._on_wait = on_wait
         self._waited_s = 0.0
@@ -41,8 +42,8 @@ class _Patience:
         if self._waited_s > self._longest_s:
             raise OpenTransactionError(
                 f"{what}: a transaction is open for more than {self._longest_s:g} s. The broker ends those of killed "
-                f"workers after {TRANSACTION_TIMEOUT_MS // 1000} s; 'kafka-transactions.sh find-hanging' names one "
-                f"that is never ended. Try again"
+                f"workers after {TRANSACTION_TIMEOUT_MS // 1000} s; {self._command} names one that is never ended. Try "
+                f"again"
             )
         if self._on_wait is not None and self._waited_s > 1:
             self._on_wait(f"waiting for the end of a transaction: {what}")
@@ -78,7 +79,7 @@ class Positions(KafkaAdmin):
             OpenTransactionError: one is not over in time.
         """
         ends = self.ends(places, committed=False)
-        patience = _Patience(self.transaction_s, on_wait)
+        patience = _Patience(self.transaction_s, on_wait, self.connection)
         late = list(places)
         while True:
             reached = self.ends(late)
@@ -105,7 +106,7 @@ class Positions(KafkaAdmin):
         """
         todo = list(places)
         found: dict[Place, int | None] = {}
-        patience = _Patience(self.transaction_s, on_wait)
+        patience = _Patience(self.transaction_s, on_wait, self.connection)
         while todo:
             self.describe_group(group)
             asked = [(place, self._ask_group(group, place)) for place in todo]

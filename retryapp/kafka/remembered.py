@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 from retryapp.core import marks
-from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering, read_steering
+from retryapp.core.errors import DamagedCommandError
+from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering, decode_command, read_steering
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.connection import KafkaConnection
@@ -22,6 +24,50 @@ def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[i
 
     It is in the last progress record of each partition of the changelog, so no worker is asked.
     """
+    return {number: read_steering(noted.steering) for number, noted in _progress(connection, topology).items()}
+
+
+class Queued(NamedTuple):
+    """A command about a handler that waits for a worker of its partition."""
+
+    command: HandlerCommand
+    sent_ms: int
+    """By the broker's time."""
+
+
+def remembered_and_queued(
+    connection: KafkaConnection, topology: HandlerTopology
+) -> tuple[dict[int, Steering], dict[int, list[Queued]]]:
+    """Return the same, and by partition the commands about the handler that no worker has obeyed yet, in order.
+
+    Without them a look at a handler that was just paused, while no worker runs, would find it not paused.
+    """
+    progress = _progress(connection, topology)
+    steerings = {number: read_steering(noted.steering) for number, noted in progress.items()}
+    return steerings, _queued(connection, topology, progress, steerings)
+
+
+def _queued(
+    connection: KafkaConnection,
+    topology: HandlerTopology,
+    progress: Mapping[int, marks.ProgressRecord],
+    steerings: Mapping[int, Steering],
+) -> dict[int, list[Queued]]:
+    state = KafkaAdmin(connection).describe_topics([topology.control]).get(topology.control)
+    if state is None:  # no worker has started yet
+        return {}
+    starts = {number: marks.parse_control(noted.control, state.topic_id) for number, noted in progress.items()}
+    obeyed = {(number, at) for number, each in steerings.items() for at in each.ahead.get(state.topic_id, ())}
+    queued: dict[int, list[Queued]] = {}
+    for record in read_topic(connection, topology.control, start=starts):
+        with suppress(DamagedCommandError):  # a worker refuses it
+            command = decode_command(record.value)
+            if isinstance(command, HandlerCommand) and (record.partition, record.offset) not in obeyed:
+                queued.setdefault(record.partition, []).append(Queued(command, record.timestamp_ms))
+    return dict(sorted(queued.items()))
+
+
+def _progress(connection: KafkaConnection, topology: HandlerTopology) -> dict[int, marks.ProgressRecord]:
     topic = topology.pending_changelog
     kepts = KafkaAdmin(connection).offsets(topic)
     last: dict[int, bytes] = {}
@@ -33,7 +79,7 @@ def remembered(connection: KafkaConnection, topology: HandlerTopology) -> dict[i
         for record in read_topic(connection, topic, partitions=missing):
             if record.key == marks.PROGRESS:
                 last[record.partition] = record.value or b""
-    return {number: read_steering(marks.read_progress(value).steering) for number, value in sorted(last.items())}
+    return {number: marks.read_progress(value) for number, value in sorted(last.items())}
 
 
 def pass_on(connection: KafkaConnection, topology: HandlerTopology, partitions: Iterable[int]) -> None:

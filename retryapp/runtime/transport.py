@@ -6,8 +6,8 @@ The heartbeat carries the generation and member id *of the assignment*, through 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from aiokafka.errors import (
     NoError,
     RebalanceInProgressError,
     TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
     UnknownMemberIdError,
     for_code,
 )
@@ -29,14 +30,16 @@ from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.structs import OffsetAndMetadata
 from typing_extensions import override
 
+from retryapp.core.errors import EnvironmentFault
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.core.lane_errors import HandOffRefusedError, RightMissingError
 from retryapp.core.topology import CHANGELOG_DELETE_RETENTION_MS
 from retryapp.engine.lane.limits import within
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.worker.placement import Served
+from retryapp.kafka import KafkaConnection
 from retryapp.kafka.positions import TRANSACTION_TIMEOUT_MS
 from retryapp.ports import Committed, DestinationReader, LaneBatch, LaneReceipt, Standing, TopicPartition
 from retryapp.runtime.clients.batches import Sent, denied, send_all
@@ -168,6 +171,10 @@ class KafkaTransport(LaneProtocol):
         except (KafkaError, IllegalOperation) as exc:
             over = self._open_producer()._txn_manager.wait_for_transaction_end()
             error = over.exception() if over is not None and over.done() else exc
+            if isinstance(exc.__cause__, TopicAuthorizationFailedError):  # the client says only "unexpected"
+                topics = ", ".join(sorted({place.topic for place in batch.offsets}))
+                problem = f"group {self.place.group} may not commit offsets of {topics}"
+                raise RightMissingError(problem, "READ there") from exc
             if not isinstance(error, TopicAuthorizationFailedError):
                 raise
             raise denied(error, [*batch.publishes, Outgoing(*self.place.changelog, None, None, ())]) from exc
@@ -206,6 +213,34 @@ class KafkaTransport(LaneProtocol):
         return {
             TopicPartition(*tp): Committed(at.offset, at.metadata or "") for tp, at in offsets.items() if at.offset >= 0
         }
+
+    @override
+    async def fence(self) -> None:
+        try:
+            await LaneProtocol.fence(self)
+        except TransactionalIdAuthorizationFailed as exc:
+            raise RightMissingError(f"transactional id {self.place.name} may not be used", "WRITE on it") from exc
+
+    @override
+    async def committed(self) -> Mapping[TopicPartition, int]:
+        with self._complete_commands():
+            return await LaneProtocol.committed(self)
+
+    @override
+    async def recover(self) -> None:
+        with self._complete_commands():
+            await LaneProtocol.recover(self)
+
+    @contextmanager
+    def _complete_commands(self) -> Iterator[None]:
+        """Have what an error suggests reach this cluster: who reads it runs it as it is printed."""
+        try:
+            yield
+        except EnvironmentFault as error:
+            given = self.settings.connection
+            options = {"security.protocol": given.get("security_protocol", "PLAINTEXT")}
+            error.args = (KafkaConnection(",".join(given["bootstrap_servers"]), options).complete(str(error)),)
+            raise
 
     @override
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:

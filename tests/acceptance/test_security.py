@@ -160,7 +160,7 @@ def test_what_is_refused_is_named_at_once(secured: SecuredBroker, stage: Stage, 
         assert text not in worker.log
     if name == "a wrong password, PLAIN":
         code, shown = retryapp(stage, "pending", "list", "-A", "app")
-        assert (code, shown["error"]["type"]) == (3, "AccessDeniedError")
+        assert (code, shown["error"]["type"]) == (3, "LoginRefusedError")
 
 
 def test_no_credentials_at_all(secured: SecuredBroker, stage: Stage) -> None:

@@ -19,7 +19,7 @@ from faust.auth import GSSAPICredentials, OAuthCredentials, SASLCredentials, SSL
 from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth, server_list
 
 from retryapp.core.errors import BrokerUnreachableError, InvalidSettingError
-from retryapp.kafka import AccessDeniedError, ContextRefusedError, KafkaConnection
+from retryapp.kafka import ContextRefusedError, KafkaConnection, LoginRefusedError
 
 _DEFAULT_PORT = 9092
 _OPTIONS: Final = "Retries(admin_options=…)"
@@ -59,7 +59,7 @@ def prove_login(app: faust.App, *, timeout_s: float) -> None:
     without credentials, and with tokens (their provider belongs to the app's event loop).
 
     Raises:
-        AccessDeniedError: name, password or mechanism were refused.
+        LoginRefusedError: name, password or mechanism were refused.
         ContextRefusedError: one side refused the other's certificate.
         BrokerUnreachableError: no address answered.
     """
@@ -80,7 +80,8 @@ async def _log_in(options: dict[str, Any], client_id: str, timeout_s: float) -> 
                 host.strip("[]"), int(port), client_id=client_id, request_timeout_ms=int(timeout_s * 1000), **options
             )
         except (SaslAuthenticationFailed, UnsupportedSaslMechanismError) as error:
-            raise AccessDeniedError(doing, where, str(error)) from error
+            user = options.get("sasl_plain_username")
+            raise LoginRefusedError(doing, where, f"{error}{f' (user {user!r})' if user else ''}") from error
         except ssl.SSLError as error:
             raise ContextRefusedError(doing, where, str(error)) from error
         except (OSError, TimeoutError, KafkaError) as error:  # try the next address

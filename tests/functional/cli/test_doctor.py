@@ -99,8 +99,10 @@ def test_what_is_wrong_is_found_with_its_remedy(retryapp, module, topology, boot
     found = by_name(done)
     topic = found[f"topic {changelog}"]
     assert (topic["seen"], topic["expected"]) == ("cleanup.policy=delete", "compact")
-    assert "kafka-configs.sh" in topic["remedy"]
-    assert found[f"offset of {topology.main}[1]"]["seen"] == "99"
+    assert f"kafka-configs.sh --bootstrap-server {bootstrap} --alter --topic {changelog} " in topic["remedy"]
+    offset = found[f"offset of {topology.main}[1]"]
+    assert offset["seen"] == "99"
+    assert f"kafka-consumer-groups.sh --bootstrap-server {bootstrap} --group {module} " in offset["remedy"]
     assert "protocol range" in found[f"group {module}"]["seen"]
     assert f"problem: topic {changelog}: cleanup.policy=delete" in shown.out
     assert shown.out.splitlines()[-1].startswith("3 problems, 0 warnings")

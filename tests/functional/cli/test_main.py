@@ -125,3 +125,10 @@ def test_every_command_has_help(path: tuple[str, ...], command: click.Command, r
     assert "Usage: retryapp" in shown.out
     assert command.help
     assert all(option.help for option in command.params if isinstance(option, click.Option))
+
+
+@pytest.mark.parametrize("group", ["broker", "dead", "handler", "job", "outage", "pending", "pipeline", "topics"])
+def test_a_group_lists_whole_sentences(retryapp: Callable[..., Any], group: str) -> None:
+    """In a narrow terminal, too, what a command does is not cut."""
+    listed = retryapp(group, "--help").out.partition("Commands:")[2]
+    assert "..." not in listed

@@ -22,11 +22,12 @@ def deleted(operator: Operator, topic: str, before: int) -> bool:
     return False
 
 
-def test_from_nothing_to_topics_that_are_fine(retryapp, module):
+def test_from_nothing_to_topics_that_are_fine(retryapp, module, bootstrap):
     """A missing main topic is a finding; it is created on request; then all topics are as required."""
     first = retryapp("plan", "-A", module)
     assert first.code == 1
     assert f"orders-{module} does not exist" in first.out
+    assert f"(kafka-topics.sh --bootstrap-server {bootstrap} --create --topic orders-{module} " in first.out
     assert "1 of 1 topics prevent the application from starting" in first.out
     assert "\npolicy 5m*2 30m*3 1h; timeout=5m\nretries 50/s in the whole group\n" in first.out
 

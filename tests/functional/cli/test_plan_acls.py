@@ -111,11 +111,15 @@ def test_rights_are_printed_without_a_broker(retryapp, group, tmp_path):
         assert words in shown.out
     lines = commands(shown.out)
     assert len(lines) == 5
-    assert all(f"--allow-principal User:{group} " in line for line in lines)
+    assert all(f"--allow-principal User:{USER} " in line for line in lines), "the workers' login"
+    assert all("--bootstrap-server 127.0.0.1:1 --command-config FILE --add " in line for line in lines)
+    assert "FILE has the properties of a login that may grant rights" in shown.out
+    assert "is a guess" not in shown.out
+    assert PASSWORD not in shown.out
 
     report = retryapp("plan", "-A", group, "--acls", "--principal", "User:CN=billing", "--json").json
     assert report["principal"] == "User:CN=billing"
-    assert [line.replace("User:CN=billing", f"User:{group}") for line in report["commands"]] == lines
+    assert [line.replace("User:CN=billing", f"User:{USER}") for line in report["commands"]] == lines
     assert {acl["resource"] for acl in report["acls"]} == set(KINDS)
     assert {acl["resource"] for acl in report["acls"] if not acl["needed"]} == {"Cluster"}
     created = retryapp("plan", "-A", group, "--acls", "--create-main", 3, "--json").json
@@ -123,6 +127,16 @@ def test_rights_are_printed_without_a_broker(retryapp, group, tmp_path):
 
     for option in ("--principal", "--publishes"):
         assert f"{option} goes with --acls" in retryapp("plan", "-A", group, option, "User:x").err
+
+
+def test_a_principal_that_nobody_knows_is_a_guess(retryapp, module, bootstrap):
+    """Without a login, or with a certificate alone, the group's name stands in for it, and the output says so."""
+    shown = retryapp("plan", "-A", module, "--acls")
+    assert (
+        f"User:{module} is a guess: the app has no login with a name. Name the workers' with --principal." in shown.out
+    )
+    assert all(f"--bootstrap-server {bootstrap} --add " in line for line in commands(shown.out))
+    assert "is a guess" not in retryapp("plan", "-A", module, "--acls", "--principal", "User:CN=billing").out
 
 
 def test_topics_that_handlers_publish_to(retryapp, group, tmp_path):

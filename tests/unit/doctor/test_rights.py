@@ -7,11 +7,12 @@ import shlex
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor.findings import Severity
 from retryapp.doctor.group import judge_rights
-from retryapp.kafka import TopicState
+from retryapp.kafka import KafkaConnection, TopicState
 from retryapp.kafka.acls import Resource, acl_commands, needed_acls
 
 ORDERS = HandlerTopology(group="billing", main="orders")
 CARDS = HandlerTopology(group="billing", main="cards")
+HERE = KafkaConnection("h:1")
 OURS = {"DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE"}
 MAIN = {"DESCRIBE", "DESCRIBE_CONFIGS", "READ"}
 
@@ -45,7 +46,7 @@ def test_a_handler_that_publishes_what_is_due_again_writes_to_its_main_topic() -
 
 def test_the_commands_grant_all_of_it() -> None:
     """One for each resource, quoted for a shell."""
-    words = [shlex.split(line) for line in acl_commands(needed_acls([ORDERS]), bootstrap="h:1", principal="User:a b")]
+    words = [shlex.split(line) for line in acl_commands(needed_acls([ORDERS]), HERE, principal="User:a b")]
     start = ["kafka-acls.sh", "--bootstrap-server", "h:1", "--add", "--allow-principal", "User:a b"]
     assert all(line[:6] == start for line in words)
     prefixed = ["--resource-pattern-type", "prefixed"]
@@ -57,6 +58,14 @@ def test_the_commands_grant_all_of_it() -> None:
         ["--cluster"],
     ]
     assert sum(line.count("--operation") for line in words) == len(needed_acls([ORDERS]))
+
+
+def test_the_commands_log_in_where_the_cluster_wants_it() -> None:
+    """As they are printed they would be refused by a listener with TLS or a login."""
+    secured = KafkaConnection("h:1", {"security.protocol": "SASL_SSL", "sasl.password": "hunter2"})
+    for line in acl_commands(needed_acls([ORDERS]), secured, principal="User:a"):
+        assert line.startswith("kafka-acls.sh --bootstrap-server h:1 --command-config FILE --add ")
+        assert "hunter2" not in line
 
 
 def topic(*operations: str) -> TopicState:
@@ -90,7 +99,7 @@ def test_what_is_missing_is_named() -> None:
     )
     assert found.severity is Severity.PROBLEM
     assert found.seen == "not allowed: WRITE on topic billing.orders.dlq, READ on topic orders, READ on the group"
-    assert "plan --acls" in found.remedy
+    assert "plan -A MODULE --acls" in found.remedy
     assert cluster.severity is Severity.NOTE
     assert cluster.seen == "not allowed: DESCRIBE_CONFIGS, IDEMPOTENT_WRITE"
 

@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from retryapp.core.errors import BrokerUnreachableError, EnvironmentFault, InvalidSettingError, TopicMissingError
 from retryapp.kafka import AccessDeniedError, KafkaConnection, KafkaRequestError
 from retryapp.kafka.connection import named_error
-from retryapp.kafka.errors import CertificateRefusedError
+from retryapp.kafka.errors import CertificateRefusedError, LoginRefusedError
 
 SECRETS = {
     "sasl.password": "hunter2",
@@ -18,6 +18,8 @@ SECRETS = {
     "sasl.oauthbearer.client.secret": "hunter2",
     "sasl.oauthbearer.config": "hunter2",
 }
+
+HERE = KafkaConnection("b:9092")
 
 
 def test_secrets_are_never_shown():
@@ -62,7 +64,8 @@ def test_a_wrong_option_is_named_and_its_secret_neighbour_not_shown():
         (KafkaError._RESOLVE, BrokerUnreachableError),
         (KafkaError._SSL, BrokerUnreachableError),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessDeniedError),
-        (KafkaError.SASL_AUTHENTICATION_FAILED, AccessDeniedError),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, LoginRefusedError),
+        (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, AccessDeniedError),
         (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissingError),
         (KafkaError.INVALID_REPLICATION_FACTOR, KafkaRequestError),
     ],
@@ -81,11 +84,11 @@ def test_every_client_error_gets_a_name(code, expected):
 @pytest.mark.parametrize(
     ("hint", "expected"),
     [
-        ("SASL authentication error: Authentication failed: Invalid username or password", AccessDeniedError),
+        ("SASL authentication error: Authentication failed: Invalid username or password", LoginRefusedError),
         (
             "SASL SCRAM-SHA-256 mechanism handshake failed: Broker: Unsupported SASL mechanism: broker's supported "
             "mechanisms: PLAIN",
-            AccessDeniedError,
+            LoginRefusedError,
         ),
         (
             "SSL handshake failed: error:0A000086:SSL routines::certificate verify failed: broker",
@@ -114,6 +117,45 @@ def test_a_refusal_is_told_from_silence(hint, expected):
     assert expected is not BrokerUnreachableError or "could not list topics within 2 s" in str(error)
     assert "brokers are down" not in str(error)
     assert "ms in state" not in str(error)
+
+
+SECURED = KafkaConnection("b:9095", {"security.protocol": "SASL_SSL", "sasl.username": "ann", **SECRETS})
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (KafkaError.SASL_AUTHENTICATION_FAILED, "Correct the login: name, password and mechanism"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "Grant the right: 'retryapp plan"),
+    ],
+)
+def test_a_refusal_names_the_user_and_the_one_remedy(code, advice):
+    """A wrong password is no matter of rights, and a missing right none of the password."""
+    text = str(named_error(KafkaError(code, "no."), SECURED, doing="look", tried_s=5))
+    assert f"no (user 'ann'). {advice}" in text
+    assert "hunter2" not in text
+    assert str(named_error(KafkaError(code, "no."), HERE, doing="look", tried_s=5)).count(".. ") == 0
+
+
+def test_a_broker_that_hangs_up_makes_the_protocol_the_suspect():
+    """Another kind of listener says nothing; where the client knows why, it is not suspected."""
+    silence = KafkaError(KafkaError._TRANSPORT)
+    for connection, protocol in ((HERE, "PLAINTEXT"), (SECURED, "SASL_SSL")):
+        hung_up = named_error(silence, connection, doing="look", tried_s=2, hints=["1/1 brokers are down"])
+        assert f"a client of another kind: this one is {protocol}" in str(hung_up)
+    refused = named_error(silence, HERE, doing="look", tried_s=2, hints=["Connection refused"])
+    assert "PLAINTEXT" not in str(refused)
+
+
+def test_suggested_commands_reach_the_cluster():
+    """All of Kafka's tools in a text, once each; a name without words after it is no command."""
+    text = "Set it: kafka-configs.sh --alter; or 'kafka-transactions.sh find-hanging'; see kafka-dump-log.sh. On"
+    shown = SECURED.complete(text)
+    assert "kafka-configs.sh --bootstrap-server b:9095 --command-config FILE --alter" in shown
+    assert "kafka-transactions.sh --bootstrap-server b:9095 --command-config FILE find-hanging" in shown
+    assert shown.endswith("see kafka-dump-log.sh. On")
+    assert SECURED.complete(shown) == shown
+    assert HERE.complete("kafka-configs.sh --alter") == "kafka-configs.sh --bootstrap-server b:9092 --alter"
 
 
 def test_long_values_are_not_shown():

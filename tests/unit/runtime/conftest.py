@@ -126,7 +126,7 @@ def make_lane(kafka: Kafka, tmp_path: Path) -> MakeLane:
             store_dir=tmp_path,
         )
         settings = ClientSettings(
-            connection={"bootstrap_servers": "kafka:9092", "security_protocol": "SSL"},
+            connection={"bootstrap_servers": ["kafka:9092"], "security_protocol": "SSL"},
             client_id="shop",
             request_timeout_ms=1_234,
             max_batch_size=5_678,

@@ -52,7 +52,10 @@ async def test_records_that_were_deleted_unread_are_refused_with_their_number(
     assert (error.topic, error.partition, error.committed, error.first, error.end) == ("orders", 1, 90, 100, 150)
     assert "orders[1]: the group is at offset 90, but the topic has 100 to 150" in str(error)
     assert "up to 10 records were deleted unread" in str(error)
-    assert "--group app --reset-offsets --topic orders:1 --to-earliest --execute" in str(error)
+    assert (
+        "kafka-consumer-groups.sh --bootstrap-server kafka:9092 --command-config FILE --group app --reset-offsets "
+        "--topic orders:1 --to-earliest --execute"
+    ) in str(error), "it can be run as it is printed"
     assert noted == []
 
 

@@ -12,17 +12,19 @@ from aiokafka.errors import (
     CoordinatorNotAvailableError,
     IllegalGenerationError,
     IllegalOperation,
+    KafkaError,
     MessageSizeTooLargeError,
     NotEnoughReplicasError,
     ProducerFenced,
     RebalanceInProgressError,
     TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
     UnknownMemberIdError,
 )
 from kafka_fakes import BATCH, DLQ, LOGGED, MAIN, PUBLISHED, RETRY, WRITTEN_DOWN, Kafka, MakeLane, progress
 
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import HandOffRefusedError, TooFewCopiesError
+from retryapp.core.lane_errors import HandOffRefusedError, RightMissingError, TooFewCopiesError
 from retryapp.core.publication import Destination, Publication, TopicLook
 from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
@@ -142,6 +144,28 @@ async def test_a_topic_that_a_transaction_may_not_have_is_noted(lane: KafkaTrans
     kafka.acknowledged.set()
     assert destination.fresh(1.0)
     assert destination.problem == "this login may not write to it; it needs WRITE"
+
+
+async def test_offsets_that_may_not_be_committed_name_topic_and_right(lane: KafkaTransport, kafka: Kafka) -> None:
+    """The client ends its sender, and says only "Unexpected error during batch delivery"."""
+    await lane.fence()
+    kafka.offsets_error = KafkaError("Unexpected error during batch delivery")
+    kafka.offsets_error.__cause__ = TopicAuthorizationFailedError()
+    with pytest.raises(RightMissingError, match=f"group app .* of {MAIN.topic}: this login needs READ there"):
+        await lane.commit(LaneBatch(offsets={MAIN: 8}))
+
+
+async def test_a_transactional_id_that_may_not_be_used_names_the_right(
+    lane: KafkaTransport, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker says it when the lane fences its predecessor; an error number alone would help nobody."""
+
+    async def refused(_: object) -> None:
+        raise TransactionalIdAuthorizationFailed(lane.place.name)
+
+    monkeypatch.setattr(type(lane), "start_producer", refused)
+    with pytest.raises(RightMissingError, match=f"transactional id {lane.place.name} .* needs WRITE on it"):
+        await lane.fence()
 
 
 async def test_a_request_that_gets_no_answer_is_repeated_within_its_transaction(
