@@ -79,18 +79,10 @@ async def job(answers: Answers, question: Question) -> Facts:
 
 async def refused(answers: Answers, question: Question) -> Facts:
     """Return which letters a job has refused, of those that have events."""
-    info, until_s = answers.get_handler_or_404(question.main), time.monotonic() + PREVIEW_S
+    info = answers.get_handler_or_404(question.main)
     mine, silent, _ = await _parts(answers, info.main, question.job)
-    found: Refused = await _readings.take(
-        lambda: answers.view.on_topics(
-            info.main,
-            steering.read_refused,
-            question.job,
-            mine,
-            lambda: time.monotonic() < until_s,
-            most=MOST_REFUSED,
-        )
-    )
+    asked = (info.main, steering.read_refused, question.job, mine)
+    found: Refused = await _readings.read(answers.view.on_topics, *asked, seconds=PREVIEW_S, most=MOST_REFUSED)
     total = steering.summed(mine).refused.total()
     return {"main": info.main, "job": question.job, "silent": silent, "refused": total, **found._asdict()}
 
