@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from retryapp.kafka import KafkaAdmin, Positions
+from retryapp.pipeline.errors import OtherClusterError
 from retryapp.pipeline.sources import Life, find_sources, places_of
 from retryapp.pipeline.state import State, read_state
 from retryapp.pipeline.tables import Tables
@@ -70,7 +71,8 @@ class Look:
 def look_up(tables: Tables, admin: KafkaAdmin, group: str) -> Look:
     """Compare a group's topics with what the lake knows; changes nothing."""
     state, cluster_id = read_state(tables), admin.cluster_id()
-    state.check_cluster(cluster_id, tables.lake.uri)
+    if state.cluster_id not in {None, cluster_id}:
+        raise OtherClusterError(tables.lake.uri, str(state.cluster_id), cluster_id)
     return compare(state, admin, group, find_sources(admin, group, state.of_group(group)), cluster_id=cluster_id)
 
 
@@ -100,18 +102,13 @@ def compare(state: State, admin: KafkaAdmin, group: str, sources: Sequence[Life]
             positions[source.topic, number] = max(begin, position)
     present = {life.topic: life.topic_id for life in lives}
     for life in state.of_group(group):
-        if present.get(life.topic) != life.topic_id:
-            gaps += _end_of(life, RECREATED if life.topic in present else DELETED)
+        if present.get(life.topic) != life.topic_id:  # where its partitions ended is not known any more
+            reason = RECREATED if life.topic in present else DELETED
+            gaps += [Gap(life, number, offset or 0, None, reason) for number, offset in enumerate(life.next)]
     return Look(
         cluster_id=cluster_id, state=state, positions=positions, ends=ends,
         gaps=tuple(gaps), lives=tuple(lives), fresh=tuple(fresh),
     )  # fmt: skip
-
-
-def _end_of(life: Life, reason: str) -> Iterator[Gap]:
-    """Yield the gaps at the end of a life: where its partitions ended is not known any more."""
-    for number, offset in enumerate(life.next):
-        yield Gap(life, number, offset or 0, None, reason)
 
 
 def next_ranges(positions: Offsets, ends: Offsets, most: int) -> tuple[Offsets, Offsets]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from retryapp.core.errors import DamagedRowError
 from retryapp.core.rows import decode_row
-from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, find_handlers, fold_changelog, read_topic
 from retryapp.pipeline.sources import retention_of, stations_of
 
@@ -23,8 +22,9 @@ class Remains:
 def find_remains(admin: KafkaAdmin, group: str, key: bytes) -> tuple[Remains, ...]:
     """Count a key's records on a group's main, retry and dead-letter topics, and those that wait on its changelogs."""
     handlers, names = find_handlers(admin, group), admin.topic_names()
+    archived = {name for name, (topology, _) in stations_of(handlers, names).items() if name != topology.events}
     found = []
-    for name, kept_ms in retention_of(admin, _holding_keys(handlers, names)).items():
+    for name, kept_ms in retention_of(admin, archived | {topology.main for topology in handlers}).items():
         times = [record.timestamp_ms for record in read_topic(admin.connection, name) if record.key == key]
         if not times:
             continue
@@ -43,8 +43,3 @@ def _is_of(key: bytes, row: bytes) -> bool:
         return decode_row(row).key == key
     except DamagedRowError:
         return key in row
-
-
-def _holding_keys(handlers: tuple[HandlerTopology, ...], names: tuple[str, ...]) -> set[str]:
-    archived = {name for name, (topology, _) in stations_of(handlers, names).items() if name != topology.events}
-    return archived | {topology.main for topology in handlers}

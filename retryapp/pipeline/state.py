@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
-from retryapp.pipeline.errors import NewerLakeError, OtherClusterError, TableReplacedError
+from retryapp.pipeline.errors import NewerLakeError, TableReplacedError
 from retryapp.pipeline.sources import Life
 from retryapp.pipeline.tables import RECORDS_TABLE, Tables
 
@@ -47,11 +47,6 @@ class State:
     def of_group(self, group: str) -> tuple[Life, ...]:
         """Return the lives of a group's topics that have not ended."""
         return tuple(life for life in self.lives if life.group == group and life.next and not life.over)
-
-    def check_cluster(self, cluster_id: str, lake: str) -> None:
-        """Raise if the lake has another cluster's records."""
-        if self.cluster_id not in {None, cluster_id}:
-            raise OtherClusterError(lake, str(self.cluster_id), cluster_id)
 
     def after(self, group: str, present: Sequence[Life], cluster_id: str, run_id: str) -> State:
         """Return the state that a commit makes of this one: the group has these lives, its others are over."""

@@ -75,7 +75,10 @@ def test_small_files_are_joined_and_the_state_is_found_behind_that(
 def test_rows_that_are_not_on_this_machine_are_found_out(
     spark: SparkSession, group: Group, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cluster's workers wrote them to disks of their own; what the error says undoes that."""
+    """A cluster's workers wrote them to disks of their own; what the error says undoes that.
+
+    What it says of a new lake is tried on a real cluster, in `test_crashes`.
+    """
     check, cluster = Tables.check_shared, Mock()
     cluster.sparkContext.master = "spark://master:7077"
 
@@ -84,18 +87,14 @@ def test_rows_that_are_not_on_this_machine_are_found_out(
         monkeypatch.setattr(tables, "spark", cluster)
         check(tables)
 
-    def undo() -> str:
-        group.send_dead(4)
-        with monkeypatch.context() as apart:
-            apart.setattr(Tables, "check_shared", elsewhere)
-            with pytest.raises(LakeNotSharedError, match="mount its folder on all nodes") as found:
-                group.archive(spark, lake).run_once()
-        return str(found.value)
-
-    assert "Undo that: remove the lake, which is new" in undo()
-    shutil.rmtree(tmp_path / "lake")
+    group.send_dead(4)
     assert group.archive(spark, lake).run_once().rows == 4
-    (restore,) = re.findall(r"RESTORE delta\.`.*` TO VERSION AS OF \d+", undo())
+    group.send_dead(4)
+    with monkeypatch.context() as apart:
+        apart.setattr(Tables, "check_shared", elsewhere)
+        with pytest.raises(LakeNotSharedError, match="mount its folder on all nodes") as found:
+            group.archive(spark, lake).run_once()
+    (restore,) = re.findall(r"RESTORE delta\.`.*` TO VERSION AS OF \d+", str(found.value))
     spark.sql(restore).collect()
     assert group.archive(spark, lake).run_once().rows == 4
     assert places_of(tmp_path / "lake") == group.places()

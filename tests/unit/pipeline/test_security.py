@@ -10,18 +10,8 @@ import pytest
 from retryapp.core.errors import InvalidSettingError
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.connection import is_secret
-from retryapp.pipeline.read import kafka_options
 from retryapp.pipeline.security import java_options
 from retryapp.pipeline.session import REDACTED
-
-
-def test_plain_text_needs_nothing() -> None:
-    """Only what every read sets."""
-    assert kafka_options(KafkaConnection("localhost:9092")) == {
-        "kafka.bootstrap.servers": "localhost:9092",
-        "kafka.isolation.level": "read_committed",
-        "includeHeaders": "true",
-    }
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
