@@ -35,14 +35,14 @@ from retryapp.lookup.records import (
     place_of,
     whole_entry,
 )
-from retryapp.ports import PAGES_PREFIX, Activity, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo
+from retryapp.ports import ELSEWHERE, PAGES_PREFIX, Activity, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
 from retryapp.web.access import NOBODY, Operators, Person, Role
 from retryapp.web.attention import needs_action, paused_text
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
 from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_found, not_open, not_ready
-from retryapp.web.figures import ELSEWHERE, OPEN, partition_facts, totals, web_url
+from retryapp.web.figures import OPEN, partition_facts, totals, web_url
 from retryapp.web.group import Causes, Group, group_of
 from retryapp.web.lists import Listing, chosen_of, dead_here, merged_facts, waiting_here
 from retryapp.web.peers import PART, SIGNATURE, Peers, spread

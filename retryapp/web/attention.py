@@ -12,8 +12,8 @@ from retryapp.core.metadata import STOPPED_TIER
 from retryapp.core.row_keys import BEFORE_STOPPED
 from retryapp.lookup.jobs import by_job, summed
 from retryapp.lookup.records import Facts, known_sum
-from retryapp.ports import PAGES_PREFIX, PartitionInfo
-from retryapp.web.figures import ELSEWHERE, OPEN, Rates, open_circuits
+from retryapp.ports import ELSEWHERE, PAGES_PREFIX, PartitionInfo
+from retryapp.web.figures import OPEN, Rates, open_circuits
 from retryapp.web.render import due_text, spaced
 
 LATE_MS: Final = 60_000

@@ -11,10 +11,8 @@ from retryapp.core.causes import OTHER_CAUSE
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.lookup.records import Facts, known_sum
-from retryapp.ports import Activity, CauseTrends, CircuitInfo, PartitionInfo
+from retryapp.ports import ELSEWHERE, Activity, CauseTrends, CircuitInfo, PartitionInfo
 
-ELSEWHERE: Final = "elsewhere"
-"""State of a partition of another worker."""
 OPEN: Final = "open"
 """State of a partition that can be read."""
 CLOSED: Final = "closed"

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.jobs import Part
 from retryapp.lookup.records import Facts
-from retryapp.ports import Activity, CauseTrends, PartitionInfo
-from retryapp.web.figures import ELSEWHERE, Rates, other_owners, owner_of, rates_of, totals, trend_of
+from retryapp.ports import ELSEWHERE, Activity, CauseTrends, PartitionInfo
+from retryapp.web.figures import Rates, other_owners, owner_of, rates_of, totals, trend_of
 from retryapp.web.peers import Answer, HandlerPart, SpreadCause
 
 Causes = Mapping[int, Sequence[CauseCount]]

@@ -22,10 +22,10 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, with_dead_letters
 from retryapp.lookup.reading import Reading
 from retryapp.lookup.records import Facts
-from retryapp.ports import PAGES_PREFIX
+from retryapp.ports import ELSEWHERE, PAGES_PREFIX
 from retryapp.web.answers import READ_TIMEOUT_S, Answers, origin_asked
 from retryapp.web.errors import bad_parameter, not_found
-from retryapp.web.figures import ELSEWHERE, web_url
+from retryapp.web.figures import web_url
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 
 from retryapp.core.errors import RetryAppError
 from retryapp.lookup.records import Facts
-from retryapp.ports import PartitionInfo, PartitionLag
+from retryapp.ports import ELSEWHERE, PartitionInfo, PartitionLag
 from retryapp.web.answers import Answers
-from retryapp.web.figures import ELSEWHERE, OPEN, owner_of, partition_facts, web_url
+from retryapp.web.figures import OPEN, owner_of, partition_facts, web_url
 from retryapp.web.query import Question
 
 DUE_ROWS: Final = 1_000

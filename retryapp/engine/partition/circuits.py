@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from retryapp.core.circuit import MOST_SPELLS, KeptCircuit, Transition
@@ -79,7 +80,7 @@ def tell(
     change: Transition,
     circuit: str,
 ) -> None:
-    """Have the lane write a change down, and publish it; a lane that closes meanwhile drops both."""
+    """Have the lane write a change down, and publish it, in one turn; a lane that closes meanwhile drops both."""
     handler = context.handler
     event = CircuitChanged(
         group=handler.group,
@@ -102,7 +103,6 @@ def tell(
         message=change.cause or None,
     )
     sent = to_event(event, topology=handler.topology, partition=partition)
+    written = Turn(patient=True) if kept is None else kept.note(change, circuit)
     with suppress(LaneClosedError):
-        if kept is not None:
-            submit(kept.note(change, circuit))
-        submit(Turn(publishes=(sent,), observations=(seen,), patient=True))
+        submit(replace(written, publishes=(sent,), observations=(seen,)))

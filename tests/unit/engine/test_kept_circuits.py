@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from test_pace import BREAKER, Service, partition, pass_time, state, told
 
 from retryapp import RetryPolicy, Unavailable
 from retryapp.core.circuit import MOST_SPELLS, Circuit, CircuitBreaker, CircuitState, KeptCircuit
+from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering, read_steering
+from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.marks import PROGRESS, read_progress
 from retryapp.engine.handler.handler import Delivery
 from retryapp.ports import Event, TopicPartition
@@ -71,6 +74,26 @@ async def test_a_restart_in_an_outage_begins_half_open_and_says_why() -> None:
         seen = [each for each in orders.observer.seen if each.event is Event.CIRCUIT]
         assert [(each.state, each.message) for each in seen] == [("half-open", cause)]
         assert told(orders) == ["open", "half-open"]
+
+
+async def test_nothing_is_told_of_a_circuit_that_cannot_be_written_down() -> None:
+    """The changelog refuses it for a while: an owner that came then would know nothing of what was told."""
+    async with partition(Service(BankDownError())) as orders:
+        produce, refuses = orders.transport.broker.produce, [True]
+
+        def refuse(name: str, epoch: int, records: Sequence[Outgoing]) -> list[int]:
+            for out in records:
+                if refuses and out.key == PROGRESS and read_steering(read_progress(out.value or b"").steering).circuits:
+                    raise HandOffRefusedError(out.topic, "MessageSizeTooLargeError", len(out.value or b""))
+            return produce(name, epoch, records)
+
+        orders.transport.broker.produce = refuse  # type: ignore[method-assign]
+        await orders.send(*FEW[:4])
+        await orders.advance(10)
+        assert (state(orders), told(orders), steering(orders).circuits) == (OPEN, [], {})
+        refuses.clear()
+        await orders.advance(1_500)
+        assert (told(orders), kept(orders).state) == (["open"], OPEN)
 
 
 async def test_restarts_in_an_outage_spend_no_attempt() -> None:
