@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,9 @@ def analyse(
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     now_ms = SystemClock().wall_ms
     compared = shown = None
-    if page is not None:  # while the JVM starts: it takes a second
+    if page is not None:
+        _check_folder(page)
+        # while the JVM starts: it takes a second
         threading.Thread(target=import_module, args=("retryapp.pipeline.report.page",), daemon=True).start()
     try:
         with spark_job(session) as (spark, stopped):
@@ -160,13 +163,16 @@ def report(
     \b
     Exit codes: 0 every check holds, 1 a check fails.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
+    if not as_json:
+        _check_folder(out)
     now_ms = SystemClock().wall_ms()
     with spark_job(session) as (spark, _):
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.report.facts import collect
 
         since_ms = None if since is None else now_ms - since
-        facts = collect(spark, open_lake(spark, lake), now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
+        opened = open_lake(spark, lake, must_exist=True)
+        facts = collect(spark, opened, now_ms=now_ms, within_ms=within_ms, since_ms=since_ms)
     emit(facts, "" if as_json else _write(out, facts), as_json=as_json)
     failed = any(check["severity"] == "error" and check["failures"] for check in facts["checks"])
     return ExitCode.FINDING if failed else ExitCode.FINE
@@ -202,8 +208,8 @@ def causes(
     \b
     Examples:
       retryapp pipeline causes --since 7d
-      retryapp pipeline causes --resolve 3f6a91c2 --note "payments 2.4"
-      retryapp pipeline causes --ignore 3f6a91c2 --until 30d
+      retryapp pipeline causes --resolve c1-3f9ca81b02 --note "payments 2.4"
+      retryapp pipeline causes --ignore c1-3f9ca81b02 --until 30d
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     if until is not None and not ignore:
         raise click.UsageError("--until goes with --ignore")
@@ -214,7 +220,7 @@ def causes(
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.report.facts import causes_of
 
-        opened = open_lake(spark, lake)
+        opened = open_lake(spark, lake, must_exist=True)
         rows = causes_of(spark, opened, now_ms=now_ms)
         wanted = {**dict.fromkeys(resolve, RESOLVED), **dict.fromkeys(ignore, IGNORED), **dict.fromkeys(reopen, OPEN)}
         found = {cause: state for name, state in wanted.items() for cause in chosen(rows, name, main=main)}
@@ -226,10 +232,11 @@ def causes(
             )  # fmt: skip
             known.put(decision)
         shown = causes_of(spark, opened, now_ms=now_ms, since_ms=None if since is None else now_ms - since)
-    names = ("cause", "topic", "what", "decision", "change", "dead", "waiting", "recovered", "failed attempts")
+    names = ("cause", "topic", "what", "reason", "decision", "change", "dead", "waiting", "recovered", "attempts")
     lines = [
         (
-            row["fingerprint"], row["main"], row["template"] or row["error_type"], row["decision"], row["change"] or "",
+            row["cause_id"], row["main"], row["template"] or row["error_type"], row["reason"] or "",
+            row["decision"], row["change"] or "",
             *(f"{row[name]:,}" for name in ("dead", "pending", "recovered", "failures")),
         )
         for row in shown
@@ -255,6 +262,12 @@ def _archive_until(after: Path, archives: Sequence[Archive], wait_s: float, stop
     while not after.exists():
         if stopped.wait(POLL_S):
             raise KeyboardInterrupt
+
+
+def _check_folder(page: Path) -> None:
+    """Refuse a page whose folder cannot take it: before a minute's work, not after it."""
+    if not os.access(page.absolute().parent, os.W_OK):
+        raise click.UsageError(f"{page} cannot be written: its folder is not there, or belongs to others")
 
 
 def _write(out: Path, facts: Mapping[str, Any]) -> str:
@@ -287,7 +300,7 @@ def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken
     from retryapp.pipeline.analysis.derived import Derived
 
     admin, differences, at_rest, total = KafkaAdmin(connection), [], True, Counter[str]()
-    rows = (Derived(spark, lake).result() or {})["ledger"]
+    rows = Derived(spark, lake).last_result()["ledger"]
     for cut in taken:
         group = cut.group
         for topology in (each for each in find_handlers(admin, group) if each.main not in cut.gone):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -18,22 +17,11 @@ from retryapp.cli._target import decoding_of, resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.causes import OTHER_CAUSE, cause_bytes
 from retryapp.core.classify import DeadReason
-from retryapp.core.control import JOB_ID, Refusal, Verb
-from retryapp.core.jobs import MOST_NAMED, JobVerb, LetterFilter, Part, PartState
+from retryapp.core.control import Refusal, Verb
+from retryapp.core.jobs import LetterFilter, Part, PartState
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
-from retryapp.lookup.jobs import (
-    Order,
-    Told,
-    begin,
-    job_facts,
-    outcomes,
-    parts_of,
-    progress_facts,
-    read_refused,
-    summed,
-    tell_job,
-)
+from retryapp.lookup.jobs import Order, Told, begin, job_facts, outcomes, parts_of, summed
 from retryapp.lookup.previews import Preview, preview
 
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field", "from_ms", "until_ms")
@@ -199,7 +187,7 @@ def watch(
                     whole = summed(parts)
                     bar.update(task, completed=whole.done + whole.refused.total())
                 elif letters is None:
-                    return show_job(connection, topology, job, as_json=as_json)  # it is unknown
+                    return unknown_job(job, as_json=as_json)
                 time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             stderr_console.print(
@@ -207,56 +195,14 @@ def watch(
             )
             raise
     whole = summed(parts)
-    emit(job_facts(job, parts), _job_text(job, parts), as_json=as_json)
+    emit(job_facts(job, parts), job_text(job, parts), as_json=as_json)
     return ExitCode.FINE if whole.state is PartState.ENDED and not whole.refused else ExitCode.FINDING
 
 
-def show_jobs(connection: KafkaConnection, topology: HandlerTopology, *, as_json: bool) -> ExitCode:
-    jobs = parts_of(connection, topology)
-    wholes = {job: summed(parts) for job, parts in jobs.items()}
-    rows = [[job, each.verb, str(each.state), str(each.done), str(each.refused.total()), each.by, each.why]
-            for job, each in wholes.items()]  # fmt: skip
-    text = table(["job", "", "state", "done", "refused", "by", "why"], rows)
-    text = text if rows else "no jobs; one that still waits for a worker is not listed"
-    emit({"jobs": [job_facts(job, parts) for job, parts in jobs.items()]}, text, as_json=as_json)
-    return ExitCode.FINE
-
-
-def show_job(connection: KafkaConnection, topology: HandlerTopology, job: str, *, as_json: bool) -> ExitCode:
-    parts = parts_of(connection, topology).get(job)
-    if parts is None:
-        return _unknown(job, as_json=as_json)
-    emit(progress_facts(job, parts), _job_text(job, parts), as_json=as_json)
-    return ExitCode.FINE
-
-
-def show_refused(connection: KafkaConnection, topology: HandlerTopology, job: str, *, as_json: bool) -> ExitCode:
-    parts = parts_of(connection, topology).get(job)
-    if parts is None:
-        return _unknown(job, as_json=as_json)
-    letters, total = read_refused(connection, topology, job, parts).letters, summed(parts).refused.total()
-    rows = [[each["failure_id"] or "-", each["refused"], each["text"]] for each in letters]
-    text = f"{table(['failure id', 'refused', ''], rows)}\n" if rows else ""
-    text += f"{len(letters)} of {total} refused letters; each partition names its first {MOST_NAMED:,}"
-    emit({"job": job, "refused": total, "letters": letters}, text, as_json=as_json)
-    return ExitCode.FINE
-
-
-def _unknown(job: str, *, as_json: bool) -> ExitCode:
+def unknown_job(job: str, *, as_json: bool) -> ExitCode:
     text = f"no partition knows job {job}: no worker has taken it yet, all have refused it, or it was over long ago"
     emit({"job": job, "found": False}, text, as_json=as_json)
     return ExitCode.FINDING
-
-
-def steer_job(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
-    if not re.fullmatch(JOB_ID, job):
-        raise click.UsageError(f"{job!r} is no id of a job")
-    connection, topology = only_handler(place)
-    told = tell_job(connection, topology, job, verb, by=by, why=why, wait_s=wait_ms / 1000)
-    if not told:
-        emit({"job": job, "found": False}, f"no job {job} goes on", as_json=as_json)
-        return ExitCode.FINDING
-    return answers({"job": job, "verb": verb}, told, as_json=as_json)
 
 
 def answers(facts: Mapping[str, Any], told: Told, *, as_json: bool) -> ExitCode:
@@ -272,7 +218,7 @@ def _end_text(verb: str, job: str) -> str:
     return f"{words}: retryapp job {verb} {place_text()} {job} --why TEXT"
 
 
-def _job_text(job: str, parts: Mapping[int, Part]) -> str:
+def job_text(job: str, parts: Mapping[int, Part]) -> str:
     whole = summed(parts)
     lines = [f"job {job}: {whole.verb}, {whole.state}; {whole.text}"]
     lines += [f"which were refused, and why: retryapp job refused {place_text()} {job}"] * bool(whole.refused)

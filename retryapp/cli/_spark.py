@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -22,7 +21,6 @@ from retryapp.cli._target import connect, reach
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import on_signals, stderr_console
 from retryapp.jvm import spark_jars
-from retryapp.pipeline.errors import SparkMissingError
 from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
 from retryapp.settings import load_settings
 
@@ -73,8 +71,6 @@ def lake_options(function: Callable[..., R]) -> Callable[..., R]:
     )
     @wraps(function)
     def with_lake(*, lake: str | None, master: str | None, memory: str, conf: tuple[str, ...], **others: Any) -> R:
-        if find_spec("pyspark") is None:
-            raise SparkMissingError("no module named 'pyspark'")
         settings = load_settings()
         pairs = {name: value for name, _, value in (each.partition("=") for each in conf)}
         options = SessionOptions(cache_dir=settings.cache_dir, master=master, memory=memory, conf=pairs)

@@ -39,7 +39,7 @@ def _upkeep(lake: str, session: SessionOptions, wait_s: float) -> Iterator[Upkee
         from retryapp.pipeline.upkeep import Upkeep
 
         now_ms = SystemClock().wall_ms
-        opened = open_lake(spark, lake)
+        opened = open_lake(spark, lake, must_exist=True)
         yield Upkeep(spark, opened, now_ms=now_ms, wait_s=wait_s, on_wait=print_waiting, stopped=stopped)
 
 
@@ -86,7 +86,7 @@ def gaps(*, names: tuple[str, ...], note: str, lake: str, session: SessionOption
         from retryapp.pipeline.gaps import Gaps
         from retryapp.pipeline.lake import open_lake
 
-        known = Gaps(Facts(spark, open_lake(spark, lake)))
+        known = Gaps(Facts(spark, open_lake(spark, lake, must_exist=True)))
         known.acknowledge(names, now_ms=now_ms, note=note)
         rows = known.rows()
     columns = ("gap", "topic", "partition", "from_offset", "to_offset", "reason", "note")

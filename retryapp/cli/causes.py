@@ -13,10 +13,11 @@ from retryapp.cli._output import instant, table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.causes import CauseCount, summed
-from retryapp.core.control import is_mark, is_open, mark_of
+from retryapp.core.control import is_open
 from retryapp.core.failed import failed_of, row_failed_of
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic, with_dead_letters
+from retryapp.kafka import KafkaConnection, fold_changelog
+from retryapp.lookup.records import Marks, place_of_letter, read_letters
 from retryapp.runtime.machine.clock import SystemClock
 
 
@@ -62,7 +63,7 @@ def list_causes(connection: KafkaConnection, topologies: Sequence[HandlerTopolog
         rows = fold_changelog(connection, topology.pending_changelog, lambda _, value: value)
         waits = summed(filter(None, map(row_failed_of, rows.values())))
         waiting = {each.cause_id: each.records for each in waits}
-        for each in summed(chain(waits, filter(None, _lying(connection, topology)))):
+        for each in summed(chain(waits, _open(connection, topology))):
             count = waiting.get(each.cause_id, 0)
             causes.append({
                 "main": topology.main, "cause_id": each.cause_id, "cause": each.name, "attempts": each.attempts,
@@ -72,13 +73,9 @@ def list_causes(connection: KafkaConnection, topologies: Sequence[HandlerTopolog
     return sorted(causes, key=lambda each: (-each["waiting"] - each["dead"], each["cause_id"]))
 
 
-def _lying(connection: KafkaConnection, topology: HandlerTopology) -> Iterator[CauseCount | None]:
-    for topic in with_dead_letters(topology, KafkaAdmin(connection).topic_names()).dlqs:
-        letters: dict[tuple[int, int], CauseCount | None] = {}
-        gone: dict[tuple[int, int], bool] = {}
-        for record in read_topic(connection, topic):
-            if not is_mark(record.headers):
-                letters[record.partition, record.offset] = failed_of(record.headers)
-            elif (mark := mark_of(record.headers, record.value)) is not None:
-                gone[record.partition, mark.letter] = not is_open(mark.mark)
-        yield from (failure for place, failure in letters.items() if not gone.get(place))
+def _open(connection: KafkaConnection, topology: HandlerTopology) -> Iterator[CauseCount]:
+    marks = Marks()
+    failures = {
+        place_of_letter(record): failed_of(record.headers) for record in read_letters(connection, topology, marks)
+    }
+    yield from (failure for place, failure in failures.items() if failure is not None and is_open(marks.get(place)))

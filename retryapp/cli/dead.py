@@ -16,7 +16,7 @@ from retryapp.cli._target import decoding_of, resolve, resolve_failure, show_of
 from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import Edit, Verb
 from retryapp.core.jobs import LetterFilter
-from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, marks_of, payloads
+from retryapp.lookup.records import dead_detail, dead_entry, find_dead, list_dead, payloads
 from retryapp.runtime.machine.clock import SystemClock
 
 COLUMNS: Final = {
@@ -152,15 +152,16 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
       retryapp dead show --broker localhost:9092 billing/orders@kq8G0bTz/3/1042 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     connection, topology, origin = resolve_failure(place, failure_id)
-    record = find_dead(connection, topology, origin)
-    if record is None:
+    found = find_dead(connection, topology, origin)
+    if found is None:
         text = "has no dead letter: it is done, waits ('retryapp pending show'), or was deleted by retention"
         return show_missing(failure_id, text, as_json=as_json)
+    record, mark = found
     facts = {
         **dead_detail(dead_entry(record), record.headers),
         "dead_ms": record.timestamp_ms,
         "topic": record.topic,
-        "mark": marks_of(connection, topology).get((record.topic, record.partition, record.offset)),
+        "mark": mark,
         **payloads(record.headers, record.key, record.value, show_of(place, topology.main)),
     }
     return show_record(facts, record.value, raw=raw, as_json=as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from retryapp.cli._output import table
 from retryapp.cli.console import ExitCode, emit
 from retryapp.doctor import Finding, Report, Severity, Subject, examine
 from retryapp.doctor.findings import counted
+from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 
 
@@ -46,7 +46,7 @@ def command(*, app_spec: str, datadir: Path | None, write: bool, as_json: bool) 
       retryapp doctor -A shop.billing:app --write --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     subject = _subject(app_spec, datadir, write=write)
-    report = examine(subject, wall_ms=lambda: time.time_ns() // 1_000_000)
+    report = examine(subject, wall_ms=SystemClock().wall_ms)
     facts = {
         "bootstrap": subject.connection.bootstrap,
         "group": subject.group,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
 
-from retryapp.cli._jobs import only_handler, show_job, show_jobs, show_refused, steer_job, watch
+from retryapp.cli._jobs import answers, job_text, only_handler, unknown_job, watch
 from retryapp.cli._options import Place, json_option, place_options
+from retryapp.cli._output import table
 from retryapp.cli._steer import audit_options
-from retryapp.cli.console import ExitCode, Group
-from retryapp.core.jobs import JobVerb
+from retryapp.cli.console import ExitCode, Group, emit
+from retryapp.core.control import JOB_ID
+from retryapp.core.jobs import MOST_NAMED, JobVerb
+from retryapp.lookup.jobs import job_facts, parts_of, progress_facts, read_refused, summed, tell_job
 
 
 @click.group(name="job", cls=Group)
@@ -36,7 +40,14 @@ def command() -> None:
 @place_options
 def list_(*, place: Place, as_json: bool) -> ExitCode:
     """List jobs that have not ended, and the last ones that have."""
-    return show_jobs(*only_handler(place), as_json=as_json)
+    jobs = parts_of(*only_handler(place))
+    wholes = {job: summed(parts) for job, parts in jobs.items()}
+    rows = [[job, each.verb, str(each.state), str(each.done), str(each.refused.total()), each.by, each.why]
+            for job, each in wholes.items()]  # fmt: skip
+    text = table(["job", "", "state", "done", "refused", "by", "why"], rows)
+    text = text if rows else "no jobs; one that still waits for a worker is not listed"
+    emit({"jobs": [job_facts(job, parts) for job, parts in jobs.items()]}, text, as_json=as_json)
+    return ExitCode.FINE
 
 
 @command.command()
@@ -53,7 +64,11 @@ def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
     connection, topology = only_handler(place)
     if follow:
         return watch(connection, topology, job, None, as_json=as_json)
-    return show_job(connection, topology, job, as_json=as_json)
+    parts = parts_of(connection, topology).get(job)
+    if parts is None:
+        return unknown_job(job, as_json=as_json)
+    emit(progress_facts(job, parts), job_text(job, parts), as_json=as_json)
+    return ExitCode.FINE
 
 
 @command.command()
@@ -66,7 +81,16 @@ def refused(*, job: str, place: Place, as_json: bool) -> ExitCode:
     \b
     Exit codes: 0 the job is known, 1 it is not.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    return show_refused(*only_handler(place), job, as_json=as_json)
+    connection, topology = only_handler(place)
+    parts = parts_of(connection, topology).get(job)
+    if parts is None:
+        return unknown_job(job, as_json=as_json)
+    letters, total = read_refused(connection, topology, job, parts).letters, summed(parts).refused.total()
+    rows = [[each["failure_id"] or "-", each["refused"], each["text"]] for each in letters]
+    text = f"{table(['failure id', 'refused', ''], rows)}\n" if rows else ""
+    text += f"{len(letters)} of {total} refused letters; each partition names its first {MOST_NAMED:,}"
+    emit({"job": job, "refused": total, "letters": letters}, text, as_json=as_json)
+    return ExitCode.FINE
 
 
 @command.command()
@@ -74,7 +98,7 @@ def refused(*, job: str, place: Place, as_json: bool) -> ExitCode:
 @audit_options
 def pause(*, job: str, place: Place, **options: Any) -> ExitCode:
     """Pause a job. Records that it has replayed already are still tried."""
-    return steer_job(place, job, JobVerb.PAUSE, **options)
+    return _steer(place, job, JobVerb.PAUSE, **options)
 
 
 @command.command()
@@ -82,7 +106,7 @@ def pause(*, job: str, place: Place, **options: Any) -> ExitCode:
 @audit_options
 def resume(*, job: str, place: Place, **options: Any) -> ExitCode:
     """Resume a paused job, also one that paused itself: it tries a few letters first."""
-    return steer_job(place, job, JobVerb.RESUME, **options)
+    return _steer(place, job, JobVerb.RESUME, **options)
 
 
 @command.command()
@@ -90,4 +114,14 @@ def resume(*, job: str, place: Place, **options: Any) -> ExitCode:
 @audit_options
 def cancel(*, job: str, place: Place, **options: Any) -> ExitCode:
     """End a job. Records that it has replayed already are still tried."""
-    return steer_job(place, job, JobVerb.CANCEL, **options)
+    return _steer(place, job, JobVerb.CANCEL, **options)
+
+
+def _steer(place: Place, job: str, verb: JobVerb, *, by: str, why: str, wait_ms: int, as_json: bool) -> ExitCode:
+    if not re.fullmatch(JOB_ID, job):
+        raise click.UsageError(f"{job!r} is no id of a job")
+    told = tell_job(*only_handler(place), job, verb, by=by, why=why, wait_s=wait_ms / 1000)
+    if not told:
+        emit({"job": job, "found": False}, f"no job {job} goes on", as_json=as_json)
+        return ExitCode.FINDING
+    return answers({"job": job, "verb": verb}, told, as_json=as_json)

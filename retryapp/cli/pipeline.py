@@ -167,7 +167,7 @@ def status(
         from retryapp.pipeline.lake import open_lake
         from retryapp.pipeline.outlook import find_outlook
 
-        opened = open_lake(spark, lake)
+        opened = open_lake(spark, lake, must_exist=True)
         erasures = Erasures(Facts(spark, opened)).open()
         admin = KafkaAdmin(connection)
         topics = [topic for group in sorted(set(groups)) for topic in find_outlook(spark, opened, admin, group)]

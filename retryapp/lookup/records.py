@@ -15,7 +15,7 @@ from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
 from retryapp.core.causes import cause_id, cause_name, cause_text
-from retryapp.core.control import is_mark, mark_of, row_state
+from retryapp.core.control import MarkKind, is_mark, mark_of, row_state
 from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter, newest_letter
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
@@ -47,6 +47,8 @@ from retryapp.ports import DeadEntry, PendingEntry
 
 Facts = dict[str, Any]
 """As JSON has them: units in the names, times in epoch milliseconds."""
+Marks = dict[tuple[str, int, int], MarkKind]
+"""What has become of dead letters, by topic, partition and offset: by a command, or by their handler."""
 
 _SUMMARY = ("failure_id", "attempt", "tier", "reason", "error_type", "first_failed_ms", "last_failed_ms")
 _INDEXED = ("attempt", "error_type", "message", "cause_id", "first_failed_ms", "last_failed_ms", "damaged", "offset",
@@ -322,24 +324,23 @@ def list_dead(
     decoding: Decoding | None = None,
 ) -> Listed:
     """Return dead letters that fit, the latest first; memory is that of ``limit`` records."""
-    matching = 0
+    matching, marks = 0, Marks()
     searches = _searches(topologies, decoding)
 
     def letters() -> Iterator[tuple[_Position, Record]]:
         nonlocal matching
         for topology, search in searches.items():
             numbers = None if partition is None else [partition]
-            for record in _letters(connection, topology, numbers):
+            for record in read_letters(connection, topology, marks, numbers):
                 if wanted is None or fits(wanted, record, search):
                     matching += 1
                     at = _Position(record.timestamp_ms, topology.main, record.partition, record.offset)
                     yield at, replace(record, value=None)  # lists show no payloads
 
     latest = nlargest(limit, letters(), key=lambda letter: letter[0])
-    marks = {place: mark for topology in topologies for place, mark in marks_of(connection, topology).items()}
     facts = [
         {"main": at.main, "dead_ms": record.timestamp_ms, "topic": record.topic, **dead_summary(dead_entry(record)),
-         "mark": marks.get((record.topic, record.partition, record.offset))}
+         "mark": marks.get(place_of_letter(record))}
         for at, record in latest
     ]  # fmt: skip
     return Listed(facts, matching, _undecoded(searches))
@@ -354,35 +355,37 @@ def fits(wanted: LetterFilter, record: Record, search: Searching | None = None) 
     return wanted == LetterFilter(reason=wanted.reason) and (not reason or (RETRY_REASON, reason) in record.headers)
 
 
-def find_dead(connection: KafkaConnection, topology: HandlerTopology, origin: Origin) -> Record | None:
-    """Return the last dead letter of a first delivery, on whichever dead-letter topic it is."""
-    wanted = {(RETRY_ORIGIN, origin.text.encode()), (RETRY_GROUP, topology.group.encode())}
-    found = _letters(connection, topology, [origin.partition])
+def find_dead(
+    connection: KafkaConnection, topology: HandlerTopology, origin: Origin
+) -> tuple[Record, MarkKind | None] | None:
+    """Return the last dead letter of a first delivery, on whichever topic it is, and what has become of it."""
+    wanted, marks = {(RETRY_ORIGIN, origin.text.encode()), (RETRY_GROUP, topology.group.encode())}, Marks()
+    found = read_letters(connection, topology, marks, [origin.partition])
     last = {record.topic: record for record in found if wanted <= set(record.headers)}
-    return newest_letter([*last.values()], lambda letter: dead_entry(letter).row.age) if last else None
+    if not last:
+        return None
+    record = newest_letter([*last.values()], lambda letter: dead_entry(letter).row.age)
+    return record, marks.get(place_of_letter(record))
 
 
-def _letters(
-    connection: KafkaConnection, topology: HandlerTopology, partitions: Sequence[int] | None
+def read_letters(
+    connection: KafkaConnection, topology: HandlerTopology, marks: Marks, partitions: Sequence[int] | None = None
 ) -> Iterator[Record]:
-    """Read the usual dead-letter topic and those of rules, also of a former policy."""
-    for topic in with_dead_letters(topology, KafkaAdmin(connection).topic_names()).dlqs:
-        found = read_topic(connection, topic, partitions=partitions)
-        yield from (record for record in found if not is_mark(record.headers))
+    """Yield the dead letters of a handler: on the usual topic and those of rules, also of a former policy.
 
-
-def marks_of(connection: KafkaConnection, topology: HandlerTopology) -> dict[tuple[str, int, int], str]:
-    """Return what has become of letters, by topic, partition and offset.
-
-    That is `replayed`, `recovered`, `discarded` or `restored` by a command, and `handled`, `skipped` or `failed` by a
-    handler of dead letters; nothing where no mark is.
+    `marks` gets what has become of them, and is whole once all are read.
     """
-    marks = dict[tuple[str, int, int], str]()
     for topic in with_dead_letters(topology, KafkaAdmin(connection).topic_names()).dlqs:
-        for record in read_topic(connection, topic):
-            if (mark := mark_of(record.headers, record.value)) is not None:
-                marks[topic, record.partition, mark.letter] = str(mark.mark)
-    return marks
+        for record in read_topic(connection, topic, partitions=partitions):
+            if not is_mark(record.headers):
+                yield record
+            elif (mark := mark_of(record.headers, record.value)) is not None:
+                marks[topic, record.partition, mark.letter] = mark.mark
+
+
+def place_of_letter(record: Record) -> tuple[str, int, int]:
+    """Return what `Marks` know a letter by."""
+    return record.topic, record.partition, record.offset
 
 
 def dead_entry(record: Record) -> DeadEntry:

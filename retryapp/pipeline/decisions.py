@@ -56,8 +56,8 @@ class Decisions:
         return {(each.group, each.main, each.fingerprint): each for each in made}
 
 
-def chosen(rows: Sequence[Row], fingerprint: str, *, main: str | None) -> list[Cause]:
-    """Return the causes with a fingerprint, of a main topic or of all.
+def chosen(rows: Sequence[Row], cause_id: str, *, main: str | None) -> list[Cause]:
+    """Return the causes with an id, of a main topic or of all.
 
     Raises:
         NameUnknownError: there is none.
@@ -65,10 +65,10 @@ def chosen(rows: Sequence[Row], fingerprint: str, *, main: str | None) -> list[C
     found = dict.fromkeys(
         (row["group"], row["main"], row["fingerprint"])
         for row in rows
-        if row["fingerprint"] == fingerprint and main in {None, row["main"]}
+        if row["cause_id"] == cause_id and main in {None, row["main"]}
     )
     if not found:
-        raise NameUnknownError("cause", fingerprint)
+        raise NameUnknownError("cause", cause_id)
     return list(found)
 
 

@@ -6,32 +6,23 @@ from retryapp.core.errors import EnvironmentFault
 
 
 class SparkMissingError(EnvironmentFault):
-    """PySpark is not installed. Operator action: install the ``spark`` extra."""
+    """PySpark is not installed, or not the version of our jars. Operator action: install the ``spark`` extra."""
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, needed: str, problem: str) -> None:
         super().__init__(
-            f"the pipeline needs PySpark ({problem}). Install it from your clone: pip install "
-            f"'/path/to/retryapp[spark]' (565 MB)"
-        )
-
-
-class SparkVersionError(EnvironmentFault):
-    """This Spark is not the one that the pipeline's jars are made for. Operator action: install that one."""
-
-    def __init__(self, found: str, needed: str) -> None:
-        super().__init__(
-            f"the pipeline needs Spark {needed}, and this is {found}. Install it (pip install "
-            f"'/path/to/retryapp[spark]'), or use a platform with Spark {needed}"
+            f"the pipeline needs PySpark {needed} ({problem}). Install it from your clone: pip install "
+            f"'/path/to/retryapp[spark]' (565 MB), or use a platform that has it"
         )
 
 
 class SparkStartError(EnvironmentFault):
-    """Spark's JVM did not start. Operator action: read its output; memory and Java are the usual causes."""
+    """Spark did not start. Operator action: read its output; memory, Java and ``--master`` are the usual causes."""
 
-    def __init__(self, java: str, problem: str) -> None:
+    def __init__(self, java: str, master: str, problem: str) -> None:
         super().__init__(
-            f"Spark did not start with {java}: {problem}. Look at the lines above; Java 17, 21 or 25 is needed, and "
-            f"about 2 GB of free memory"
+            f"Spark did not start on {master}, with {java}: {problem.rstrip('.')}. Look at the lines above. It needs "
+            f"Java 17, 21 or 25, about 2 GB of free memory, a master that answers (--master) and settings that Spark "
+            f"takes (--conf, --memory)"
         )
 
 
@@ -138,12 +129,11 @@ class HeldError(EnvironmentFault):
 
 
 class TableMissingError(EnvironmentFault):
-    """The lake has no archive yet. Operator action: run ``retryapp pipeline archive`` first, or correct ``--lake``."""
+    """The lake has no archive, or no analysis yet. Operator action: run that first, or correct ``--lake``."""
 
-    def __init__(self, lake: str) -> None:
-        super().__init__(
-            f"the lake {lake} has no archive yet. Run 'retryapp pipeline archive' first, or correct --lake"
-        )
+    def __init__(self, lake: str, *, job: str = "archive") -> None:
+        what = "analysis" if job == "analyse" else "archive"
+        super().__init__(f"the lake {lake} has no {what} yet. Run 'retryapp pipeline {job}' first, or correct --lake")
 
 
 class JobFailedError(EnvironmentFault):

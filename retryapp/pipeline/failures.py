@@ -49,6 +49,12 @@ def named_failure(error: Exception, *, job: str) -> RetryAppError:
     return JobFailedError(job, innermost(text), advice or _OTHERWISE)
 
 
+def problem_of(error: Exception) -> str:
+    """Return the innermost cause that an error of PySpark's, or of Java's, names."""
+    java = getattr(error, "java_exception", None)
+    return innermost(_causes(error) or (str(error) if java is None else java.getMessage().splitlines()[0]))
+
+
 def _advice(text: str) -> str | None:
     return next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, text)), None)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError
+from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, TableMissingError
 from retryapp.pipeline.schemas import SCHEMA_VERSION
 
 MARK: Final = "lake.json"
@@ -55,12 +55,18 @@ def lake_uri(text: str) -> str:
     return f"file://{Path(text).absolute()}".rstrip("/")  # as it is: Hadoop's paths decode nothing
 
 
-def open_lake(spark: SparkSession, text: str) -> Lake:
-    """Open a lake, or make one."""
+def open_lake(spark: SparkSession, text: str, *, must_exist: bool = False) -> Lake:
+    """Open a lake, or make one.
+
+    Raises:
+        TableMissingError: there is none at a place where one ``must_exist``, as a wrong ``--lake`` names.
+    """
     uri = lake_uri(text)
     files = Files(spark, uri)
     mark = files.read(f"{uri}/{MARK}")
     if mark is None:
+        if must_exist:
+            raise TableMissingError(uri)
         salt = secrets.token_hex(32)
         facts: dict[str, Any] = {"format": SCHEMA_VERSION, "tables": _TABLES, "salt": salt}
         if not files.create(f"{uri}/{MARK}", json.dumps(facts)):  # another process made it meanwhile

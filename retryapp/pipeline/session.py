@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from retryapp.jvm import MINIMUM_JAVA, Progress, ensure_jars, find_java, spark_jars
-from retryapp.pipeline.errors import SparkMissingError, SparkStartError, SparkVersionError
+from retryapp.pipeline.errors import SparkMissingError, SparkStartError
+from retryapp.pipeline.failures import problem_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 
-SPARK_VERSION: Final = (4, 2)
+SPARK_VERSION: Final = "4.2"
 REDACTED: Final = "(?i)secret|password|token|access[.]?key|jaas|keystore|truststore|ssl[.]key"
 """Options whose names match are hidden by Spark in logs, plans and its pages."""
 
@@ -105,7 +106,7 @@ def active_session() -> SparkSession | None:
     try:
         from pyspark.sql import SparkSession as Session
     except ImportError as error:
-        raise SparkMissingError(str(error)) from error
+        raise SparkMissingError(SPARK_VERSION, str(error)) from error
     return Session.getActiveSession()
 
 
@@ -141,19 +142,22 @@ def start_session(options: SessionOptions, *, progress: Progress | None = None) 
         conf["spark.sql.warehouse.dir"] = (options.scratch / "warehouse").as_uri()
     for name, value in {**conf, **options.conf}.items():
         builder = builder.config(name, value)
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
         with _jvm_ignoring_sigterm():
-            return builder.getOrCreate()
-    except (PySparkException, RuntimeError, OSError) as error:
-        raise SparkStartError(str(home), str(error).strip().splitlines()[0]) from error
+            session = builder.getOrCreate()
+            session.conf.get("spark.sql.shuffle.partitions")  # only now Spark looks at settings of its SQL
+            return session
+    except (PySparkException, Py4JJavaError, RuntimeError, OSError) as error:
+        raise SparkStartError(str(home), master, problem_of(error)) from error
 
 
 def _check_version(found: str) -> None:
     """Raise if this is a Spark that our jars and expressions are not made for."""
-    if tuple(map(int, found.split(".")[:2])) != SPARK_VERSION:
-        raise SparkVersionError(found, ".".join(map(str, SPARK_VERSION)))
+    if not found.startswith(f"{SPARK_VERSION}."):
+        raise SparkMissingError(SPARK_VERSION, f"this is {found}")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -59,10 +58,8 @@ async def journey(answers: Answers, question: Question) -> Facts:
     name = failure_id(info.group, origin)
     if origin.partition >= info.partitions:
         raise bad_parameter("id", name, f"a failure id of {info.group}/{info.main}")
-    since_ms, until_s = await _begun(answers, origin), time.monotonic() + READ_S
-    found = await _readings.take(
-        lambda: answers.view.on_topics(info.main, read_journey, origin, since_ms, lambda: time.monotonic() < until_s)
-    )
+    asked = (info.main, read_journey, origin, await _begun(answers, origin))
+    found: Journey = await _readings.read(answers.view.on_topics, *asked, seconds=READ_S)
     if not found.steps and found.complete:
         hint = "It may be done at its first delivery, run now, or have left the topics by their retention"
         raise not_found("no-journey", f"no topic of {info.main} says anything of {name}", hint)

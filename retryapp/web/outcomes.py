@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 from urllib.parse import quote
 
@@ -24,12 +23,10 @@ async def outcome(answers: Answers, question: Question) -> Facts:
     """Return whether a command is queued, obeyed or refused, whichever worker has its partition."""
     info = answers.get_handler_or_404(question.main)
     partition, offset = question.at()
-    until_s, on_topics = time.monotonic() + READ_TIMEOUT_S, answers.view.on_topics
     found: Outcome | None = None
     if partition < info.partitions:
-        found = await _readings.take(
-            lambda: on_topics(info.main, read_outcome, partition, offset, lambda: time.monotonic() < until_s)
-        )
+        asked = (info.main, read_outcome, partition, offset)
+        found = await _readings.read(answers.view.on_topics, *asked, seconds=READ_TIMEOUT_S)
     if found is None:
         hint = "It may be older than the retention of the control topic"
         raise not_found("no-such-command", f"no command of {info.main} at partition {partition}, offset {offset}", hint)

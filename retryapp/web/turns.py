@@ -6,8 +6,10 @@ Those of the event loop write pages and read tables: were they taken by what wai
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from retryapp.web.errors import SOON, PageError
@@ -34,3 +36,8 @@ class Turns:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         finally:
             self._taken -= 1
+
+    async def read(self, call: Callable[..., Any], *args: Any, seconds: float, **more: Any) -> Any:
+        """Call in a thread with what tells, as the last argument, whether there is still time to go on."""
+        until_s = time.monotonic() + seconds
+        return await self.take(partial(call, *args, lambda: time.monotonic() < until_s, **more))

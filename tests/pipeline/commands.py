@@ -75,7 +75,7 @@ class Command(Child):
 
     def check_clean(self) -> None:
         """Check that it shows nothing of its inside, and leaves nothing behind."""
-        traces = [word for word in ("Traceback", "\tat ", "Exception", "ERROR") if word in self.log]
+        traces = [word for word in ("Traceback", "\tat ", "Exception", "ERROR", "log level") if word in self.log]
         assert traces == [], self.log[-3_000:]
         assert list(self.here.iterdir()) == []
         assert list(self.temporary.glob("retryapp-spark-*")) == []

@@ -13,10 +13,11 @@ from samples import dead, waiting
 
 from retryapp.core.headers import encode_metadata
 from retryapp.pipeline.analysis.reading import readings_of
+from retryapp.pipeline.errors import TopicChangedError
 from retryapp.pipeline.facts import Facts
 from retryapp.pipeline.gaps import Gaps
 from retryapp.pipeline.lake import Lake, open_lake
-from retryapp.pipeline.positions import RECREATED, RETENTION
+from retryapp.pipeline.positions import IN_DOUBT, RECREATED, RETENTION
 from retryapp.pipeline.tables import Tables
 
 if TYPE_CHECKING:
@@ -86,8 +87,13 @@ def test_each_record_once_with_its_bytes(
     assert places_of(folder) == group.places()
 
 
-def test_gaps_and_epochs(spark: SparkSession, group: Group, lake: Lake, rows: Rows) -> None:
-    """What retention took first is reported once; a topic made again is no continuation of the former one."""
+def test_gaps_and_epochs(
+    spark: SparkSession, group: Group, lake: Lake, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What retention took first is reported once; a topic made again is no continuation of the former one.
+
+    Where it is made again while it is read, it is not known of which of the two the rows are.
+    """
     job = group.archive(spark, lake)
     group.dead(0, dead(0))
     assert job.run_once().rows == 1
@@ -112,3 +118,13 @@ def test_gaps_and_epochs(spark: SparkSession, group: Group, lake: Lake, rows: Ro
     again = job.run_once()
     assert (again.rows, again.gaps) == (0, ())
     assert len(Gaps(Facts(spark, lake)).rows()) == 3
+
+    def made_again(_: Tables) -> None:  # right after the commit of what was read of it
+        group.make_again(group.topology.dlq, partitions=2)
+
+    group.dead(0, dead(200))
+    monkeypatch.setattr(Tables, "check_shared", made_again)
+    with pytest.raises(TopicChangedError, match="Run again"):
+        job.run_once()
+    (doubt,) = [row for row in Gaps(Facts(spark, lake)).rows() if row["reason"] == IN_DOUBT]
+    assert (doubt["partition"], doubt["from_offset"], doubt["to_offset"]) == (0, 7, 8)

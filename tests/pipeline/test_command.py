@@ -129,14 +129,24 @@ def test_jars_for_spark_submit(spark: SparkSession, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.strip() == spark.conf.get("spark.jars")
 
 
-def test_what_is_missing_is_named(command: Command, connection: KafkaConnection) -> None:
-    """No such group; no archive in the lake."""
-    code, facts = command("archive", "--broker", connection.bootstrap, "--group", "unknown")
-    assert (code, facts["error"]["type"]) == (3, "TopicMissingError")
-    assert "--group" in facts["error"]["message"]
-    code, facts = command("vacuum")
-    assert (code, facts["error"]["type"]) == (3, "TableMissingError")
-    assert "pipeline archive" in facts["error"]["message"]
+def test_what_is_missing_is_named(command: Command, connection: KafkaConnection, tmp_path: Path) -> None:
+    """No lake where a wrong --lake names one: it is not made. No such group; no archive; no analysis; no folder."""
+
+    def says(text: str, code: int, kind: str, *words: str) -> None:
+        ended, facts = command(*words)
+        assert (ended, facts["error"]["type"]) == (code, kind), words
+        assert text in facts["error"]["message"]
+
+    where = ("--broker", connection.bootstrap, "--group", "unknown")
+    for words in (("gaps",), ("report",), ("causes",), ("vacuum",), ("status", *where)):
+        says("no archive yet. Run 'retryapp pipeline archive'", 3, "TableMissingError", *words)
+    assert not (tmp_path / "lake").exists()
+    says("--group", 3, "TopicMissingError", "archive", *where)
+    says("no archive yet", 3, "TableMissingError", "vacuum")
+    says("no analysis yet. Run 'retryapp pipeline analyse'", 3, "TableMissingError", "causes")
+    says(
+        "its folder is not there", 2, "UsageError", "analyse", *where, "--report", str(tmp_path / "none" / "page.html")
+    )
 
 
 @pytest.fixture(scope="module")

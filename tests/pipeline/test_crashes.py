@@ -119,6 +119,15 @@ def test_sigterm_before_there_is_a_session(full: Group, tmp_path: Path) -> None:
         starting.check_clean()
 
 
+def test_a_setting_that_spark_does_not_take_is_named(tmp_path: Path) -> None:
+    """Spark looks at it late: the command has ended before."""
+    wrong = {"spark.sql.shuffle.partitions": "many"}
+    with Command(tmp_path, "report", lake=tmp_path / "lake", **wrong) as report:
+        code, facts = report.end()
+    assert (code, facts["error"]["type"]) == (3, "SparkStartError"), facts
+    assert "spark.sql.shuffle.partitions" in facts["error"]["message"]
+
+
 def test_an_analysis_beside_an_archive_that_continues(full: Group, tmp_path: Path) -> None:
     """Both do their work: the analysis takes its turn between two rounds, and each record is there once."""
     lake = tmp_path / "lake"

@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_lake_is_opened_as_it_was_made(spark: SparkSession, tmp_path: Path) -> None:
-    """Its salt stays."""
-    assert open_lake(spark, str(tmp_path)) == open_lake(spark, str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("facts", "error", "named"),
     [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from drawn import instants, metadata, names
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lives import Archive
@@ -25,7 +26,7 @@ from retryapp.core.lifecycle import (
     decode_event,
     newer_event,
 )
-from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS, HistoryEntry, RetryMetadata
+from retryapp.core.metadata import MAX_COUNT, MAX_EPOCH_MS
 from retryapp.core.record import Headers, Origin, parse_origin
 from retryapp.pipeline.analysis.reading import NO_HEADERS, read_batch, readings_of
 from retryapp.pipeline.analysis.schemas import SAID
@@ -38,54 +39,17 @@ NOTHING: dict[str, Any] = dict.fromkeys(SAID.fieldNames())
 pytestmark = pytest.mark.timeout(300)
 QUIET = settings(deadline=None, database=None, print_blob=True)
 
-words = (
-    st.sampled_from(["billing", "shop.charge", "ValueError", "a b", "1m", "exhausted"])
-    | st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20)
-    | st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
-)
-instants = st.integers(0, 253_402_300_799_999)
 counts = st.integers(1, MAX_COUNT)
-free = st.sampled_from([0, 0, 1, 1_000])
-"""Deliveries that spent no attempt."""
-origins = st.builds(
-    Origin,
-    st.from_regex(r"\A[A-Za-z0-9._-]{1,20}\Z"),
-    st.from_regex(r"\A[A-Za-z0-9_-]{8}\Z"),
-    st.integers(0, 2**31 - 1),
-    st.integers(0, 2**63 - 1),
-)
-texts = st.text(st.characters(codec="utf-8"), max_size=40)
-common: dict[str, Any] = {
-    **dict.fromkeys(("group", "handler", "policy", "error_type", "fingerprint"), words),
-    **dict.fromkeys(("started_ms", "first_failed_ms", "last_failed_ms"), instants),
-    "origin": origins,
-    "origin_timestamp_ms": st.integers(-1, 10**13),
-    "attempt": counts,
-    "delivery": st.just(0),
-    "error_message": texts,
-    "history": st.lists(st.builds(HistoryEntry, counts, instants, words), max_size=4).map(tuple),
-    "replay_id": st.none() | words,
-    "replays": st.integers(0, 3),
-    "null_value": st.booleans(),
-}
-metadata = st.builds(
-    lambda told, free: replace(told, delivery=min(told.attempt + free, MAX_COUNT)),
-    st.builds(RetryMetadata, **common, due_at_ms=instants, tier=st.none() | words)
-    | st.builds(
-        RetryMetadata, **common, reason=words, original_reason=st.none() | words, error_trace=st.none() | texts
-    ),
-    free,
-)
 values = (
     st.none() | st.binary(max_size=12) | st.sampled_from([b"0", b"-1", b"01", b"%C3", b"%zz", b"a+b", b"2", b"1:2"])
 )
-header_names = st.sampled_from(sorted(OUR_HEADERS)) | words
+header_names = st.sampled_from(sorted(OUR_HEADERS)) | names
 
 
 @st.composite
 def headers(draw: st.DrawFn) -> Headers:
     """Headers as they are written, with foreign ones beside them, and as a fault or a stranger may leave them."""
-    pairs: list[tuple[str, bytes | None]] = list(draw(metadata.map(encode_metadata) | st.just(())))
+    pairs: list[tuple[str, bytes | None]] = list(draw(metadata().map(encode_metadata) | st.just(())))
     for _ in range(draw(st.integers(0, 2))):
         kind = draw(st.sampled_from(["drop", "again", "change", "add"]))
         if kind == "add":
@@ -103,12 +67,12 @@ def headers(draw: st.DrawFn) -> Headers:
 
 successes = st.builds(
     Succeeded,
-    **dict.fromkeys(("group", "handler", "failure_id", "origin"), words),
+    **dict.fromkeys(("group", "handler", "failure_id", "origin"), names),
     **dict.fromkeys(("started_ms", "ended_ms", "lateness_ms"), instants),
     **dict.fromkeys(("attempt", "delivery"), counts),
 )
-handlers = dict.fromkeys(("group", "handler", "main"), words)
-policies = st.builds(PolicyUsed, **handlers, text=words, digest=words, at_ms=instants)
+handlers = dict.fromkeys(("group", "handler", "main"), names)
+policies = st.builds(PolicyUsed, **handlers, text=names, digest=names, at_ms=instants)
 ranges: dict[str, Any] = dict.fromkeys(("partition", "to_offset", "received", "first_try_ok", "failed"), counts)
 passages = st.builds(Progress, **handlers, **ranges, from_offset=st.just(0), from_ms=instants, to_ms=instants)
 event_values = (

@@ -36,11 +36,7 @@ class Derived:
 
     def read(self, name: str, *run_ids: str) -> DataFrame:
         """Return a table of these runs; of none: as the last run left it that ended in order."""
-        if not run_ids:
-            result = self.result()
-            if result is None:
-                raise TableMissingError(self._lake.uri)
-            run_ids = _runs_of(result, name)
+        run_ids = run_ids or _runs_of(self.last_result(), name)
         return self._spark.read.schema(DERIVED_TABLES[name]).parquet(*(self.place(name, each) for each in run_ids))
 
     def put(self, name: str, frame: DataFrame, run_id: str) -> DataFrame:
@@ -59,6 +55,13 @@ class Derived:
                 continue  # half written: the one before is removed after it
             return facts if facts.get("version") == ANALYSIS_VERSION else None
         return None if names == self._results() else self.result()  # replaced meanwhile
+
+    def last_result(self) -> dict[str, Any]:
+        """Return the result of the last run that ended in order, which must be there."""
+        result = self.result()
+        if result is None:
+            raise TableMissingError(self._lake.uri, job="analyse")
+        return result
 
     def whole_result(self) -> dict[str, Any] | None:
         """Return the result if all its tables are there: somebody may have removed some, an erasure may have died."""

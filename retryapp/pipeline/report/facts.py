@@ -18,7 +18,6 @@ from retryapp.pipeline.analysis.outages import by_interval, outages
 from retryapp.pipeline.analysis.rollup import HOUR_MS
 from retryapp.pipeline.analysis.schemas import DELAYS_TABLE, JOURNEYS_TABLE, ROLLUP_TABLE
 from retryapp.pipeline.decisions import Decisions, judged
-from retryapp.pipeline.errors import TableMissingError
 from retryapp.pipeline.facts import Facts as StoredFacts
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.report.todo import todo
@@ -48,9 +47,7 @@ def collect(
     With ``since_ms``, figures of attempts are of those that ended since.
     """
     derived = Derived(spark, lake)
-    result = derived.result()
-    if result is None:
-        raise TableMissingError(lake.uri)
+    result = derived.last_result()
     run_id, bin_ms, begin_ms = result["run_id"], result["bin_ms"], _begin(since_ms, result["bin_ms"])
 
     def rest() -> tuple[list[Facts], list[Facts]]:
@@ -109,9 +106,7 @@ def causes_of(spark: SparkSession, lake: Lake, *, now_ms: int, since_ms: int | N
 
     Where all of the archive is of this time, nothing is new.
     """
-    result = Derived(spark, lake).result()
-    if result is None:
-        raise TableMissingError(lake.uri)
+    result = Derived(spark, lake).last_result()
     return _causes(spark, lake, result, now_ms=now_ms, since_ms=since_ms)
 
 

@@ -64,7 +64,7 @@ def _charts(facts: Mapping[str, Any]) -> dict[str, charts.Chart]:
 
 def _cause(row: Mapping[str, Any]) -> str:
     """Return a cause's name for charts: two may have one template."""
-    return f"{(row['template'] or str(row['error_type']).rsplit('.', 1)[-1])[:29]} {str(row['fingerprint'])[:6]}"
+    return f"{(row['template'] or str(row['error_type']).rsplit('.', 1)[-1])[:29]} {row['cause_id'][-6:]}"
 
 
 def attempt_name(row: Mapping[str, Any], *, with_main: bool = False) -> str:

@@ -108,7 +108,7 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
             continue
         command = _command(facts, f"dead show {shlex.quote(row['examples'][0]['failure_id'])}")
         if row["reason"] != DeadReason.GONE.value:  # their values are lost: no replay brings them back
-            replay = _command(facts, f"dead replay --cause {row['cause_id']}", row)
+            replay = _command(facts, f"dead replay --cause {row['cause_id']} --why TEXT", row)
             text += f" This brings them back once it is mended: '{replay}'."
         yield _entry("look", title, f"{text} {_STAYS} The newest:", command)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from retryapp.cli import _jobs, job
+from retryapp.cli import job
 from retryapp.core.jobs import Part, PartState
 
 PLACE = ["--broker", "127.0.0.1:1", "--group", "my shop", "--topic", "orders"]
@@ -15,7 +15,7 @@ PLACE = ["--broker", "127.0.0.1:1", "--group", "my shop", "--topic", "orders"]
 
 def shown(monkeypatch: pytest.MonkeyPatch, jobs: dict[str, dict[int, Part]], *words: str) -> Any:
     monkeypatch.setattr(job, "only_handler", lambda _place: (None, None))
-    monkeypatch.setattr(_jobs, "parts_of", lambda _connection, _topology: jobs)
+    monkeypatch.setattr(job, "parts_of", lambda _connection, _topology: jobs)
     return CliRunner().invoke(job.command, [words[0], *PLACE, *words[1:]])
 
 

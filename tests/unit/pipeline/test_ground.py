@@ -24,7 +24,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import TopicState
 from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
-from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError, SparkVersionError
+from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError, SparkMissingError
 from retryapp.pipeline.facts import fact_name
 from retryapp.pipeline.failures import named_failure
 from retryapp.pipeline.lake import lake_uri
@@ -152,12 +152,15 @@ def test_other_failures_are_told_apart() -> None:
 def test_without_pyspark_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 3, before anything else."""
-    monkeypatch.setattr(_spark, "find_spec", lambda _: None)
+    """Exit code 3; another version is as none, for jars and expressions are of one."""
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     assert run(["pipeline", "vacuum", "--json"]) == 3
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["type"] == "SparkMissingError"
     assert "pip install '/path/to/retryapp[spark]'" in error["message"]
+    with pytest.raises(SparkMissingError, match=r"needs PySpark 4\.2 \(this is 3\.5\.1\)"):
+        _check_version("3.5.1")
+    _check_version("4.2.7")
 
 
 def test_a_trimmed_java_runs_behind_a_shim(fake_java: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,13 +232,6 @@ def test_deltas_settings_come_with_its_jar(jar: str, monkeypatch: pytest.MonkeyP
     assert list(_submitted()) == ["spark.sql.catalog.spark_catalog"]
     given["spark.jars"] = "/jars/kafka-clients-3.9.2.jar"
     assert _submitted() == {}
-
-
-def test_another_spark_is_refused() -> None:
-    """Jars and expressions are of one version."""
-    with pytest.raises(SparkVersionError, match=r"needs Spark 4\.2, and this is 3\.5\.1"):
-        _check_version("3.5.1")
-    _check_version("4.2.7")
 
 
 def test_a_long_name_is_a_file_name() -> None:
