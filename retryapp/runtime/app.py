@@ -15,6 +15,7 @@ import random
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,7 +42,7 @@ from retryapp.kafka import KafkaAdmin, KafkaConnection, Plan
 from retryapp.ports import Event, Observation, TopicPartition
 from retryapp.runtime.clients.destinations import KafkaDestinations
 from retryapp.runtime.clients.lifecycle import COMPRESSION, ClientSettings
-from retryapp.runtime.clients.security import addresses, admin_connection, client_options
+from retryapp.runtime.clients.security import addresses, admin_connection, client_options, prove_login
 from retryapp.runtime.clients.tail import TailReader
 from retryapp.runtime.clients.unreadable import TOPICS
 from retryapp.runtime.faust.agents import register_agent
@@ -71,6 +72,7 @@ _COMMANDS_S = 0.2
 _BATCH_BYTES = 1_048_576
 _ASK_TIME_S = 1.0  # how often a clock in doubt asks for the broker's time
 
+_LOGIN_S = 2.0  # how long one address may take to answer a login that is tried while brokers are silent
 _IDLE_S = 30.0  # how much longer than a session and a rebalance an idle lane waits for its next assignment
 
 
@@ -134,7 +136,8 @@ class Runtime(Ownership):
         self.app = app
         self.options = options
         self.random = random.Random()  # noqa: S311 - spreads delays, keeps no secret; the system's own is a system call each
-        self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s)
+        prove = partial(prove_login, app, timeout_s=_LOGIN_S)
+        self.contact = Contact(self.clock, lambda: addresses(app), self._answered_s, prove)
         self.gauges: Callable[[], Mapping[str, Any]] = dict
         """Partitions by main topic; the view sets it, and the two below."""
         self.remember: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)

@@ -138,9 +138,13 @@ class _JobAction(Action):
     """Something that an operator does to many records, with a reason."""
 
     turns: ClassVar[Turns] = Turns(MOST_AT_ONCE)
+    fields: ClassVar[tuple[str, ...]]
+    """What it may be sent."""
 
     @override
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
+        if unknown := [name for name in sent if name not in self.fields]:  # a slip would steer something else
+            raise bad_sent(", ".join(unknown[:5]), f"no more than {', '.join(self.fields)}")
         match = request.match_info
         info = self.answers.get_handler_or_404(match["main"])
         why = sent.get("why", "").strip()
@@ -168,6 +172,7 @@ class StartJob(_JobAction):
     """Begins a job as its preview has shown it."""
 
     most_bytes = 256 * 1_024
+    fields = "verb", "filter", "scope", "job", "why", "rate", "force"
 
     @override
     def order(
@@ -226,6 +231,8 @@ def _check(scope: Scope, info: HandlerInfo) -> None:
 class TellJob(_JobAction):
     """Pauses, resumes or cancels a job."""
 
+    fields = "verb", "why"
+
     @override
     def order(
         self, info: HandlerInfo, sent: Mapping[str, str], match: Mapping[str, str], words: Any, person: Person
@@ -246,6 +253,8 @@ class TellJob(_JobAction):
 
 class TellHandler(_JobAction):
     """Pauses or resumes a handler, forces its circuit open, or has it probe."""
+
+    fields = "verb", "why", "circuit"
 
     @override
     def order(

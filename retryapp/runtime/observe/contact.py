@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from math import inf
@@ -10,6 +11,7 @@ from typing import Final
 from mode.utils.logging import get_logger
 
 from retryapp.core.errors import RetryAppError
+from retryapp.kafka import KafkaRequestError
 from retryapp.ports import Clock
 
 logger = get_logger(__name__)
@@ -17,16 +19,28 @@ logger = get_logger(__name__)
 SILENT_S: Final = 5.0
 """Time without an answer after which the worker is not ready and its numbers are the last known ones."""
 EVERY_S: Final = 2.0
+PROVE_EVERY_S: Final = 30.0
+"""How often the login is tried while no broker answers: a refused one looks like silence to a running client."""
 
 
 class Contact:
     """When a broker answered last, and which main topics it does not know any more.
 
-    `answered_s`: when it answered, by the monotonic clock; -inf: not yet.
+    `answered_s`: when it answered, by the monotonic clock; -inf: not yet. `prove` logs in once, blocks, and raises a
+    `KafkaRequestError` if the login or a certificate is refused, as after a change of password.
     """
 
-    def __init__(self, clock: Clock, brokers: Callable[[], str], answered_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        brokers: Callable[[], str],
+        answered_s: Callable[[], float],
+        prove: Callable[[], object] = lambda: None,
+    ) -> None:
         self._clock = clock
+        self._prove = prove
+        self._proved_s = -inf
+        self._refusal = ""
         self._brokers = brokers
         self._answered_s = answered_s
         self.missing: dict[str, str] = {}
@@ -47,7 +61,7 @@ class Contact:
             return None
         brokers = self._brokers()
         who = f"brokers {brokers} have" if "," in brokers else f"broker {brokers} has"
-        return f"{who} not answered for {silent_s:.0f} s"
+        return f"{who} not answered for {silent_s:.0f} s{self._refusal}"
 
     def counted(self, counts: Mapping[str, int]) -> None:
         """Take what the brokers say: the number of partitions by main topic."""
@@ -69,12 +83,33 @@ class Contact:
             )
             logger.error("Not ready: %s", self.missing[main])
 
+    async def _look_for_refusal(self) -> bool:
+        """Learn whether brokers are silent because they refuse this worker; return whether that has just come out."""
+        if self.silent_s() < SILENT_S:
+            self._refusal, self._proved_s = "", -inf
+            return False
+        now_s, before = self._clock.monotonic_s(), self._refusal
+        if now_s - self._proved_s >= PROVE_EVERY_S:
+            self._proved_s = now_s
+            try:
+                await asyncio.to_thread(self._prove)
+                self._refusal = ""
+            except KafkaRequestError as error:
+                self._refusal = f": {error}"
+            except RetryAppError:  # there is no answer to this either
+                self._refusal = ""
+        return self._refusal not in ("", before)
+
     async def run(self, remember: Callable[[], Awaitable[object]]) -> None:
-        """Log each silence once when it begins and once when it is over; call `remember` while a broker answers."""
+        """Log each silence when it begins, when a refusal explains it, and when it is over.
+
+        `remember` is called while a broker answers.
+        """
         before: str | None = None
         while True:
+            changed = await self._look_for_refusal()
             silence = self.silence()
-            if silence is not None and before is None:
+            if silence is not None and (before is None or changed):
                 logger.error("Not ready: %s; pages show the last known numbers until one answers", silence)
             elif silence is None:
                 if before is not None:

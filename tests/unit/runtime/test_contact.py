@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError
 
+from retryapp.kafka import LoginRefusedError
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.observe.contact import EVERY_S, SILENT_S, Contact
 from retryapp.testing import VirtualClock
@@ -53,6 +54,45 @@ async def test_a_silence_is_one_line_at_its_begin_and_one_at_its_end(caplog: pyt
     task.cancel()
     assert caplog.messages[1:] == ["A broker answers again: before, broker kafka-1:9092 has not answered for 42 s"]
     assert max(remembered) == clock.monotonic_s()
+
+
+async def test_a_refused_login_explains_a_silence(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a change of password brokers hang up on a running client: "look whether it runs" would mislead."""
+    clock = VirtualClock()
+    answered_s, tries, working = clock.monotonic_s(), list[float](), False
+
+    async def at_once(function: Callable[[], object]) -> object:
+        return function()
+
+    monkeypatch.setattr("asyncio.to_thread", at_once)
+
+    def prove() -> None:
+        tries.append(clock.monotonic_s())
+        if not working:
+            raise LoginRefusedError("log in", "kafka-1:9092", "SaslAuthenticationFailed (user 'ann')")
+
+    contact = Contact(clock, lambda: "kafka-1:9092", lambda: answered_s, prove)
+    task = asyncio.create_task(contact.run(lambda: asyncio.sleep(0)))
+
+    async def pass_time(seconds: float) -> None:
+        for _ in range(round(seconds / EVERY_S)):
+            clock.advance(round(EVERY_S * 1000))
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    await pass_time(70)
+    silence = contact.silence() or ""
+    assert silence.startswith("broker kafka-1:9092 has not answered for 70 s: could not log in on kafka-1:9092: Sasl")
+    assert "(user 'ann'). Correct the login" in silence
+    (line,) = caplog.messages
+    assert "Correct the login" in line, "it is known when the silence is told"
+    assert [later - first for first, later in itertools.pairwise(tries)] == [30, 30], "and not asked all the time"
+    working = True
+    await pass_time(30)
+    assert contact.silence() == "broker kafka-1:9092 has not answered for 100 s", "it is refused no more"
+    task.cancel()
 
 
 def test_several_brokers_are_named_as_such() -> None:
