@@ -74,6 +74,18 @@ class PositionGoneError(EnvironmentFault):
         )
 
 
+class MainReplacedError(EnvironmentFault):
+    """A main topic was deleted and made again under a running worker. Operator action: start the worker again."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        super().__init__(
+            f"{topic}[{partition}]: the topic was deleted and made again. This worker would name its records like the "
+            f"former ones, so it reads none and ends within 30 s; one that starts then reads it from its beginning"
+        )
+
+
 class OffsetsMissingError(EnvironmentFault):
     """A lane has worked before, and the group's offsets are gone. Operator action: set the group's offsets."""
 

@@ -36,6 +36,8 @@ class TopicLook:
     compacted: bool = False
     problem: str | None = None
     """Why it exists and cannot be published to."""
+    topic_id: str = ""
+    """Start of its id (`core.record.short_topic_id`); empty: we may not describe it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -198,6 +198,11 @@ class KafkaTransport(LaneProtocol):
         return error
 
     @override
+    async def main_id(self) -> str:
+        look = await self.topics.look(self.place.main.topic)
+        return "" if look is None else look.topic_id
+
+    @override
     async def end_transaction(self) -> None:
         # asked once: a repeated request that arrives late could end the next transaction (KIP-890)
         timeout_ms = min(self.settings.request_timeout_ms, REQUEST_TIMEOUT_MS)

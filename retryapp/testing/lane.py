@@ -128,6 +128,10 @@ class MemoryLane(LaneProtocol):
         """Send a request; requests arrive in order."""
 
     @override
+    async def main_id(self) -> str:
+        return self.place.topic_id
+
+    @override
     async def standing(self) -> Standing:
         heartbeat = partial(self.broker.heartbeat, self.member_id, self.generation)
         standing: Standing = await self.request(Step.PROVE, heartbeat)

@@ -422,6 +422,7 @@ class History:
                 *(each[0] for each in records),
                 *(at_s + 0.1 for at_s, _ in self.plan.repeats),
                 *(fault.at_s + 1 for fault in self.plan.faults + self.plan.losses),
+                *(odd[0] for odd in self.plan.odd_letters),
                 *self.plan.commands,
             ]
         )

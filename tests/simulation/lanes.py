@@ -87,6 +87,12 @@ class SimLane(MemoryLane):
         return (line or self.worker.wire).request(name, effect)
 
     @override
+    async def main_id(self) -> str:
+        broker = self.worker.broker
+        found: str = await self.request("main id", lambda: broker.id_of(self.place.main.topic))
+        return found
+
+    @override
     async def standing(self) -> Standing:
         asked_s = self.clock.monotonic_s()
         standing = await MemoryLane.standing(self)

@@ -49,6 +49,8 @@ class Letters:
         self._oracle = oracle
         self._marks: defaultdict[Origin, list[tuple[str, float]]] = defaultdict(list)
         """Marks of each letter, and when they were visible."""
+        self._marked_at: dict[Origin, int] = {}
+        """Where the first mark of a letter is."""
         self._headers: dict[Origin, dict[str, bytes | None]] = {}
         self._odd: dict[Origin, str] = {}
         """Letters that are not as others, and how."""
@@ -108,12 +110,15 @@ class Letters:
             must(not runs, "I28", place, f"{mark} by {name}, and its handler has it")
             reached[f"a letter is {mark}, and it was {last}"] += 1
         marks.append((mark, now_ms))
+        self._marked_at.setdefault(place, record.offset)
 
     def retain(self, broker: Broker) -> None:
-        """Have retention delete what the handler's offset has passed."""
+        """Have retention delete what the handler's offset has passed; no mark of a letter that the handler has yet."""
         for number in range(broker.partitions):
             tp = TopicPartition(self._topic, number)
-            offset = broker.committed.get(tp, 0)
+            stories = {place: each for place, each in self._oracle.stories.items() if place[0] == number}
+            needed = [at for place, at in self._marked_at.items() if place in stories and not stories[place].fates]
+            offset = min([broker.committed.get(tp, 0), *needed])
             broker.delete_before(tp, offset)
             self._gone.update(place for place in self._oracle.stories if place[0] == number and place[1] < offset)
 

@@ -153,11 +153,13 @@ class Plan:
 
         One that had no mark yet, two until it is suspect, those that halve the records in flight, and three of which it
         is the only one. What goes wrong besides may take a mark back: a clean end does. And where each life has another
-        order, a group of so many records may be others.
+        order, a group of so many records may be others. Two more if one alone is in flight: one before it, on its way
+        into a transaction, is the one that is suspect; with the next it begins anew.
         """
         again = len(self.faults) + (self.changes and self.order != "none")
         halved = max(self.in_flight - 1, 1).bit_length()  # what is on its way into a transaction counts, too
-        return (3 + halved + 3) * (1 + again)
+        beyond = 2 * (self.in_flight == 1)
+        return (3 + halved + 3 + beyond) * (1 + again)
 
     @property
     def steps(self) -> list[tuple[float, float]]:

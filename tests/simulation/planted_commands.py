@@ -261,7 +261,7 @@ COMMANDS: Final = (
     ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_432),
     ("commands overtake a refused one", ((RefusedTurns, "keep", _passed),), 1_000_131),
     ("where a job is, is not written down", ((Commands, "_submit_step", _unremembered),), 1_000_005),
-    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_291),
+    ("a job is further before its turn", ((Commands, "_submit_step", _step_ahead),), 1_000_128),
     ("a job takes what died after its begin", ((Jobs, "_next", _endless),), 1_000_013),
     ("a paused handler begins what it has taken in", ((Pace, "holds", _not_held),), 1_000_520),
     ("first deliveries do not wait for commands", ((Scheduler, "run", _hasty),), 2_010_258),

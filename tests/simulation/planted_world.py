@@ -50,6 +50,11 @@ def _same(_self: Ownership, _ids: object) -> str:
     return ""
 
 
+async def _unasked(_self: SimLane) -> str:
+    """An opening does not ask which main topic is there."""
+    return ""
+
+
 def _of_this_topic(run: Run) -> Turn | None:
     """Rows of a main topic that was made again are dropped."""
     if run.claim is not None and run.metadata and run.metadata.origin.topic_id != run.context.topic_id:
@@ -64,8 +69,9 @@ WORLD: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("an offset that was set back counts for nothing", ((SimLane, "fetch_committed", _never_back),), 14_000_002),
     ("the id of a changelog is not looked at",
      ((transport, "check_changelog", _not_looked_at), (recovery, "check_changelog", _not_looked_at)), 14_000_065),
-    ("nobody looks of which main topic an offset is", ((marks, "split_note", _of_any_topic),), 14_000_155),
+    ("nobody looks of which main topic an offset is", ((marks, "split_note", _of_any_topic),), 14_000_179),
     ("a worker goes on with a main topic that was made again", ((Ownership, "made_again", _same),), 14_000_039),
+    ("an opening does not ask which main topic is there", ((SimLane, "main_id", _unasked),), 14_885_566),
     ("rows of a former main topic are dropped", ((deliver, "_passed", _of_this_topic),), 14_000_003),
     ("a record that comes again runs beside its row", ((Session, "_waits", _not_looked_for),), 14_000_000),
 )  # fmt: skip

@@ -11,6 +11,7 @@ has left as many marks as it says.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,8 @@ _VERBS: Final = (
 _LEVELS: Final = ("outage-open", "outage-close", "outage-close", "handler-resume")
 _ENDS: Final = {"handler-resume": "handler-pause", "outage-close": "outage-open"}
 """What takes back what."""
+_SAYS: Final = re.compile(r"(\d+) done.*; (\d+) letters looked at$")
+"""What a part has done, behind why it has ended."""
 _HOLDS: Final = ("hold",) * 6 + ("release",) * 2
 
 
@@ -340,7 +343,8 @@ class Steering:
             story.freed.update(story.deferred)
 
     def _judge_part(self, job: str, number: int, text: str) -> None:
-        done, looked = int(text.split()[0]), int(text.split("; ")[-1].split()[0])
+        found = _SAYS.search(text)
+        done, looked = (-1, -1) if found is None else map(int, found.groups())
         letters = marks = 0
         cut = False
         for topic, end in self._upto[job, number].items():

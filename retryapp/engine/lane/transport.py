@@ -29,7 +29,13 @@ from functools import partial
 from retryapp.core import marks
 from retryapp.core.errors import EnvironmentFault, RetryAppError
 from retryapp.core.hops import Outgoing
-from retryapp.core.lane_errors import CommitLostError, CommitUndecidedError, HandOffRefusedError, OffsetsGoneError
+from retryapp.core.lane_errors import (
+    CommitLostError,
+    CommitUndecidedError,
+    HandOffRefusedError,
+    MainReplacedError,
+    OffsetsGoneError,
+)
 from retryapp.core.marks import Suspected, Tally
 from retryapp.core.row_keys import HELD_ROWS
 from retryapp.engine.lane import recovery
@@ -161,6 +167,10 @@ class LaneProtocol(ABC):
         """Return the committed offsets of the sources that have one."""
 
     @abstractmethod
+    async def main_id(self) -> str:
+        """Return the id that the main topic has now; empty where nobody may tell."""
+
+    @abstractmethod
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:
         """Set positions and let records flow; the partitions must be held."""
 
@@ -220,25 +230,26 @@ class LaneProtocol(ABC):
         self._is_long = bounds[changelog][1] - bounds[changelog][0] > recovery.TAIL_OFFSETS
         self._progress = {}  # what ends a transaction says nothing of it
         self._undecided = await end_undecided(self.place, self.reader, bounds[changelog][1], self.commit)
-        texts, known = ("", "", "", ""), False
+        texts, known, main = ("", "", "", ""), False, self.place.main
         missing = [tp for tp in sources if tp not in found]
         foreign = not (note.changelog or note.control)  # an offset that somebody has set says nothing of commands
         if missing or (control is not None and (foreign or note.control.endswith(marks.STEERED))):
             written, texts, known = await written_down(self.place, self.reader, missing)
             found |= written
+        if main in missing and known and await self.main_id() not in ("", self.place.topic_id):
+            raise MainReplacedError(*main)
         starts: dict[TopicPartition, int] = {}
         for tp in sources:
             first, end = bounds[tp]
             committed = found.get(tp)
             if committed is None:
-                starts[tp] = end if tp == self.place.main and self.place.start_at_end and not known else first
+                starts[tp] = end if tp == main and self.place.start_at_end and not known else first
             elif not first <= committed <= end:
                 raise OffsetsGoneError(self.place.group, *tp, committed, first, end)
             else:
                 starts[tp] = committed
         self._progress = {tp.topic: offset for tp, offset in starts.items()}
         ends = {tp: end for tp, (_, end) in bounds.items()}
-        main = self.place.main
         self.main_end = ends[main]
         self.suspected, told = self._beside().read(offsets.get(main), starts[main], ends[main], texts)
         if control is not None:

@@ -9,8 +9,10 @@ from typing_extensions import override
 
 from retryapp.core.errors import BrokerUnreachableError, RetryAppError, TopicMissingError
 from retryapp.core.publication import TopicLook
+from retryapp.core.record import short_topic_id
 from retryapp.engine.handler.threads import Threads
 from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection
+from retryapp.kafka.admin import url_safe_topic_id
 from retryapp.ports import DestinationReader
 
 TIMEOUT_S: Final = 10.0  # longest wait for one answer: a handler's attempt waits for it
@@ -53,6 +55,7 @@ class KafkaDestinations(DestinationReader):
             max_bytes=None if limit is None else int(limit),
             compacted="compact" in settings.get("cleanup.policy", ""),
             problem=_problem(description),
+            topic_id=short_topic_id(url_safe_topic_id(description.topic_id)),
         )
 
 

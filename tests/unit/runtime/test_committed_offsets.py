@@ -9,13 +9,15 @@ from kafka_fakes import CHANGELOG, MAIN, Found, MakeLane, Topics
 from samples import key_of, waiting_row
 
 from retryapp.core import marks
-from retryapp.core.lane_errors import ChangelogReplacedError, OffsetsGoneError, OffsetsMissingError
+from retryapp.core.lane_errors import ChangelogReplacedError, MainReplacedError, OffsetsGoneError, OffsetsMissingError
 from retryapp.core.marks import Suspected, Tally, after, place_of
+from retryapp.core.publication import TopicLook
 from retryapp.core.record import Origin
 from retryapp.core.settled import encode_settled
 from retryapp.engine.lane import recovery
 from retryapp.ports import LaneBatch
 from retryapp.runtime.transport import KafkaTransport
+from retryapp.testing.destinations import MemoryDestinations
 
 OURS = "r0:this"
 """What a life writes beside the offset that it moves."""
@@ -182,6 +184,25 @@ async def test_a_main_topic_that_was_made_again_is_read_from_its_beginning(
     if known:
         put_progress(topics, "before", 130)
     assert await lane.committed() == {MAIN: 100 if known else 150}
+
+
+@pytest.mark.parametrize(
+    ("there", "known", "refused"), [("again", True, True), ("", True, False), ("again", False, False)]
+)
+async def test_a_worker_that_runs_on_does_not_open_a_main_topic_that_was_made_again(
+    lane: KafkaTransport, topics: Topics, noted: list[LaneBatch], there: str, known: bool, refused: bool
+) -> None:
+    """It would name its records like the former ones, of which some may wait. A new group has none that waits."""
+    lane.topics = MemoryDestinations({MAIN.topic: TopicLook(2, topic_id=there)})
+    topics.committed = {}
+    if known:
+        put_progress(topics, "now", 130)
+    if refused:
+        with pytest.raises(MainReplacedError, match=r"orders\[1\]: the topic was deleted and made again"):
+            await lane.committed()
+        assert noted == []
+    else:
+        assert await lane.committed() == {MAIN: 130 if known else 100}
 
 
 async def test_a_group_whose_offsets_are_gone_is_refused(
