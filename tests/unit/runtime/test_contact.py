@@ -95,6 +95,20 @@ async def test_a_refused_login_explains_a_silence(
     task.cancel()
 
 
+async def test_a_login_that_cannot_be_tried_ends_no_look() -> None:
+    """Libraries for logins have errors of their own: a ticket that has expired, say."""
+    clock = VirtualClock()
+    answered_s = clock.monotonic_s()
+
+    def prove() -> None:
+        raise ValueError("no ticket")
+
+    contact = Contact(clock, lambda: "kafka-1:9092", lambda: answered_s, prove)
+    clock.advance(12_000)
+    assert await contact._look_for_refusal()
+    assert (contact.silence() or "").endswith("for 12 s: the login could not be tried: ValueError('no ticket')")
+
+
 def test_several_brokers_are_named_as_such() -> None:
     """Any one that answers ends the silence."""
     clock = VirtualClock()
