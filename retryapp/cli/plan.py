@@ -123,8 +123,10 @@ def _show_acls(
     silent = [handler for handler in application.handlers if handler.takes_delivery and not handler.topology.publishes]
     may_publish = [handler.name for handler in silent]
     declared = [topic for topology in application.topologies for topic in topology.publishes]
-    connection = application.connection
-    who = principal or f"User:{connection.user or application.topologies[0].group}"
+    from retryapp.runtime.clients.security import user_of
+
+    connection, user = application.connection, user_of(application.app)
+    who = principal or f"User:{user or application.topologies[0].group}"
     commands = acl_commands(rights, connection, principal=who)
     facts = {
         "principal": who,
@@ -149,7 +151,7 @@ def _show_acls(
             f"{', '.join(may_publish)} may publish (delivery.publish) to topics that the application does not declare: "
             "each needs Describe and Write. Declare them with publishes=..., or name them with --publishes TOPIC."
         )
-    if principal is None and not connection.user:
+    if principal is None and not user:
         text.append(f"{who} is a guess: the app has no login with a name. Name the workers' with --principal.")
     if connection.protocol != "PLAINTEXT":
         text.append("FILE has the properties of a login that may grant rights, for Kafka's own tools.")

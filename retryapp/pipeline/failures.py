@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 from retryapp.core.errors import RetryAppError
 from retryapp.pipeline.errors import JobFailedError, OtherRunError
@@ -52,7 +52,12 @@ def named_failure(error: Exception, *, job: str) -> RetryAppError:
 def problem_of(error: Exception) -> str:
     """Return the innermost cause that an error of PySpark's, or of Java's, names."""
     java = getattr(error, "java_exception", None)
-    return innermost(_causes(error) or (str(error) if java is None else java.getMessage().splitlines()[0]))
+    return innermost(_causes(error) or (str(error) if java is None else _said(java)))
+
+
+def _said(java: Any) -> str:
+    """Return the first line of a Java error; some have no message."""
+    return str(java.getMessage() or java.toString()).partition("\n")[0]
 
 
 def _advice(text: str) -> str | None:

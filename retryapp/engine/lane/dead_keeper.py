@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 from retryapp.core.control import LetterMark, OutgoingMark, is_mark, mark_of
-from retryapp.core.errors import DiskFullError, EnvironmentFault, StoreBrokenError
+from retryapp.core.errors import DiskFullError, StoreBrokenError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import CommitLostError
 from retryapp.core.record import Record
@@ -87,9 +86,12 @@ class DeadLetterKeeper:
         self.task = self._start()
 
     def rebuild(self) -> None:
-        """Drop the table and fill it anew: it may have marks of a transaction that the broker has rolled back."""
-        with suppress(EnvironmentFault):
-            self.table = self.table or self._open_table()
+        """Drop the table and fill it anew: it may have marks of a transaction that the broker has rolled back.
+
+        Raises:
+            EnvironmentFault: it does not open, so it is still there: opened later, it would have those marks.
+        """
+        self.table = self.table or self._open_table()
         self._drop(CommitLostError(self._lane, f"{self._dlq.topic} may not have kept the last marks of its handler"))
         self.task.cancel()
         self.task = self._start()

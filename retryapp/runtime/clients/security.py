@@ -52,6 +52,12 @@ def admin_connection(app: faust.App, options: Mapping[str, str] | None = None) -
     return KafkaConnection(addresses(app), {**known, **_derived(app, given), **given})
 
 
+def user_of(app: faust.App) -> str:
+    """Return the name of the workers' login; empty where it has none, or one that only the broker knows."""
+    credentials: Any = app.conf.broker_credentials
+    return credentials.username or "" if isinstance(credentials, SASLCredentials) else ""
+
+
 def prove_login(app: faust.App, *, timeout_s: float) -> None:
     """Log in once with the app's own credentials, as Faust's clients will; blocks at most `timeout_s` per address.
 

@@ -98,6 +98,8 @@ class Contact:
                 self._refusal = f": {error}"
             except RetryAppError:  # there is no answer to this either
                 self._refusal = ""
+            except Exception as error:  # noqa: BLE001 - as a library for Kerberos has them: the looks must go on
+                self._refusal = f": the login could not be tried: {error!r}"
         return self._refusal not in ("", before)
 
     async def run(self, remember: Callable[[], Awaitable[object]]) -> None:

@@ -117,6 +117,11 @@ def test_rights_are_printed_without_a_broker(retryapp, group, tmp_path):
     assert "is a guess" not in shown.out
     assert PASSWORD not in shown.out
 
+    source = (tmp_path / f"{group}.py").read_text()
+    other = source.replace('start_timeout="10s"', 'admin_options={"sasl.username": "admin"}')
+    (tmp_path / f"{group}_admin.py").write_text(other)
+    assert commands(retryapp("plan", "-A", f"{group}_admin", "--acls").out) == lines, "not the administration client's"
+
     report = retryapp("plan", "-A", group, "--acls", "--principal", "User:CN=billing", "--json").json
     assert report["principal"] == "User:CN=billing"
     assert [line.replace("User:CN=billing", f"User:{USER}") for line in report["commands"]] == lines

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from doubles import reopen
 
 from retryapp import Delivery, Reject, Skip
 from retryapp.core.control import Command, Verb, is_mark, mark_of
+from retryapp.core.errors import DiskFullError
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lifecycle import Commanded, Discarded, Handled, Skipped, decode_event
 from retryapp.core.record import Origin, failure_id
@@ -21,6 +23,7 @@ from retryapp.engine.partition.letter_commands import LETTERS_S
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 from retryapp.testing.lane import MemoryReader
+from retryapp.testing.tables import MemoryDeadLetterTable
 
 ORDERS = HandlerTopology("app", "orders", delays_ms=(1_000,))
 LETTERS = HandlerTopology("app", ORDERS.dlq, delays_ms=(60_000,), drop=True, letters_of="orders")
@@ -319,6 +322,20 @@ async def test_a_mark_that_the_broker_has_taken_back_is_forgotten(late: bool) ->
         await both.settle()
         assert (tickets.seen, both.marks, both.letters.waiting) == ([b"1"] * 3, ["handled"], {})
         assert both.events(Skipped) == []
+
+
+async def test_a_table_that_does_not_open_is_not_taken_for_dropped() -> None:
+    """It opens later, with the mark that the broker has taken back: the letters' lane must ask again."""
+    async with worker(Bad(), Tickets()) as both:
+        transport = both.orders.transport
+        (shared,), keeper = transport.shared.values(), transport._dead_keepers[ORDERS.dlq]
+        table = Mock(wraps=keeper.table)
+        keeper.table, keeper._open_table = None, Mock(side_effect=[DiskFullError("dead/0", "no space"), table])
+        with pytest.raises(DiskFullError):
+            await shared.rolled_back()
+        await shared.rolled_back()
+        table.drop.assert_called_once()
+        keeper._open_table = MemoryDeadLetterTable
 
 
 async def test_no_mark_is_missed_by_a_table_that_was_read_further() -> None:

@@ -18,7 +18,7 @@ import click
 import pytest
 
 from retryapp.cli import _spark
-from retryapp.cli._analyse import causes
+from retryapp.cli._analyse import _check_folder, causes
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import TopicState
@@ -26,7 +26,7 @@ from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
 from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError, SparkMissingError
 from retryapp.pipeline.facts import fact_name
-from retryapp.pipeline.failures import named_failure
+from retryapp.pipeline.failures import named_failure, problem_of
 from retryapp.pipeline.lake import lake_uri
 from retryapp.pipeline.positions import DELETED, RETENTION, compare
 from retryapp.pipeline.session import _check_version, _collector, _submitted, java_home
@@ -147,6 +147,23 @@ def test_other_failures_are_told_apart() -> None:
     assert "failed: java.io.IOException: No space left on device. The disk is full" in text
     text = "io.delta.exceptions.ConcurrentTransactionException: x"
     assert isinstance(named_failure(RuntimeError(text), job="archive"), OtherRunError)
+
+
+@pytest.mark.parametrize(("said", "problem"), [(None, "java.lang.X"), ("first\nsecond", "first"), ("", "java.lang.X")])
+def test_a_java_error_without_a_message_is_named(said: str | None, problem: str) -> None:
+    error = RuntimeError("An error occurred while calling o0.x")
+    error.java_exception = Mock(getMessage=lambda: said, toString=lambda: "java.lang.X")  # type: ignore[attr-defined]
+    assert problem_of(error) == problem
+
+
+def test_a_page_that_is_there_may_be_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder need not take another one, as that of a file that is mounted alone."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    page = tmp_path / "page.html"
+    with pytest.raises(click.UsageError, match="cannot be written"):
+        _check_folder(page)
+    page.touch()
+    _check_folder(page)
 
 
 def test_without_pyspark_the_command_says_what_to_install(

@@ -20,6 +20,17 @@ from retryapp.runtime.observe.contact import EVERY_S, SILENT_S, Contact
 from retryapp.testing import VirtualClock
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what would run in a thread run at once: a virtual clock does not wait for threads."""
+
+    async def call(function: Callable[[], object]) -> object:
+        return function()
+
+    monkeypatch.setattr("asyncio.to_thread", call)
+
+
+@pytest.mark.usefixtures("at_once")
 async def test_a_silence_is_one_line_at_its_begin_and_one_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """Its length is counted from the last answer; numbers are remembered only while a broker answers."""
     clock = VirtualClock()
@@ -56,17 +67,11 @@ async def test_a_silence_is_one_line_at_its_begin_and_one_at_its_end(caplog: pyt
     assert max(remembered) == clock.monotonic_s()
 
 
-async def test_a_refused_login_explains_a_silence(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("at_once")
+async def test_a_refused_login_explains_a_silence(caplog: pytest.LogCaptureFixture) -> None:
     """After a change of password brokers hang up on a running client: "look whether it runs" would mislead."""
     clock = VirtualClock()
     answered_s, tries, working = clock.monotonic_s(), list[float](), False
-
-    async def at_once(function: Callable[[], object]) -> object:
-        return function()
-
-    monkeypatch.setattr("asyncio.to_thread", at_once)
 
     def prove() -> None:
         tries.append(clock.monotonic_s())
@@ -93,6 +98,20 @@ async def test_a_refused_login_explains_a_silence(
     await pass_time(30)
     assert contact.silence() == "broker kafka-1:9092 has not answered for 100 s", "it is refused no more"
     task.cancel()
+
+
+async def test_a_login_that_cannot_be_tried_ends_no_look() -> None:
+    """Libraries for logins have errors of their own: a ticket that has expired, say."""
+    clock = VirtualClock()
+    answered_s = clock.monotonic_s()
+
+    def prove() -> None:
+        raise ValueError("no ticket")
+
+    contact = Contact(clock, lambda: "kafka-1:9092", lambda: answered_s, prove)
+    clock.advance(12_000)
+    assert await contact._look_for_refusal()
+    assert (contact.silence() or "").endswith("for 12 s: the login could not be tried: ValueError('no ticket')")
 
 
 def test_several_brokers_are_named_as_such() -> None:
