@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from retryapp.core.marks import Kind, Mark
@@ -52,6 +53,11 @@ async def _half(self: Suspects, group: list[Run], crashes: int) -> None:
 _run_group = Suspects._run_group
 
 
+def _beside(_self: Suspects, run: Run, submit: Callable[[Run], None]) -> None:
+    """What is no suspect yet begins beside a record that was alone before."""
+    submit(run)
+
+
 SUSPECTS: Final[tuple[tuple[str, int, tuple[Any, str, Any]], ...]] = (
     ("nobody counts crashes", 11, (suspects, "Mark", _Forgetful)),
     ("a settled neighbour clears the crash mark", 3392, (Notes, "_going_on", _moved_on)),
@@ -61,6 +67,7 @@ SUSPECTS: Final[tuple[tuple[str, int, tuple[Any, str, Any]], ...]] = (
         15,
         (Suspects, "_run_together", _not_waited_for),
     ),
+    ("what is no suspect runs beside what was alone before", 18_186_142, (Suspects, "hold_back", _beside)),
     ("halving drops the second half", 172, (Suspects, "_run_group", _half)),
 )
 """Name, a seed that finds it, and what is replaced: owner, attribute, by what."""

@@ -146,6 +146,11 @@ class Session:
         self._suspects = suspects(transport.suspected, first.submit)
         self._suspect_rows = suspects(transport.suspected_rows, again.submit)
         self._start = first.submit if self._suspects is None else self._suspects.add
+        self._start_again = again.submit if self._suspect_rows is None else self._suspect_rows.add
+        if self._suspects is not None:  # not both: one would wait for the other
+            self._start_again = partial(self._suspects.hold_back, submit=self._start_again)
+        elif self._suspect_rows is not None:
+            self._start = partial(self._suspect_rows.hold_back, submit=self._start)
 
     def work(self) -> None:
         """Have its tasks run until it ends."""
@@ -207,7 +212,7 @@ class Session:
 
     def accept_rows(self, rows: Sequence[Delivered]) -> None:
         """Take due rows from their agent."""
-        submit = self._again.submit if self._suspect_rows is None else self._suspect_rows.add
+        submit = self._start_again
         for claim, record in rows:
             if self.scheduler.claimed.get(claim.key) is claim:  # else of an older assignment, whose sessions began at 1
                 unknown = self.sequences is None or (claim.damage is not None and self.sequences.by_key)

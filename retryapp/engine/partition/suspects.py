@@ -9,7 +9,8 @@ records (`core.marks`):
 4. After the last group the mark is taken back, and what has waited runs as always.
 
 A worker that dies leaves the group that its mark names, and the next one runs half of that first. A group of one runs
-alone in its worker (`engine.delivery.alone`), and its mark counts: after `max_crashes` the record is dead.
+alone in its worker (`engine.delivery.alone`), and its mark counts: after `max_crashes` the record is dead. One that was
+alone before runs before all others of its partition: what is no suspect yet could end the worker in its place.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from retryapp.ports import Event, Observation, TopicPartition
 
 GATHER_S: Final = 0.5
 """Longest wait for more suspects before a group is made. Nothing says that no more will come: offsets have gaps."""
+BLAMED_S: Final = 30.0
+"""Longest wait for a record that was alone before: it may be gone from its topic."""
 MOST_NAMED: Final = 5
 """Records of a group that are named where it is said to be suspect."""
 
@@ -55,6 +58,8 @@ class Suspects:
         self._session = session
         self._found = found
         self._crashes = found.crashes
+        self._blames = found.crashes > 0
+        """The record that was alone before has yet to run."""
         self._left = found.size or context.handler.max_in_flight  # those after them cannot have run before
         self._size = 1
         """Of a group."""
@@ -71,7 +76,23 @@ class Suspects:
         """A record after the suspects has come: all of them are there."""
         self._cleared = False
         """No mark counts against a record."""
+        self._others: list[tuple[Run, Callable[[Run], None]]] = []
+        """Rows, of first deliveries, and the reverse: they wait for one that was alone before."""
         self._wake = asyncio.Event()
+
+    def hold_back(self, run: Run, submit: Callable[[Run], None]) -> None:
+        """Submit one of the others, once what was alone before has run: a row that is not due yet is not waited for."""
+        is_row = len(self._found.first) > 1
+        if self._blames and not (is_row and self._found.first[0] > self._context.clock.wall_ms()):
+            self._others.append((run, submit))
+        else:
+            submit(run)
+
+    def _free_others(self) -> None:
+        self._blames = False
+        others, self._others = self._others, []
+        for run, submit in others:
+            submit(run)
 
     def add(self, run: Run) -> None:
         """Take a record, in the order of delivery. Others wait until the outcomes of the suspects are durable.
@@ -118,6 +139,7 @@ class Suspects:
             await self._note(self._clear, last or self._held[0], past=last is not None)
             if not self._queue:
                 self._cleared = True
+                self._free_others()
                 held, self._held = self._held, []
                 for run in held:
                     self._submit(run)
@@ -128,7 +150,12 @@ class Suspects:
 
     async def _gather(self) -> None:
         """Wait for the first record, and for as many suspects as there may be."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BLAMED_S):
+                while not self._queue and not self._held:
+                    await self._woken()
         while not self._queue and not self._held:
+            self._free_others()
             await self._woken()
         with suppress(TimeoutError):
             async with asyncio.timeout(GATHER_S):
@@ -171,7 +198,9 @@ class Suspects:
                 # before another starts, or this mark would blame this record for a crash of that one; its outcome
                 # may be refused for long, and does not hold the lock
                 await self._note(self._clear, group[0])
-        self._crashes *= not (alone and settled)
+        if alone and settled:
+            self._crashes = 0
+            self._free_others()
         return True
 
     async def _run_together(self, group: list[Run]) -> bool:
@@ -199,6 +228,7 @@ class Suspects:
         run.owner.begun(run)
         run.owner.ended(run, crashed(run, crashes), None)
         self._crashes = 0
+        self._free_others()
 
     def _mark(self, group: list[Run], crashes: int) -> Mark:
         first, end, life = _place(group[0]), after(_place(group[-1])), self._context.life
