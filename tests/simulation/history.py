@@ -62,7 +62,7 @@ class History:
         mains = ("orders", "refunds") if plan.others else ("orders",)
         self.judges = {main: Judge(plan, main) for main in mains}
         if plan.named:  # first: the names of its topics begin like those of the other one
-            self.judges[NAMED] = Judge(replace(plan.of_letters, letters=plan.named), NAMED)
+            self.judges[NAMED] = Judge(replace(plan.of_letters, letters=plan.named, named=plan.letters), NAMED)
         if plan.letters:
             self.judges[LETTERS] = Judge(plan.of_letters, LETTERS)
         self.first = self.judges["orders"]

@@ -87,9 +87,10 @@ class Sequences:
         """Tell whether a final outcome is there, or may be on its way."""
         if story.again:
             last = self._waits.last(story.script)
+            since = [(n, call) for n, calls in story.calls.items() for call in calls if call.ended_ms >= story.again_ms]
             return (
                 story.ended_ms >= story.again_ms
-                or any(call.ended_ms >= story.again_ms for call in story.calls[last])
+                or any(call.fine or number == last for number, call in since)
                 or bool({*"XK"} & {*story.script})
             )
         if story.fates or story.cancelling or "X" in story.script or "K" in story.script:
