@@ -22,12 +22,11 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from retryapp.core import marks
-from retryapp.core.errors import EnvironmentFault, RetryAppError
+from retryapp.core.errors import RetryAppError
 from retryapp.core.hops import Outgoing
 from retryapp.core.lane_errors import (
     CommitLostError,
@@ -267,8 +266,7 @@ class LaneProtocol(ABC):
         self.pending = self.open_pending()
         if not await catch_up(self.pending, self.reader, self.place, is_long=self._is_long):
             for dlq in self.place.dlqs:
-                with suppress(EnvironmentFault):
-                    self.open_dead(dlq).drop()
+                self.open_dead(dlq).drop()  # one that does not open now would open later, with what was rolled back
             if self.place.seen is not None:
                 self.open_seen().drop()
             if self.letters is not None:

@@ -187,6 +187,32 @@ async def test_a_commit_that_the_broker_has_rolled_back_rebuilds_the_store(
     assert [start for tp, start, _ in topics.starts if tp == CHANGELOG] == [4], "it was seen there"
 
 
+async def test_a_letter_that_was_rolled_back_is_forgotten_also_if_its_table_does_not_open_at_once(
+    open_lane: OpenLane, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page may still read it, or the disk be full; the opening after that does not know of the roll-back."""
+    topics.put(CHANGELOG, *waiting_row(1)[:2])
+    lane = await opened(open_lane())
+    await until(lambda: lane.dead)
+    offset = topics.put(CHANGELOG, *removal(waiting_row(1))[:2])
+    rolled_back = Outgoing(*DLQ, None, b"", ())
+    lane.apply(LaneBatch(rows=[removal(waiting_row(1))], publishes=[rolled_back]), LaneReceipt([0], offset))
+    topics.put(CHANGELOG, b"progress", b"{}")
+    del topics.records[CHANGELOG][offset]
+    await lane.close()
+
+    def in_use(_lane: KafkaTransport, _dlq: TopicPartition) -> RocksDeadLetterTable:
+        raise StoreBrokenError("/data/0", "this process has it open already")
+
+    with monkeypatch.context() as patch, contextlib.suppress(StoreBrokenError):
+        patch.setattr(KafkaTransport, "open_dead", in_use)
+        await opened(lane)
+    await lane.close()
+    await opened(lane)
+    await until(lambda: lane.dead)
+    assert table(lane).count() == 0
+
+
 async def test_a_rebuild_that_is_cut_off_leaves_no_event_of_what_was_rolled_back(
     open_lane: OpenLane, topics: Topics
 ) -> None:
