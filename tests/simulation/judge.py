@@ -252,6 +252,8 @@ class Judge:
         for tp, offset in self.lost.items():
             if broker.committed[tp] < offset:
                 self.oracle.give_up((tp.partition, offset - 1))
+                if self.notes.named_now(tp.partition):  # by a commit that came late: what it names runs again
+                    self._set(broker, tp, offset)
                 broker.committed[tp], broker.notes[tp] = offset, ""
         closed, self.closed = self.closed, {}
         for number, waited in closed.items():
