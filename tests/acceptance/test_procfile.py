@@ -30,7 +30,7 @@ def connection() -> KafkaConnection:
 
 @pytest.fixture
 def honcho(connection: KafkaConnection, project_root: Path, tmp_path: Path) -> Iterator[Worker]:
-    """A run that is up: the workers waited for the broker, and every partition has its lane."""
+    """A run that is up: the workers have waited for the broker if they were first, and every partition has its lane."""
     service, pages = free_ports(2)
     _, _, broker = connection.bootstrap.rpartition(":")
     procfile = (project_root / "Procfile").read_text().replace("broker run", f"broker run --port {broker}")
@@ -47,7 +47,6 @@ def honcho(connection: KafkaConnection, project_root: Path, tmp_path: Path) -> I
     try:
         wait_for(lambda: run.ended() or run.log.count("retryapp.ready") >= WORKERS, "both are ready", timeout_s=60)
         assert not run.ended(), run.log
-        assert "Waiting for a broker" in run.log
         yield run
     finally:
         run.kill()

@@ -30,11 +30,12 @@ def reader(connection: KafkaConnection) -> KafkaDestinations:
 async def test_a_topic_is_seen_with_its_limits(
     admin: KafkaAdmin, make_topic: MakeTopic, reader: KafkaDestinations
 ) -> None:
-    """Partitions, largest record, and whether it wants keys; one that is not there is not made by the question."""
+    """Partitions, largest record, whether it wants keys, its id; what is not there is not made by the question."""
     plain = make_topic(3, max_message_bytes="12345")
     compacted = make_topic(1, cleanup_policy="compact,delete", max_message_bytes="5000")
-    assert await reader.look(plain) == TopicLook(3, max_bytes=12_345)
-    assert await reader.look(compacted) == TopicLook(1, max_bytes=5_000, compacted=True)
+    ids = {name: state.topic_id for name, state in admin.describe_topics([plain, compacted]).items()}
+    assert await reader.look(plain) == TopicLook(3, max_bytes=12_345, topic_id=ids[plain])
+    assert await reader.look(compacted) == TopicLook(1, max_bytes=5_000, compacted=True, topic_id=ids[compacted])
     for _ in range(2):
         assert await reader.look(f"{plain}-not") is None
     assert f"{plain}-not" not in admin.topic_names()
