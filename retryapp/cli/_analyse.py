@@ -91,7 +91,8 @@ def analyse(
     now_ms = SystemClock().wall_ms
     compared = shown = None
     if page is not None:
-        _check_folder(page)
+        if after is None:  # what is waited for may make it
+            _check_folder(page)
         # while the JVM starts: it takes a second
         threading.Thread(target=import_module, args=("retryapp.pipeline.report.page",), daemon=True).start()
     try:

@@ -9,7 +9,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,8 +67,6 @@ class Reporter:
         if self._child is not None or find_spec("pyspark") is None:
             return
         self._console.print(_announcement(self._cache_dir), highlight=False, soft_wrap=True)
-        with suppress(OSError):  # `finish` tells why
-            self._page.parent.mkdir(parents=True, exist_ok=True)  # the command refuses a page that it cannot write
         folder = self._run.folder
         command = _command(folder, broker, self._page, self._over)
         self._child = self._run.child("report", command, env=_variables(folder, self._cache_dir))
