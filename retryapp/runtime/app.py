@@ -354,16 +354,12 @@ class Runtime(Ownership):
         while True:
             await asyncio.sleep(_OTHERS_S)
             try:
-                ids = await asyncio.to_thread(self._ids_of, [*self.served])
+                looks = {main: await self.topics.look(main) for main in [*self.served]}
             except Exception as exc:  # noqa: BLE001 - asked again soon: no reason to end the worker
                 logger.debug("Main topics could not be looked at: %r", exc)
                 continue
-            if why := self.made_again(ids):
+            if why := self.made_again({main: look.topic_id for main, look in looks.items() if look and look.topic_id}):
                 await self._end(why)
-
-    def _ids_of(self, topics: Sequence[str]) -> Mapping[str, str]:
-        states = KafkaAdmin(self.connection).describe_topics(topics, tolerant=True)
-        return {name: state.topic_id for name, state in states.items()}
 
     def _least_partitions(self, topics: Sequence[str]) -> int:
         try:

@@ -14,7 +14,6 @@ import faust
 from mode.utils.logging import get_logger
 
 from retryapp.core.errors import BrokerUnreachableError, DuplicateHandlerError, InvalidSettingError
-from retryapp.core.record import short_topic_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.doctor import quick_findings
 from retryapp.engine.worker.placement import Served
@@ -108,7 +107,7 @@ def _learn(served: Served, plan: Plan) -> None:
     topology = served.handler.topology
     main = plan.states[topology.main]
     served.partitions = served.known = served.complete = main.partitions
-    served.topic_id = short_topic_id(main.topic_id)
+    served.topic_id = main.topic_id
     served.kept_ms = kept_ms(main.config)
     served.deletes_after_ms = main.deletes_after_ms
     served.changelog_id = plan.states[topology.pending_changelog].topic_id

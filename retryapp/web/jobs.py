@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
@@ -27,6 +27,7 @@ from retryapp.ports import PAGES_PREFIX, HandlerInfo
 from retryapp.web.access import MOST_LETTERS, Person, Role
 from retryapp.web.actions import WAIT_S, Action
 from retryapp.web.answers import Answers
+from retryapp.web.api import COMMANDS
 from retryapp.web.counting import Asked
 from retryapp.web.errors import PageError, bad_parameter, not_found
 from retryapp.web.hiding import check_search
@@ -138,13 +139,13 @@ class _JobAction(Action):
     """Something that an operator does to many records, with a reason."""
 
     turns: ClassVar[Turns] = Turns(MOST_AT_ONCE)
-    fields: ClassVar[tuple[str, ...]]
-    """What it may be sent."""
+    sent: ClassVar[Collection[str]]
+    """What it may be sent: what the document says."""
 
     @override
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
-        if unknown := [name for name in sent if name not in self.fields]:  # a slip would steer something else
-            raise bad_sent(", ".join(unknown[:5]), f"no more than {', '.join(self.fields)}")
+        if unknown := [name for name in sent if name not in self.sent]:  # a slip would steer something else
+            raise bad_sent(", ".join(unknown[:5]), f"no more than {', '.join(self.sent)}")
         match = request.match_info
         info = self.answers.get_handler_or_404(match["main"])
         why = sent.get("why", "").strip()
@@ -172,7 +173,7 @@ class StartJob(_JobAction):
     """Begins a job as its preview has shown it."""
 
     most_bytes = 256 * 1_024
-    fields = "verb", "filter", "scope", "job", "why", "rate", "force"
+    sent = COMMANDS["/{main}/command/job"][0].model_fields
 
     @override
     def order(
@@ -231,7 +232,7 @@ def _check(scope: Scope, info: HandlerInfo) -> None:
 class TellJob(_JobAction):
     """Pauses, resumes or cancels a job."""
 
-    fields = "verb", "why"
+    sent = COMMANDS["/{main}/command/job/{job}"][0].model_fields
 
     @override
     def order(
@@ -254,7 +255,7 @@ class TellJob(_JobAction):
 class TellHandler(_JobAction):
     """Pauses or resumes a handler, forces its circuit open, or has it probe."""
 
-    fields = "verb", "why", "circuit"
+    sent = COMMANDS["/{main}/command/handler"][0].model_fields
 
     @override
     def order(

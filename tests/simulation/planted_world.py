@@ -38,7 +38,7 @@ def _not_looked_at(_site: Any, _named: str) -> None:
 
 
 def _of_any_topic(text: str) -> Note:
-    """Nobody looks of which main topic an offset is."""
+    """The topic id beside an offset is ignored."""
     return _split_note(text)._replace(main="")
 
 
@@ -69,7 +69,7 @@ WORLD: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("an offset that was set back counts for nothing", ((SimLane, "fetch_committed", _never_back),), 14_000_002),
     ("the id of a changelog is not looked at",
      ((transport, "check_changelog", _not_looked_at), (recovery, "check_changelog", _not_looked_at)), 14_000_065),
-    ("nobody looks of which main topic an offset is", ((marks, "split_note", _of_any_topic),), 14_000_179),
+    ("the topic id beside an offset is ignored", ((marks, "split_note", _of_any_topic),), 14_000_179),
     ("a worker goes on with a main topic that was made again", ((Ownership, "made_again", _same),), 14_000_039),
     ("an opening does not ask which main topic is there", ((SimLane, "main_id", _unasked),), 14_885_566),
     ("rows of a former main topic are dropped", ((deliver, "_passed", _of_this_topic),), 14_000_003),

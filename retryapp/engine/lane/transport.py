@@ -167,7 +167,7 @@ class LaneProtocol(ABC):
 
     @abstractmethod
     async def main_id(self) -> str:
-        """Return the id that the main topic has now; empty where nobody may tell."""
+        """Ask for the present id of the main topic; empty if this login may not describe it, or the topic is away."""
 
     @abstractmethod
     async def reposition(self, starts: Mapping[TopicPartition, int]) -> None:

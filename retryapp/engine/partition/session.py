@@ -212,13 +212,12 @@ class Session:
 
     def accept_rows(self, rows: Sequence[Delivered]) -> None:
         """Take due rows from their agent."""
-        submit = self._start_again
         for claim, record in rows:
             if self.scheduler.claimed.get(claim.key) is claim:  # else of an older assignment, whose sessions began at 1
                 unknown = self.sequences is None or (claim.damage is not None and self.sequences.by_key)
                 name = None if self.sequences is None or unknown else self.sequences.name(record.key)
                 facts: Any = {"claim": claim, "session": self.number, "fence": self._fence, "sequence": name}
-                submit(Run(self._owner, self._context, record, **facts))
+                self._start_again(Run(self._owner, self._context, record, **facts))
 
     def accept(self, records: Sequence[Record]) -> None:
         """Take records of the main topic, in offset order."""

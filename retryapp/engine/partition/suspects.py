@@ -9,8 +9,8 @@ records (`core.marks`):
 4. After the last group the mark is taken back, and what has waited runs as always.
 
 A worker that dies leaves the group that its mark names, and the next one runs half of that first. A group of one runs
-alone in its worker (`engine.delivery.alone`), and its mark counts: after `max_crashes` the record is dead. One that was
-alone before runs before all others of its partition: what is no suspect yet could end the worker in its place.
+alone in its worker (`engine.delivery.alone`), and its mark counts: after `max_crashes` the record is dead. Such
+a record is blamed: next time it runs before all others of its partition, for one of them could kill the worker instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from retryapp.ports import Event, Observation, TopicPartition
 GATHER_S: Final = 0.5
 """Longest wait for more suspects before a group is made. Nothing says that no more will come: offsets have gaps."""
 BLAMED_S: Final = 30.0
-"""Longest wait for a record that was alone before: it may be gone from its topic."""
+"""Longest wait for a blamed record: its topic may not have it any more."""
 MOST_NAMED: Final = 5
 """Records of a group that are named where it is said to be suspect."""
 
@@ -59,7 +59,7 @@ class Suspects:
         self._found = found
         self._crashes = found.crashes
         self._blames = found.crashes > 0
-        """The record that was alone before has yet to run."""
+        """A worker died while one of these records ran alone: it is blamed, and has yet to run."""
         self._left = found.size or context.handler.max_in_flight  # those after them cannot have run before
         self._size = 1
         """Of a group."""
@@ -77,11 +77,11 @@ class Suspects:
         self._cleared = False
         """No mark counts against a record."""
         self._others: list[tuple[Run, Callable[[Run], None]]] = []
-        """Rows, of first deliveries, and the reverse: they wait for one that was alone before."""
+        """Runs of the other kind (rows beside first deliveries, and the reverse) that wait for the blamed record."""
         self._wake = asyncio.Event()
 
     def hold_back(self, run: Run, submit: Callable[[Run], None]) -> None:
-        """Submit one of the others, once what was alone before has run: a row that is not due yet is not waited for."""
+        """Submit a run of the other kind, after the blamed record has run. Do not wait for a row that is not due."""
         is_row = len(self._found.first) > 1
         if self._blames and not (is_row and self._found.first[0] > self._context.clock.wall_ms()):
             self._others.append((run, submit))

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: events are counted, and each scrape is told what stands (``Gauges``).
+"""Metrics for Prometheus: counters of events, and ``Gauges``, whose values are taken at each scrape.
 
 Two apps in one process do not clash: each observer has its own registry. The series of a handler begin at 0 with its
 declaration: Prometheus sees no increase in a counter that begins at 1. Labels that a program can widen, causes

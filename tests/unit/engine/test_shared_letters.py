@@ -3,150 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from doubles import reopen
+from two_lanes import LETTERS, ORDERS, Bad, Tickets, Worker, half_open, worker
 
-from retryapp import Delivery, Reject, Skip
+from retryapp import Reject, Skip
 from retryapp.core.control import Command, Verb, is_mark, mark_of
 from retryapp.core.errors import DiskFullError
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.core.lifecycle import Commanded, Discarded, Handled, Skipped, decode_event
+from retryapp.core.lifecycle import Discarded, Handled, Skipped
 from retryapp.core.record import Origin, failure_id
-from retryapp.core.topology import HandlerTopology
-from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.partition.letter_commands import LETTERS_S
 from retryapp.ports import Event, TopicPartition
-from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
-from retryapp.testing.lane import MemoryReader
+from retryapp.testing import Step
 from retryapp.testing.tables import MemoryDeadLetterTable
-
-ORDERS = HandlerTopology("app", "orders", delays_ms=(1_000,))
-LETTERS = HandlerTopology("app", ORDERS.dlq, delays_ms=(60_000,), drop=True, letters_of="orders")
-
-
-class Bad:
-    """Rejects orders until it is mended."""
-
-    def __init__(self) -> None:
-        self.mended = False
-        self.seen: list[bytes] = []
-
-    async def __call__(self, value: bytes) -> None:
-        """Note the order."""
-        self.seen.append(value)
-        if not self.mended:
-            raise Reject("no such customer")
-
-
-class Tickets:
-    """Takes letters: raises what is next, and waits while it is told to."""
-
-    def __init__(self, *errors: BaseException | None) -> None:
-        self.errors = [*errors]
-        self.open = asyncio.Event()
-        self.open.set()
-        self.seen: list[bytes] = []
-
-    async def __call__(self, value: bytes, _delivery: Delivery) -> None:
-        """Note the letter."""
-        self.seen.append(value)
-        await self.open.wait()
-        if self.errors and (error := self.errors.pop(0)) is not None:
-            raise error
-
-
-class Worker:
-    """A worker with both lanes of one partition."""
-
-    def __init__(self, bad: Bad, tickets: Tickets, before: Worker | None) -> None:
-        self.bad, self.tickets = bad, tickets
-        kept = None if before is None else (before.orders.transport, before.letters.transport)
-        if kept is None:
-            first = MemoryLaneTransport()
-            second = MemoryLaneTransport(first.clock)
-            second.broker = first.broker
-            second.reader = MemoryReader(first.broker, second.request)
-            kept = first, second
-        shared = SharedLetters()
-        kept[0].shared, kept[1].letters = {ORDERS.dlq: shared}, shared
-        self.orders = MemoryPartition(bad, "1s", topology=ORDERS, transport=kept[0])
-        self.letters = MemoryPartition(tickets, "1m*2", topology=LETTERS, transport=kept[1])
-        object.__setattr__(self.letters.engine.context, "letters", shared)
-
-    async def settle(self) -> None:
-        """Let both come to rest."""
-        for _ in range(2):
-            await self.orders.settle()
-            await self.letters.settle()
-
-    async def die(self, *values: bytes) -> None:
-        """Have orders die, and their letters go to the handler."""
-        await self.orders.send(*values)
-        await self.settle()
-
-    async def command(self, verb: str, offset: int = 0, **more: Any) -> str | None:
-        """Send a command about an order; return why it was refused."""
-        outcome = await self.orders.command(verb, offset, **more)
-        await self.settle()
-        refused: str | None = outcome["refused"]
-        return refused
-
-    async def almost_due(self) -> None:
-        """Wait until the letter that waits is due in 100 ms."""
-        table = self.letters.transport.pending
-        assert table is not None
-        due_at_ms = table.due(0, 0)[1]
-        assert due_at_ms is not None
-        for left_ms in (5_000, 1_000, 100):  # what has waited for its time is committed before
-            await self.letters.advance(due_at_ms - left_ms - self.letters.clock.wall_ms())
-            await self.settle()
-
-    @property
-    def told(self) -> list[tuple[str, str | None]]:
-        """Commands of the letters' handler that have an event, in order, and why they were refused."""
-        events = [decode_event(record.value or b"") for record in self.letters.records(LETTERS.events)]
-        return [(event.command, event.refused) for event in events if isinstance(event, Commanded)]
-
-    async def pause(self, verb: HandlerVerb) -> None:
-        """Pause the handler of letters, or have it go on."""
-        await self.letters.obey(HandlerCommand(id=str(verb), verb=verb))
-        await self.settle()
-
-    @property
-    def marks(self) -> list[str]:
-        """What the dead-letter topic says became of letters, in order."""
-        records = (record for record in self.orders.records(ORDERS.dlq) if is_mark(record.headers))
-        return [mark.mark.value for r in records if (mark := mark_of(r.headers, r.value)) is not None]
-
-    def events(self, kind: type) -> list[Any]:
-        """Return events of the letters' handler."""
-        found = [decode_event(record.value or b"") for record in self.letters.records(LETTERS.events)]
-        return [event for event in found if isinstance(event, kind)]
-
-
-@asynccontextmanager
-async def worker(bad: Bad, tickets: Tickets, before: Worker | None = None) -> AsyncIterator[Worker]:
-    """Run a worker, after another that was killed."""
-    made = Worker(bad, tickets, before)
-    async with made.orders, made.letters:
-        await made.settle()
-        yield made
-
-
-@asynccontextmanager
-async def half_open(bad: Bad, tickets: Tickets, before: Worker) -> AsyncIterator[tuple[Worker, asyncio.Event]]:
-    """Run a worker, after another that was killed; the lane of the records opens once the event is set."""
-    made = Worker(bad, tickets, before)
-    opening = made.orders.transport.pause(Step.RECOVER)
-    async with made.orders, made.letters:
-        await made.letters.settle()
-        await made.letters.advance(1_000)
-        yield made, opening
 
 
 async def test_a_handled_letter_is_replayed_by_force_alone() -> None:
@@ -293,6 +165,16 @@ async def test_letters_wait_for_the_lane_that_writes_them() -> None:
         assert (tickets.seen, both.marks) == ([b"1", b"1"], ["handled"])
 
 
+def take_back(both: Worker) -> None:
+    """Have the broker take back the transaction that marked a letter, and all of that lane since."""
+    logs = both.orders.transport.broker.logs
+    marking = next(e.txn for e in logs[TopicPartition(ORDERS.dlq, 0)].entries if is_mark(e.record.headers))
+    written = [entry.txn for entry in logs[TopicPartition(LETTERS.pending_changelog, 0)].entries]
+    for lost in written[written.index(marking) :]:
+        assert lost is not None
+        lost.committed = False
+
+
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_mark_that_the_broker_has_taken_back_is_forgotten(late: bool) -> None:
     """Its letter is handled again, and has one mark; the lane of the records may open only then."""
@@ -303,12 +185,7 @@ async def test_a_mark_that_the_broker_has_taken_back_is_forgotten(late: bool) ->
         await both.letters.advance(200)
         await both.settle()
         assert (both.marks, both.letters.waiting) == (["handled"], {})
-        logs = both.orders.transport.broker.logs
-        marking = next(e.txn for e in logs[TopicPartition(ORDERS.dlq, 0)].entries if is_mark(e.record.headers))
-        written = [entry.txn for entry in logs[TopicPartition(LETTERS.pending_changelog, 0)].entries]
-        for lost in written[written.index(marking) :]:
-            assert lost is not None
-            lost.committed = False
+        take_back(both)
         if late:
             opening = both.orders.transport.pause(Step.RECOVER)
             await reopen(both.orders)
@@ -322,6 +199,25 @@ async def test_a_mark_that_the_broker_has_taken_back_is_forgotten(late: bool) ->
         await both.settle()
         assert (tickets.seen, both.marks, both.letters.waiting) == ([b"1"] * 3, ["handled"], {})
         assert both.events(Skipped) == []
+
+
+async def test_a_kill_while_the_table_is_waited_for_leaves_the_next_worker_to_find_it() -> None:
+    """The letters' lane drops its store last: only that shows what the broker has taken back."""
+    bad, tickets = Bad(), Tickets(OSError("away"))
+    async with worker(bad, tickets) as both:
+        before = both
+        await both.die(b"1")
+        await both.almost_due()
+        await both.letters.advance(200)
+        await both.settle()
+        take_back(both)
+    async with half_open(bad, tickets, before) as (both, opening):
+        assert (opening.reached, both.letters.engine.lane.state) == (True, "opening")
+        before = both
+    async with worker(bad, tickets, before) as both:
+        await both.letters.advance(1_000)
+        await both.settle()
+        assert (tickets.seen, both.marks, both.letters.waiting) == ([b"1"] * 3, ["handled"], {})
 
 
 async def test_a_table_that_does_not_open_is_not_taken_for_dropped() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from retryapp.core.publication import TopicLook
 from retryapp.kafka import KafkaAdmin
 from retryapp.runtime import app as module
 from retryapp.runtime.app import Runtime
@@ -70,16 +71,16 @@ async def test_a_worker_ends_whose_main_topic_was_made_again(
     served.topic_id = "former"
     states: list[Any] = [{main: "new"}, {main: "former"}, {}, OSError("away")]
 
-    def describe(_self: KafkaAdmin, _topics: Any, **_more: Any) -> Any:
+    async def look(topic: str) -> TopicLook | None:
         state = states.pop()
         if isinstance(state, Exception):
             raise state
-        return {name: SimpleNamespace(topic_id=topic_id) for name, topic_id in state.items()}
+        return TopicLook(1, topic_id=state[topic]) if topic in state else None
 
     async def leave(_grace_s: float) -> None:
         ended.append("handed over")
 
-    monkeypatch.setattr(KafkaAdmin, "describe_topics", describe)
+    monkeypatch.setattr(runtime.topics, "look", look)
     monkeypatch.setattr(module, "_OTHERS_S", 0.0)
     monkeypatch.setattr(module, "end_process", lambda why: (ended.append(why), done.set()))
     runtime.leave = leave  # type: ignore[method-assign]

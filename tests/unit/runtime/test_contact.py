@@ -92,7 +92,7 @@ async def test_a_refused_login_explains_a_silence(caplog: pytest.LogCaptureFixtu
     assert silence.startswith("broker kafka-1:9092 has not answered for 70 s: could not log in on kafka-1:9092: Sasl")
     assert "(user 'ann'). Correct the login" in silence
     (line,) = caplog.messages
-    assert "Correct the login" in line, "it is known when the silence is told"
+    assert "Correct the login" in line, "the line about the silence names the refused login"
     assert [later - first for first, later in itertools.pairwise(tries)] == [30, 30], "and not asked all the time"
     working = True
     await pass_time(30)

@@ -158,7 +158,7 @@ async def test_offsets_that_may_not_be_committed_name_topic_and_right(lane: Kafk
 async def test_a_transactional_id_that_may_not_be_used_names_the_right(
     lane: KafkaTransport, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker says it when the lane fences its predecessor; an error number alone would help nobody."""
+    """The broker refuses the fence with an error number. The error names the missing right."""
 
     async def refused(_: object) -> None:
         raise TransactionalIdAuthorizationFailed(lane.place.name)
