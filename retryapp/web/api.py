@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal, get_type_hints
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.json_schema import models_json_schema
 
 from retryapp.core.causes import CauseCount
@@ -36,6 +36,10 @@ def _model(name: str, meaning: str, /, *bases: Any, **kinds: Any) -> Any:
     """Return a model of facts: their names and types. All are there; null is unknown, hidden or none."""
     each: dict[str, Any] = {field: kind if isinstance(kind, tuple) else (kind, ...) for field, kind in kinds.items()}
     return create_model(name, __doc__=meaning, __base__=bases or None, **each)
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # a slip would steer something else
 
 
 def _of(kind: type, *, unknown: bool = False) -> dict[str, Any]:
@@ -250,27 +254,29 @@ _OUTCOMES = _model(
 )  # fmt: skip
 COMMANDS: Final[Mapping[str, tuple[Model, Model]]] = {
     "/{main}/command": (
-        _model("Command", "Steer one record.", verb=Verb, failure_id=str, why=(str, ""), state=(str, ""), at=(str, ""),
-               force=(bool, False), edit=(Edit | None, None), **{"for": (str, "")}),
+        _model("Command", "Steer one record.", _Sent, verb=Verb, failure_id=str, why=(str, ""), state=(str, ""),
+               at=(str, ""), force=(bool, False), edit=(Edit | None, None), **{"for": (str, "")}),
         _OUTCOME,
     ),
     "/{main}/command/selection": (
-        _model("CommandSome", f"Replay or discard up to {MOST_CHOSEN} dead letters.", verb=Literal["replay", "discard"],
-               failure_ids=Annotated[list[str], Field(min_length=1, max_length=MOST_CHOSEN)], why=_Why),
+        _model("CommandSome", f"Replay or discard up to {MOST_CHOSEN} dead letters.", _Sent,
+               verb=Literal["replay", "discard"], why=_Why,
+               failure_ids=Annotated[list[str], Field(min_length=1, max_length=MOST_CHOSEN)]),
         _SELECTED,
     ),
     "/{main}/command/handler": (
-        _model("TellHandler", "Pause or resume a handler, force its circuit open, or have it probe.",
+        _model("TellHandler", "Pause or resume a handler, force its circuit open, or have it probe.", _Sent,
                verb=Literal["pause", "resume", "outage-open", "outage-close"], why=_Why, circuit=(str, "")),
         _OUTCOMES,
     ),
     "/{main}/command/job": (
-        _model("StartJob", "Begin a job as its preview has shown it.", verb=Verb, filter=LetterFilter, scope=Scope,
-               job=Annotated[str, Field(pattern=JOB_ID)], why=_Why, rate=(str, ""), force=(bool, False)),
+        _model("StartJob", "Begin a job as its preview has shown it.", _Sent, verb=Verb, filter=LetterFilter,
+               scope=Scope, job=Annotated[str, Field(pattern=JOB_ID)], why=_Why, rate=(str, ""), force=(bool, False)),
         _OUTCOMES,
     ),
     "/{main}/command/job/{job}": (
-        _model("TellJob", "Pause, resume or cancel a job.", verb=Literal["pause", "resume", "cancel"], why=_Why),
+        _model("TellJob", "Pause, resume or cancel a job.", _Sent, verb=Literal["pause", "resume", "cancel"],
+               why=_Why),
         _OUTCOMES,
     ),
 }  # fmt: skip

@@ -7,9 +7,11 @@ import multiprocessing
 import signal
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import TypeVar
 
 from simulation.faults import (
     DAMAGED,
@@ -34,6 +36,9 @@ from simulation.history import History, simulate
 from simulation.mutants import MUTANTS, hunt
 from simulation.odd_letters import KINDS as ODD_LETTERS
 from simulation.plan import RANGE_SEEDS, RANGES, Plan
+
+_Task = TypeVar("_Task")
+_Found = TypeVar("_Found")
 
 CHUNK = 50
 """Histories that one process runs in a row."""
@@ -127,7 +132,7 @@ def run_seeds(seeds: Sequence[int]) -> Summary:
 
 def _be_quiet() -> None:
     """Have a process of a campaign say nothing of what dies in its histories, and log nothing of what fails there."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign ends them
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a traceback
     logging.disable(logging.CRITICAL)
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
 
@@ -149,15 +154,29 @@ def of_all_ranges(start: int, count: int) -> list[range]:
 
 
 def run_everywhere(chunks: Sequence[range], jobs: int) -> Iterator[Summary]:
-    """Run histories on several processors; yield the sum of each chunk as it is there."""
-    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_be_quiet) as pool:
-        yield from pool.imap_unordered(run_seeds, chunks)
+    """Run histories on several processors; yield the sum of each chunk as it is there.
+
+    Raises:
+        BrokenProcessPool: a process of the campaign died.
+    """
+    return _everywhere(run_seeds, chunks, jobs)
 
 
 def hunt_everywhere(seeds: int, jobs: int) -> Iterator[tuple[str, tuple[int, str] | None]]:
-    """Hunt every mutant; yield its name and what found it."""
-    with multiprocessing.get_context("spawn").Pool(jobs, initializer=_be_quiet) as pool:
-        yield from pool.imap_unordered(_hunt, [(number, seeds) for number in range(len(MUTANTS))])
+    """Hunt every mutant; yield its name and what found it.
+
+    Raises:
+        BrokenProcessPool: a process of the hunt died.
+    """
+    return _everywhere(_hunt, [(number, seeds) for number in range(len(MUTANTS))], jobs)
+
+
+def _everywhere(run: Callable[[_Task], _Found], tasks: Iterable[_Task], jobs: int) -> Iterator[_Found]:
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_be_quiet)
+    try:
+        yield from (each.result() for each in as_completed([pool.submit(run, task) for task in tasks]))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _hunt(task: tuple[int, int]) -> tuple[str, tuple[int, str] | None]:

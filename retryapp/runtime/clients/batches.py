@@ -33,7 +33,8 @@ from retryapp.runtime.clients.lifecycle import TOO_FEW_COPIES
 
 _APPEND_TIME = 1  # timestamp type of a topic with `message.timestamp.type=LogAppendTime`, as all of ours are
 _TOO_LARGE: Final = (MessageSizeTooLargeError, RecordListTooLargeError)
-_DENIED: Final = "this login may not write to it; it needs WRITE"
+DENIED: Final = "this login may not write to it; it needs WRITE: 'retryapp plan -A MODULE --acls' prints the right"
+"""Why a topic takes nothing from this login."""
 _REFUSALS: Final = (
     InvalidTopicError,
     PolicyViolationError,
@@ -99,8 +100,8 @@ def denied(error: TopicAuthorizationFailedError, batch: Sequence[Outgoing]) -> H
     topics = [error.args[0]] if isinstance(error.args[0], str) else sorted(error.args[0])
     for record in batch:
         if isinstance(record, Publication) and record.topic in topics:
-            record.destination.refuse(_DENIED)
-    return HandOffRefusedError(topics[0], _DENIED)
+            record.destination.refuse(DENIED)
+    return HandOffRefusedError(topics[0], DENIED)
 
 
 async def send_all(producer: AIOKafkaProducer, records: Iterable[Outgoing], over: asyncio.Future[Any]) -> Sent:
@@ -157,6 +158,6 @@ def _note_refusal(destination: Destination, sizes: list[int], answer: asyncio.Fu
     if isinstance(error, _TOO_LARGE):
         destination.refuse_size(sizes)
     elif isinstance(error, TopicAuthorizationFailedError):
-        destination.refuse(_DENIED)
+        destination.refuse(DENIED)
     elif isinstance(error, _REFUSALS):
         destination.refuse(f"its broker refuses records for it ({type(error).__name__})")

@@ -14,6 +14,7 @@ from retryapp.engine.handler.threads import Threads
 from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection
 from retryapp.kafka.admin import url_safe_topic_id
 from retryapp.ports import DestinationReader
+from retryapp.runtime.clients.batches import DENIED
 
 TIMEOUT_S: Final = 10.0  # longest wait for one answer: a handler's attempt waits for it
 
@@ -65,5 +66,5 @@ def _problem(description: Any) -> str | None:
         return "it is Kafka's own"
     allowed = description.authorized_operations  # brokers without an authorizer list all, and some none
     if allowed and "WRITE" not in {operation.name for operation in allowed}:
-        return "this login may not write to it; it needs WRITE"
+        return DENIED
     return None if description.partitions else "it has no partitions yet"

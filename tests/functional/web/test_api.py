@@ -14,6 +14,7 @@ from functional.web.test_jobs import fit
 from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
+from pydantic import ValidationError
 from samples import partition
 
 from retryapp.web.access import Role
@@ -82,12 +83,23 @@ async def test_commands_are_as_the_document_says(worker: FakeWorker, path: str, 
     """What is sent, and what is told of it: obeyed, refused or queued."""
     worker.answer = answer
     sent, told = COMMANDS[path]
-    sent.model_validate(SENT[path], extra="forbid")
+    sent.model_validate(SENT[path])
     async with serving(worker, ADMIN) as url:
         status, body = await ask(url, address_of(path), method="POST", json=SENT[path])
     of_records = path in ("/{main}/command", "/{main}/command/selection")
     assert status == (202 if answer is None and of_records else 200), body
     told.model_validate_json(body, extra="forbid")
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+async def test_the_document_and_each_command_refuse_what_is_not_known(worker: FakeWorker, path: str) -> None:
+    """A slip would steer something else."""
+    slip = {**SENT[path], "circiut": "ledger"}
+    with pytest.raises(ValidationError, match="circiut"):
+        COMMANDS[path][0].model_validate(slip)
+    async with serving(worker, ADMIN) as url:
+        status, _ = await ask(url, address_of(path), method="POST", json=slip)
+    assert (status, worker.commands) == (400, [])
 
 
 def explore(operation: Any, mode: Any, checks: list[Any]) -> set[int]:

@@ -30,6 +30,7 @@ from retryapp.engine.lane.limits import LaneLimits
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
 from retryapp.kafka.positions import TRANSACTION_TIMEOUT_MS
 from retryapp.ports import LaneBatch, LaneReceipt
+from retryapp.runtime.clients.batches import DENIED
 from retryapp.runtime.transport import KafkaTransport
 from retryapp.testing import MemoryDestinations
 
@@ -143,7 +144,7 @@ async def test_a_topic_that_a_transaction_may_not_have_is_noted(lane: KafkaTrans
         )
     kafka.acknowledged.set()
     assert destination.fresh(1.0)
-    assert destination.problem == "this login may not write to it; it needs WRITE"
+    assert destination.problem == DENIED
 
 
 async def test_offsets_that_may_not_be_committed_name_topic_and_right(lane: KafkaTransport, kafka: Kafka) -> None:
