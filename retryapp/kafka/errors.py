@@ -21,7 +21,10 @@ class KafkaRequestError(EnvironmentFault):
 class AccessDeniedError(KafkaRequestError):
     """The cluster refused what this login asked for. Operator action: grant it, on the prefix ``{group}.``."""
 
-    advice = ". Grant the right: 'retryapp plan -A MODULE --acls' prints all that workers need"
+    advice = (
+        ". Grant the right: 'retryapp plan -A MODULE --acls' prints those of workers, docs/operating.md names those of "
+        "people"
+    )
 
 
 class LoginRefusedError(AccessDeniedError):

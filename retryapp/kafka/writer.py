@@ -76,12 +76,26 @@ def write_records(connection: KafkaConnection, topic: str, records: Iterable[Out
         offsets.append(None)
         told = partial(delivered, number)
         produce(producer, topic, record.value, record.key, partition=record.partition, on_delivery=told)
-    unsent = producer.flush(WRITE_TIMEOUT_S + 1)
+    unsent = 0
+    try:
+        unsent = producer.flush(WRITE_TIMEOUT_S + 1)
+    except (KafkaException, SystemError) as fatal:  # the client raises it beneath our callback
+        failures[:] = [_reason(fatal)]
     if failures or unsent:
         error = KafkaException(failures[0] if failures else KafkaError(KafkaError.REQUEST_TIMED_OUT))
         doing = f"write to topic {topic}"
         raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from error
     return offsets
+
+
+def _reason(fatal: KafkaException | SystemError) -> KafkaError:
+    """Return what has ended a client. A login that may write to no topic gets no producer id, whichever it asks for."""
+    cause = fatal if isinstance(fatal, KafkaException) else fatal.__cause__
+    if not isinstance(cause, KafkaException):
+        raise fatal
+    error: KafkaError = cause.args[0]
+    denied = error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED
+    return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED) if denied else error
 
 
 def write_together(connection: KafkaConnection, topic: str, records: Sequence[Outgoing]) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,11 @@ from confluent_kafka.admin import (
     AclPermissionType,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
+from docs.commands import ROOT
 from harness import Worker, wait_for
 from harness.operator import Operator, answered
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
@@ -40,13 +44,13 @@ ALL = AclBindingFilter(
 )
 
 
-def grant(operator: Operator, acls: list[dict[str, Any]]) -> None:
+def grant(operator: Operator, acls: Iterable[Mapping[str, Any]], user: str = USER) -> None:
     bindings = [
         AclBinding(
             KINDS[acl["resource"]],
             acl["name"],
             ResourcePatternType[acl["pattern"].upper()],
-            f"User:{USER}",
+            f"User:{user}",
             "*",
             AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", acl["operation"]).upper()],
             AclPermissionType.ALLOW,
@@ -255,3 +259,73 @@ def test_each_missing_right_is_reported(retryapp, secured, group, tmp_path):
         assert "authorization failed" in problems or "not allowed" in problems, (left_out, problems)
         if left_out["resource"] == "TransactionalId":
             assert "rights on transactions" in problems
+
+
+def rights_of_people(to: str, **names: str) -> list[dict[str, str]]:
+    """Return the rights that docs/operating.md names; `names`: its words and ours."""
+    section = (ROOT / "docs" / "operating.md").read_text().split("### Rights of people")[1].split("###")[0]
+    rights = []
+    for resource, name, operations in re.findall(rf"^\| {to} \| `(\w+)` \| `(\S+)` \| (.+) \|$", section, re.MULTILINE):
+        pattern = "prefixed" if name.endswith("*") else "literal"
+        ours = ".".join(names.get(word, word) for word in name.removesuffix("*").split("."))
+        rights += [
+            {"resource": resource, "name": ours, "pattern": pattern, "operation": operation}
+            for operation in re.findall(r"`(\w+)`", operations)
+        ]
+    return rights
+
+
+@pytest.mark.broker
+@pytest.mark.extended
+def test_people_need_the_rights_that_the_docs_name(retryapp, secured, group, tmp_path, worker):
+    """Those to look let nobody steer, who is told so; with those to steer, commands and jobs have their outcomes."""
+    main, operator = f"orders-{group}", Operator(secured.plain)
+    admin = KafkaAdmin(KafkaConnection(secured.plain))
+    write_app(tmp_path, group, secured.sasl)
+    admin.create_main_topic(main, partitions=1)
+    admin.wait_for_topics([main])
+    grant(operator, retryapp("plan", "-A", group, "--acls", "--json").json["acls"])
+    worker.start()
+    for number in range(3):
+        operator.publish(main, json.dumps({"id": number - 3}).encode())
+    scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    answered(
+        operator.admin.alter_user_scram_credentials([UserScramCredentialUpsertion("olga", scram, PASSWORD.encode())])
+    )
+    login = {"protocol": "SASL_PLAINTEXT", "mechanism": "SCRAM-SHA-512", "username": "olga", "password": PASSWORD}
+    config = tmp_path / "olga.properties"
+    config.write_text(
+        "".join(f"{'security' if name == 'protocol' else 'sasl'}.{name}={value}\n" for name, value in login.items())
+    )
+
+    def run(*words: str) -> Any:
+        return retryapp(*words, "--broker", secured.sasl, "--group", group, "--client-config", config, "--json")
+
+    look, steer = (rights_of_people(to, billing=group, orders=main) for to in ("look", "steer"))
+    grant(operator, look, "olga")
+    wait_for(lambda: len(run("dead", "list").json.get("records", ())) == 3, "three are dead")
+    names = [each["failure_id"] for each in run("dead", "list").json["records"]]
+    looks = (
+        "pending list",
+        "dead list",
+        f"dead show {names[0]}",
+        "causes",
+        "handler show",
+        "outage show",
+        "job list",
+        "ledger",
+    )
+    for words in looks:
+        told = run(*words.split())
+        assert told.code == 0, (words, told)
+    commands = (f"dead replay {names[0]}", f"pending hold {names[1]}", "handler pause", "dead discard --all --yes")
+    for words in commands:
+        told = run(*words.split(), "--why", "measured")
+        assert (told.code, told.json["error"]["type"]) == (3, "AccessDeniedError"), (words, told)
+    grant(operator, steer, "olga")
+    replayed, held, paused, discarded = (run(*words.split(), "--why", "measured").json for words in commands)
+    assert [each["outcome"] for each in replayed["outcomes"]] == ["done"]
+    assert [each["refused"] for each in held["outcomes"]] == ["not-waiting"]
+    assert [each["outcome"] for each in paused["partitions"]] == ["done"]
+    assert discarded["state"] == "ended"
+    assert discarded["done"] >= 2, "the replayed one is dead again, or not yet"

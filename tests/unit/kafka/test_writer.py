@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from retryapp.core.hops import Outgoing
 from retryapp.kafka import KafkaConnection, writer
-from retryapp.kafka.errors import KafkaRequestError
+from retryapp.kafka.errors import AccessDeniedError, KafkaRequestError
 from retryapp.kafka.writer import write_records, write_together
 
 
@@ -72,3 +72,17 @@ def test_a_writer_that_others_fence_again_and_again_begins_anew(
     monkeypatch.setattr(writer, "_PAUSE_S", 0.0)
     write_together(KafkaConnection(bootstrap), "orders", [record()])
     assert len(fenced) == 10
+
+
+def test_a_login_that_may_write_to_no_topic_is_told_so(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client raises that beneath the callback of a record; it passed for a fault of ours."""
+
+    class Refused(Producer):
+        @override
+        def flush(self, *args: Any, **kwargs: Any) -> int:
+            fatal = KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
+            raise SystemError("returned a result with an exception set") from fatal
+
+    monkeypatch.setattr(writer, "Producer", Refused)
+    with pytest.raises(AccessDeniedError, match=r"write to topic orders .* Topic authorization failed"):
+        write_records(KafkaConnection(bootstrap), "orders", [record()])
