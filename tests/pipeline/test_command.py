@@ -15,6 +15,8 @@ from unittest.mock import Mock
 from urllib.request import urlopen
 
 import pytest
+from harness.operator import Operator
+from harness.rights import CLOSED, grant, rights_of_people
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 from history import Group
 from prometheus_client.parser import text_string_to_metric_families
@@ -151,8 +153,8 @@ def test_what_is_missing_is_named(command: Command, connection: KafkaConnection,
 
 @pytest.fixture(scope="module")
 def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    """A broker that wants a login."""
-    with secured_broker(cache_dir, tmp_path_factory.mktemp("certificates")) as running:
+    """A broker that wants a login, which may do what it is granted."""
+    with secured_broker(cache_dir, tmp_path_factory.mktemp("certificates"), CLOSED) as running:
         yield running
 
 
@@ -161,7 +163,7 @@ def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_spark_gets_in_with_what_the_other_clients_have(
     command: Command, secured: SecuredBroker, topology: HandlerTopology, tmp_path: Path, way: str
 ) -> None:
-    """A SCRAM login over TLS, and a client certificate: the same file of properties serves."""
+    """A SCRAM login over TLS, and a client certificate: the same file of properties serves, with rights to look."""
     group = Group(KafkaConnection(secured.plain), topology)
     group.make(partitions=1)
     group.dead(0, dead(0))
@@ -181,9 +183,15 @@ def test_spark_gets_in_with_what_the_other_clients_have(
     }[way] | {"ssl.ca.location": str(secured.certificates.ca)}
     config = tmp_path / "client.properties"
     config.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
-    address = getattr(secured, way)
-    code, facts = command("archive", "--broker", address, "--group", topology.group, "--client-config", str(config))
+    look = rights_of_people("look", billing=topology.group, orders=topology.main)
+    grant(Operator(secured.plain), look, "*")  # a certificate's name is its subject
+    where = ("--broker", getattr(secured, way), "--group", topology.group, "--client-config", str(config))
+    code, facts = command("archive", *where)
     assert (code, facts["groups"][0]["rows"]) == (0, 1), facts
+    code, facts = command("status", *where)
+    assert code == 0, facts
+    code, facts = command("analyse", *where)
+    assert (code, facts["journeys"]) == (0, 1), facts
 
 
 def test_a_stop_ends_what_runs_beside_too(spark: SparkSession) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka.admin import (
-    AclBinding,
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
@@ -22,9 +20,9 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
-from docs.commands import ROOT
 from harness import Worker, wait_for
 from harness.operator import Operator, answered
+from harness.rights import CLOSED, KINDS, grant, rights_of_people
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 
 from retryapp.broker.probe import free_ports
@@ -33,42 +31,15 @@ from retryapp.core.lifecycle import Succeeded, decode_event
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
 
-KINDS = {
-    "Topic": ResourceType.TOPIC,
-    "Group": ResourceType.GROUP,
-    "TransactionalId": ResourceType.TRANSACTIONAL_ID,
-    "Cluster": ResourceType.BROKER,  # the client library's name for the cluster
-}
 ALL = AclBindingFilter(
     ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
 )
 
 
-def grant(operator: Operator, acls: Iterable[Mapping[str, Any]], user: str = USER) -> None:
-    bindings = [
-        AclBinding(
-            KINDS[acl["resource"]],
-            acl["name"],
-            ResourcePatternType[acl["pattern"].upper()],
-            f"User:{user}",
-            "*",
-            AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", acl["operation"]).upper()],
-            AclPermissionType.ALLOW,
-        )
-        for acl in acls
-    ]
-    answered(operator.admin.create_acls(bindings))
-
-
 @pytest.fixture(scope="module")
 def secured(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     """A broker on which users have what they are granted; operators come without a login."""
-    settings = {
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-        "allow.everyone.if.no.acl.found": "false",
-    }
-    with secured_broker(cache_dir, tmp_path_factory.mktemp("certificates"), settings) as broker:
+    with secured_broker(cache_dir, tmp_path_factory.mktemp("certificates"), CLOSED) as broker:
         yield broker
 
 
@@ -259,20 +230,6 @@ def test_each_missing_right_is_reported(retryapp, secured, group, tmp_path):
         assert "authorization failed" in problems or "not allowed" in problems, (left_out, problems)
         if left_out["resource"] == "TransactionalId":
             assert "rights on transactions" in problems
-
-
-def rights_of_people(to: str, **names: str) -> list[dict[str, str]]:
-    """Return the rights that docs/operating.md names; `names`: its words and ours."""
-    section = (ROOT / "docs" / "operating.md").read_text().split("### Rights of people")[1].split("###")[0]
-    rights = []
-    for resource, name, operations in re.findall(rf"^\| {to} \| `(\w+)` \| `(\S+)` \| (.+) \|$", section, re.MULTILINE):
-        pattern = "prefixed" if name.endswith("*") else "literal"
-        ours = ".".join(names.get(word, word) for word in name.removesuffix("*").split("."))
-        rights += [
-            {"resource": resource, "name": ours, "pattern": pattern, "operation": operation}
-            for operation in re.findall(r"`(\w+)`", operations)
-        ]
-    return rights
 
 
 @pytest.mark.broker
