@@ -84,6 +84,8 @@ class Suspects:
         """Submit a run of the other kind, after the blamed record has run. Do not wait for a row that is not due."""
         is_row = len(self._found.first) > 1
         if self._blames and not (is_row and self._found.first[0] > self._context.clock.wall_ms()):
+            if run.claim is not None:  # rows of other partitions may have its place: its run asks for one
+                self._context.pace.free(run.claim)
             self._others.append((run, submit))
         else:
             submit(run)
@@ -189,7 +191,7 @@ class Suspects:
         alone = len(group) == 1
         going, letters = self._context.pace.going, self._context.letters
         for run in () if going.is_set() else (*group, *self._queue, *self._held):
-            if run.claim is not None:  # rows of other partitions may have its place: its run asks for one
+            if run.claim is not None:  # as in `hold_back`
                 self._context.pace.free(run.claim)
         await going.wait()
         if letters is not None:
