@@ -84,6 +84,8 @@ class Suspects:
         """Submit a run of the other kind, after the blamed record has run. Do not wait for a row that is not due."""
         is_row = len(self._found.first) > 1
         if self._blames and not (is_row and self._found.first[0] > self._context.clock.wall_ms()):
+            if run.claim is not None:  # rows of other partitions may have its place: its run asks for one
+                self._context.pace.free(run.claim)
             self._others.append((run, submit))
         else:
             submit(run)
@@ -132,7 +134,7 @@ class Suspects:
                 self._size = max(self._size, (len(self._queue) + 1) // 2)
                 alone_again = self._crashes > 0 and _place(self._queue[0]) == self._found.first
                 group = [self._queue.popleft() for _ in range(1 if alone_again else min(self._size, len(self._queue)))]
-                while group[0].claim is not None and len(self._claimed) > len(group) + self._waiting:
+                while group[0].claim is not None and self._arrived > len(group) + self._waiting:
                     await self._woken()  # they came late, and rows that are no suspects run already
                 await self._run_group(group, self._crashes if alone_again else 0)
                 last = group[-1]
@@ -147,6 +149,11 @@ class Suspects:
     @property
     def _waiting(self) -> int:
         return len(self._queue) + len(self._held)
+
+    @property
+    def _arrived(self) -> int:
+        """Count the claims that run or may: one whose copy is not read yet may wait for these."""
+        return sum(claim.arrived for claim in self._claimed.values())
 
     async def _gather(self) -> None:
         """Wait for the first record, and for as many suspects as there may be."""
@@ -184,7 +191,7 @@ class Suspects:
         alone = len(group) == 1
         going, letters = self._context.pace.going, self._context.letters
         for run in () if going.is_set() else (*group, *self._queue, *self._held):
-            if run.claim is not None:  # rows of other partitions may have its place: its run asks for one
+            if run.claim is not None:  # as in `hold_back`
                 self._context.pace.free(run.claim)
         await going.wait()
         if letters is not None:
