@@ -55,7 +55,7 @@ def check_replaced(stories: Mapping[Origin, Story], origin: Origin, by_offset: i
         Violation: there is no such record.
     """
     story, newer = stories[origin], stories.get((origin[0], by_offset))
-    replaces = newer is not None and newer.first is None and newer.record.key == story.record.key is not None
+    replaces = newer is not None and newer.first is None and newer.sent_key == story.sent_key is not None
     if not replaces or by_offset <= origin[1]:
         raise Violation(f"I20 {origin[0]}/{origin[1]}: superseded by {by_offset}, which does not replace it")
 
@@ -68,8 +68,8 @@ def check_newest(stories: Mapping[Origin, Story]) -> None:
     """
     newest: dict[tuple[int, bytes], Origin] = {}
     for origin, story in stories.items():
-        if story.first is None and story.record.key is not None:
-            place = origin[0], story.record.key
+        if story.first is None and story.sent_key is not None:
+            place = origin[0], story.sent_key
             newest[place] = max(origin, newest.get(place, origin))
     for origin in newest.values():
         if SUPERSEDED in stories[origin].fates:

@@ -168,6 +168,11 @@ class Story:
     """When an outcome of its first delivery was."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
+    sent_key: bytes | None = field(init=False)
+    """Its key on the main topic: the letter of a damaged row may hide it."""
+
+    def __post_init__(self) -> None:
+        self.sent_key = self.record.key
 
     def copied(self, origin: Origin, delivery: int, ours: Mapping[str, bytes]) -> None:
         """Take a visible copy on the retry topic."""

@@ -126,6 +126,11 @@ def test_a_lane_that_takes_a_new_producer_knows_what_it_knew() -> None:
     assert History(draw_plan(12041130)).run().violation is None
 
 
+def test_a_newest_record_whose_row_is_damaged_has_replaced_what_waited() -> None:
+    """The letter of its row hides its key, so the judge took the one that it had replaced for the newest of its key."""
+    assert History(draw_plan(14365410)).run().violation is None
+
+
 def test_a_replay_by_force_runs_after_what_may_have_replaced_it() -> None:
     """Where its lane was opened anew, the judge took that for a row which a newer record should have removed."""
     assert History(draw_plan(14589951)).run().violation is None
