@@ -1,4 +1,4 @@
-"""What holds records back: somebody, or, of those that are due, a pause, a circuit that is not closed, or a rate."""
+"""What holds records back: somebody, or, of those that are due, a pause, a rate, a circuit that is shut or full."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Holding = Mapping[int, Mapping[str, str]]
 def what_holds(infos: Iterable[PartitionInfo]) -> Holding:
     """Return what holds due records of partitions back, as far as their worker has said it."""
     return {
-        info.partition: {name: _word(name) for name, each in info.circuits.items() if each.state != CLOSED}
+        info.partition: {name: f"limit of {_word(name)}" for name, each in info.circuits.items() if each.full}
+        | {name: _word(name) for name, each in info.circuits.items() if each.state != CLOSED}
         | ({"": info.holds_due} if info.holds_due else {})
         for info in infos
     }

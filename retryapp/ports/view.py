@@ -74,6 +74,8 @@ class CircuitInfo:
     since_ms: int
     cause: str
     """Why it opened last."""
+    full: bool = False
+    """As many of its retries run as may at once (`max_concurrent`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -370,6 +370,7 @@ def _circuits(placed: Placed, now_ms: int) -> dict[str, CircuitInfo]:
             # of one that is forced open: its worker may have begun later
             since_ms=levels[name].since_ms if gate.forced and name in levels else now_ms - pace.age_ms(gate.circuit),
             cause=gate.circuit.cause,
+            full=gate.places is not None and gate.places.full,
         )
         for name, gate in pace.gates.items()
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from retryapp.engine.partition.latest import READ_S
 from simulation.story import Opening, Origin, Story, Violation
@@ -17,16 +17,32 @@ class Starts:
         self.gone: set[Origin] = set()
         """Records that were deleted unread: they replace nothing any more."""
         self._started: dict[tuple[int, bytes], list[tuple[int, float]]] = {}
+        self._passed: dict[Origin, list[tuple[int, float]]] = {}
+        """Of a record that was replayed: starts of newer ones that had ended by then."""
+
+    def came_back(self, origin: Origin, key: bytes, ended: Set[int]) -> None:
+        """Note that a dead record is replayed: newer ones that have ended replace it only if they begin once more.
+
+        Args:
+            origin: the record.
+            key: of it.
+            ended: offsets of records of its partition that may have ended.
+        """
+        starts = self._started.get((origin[0], key), [])
+        self._passed[origin] = [start for start in starts if start[0] in ended]
 
     def check(self, origin: Origin, key: bytes, *, is_row: bool, now_ms: float, opening: Opening) -> None:
         """Judge a call: no row begins after a newer record that had begun before its lane was opened.
+
+        Those that had ended before somebody had it replayed do not count: that takes force, as they may replace it.
 
         Raises:
             Violation: one does, and its lane had time to read the newer one.
         """
         starts = self._started.setdefault((origin[0], key), [])
-        known = [at for at, began_ms in starts if at > origin[1] and began_ms < opening.fenced_ms]
-        known = [at for at in known if (origin[0], at) not in self.gone]
+        passed = self._passed.get(origin, ())
+        newer = [start for start in starts if start[0] > origin[1] and start not in passed]
+        known = [at for at, began_ms in newer if began_ms < opening.fenced_ms and (origin[0], at) not in self.gone]
         starts.append((origin[1], now_ms))
         if is_row and known and now_ms - opening.fenced_ms < READ_S * 1_000:
             raise Violation(f"I20 {origin[0]}/{origin[1]}: a row begins after {known} of its key")

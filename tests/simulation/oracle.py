@@ -256,7 +256,9 @@ class Oracle:
             return
         again = self.steering is not None and replays > story.replays
         if self.steering is not None and again:
-            self.steering.edited(story, ours["retry-replay-id"].decode())
+            command = ours["retry-replay-id"].decode()
+            self.steering.edited(story, command)
+            self.sequences.came_back(origin, forced=self.steering.is_forced(command))
         lost = self._check_bytes(origin, story, topic, record, ours)
         if again:
             begin_again(story, replays)

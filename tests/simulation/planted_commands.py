@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from retryapp.core.circuit import Circuit, CircuitState
-from retryapp.core.control import Edit
+from retryapp.core.control import Command, Edit
 from retryapp.core.hops import after_failure, replayed
 from retryapp.core.jobs import Level, Part, Steering
 from retryapp.core.metadata import RetryMetadata
@@ -22,7 +22,7 @@ from retryapp.engine.partition import jobs, letter_commands
 from retryapp.engine.partition.commands import Commands
 from retryapp.engine.partition.control_queue import ControlQueue
 from retryapp.engine.partition.jobs import Jobs
-from retryapp.engine.partition.letter_commands import Effect
+from retryapp.engine.partition.letter_commands import Effect, LetterCommands
 from retryapp.engine.partition.levels import Levels
 from retryapp.engine.partition.releases import Releases
 from retryapp.engine.partition.row_commands import RowCommands
@@ -242,6 +242,14 @@ def _numbered_anew(metadata: RetryMetadata, **facts: Any) -> RetryMetadata:
     return replace(replayed(metadata, **facts), delivery=0)
 
 
+def _by_force(self: LetterCommands, command: Command, *about: Any) -> None:
+    """Whoever has a letter replayed need not say that a newer record may have replaced it."""
+    _check_replay(self, command.model_copy(update={"force": True}), *about)
+
+
+_check_replay = LetterCommands._check_replay
+
+
 COMMANDS: Final = (
     ("an early release is dropped", ((Releases, "keep", _dropped),), 2_000_007),
     ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_355),
@@ -256,6 +264,7 @@ COMMANDS: Final = (
     ("a row is claimed while a command changes it", ((Scheduler, "take", _not_claimed),), 1_000_004),
     ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_025),
     ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_213),
+    ("what was replaced is replayed without force", ((LetterCommands, "_check_replay", _by_force),), 14_000_865),
     ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_047),
     ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_018),
     ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_432),

@@ -103,6 +103,19 @@ class Sequences:
         if set(self.orders.values()) == {"latest"} and key is not None:
             self.starts.check(origin, key, is_row=is_row, now_ms=now_ms, opening=opening)
 
+    def came_back(self, origin: Origin, *, forced: bool) -> None:
+        """A dead record is replayed, although newer ones of its key may have replaced it."""
+        latest = set(self.orders.values()) == {"latest"}
+        must(forced or not latest, "I20", origin, "replayed without force, and a newer one may have replaced it")
+        if (key := self._stories[origin].record.key) is None:
+            return
+        ended: set[int] = set()
+        for (partition, offset), story in self._stories.items():
+            fine = any(call.fine for calls in story.calls.values() for call in calls)
+            if partition == origin[0] and (fine or story.fates):
+                ended.add(offset)
+        self.starts.came_back(origin, key, ended)
+
     def check_size(self, origin: Origin, waiting: Sequence[Origin]) -> None:
         """So many records of a sequence wait at most; one that was dead waits besides."""
         key = self._stories[origin].record.key

@@ -77,7 +77,8 @@ class Steering:
         """Names of the handler's circuits; its own has none."""
         self._count = 0
         self.forced: set[str] = set()
-        """Commands that say so."""
+        """Commands about one record that say so."""
+        self._forced_jobs: set[str] = set()
         self.asked: dict[str, tuple[str, Origin]] = {}
         """Verb and record of each command."""
         self.told: Counter[str] = Counter()
@@ -258,6 +259,7 @@ class Steering:
                 "canary": random.choice((0, 0, 3)),
                 "force": random.random() < 0.5,
             }
+            self._forced_jobs.update([name] * facts["force"])
             for number in partitions:
                 upto = {topic: self._end(TopicPartition(topic, number)) for topic in topology.dlqs}
                 parts[number], self._upto[job, number] = JobPart(upto=upto, **facts), upto
@@ -267,6 +269,10 @@ class Steering:
             self.asked[f"{name}@{number}"] = verb, (number, -1)
             tp = TopicPartition(topology.control, number)
             self._broker.append(tp, command.to_record(*tp))
+
+    def is_forced(self, command: str) -> bool:
+        """Tell whether a command, or a job, says so."""
+        return command in self.forced or command in self._forced_jobs
 
     def _end(self, tp: TopicPartition) -> int:
         records = self._broker.visible(tp)

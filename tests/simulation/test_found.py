@@ -124,3 +124,8 @@ def test_a_time_of_a_broker_that_is_a_little_wrong_begins_nothing_early() -> Non
 def test_a_lane_that_takes_a_new_producer_knows_what_it_knew() -> None:
     """The judge took that for an opening: a release that waited for its topic was not known, and its record began."""
     assert History(draw_plan(12041130)).run().violation is None
+
+
+def test_a_replay_by_force_runs_after_what_may_have_replaced_it() -> None:
+    """Where its lane was opened anew, the judge took that for a row which a newer record should have removed."""
+    assert History(draw_plan(14589951)).run().violation is None

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from operator import methodcaller
 from operator import methodcaller as do
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -329,6 +330,42 @@ def test_an_owner_that_was_replaced_knows_nothing_of_what_follows(fenced_ms: flo
     told.oracle.stories[0, 1].settled_ms[1] = 100.0
     with nullcontext() if holds else pytest.raises(Violation, match=r"^I16 0/0: begins after \(0, 1\)"):
         told.begin(1, at_ms=200, opening=Opening("w", fenced_ms))
+
+
+def replaced(*, ended: bool, forced: bool = True) -> Told:
+    """The first record is dead, a newer one of its key has begun, and the first one is replayed."""
+    told, opening = Told("RS"), Opening("w", 0.0)
+    told.oracle.add(Record("orders", 0, 1, 7, KEY, b"v", HEADERS), "S")
+    told.oracle.sequences.orders["w"] = "latest"
+    nothing: dict[str, Any] = dict.fromkeys(("edited", "begins", "deferred"), lambda *_: None)
+    told.oracle.steering = SimpleNamespace(is_forced=lambda _: forced, resumed_ms={}, **nothing)
+    told.begin(1, at_ms=10, opening=opening)
+    end(told.oracle, "dlq")
+    told.begin(1, at_ms=20, opening=opening, offset=1)
+    told.oracle.ended((0, 1), 1, Call("w", 20.0, 30.0, fine=ended))
+    ours = (
+        ("retry-origin", b"orders@x/0/0"), ("retry-attempt", b"0"), ("retry-delivery", b"1"), ("retry-replays", b"1"),
+        ("retry-replay-id", b"c"),
+    )  # fmt: skip
+    copy = Record("retry", 0, 0, 0, KEY, b"v", HEADERS + ours)
+    told.oracle.appeared(TopicPartition("retry", 0), [copy], 40.0)
+    return told
+
+
+@pytest.mark.parametrize(("ended", "again", "holds"), [(True, False, True), (False, False, False), (True, True, False)])
+def test_a_replayed_record_begins_after_newer_ones_that_had_ended(*, ended: bool, again: bool, holds: bool) -> None:
+    """What they have done does not matter to whoever uses force; what is still to come replaces it."""
+    told = replaced(ended=ended)
+    if again:
+        told.begin(1, at_ms=50, opening=Opening("w", 45.0), offset=1)
+    with nullcontext() if holds else pytest.raises(Violation, match=r"^I20 0/0: a row begins after \[1\] of its key"):
+        told.begin(1, at_ms=70, due_ms=40, opening=Opening("w", 60.0))
+
+
+def test_a_replay_without_force_is_found_where_the_newest_counts() -> None:
+    """A newer record may have replaced it."""
+    with pytest.raises(Violation, match=r"^I20 0/0: replayed without force"):
+        replaced(ended=True, forced=False)
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -76,6 +76,8 @@ class Claim:
     """A turn on its way changes the row: what came of the run, a copy, or a command."""
     expired: bool = False
     """Nobody has released it: its deadline is what is due."""
+    arrived: bool = False
+    """It is with the session: nothing has to be read or published before it may run."""
     sent: bool = False
     """The main topic has a copy for this delivery (`engine.partition.redelivery`)."""
     damage: RecordError | None = None

@@ -267,6 +267,8 @@ class Sequences:
             line = self._lines.get(name)
             if line is None or not line.rows or self._is_busy(name, line) or self._is_early(line.rows[0]):
                 continue
+            if line.rows[0] in self._unwritten:  # a command has put it there, or moved it, since its sequence was ready
+                continue
             key = table.find(line.rows[0])
             value = None if key is None else table.get(key)
             if key is None or value is None:
@@ -401,7 +403,6 @@ class Sequences:
         self._unwritten[identity] = name
         if line.rows and line.rows[0] == identity:
             line.failed = row.hold != SEQUENCE
-            self._ready.pop(name, None)
 
     def has(self, identity: bytes, key: bytes | None) -> bool:
         """Tell whether a row waits in its sequence: else a newer record has replaced it, or is to."""

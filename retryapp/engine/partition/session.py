@@ -212,6 +212,7 @@ class Session:
             if self.scheduler.claimed.get(claim.key) is claim:  # else of an older assignment, whose sessions began at 1
                 unknown = self.sequences is None or (claim.damage is not None and self.sequences.by_key)
                 name = None if self.sequences is None or unknown else self.sequences.name(record.key)
+                claim.arrived = True
                 facts: Any = {"claim": claim, "session": self.number, "fence": self._fence, "sequence": name}
                 self._start_again(Run(self._owner, self._context, record, **facts))
 

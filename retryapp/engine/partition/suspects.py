@@ -113,7 +113,7 @@ class Suspects:
                 self._size = max(self._size, (len(self._queue) + 1) // 2)
                 alone_again = self._crashes > 0 and _place(self._queue[0]) == self._found.first
                 group = [self._queue.popleft() for _ in range(1 if alone_again else min(self._size, len(self._queue)))]
-                while group[0].claim is not None and len(self._claimed) > len(group) + self._waiting:
+                while group[0].claim is not None and self._arrived > len(group) + self._waiting:
                     await self._woken()  # they came late, and rows that are no suspects run already
                 await self._run_group(group, self._crashes if alone_again else 0)
                 last = group[-1]
@@ -127,6 +127,11 @@ class Suspects:
     @property
     def _waiting(self) -> int:
         return len(self._queue) + len(self._held)
+
+    @property
+    def _arrived(self) -> int:
+        """Count the claims that run or may: one whose copy is not read yet may wait for these."""
+        return sum(claim.arrived for claim in self._claimed.values())
 
     async def _gather(self) -> None:
         """Wait for the first record, and for as many suspects as there may be."""

@@ -12,6 +12,7 @@ from test_jobs import Service, begin, letters, part_of, partition, told
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.commands import MOST_UNSETTLED, Commands
 from retryapp.ports import Event, TopicPartition
@@ -91,6 +92,30 @@ async def test_all_commands_that_were_there_are_obeyed_before_a_row_is_claimed()
         await orders.until(lambda: orders.dead_letters)
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
         assert len(calls.seen) == 1
+
+
+@pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
+async def test_a_replay_that_was_there_comes_before_what_waits_of_its_sequence(order: Order) -> None:
+    """The row of the record is not in the table yet when that is looked for; each lane that opened failed on that."""
+    seen: list[bytes] = []
+
+    async def handle(value: bytes) -> None:
+        seen.append(value)
+        if len(seen) == 1:
+            raise Reject("wrong")
+        if len(seen) == 2:
+            raise ValueError("down")
+
+    async with MemoryPartition(handle, "1h", order=order) as orders:
+        await orders.send(b"dead", b"waits", key=b"a")
+        assert (len(orders.dead_letters), orders.waiting) == (1, {"1h": 1})
+    command = Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST).to_record(*CONTROL)
+    orders.transport.append(CONTROL, command.key, command.value)
+    async with MemoryPartition(handle, "1h", order=order, transport=orders.transport) as orders:
+        await orders.settle()
+        assert (failures(orders), seen) == ([], [b"dead", b"waits", b"dead"])
+        await orders.to_rest()
+        assert seen[3:] == [b"waits"]
 
 
 async def test_a_good_command_waits_for_no_bad_ones(monkeypatch: pytest.MonkeyPatch) -> None:

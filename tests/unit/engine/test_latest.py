@@ -277,3 +277,54 @@ async def test_no_command_brings_a_row_back_that_a_newer_record_has_replaced() -
         gate.let_all()
         await orders.advance(400 * 86_400_000)
         assert gate.started == [b"other", b"old", b"new", b"other"]
+
+
+async def test_a_replay_by_force_is_tried_again_until_a_newer_record_begins() -> None:
+    """Newer records that have ended do not count, also at the next opening; one that waits or comes later does."""
+    gate = Gate()
+    async with latest(gate) as orders:
+        await orders.send(b"1", key=b"a")
+        gate.let(b"1", Reject("wrong"))
+        await orders.settle()
+        await orders.send(b"2", key=b"a")
+        assert (await orders.command("replay", 0, force=True))["refused"] == "superseded"
+        gate.let(b"2")
+        await orders.settle()
+        assert (await orders.command("replay", 0))["refused"] == "superseded"
+        assert (await orders.command("replay", 0, force=True))["refused"] is None
+        await orders.settle()
+        assert gate.started == [b"1", b"2", b"1"]
+        await reopen(orders)
+        assert gate.started == [b"1", b"2", b"1", b"1"]
+        gate.let(b"1", BankDownError())
+        await orders.settle()
+        assert orders.waiting == {"1m": 1}
+        await orders.send(b"3", key=b"a")
+        await orders.advance(60_000)
+        assert gate.started[4:] == [b"3"]
+        gate.let(b"3")
+        await orders.to_rest()
+        assert [told[:2] for told in superseded(orders)] == [(0, 2)]
+        assert gate.started[5:] == []
+
+
+async def test_what_is_replayed_by_force_waits_for_a_newer_record_that_is_not_read_yet() -> None:
+    """That one died with its worker, and is behind others: it refuses nothing, but it replaces the older one."""
+    gate, transport = Gate(), MemoryLaneTransport()
+    async with latest(gate, transport=transport) as orders:
+        await orders.send(b"1", key=b"a")
+        gate.let(b"1", Reject("wrong"))
+        await orders.settle()
+        await orders.send(b"other", key=b"b")
+        await orders.send(b"2", key=b"a")
+        assert gate.started == [b"1", b"other", b"2"]
+    gate = Gate()
+    async with latest(gate, transport=transport, max_in_flight=1) as orders:
+        assert (await orders.command("replay", 0, force=True))["refused"] is None
+        await orders.advance(1_000)
+        assert (gate.started, orders.waiting) == ([b"other"], {"replay": 1})
+        gate.let(b"other")
+        await orders.settle()
+        gate.let(b"2")
+        await orders.to_rest()
+        assert (gate.started, [told[:2] for told in superseded(orders)]) == ([b"other", b"2"], [(0, 2)])

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, fine, reopen, scheduler_of
+from doubles import MAIN, BankDownError, Gate, fine, reopen, scheduler_of
+from typing_extensions import override
 
 from retryapp import RetryPolicy, Unavailable
 from retryapp.core.batch import Batch
@@ -286,3 +287,24 @@ async def test_suspect_rows_that_wait_for_the_end_of_a_pause_keep_no_place() -> 
         await goes.settle()
         await stands.advance(1_000)
         assert services.running() == [b"ledger a1", b"ledger b1"]
+
+
+async def test_rows_that_wait_for_a_record_that_has_its_worker_to_itself_keep_no_place() -> None:
+    """Its own run may need one, if it is a row; here rows of another worker get them."""
+
+    class Slow(Services):
+        @override
+        async def __call__(self, value: bytes, delivery: Delivery) -> None:
+            await (self.gate(value) if value == b"alone" else super().__call__(value, delivery))
+
+    services = Slow()
+    async with partition(services) as orders:
+        await orders.send(b"ledger a0", b"ledger a1")
+    orders.clock.advance(1_000)
+    orders.transport.append(MAIN, None, b"alone")
+    orders.transport.broker.notes[MAIN] = "s2:old@2"
+    async with two_of_a_worker(services, former=orders) as (stands, goes):
+        await stands.advance(1_000)
+        await goes.send(b"ledger b0", b"ledger b1")
+        await goes.advance(1_000)
+        assert services.running() == [b"ledger b0", b"ledger b1"]

@@ -100,6 +100,27 @@ async def test_no_first_delivery_begins_beside_a_row_that_one_more_death_gives_u
         gate.let_all()
 
 
+async def test_a_row_that_was_alone_before_waits_for_no_copy_behind_first_deliveries() -> None:
+    """They fill the room of the partition, so the copy of another row is not read before they have ended."""
+    gate = Gate()
+    transport = await with_rows(gate, 2)
+    ((key, _), _) = disk_rows(transport)
+    due_ms, offset = place_of(key)
+    async with MemoryPartition(gate, "1s 1h", transport=transport, through_main=True, max_in_flight=1) as orders:
+        await orders.settle()
+        assert list(gate.running) == [b"0"], "its copy is on the main topic"
+    gate.running.clear()
+    for value in (b"new", b"newer"):
+        transport.append(MAIN, None, value)
+    transport.broker.notes[MAIN] = f"r0:old ws1:old@{due_ms}.{offset}"
+    async with MemoryPartition(gate, "1s 1h", transport=transport, through_main=True, max_in_flight=2) as orders:
+        await orders.advance(GATHER_MS)
+        assert sorted(gate.running) == [b"0", b"new"]
+        gate.let_all()
+        await orders.advance(GATHER_MS)
+        assert sorted(gate.done) == [b"0", b"1", b"new", b"newer"]
+
+
 async def test_a_row_that_was_not_due_after_all_keeps_its_count() -> None:
     """It is claimed again later; what it was held responsible for is not forgotten."""
     gate = Gate()

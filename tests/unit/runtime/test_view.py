@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, replace
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,16 +14,19 @@ from aiokafka import TopicPartition as ClientTopicPartition
 from samples import waiting_row
 
 from retryapp.core.causes import CauseCount
+from retryapp.core.circuit import Circuit, CircuitBreaker
 from retryapp.core.errors import BrokerUnreachableError
 from retryapp.core.jobs import Part, PartState
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.row_keys import parse_row_key
 from retryapp.engine.delivery.pace import Pace
+from retryapp.engine.handler.places import Places
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, PartitionInfo
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.faust.consumer import RetryConsumer
 from retryapp.runtime.view import RuntimeView
+from retryapp.testing import VirtualClock
 from retryapp.testing.tables import MemoryPendingTable
 
 
@@ -119,6 +123,17 @@ def test_what_a_partition_tells_while_a_job_goes_on_can_be_sent(runtime: Runtime
     orders.engine.commands = SimpleNamespace(levels=SimpleNamespace(paused=None, forced={}), parts=parts)
     info = RuntimeView(runtime).partitions("orders")[0]
     assert json.loads(json.dumps(asdict(info)))["jobs"] == {"running": 1}
+
+
+def test_a_circuit_is_full_while_as_many_run_of_it_as_may(runtime: Runtime, orders: Any) -> None:
+    places, clock = Places(1), VirtualClock()
+    circuits = {"ledger": Circuit(CircuitBreaker())}
+    orders.engine.context.pace = Pace(clock, Random(1), circuits=circuits, places={"ledger": places})
+    full = []
+    for change in (places.take, places.free):
+        change("row")
+        full.append(RuntimeView(runtime).partitions("orders")[0].circuits["ledger"].full)
+    assert full == [True, False]
 
 
 def test_causes_of_what_waits_are_those_of_open_tables(runtime: Runtime, orders: Any) -> None:
