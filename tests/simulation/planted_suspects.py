@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final
 
 from retryapp.core.marks import Kind, Mark
 from retryapp.engine.delivery.run import Run
 from retryapp.engine.lane.notes import Notes
 from retryapp.engine.partition import suspects
+from retryapp.engine.partition.partition import PartitionEngine
 from retryapp.engine.partition.suspects import Suspects
 
 
@@ -53,9 +53,9 @@ async def _half(self: Suspects, group: list[Run], crashes: int) -> None:
 _run_group = Suspects._run_group
 
 
-def _beside(_self: Suspects, run: Run, submit: Callable[[Run], None]) -> None:
-    """What is no suspect yet begins beside a record that was alone before."""
-    submit(run)
+def _begins(_self: PartitionEngine, _run: Run) -> bool:
+    """What is no suspect yet begins beside a record that one more death gives up."""
+    return False
 
 
 SUSPECTS: Final[tuple[tuple[str, int, tuple[Any, str, Any]], ...]] = (
@@ -67,7 +67,11 @@ SUSPECTS: Final[tuple[tuple[str, int, tuple[Any, str, Any]], ...]] = (
         15,
         (Suspects, "_run_together", _not_waited_for),
     ),
-    ("what is no suspect runs beside what was alone before", 18_186_142, (Suspects, "hold_back", _beside)),
+    (
+        "what is no suspect runs beside one that is given up next",
+        18_186_142,
+        (PartitionEngine, "_keeps_still", _begins),
+    ),
     ("halving drops the second half", 172, (Suspects, "_run_group", _half)),
 )
 """Name, a seed that finds it, and what is replaced: owner, attribute, by what."""

@@ -123,6 +123,8 @@ class LaneProtocol(ABC):
     _is_long: bool = False
     """The changelog had more offsets, when the last opening began, than those where a floor is looked for."""
     _doubted: bool = False
+    main_lost: bool = False
+    """The main topic had no offset any more at which it was read: the next opening asks whether it was made again."""
     _dead_keepers: dict[str, DeadLetterKeeper] = field(default_factory=dict)
     """By dead-letter topic."""
     _released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -235,8 +237,10 @@ class LaneProtocol(ABC):
         if missing or (control is not None and (foreign or note.control.endswith(marks.STEERED))):
             written, texts, known = await written_down(self.place, self.reader, missing)
             found |= written
-        if main in missing and known and await self.main_id() not in ("", self.place.topic_id):
-            raise MainReplacedError(*main)
+        if self.main_lost or (main in missing and known):  # an offset may be of a transaction that outlived it
+            if await self.main_id() not in ("", self.place.topic_id):
+                raise MainReplacedError(*main)
+            self.main_lost = False
         starts: dict[TopicPartition, int] = {}
         for tp in sources:
             first, end = bounds[tp]

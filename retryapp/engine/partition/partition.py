@@ -227,7 +227,8 @@ class PartitionEngine(RunOwner):
     @override
     def waits(self, run: Run) -> bool:
         if not self._former or run.place not in self._former:
-            held = (pace := self.context.pace).gated and (self._sends_back(run) or pace.holds(run))
+            held = self.context.alone.still and self._keeps_still(run)
+            held = held or ((pace := self.context.pace).gated and (self._sends_back(run) or pace.holds(run)))
             held = held or (self.context.letters is not None and self._wants_letter(self.context.letters, run))
             if held:
                 self._free(run)
@@ -235,10 +236,19 @@ class PartitionEngine(RunOwner):
         self._former[run.place] = run
         return True
 
+    def _keeps_still(self, run: Run) -> bool:
+        """Tell whether a run waits for one that has the worker to itself; it is submitted again after that."""
+        if run.on_end is not None:
+            return False
+        self.context.alone.wait(partial(self._submit, run))
+        return True
+
+    def _submit(self, run: Run) -> None:
+        (self._first if run.claim is None else self._again).submit(run)
+
     def _wants_letter(self, letters: SharedLetters, run: Run) -> bool:
         """Tell whether the run of a dead letter waits; it is submitted again once it may begin."""
-        submit = (self._first if run.claim is None else self._again).submit
-        return not letters.may_begin(run.record.offset, partial(submit, run))
+        return not letters.may_begin(run.record.offset, partial(self._submit, run))
 
     def _sends_back(self, run: Run) -> bool:
         goes = run.claim is not None and run.claim.runs and self.context.pace.sends_back(run)
@@ -253,14 +263,14 @@ class PartitionEngine(RunOwner):
     @override
     def begun(self, run: Run) -> None:
         self._running[run] = None
+        self.context.alone.begun()
         if run.claim is not None and self.session is not None and run.session == self.session.number:
             self.session.scheduler.begun(run.claim)
 
     @override
     def ended(self, run: Run, outcome: Outcome | None, fault: Exception | None) -> None:
         self._free(run)
-        began = self._running.pop(run, run) is None
-        self._settled.set()
+        began = self._over(run)
         if run.sequence is not None:
             self._given_up.note(run)
         session = self.session
@@ -271,7 +281,7 @@ class PartitionEngine(RunOwner):
             if (pace := self.context.pace).gated:
                 pace.ended(run)
         elif began and (waiting := self._former.pop(run.place, None)) is not None:
-            (self._first if waiting.claim is None else self._again).submit(waiting)
+            self._submit(waiting)
         if run.on_end is not None:
             if self.session is not None:
                 self.session.release(ahead=self.session.sequences is not None)  # `on_end` may move offsets
@@ -280,10 +290,17 @@ class PartitionEngine(RunOwner):
     @override
     def broke(self, run: Run, fault: Exception) -> None:
         self._free(run)
-        self._running.pop(run, None)
+        self._over(run)
         self._former.pop(run.place, None)  # what waits for its end waits in a session that ends now
-        self._settled.set()
         self.lane.fail(fault)
+
+    def _over(self, run: Run) -> bool:
+        """Note that a run is over; tell whether it had begun."""
+        began = self._running.pop(run, run) is None
+        if began:
+            self.context.alone.ended()
+        self._settled.set()
+        return began
 
     def settled(self, turns: Sequence[Turn]) -> None:
         """Take note of turns that are applied."""

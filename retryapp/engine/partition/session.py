@@ -147,10 +147,6 @@ class Session:
         self._suspect_rows = suspects(transport.suspected_rows, again.submit)
         self._start = first.submit if self._suspects is None else self._suspects.add
         self._start_again = again.submit if self._suspect_rows is None else self._suspect_rows.add
-        if self._suspects is not None:  # not both: one would wait for the other
-            self._start_again = partial(self._suspects.hold_back, submit=self._start_again)
-        elif self._suspect_rows is not None:
-            self._start = partial(self._suspect_rows.hold_back, submit=self._start)
 
     def work(self) -> None:
         """Have its tasks run until it ends."""

@@ -9,8 +9,8 @@ records (`core.marks`):
 4. After the last group the mark is taken back, and what has waited runs as always.
 
 A worker that dies leaves the group that its mark names, and the next one runs half of that first. A group of one runs
-alone in its worker (`engine.delivery.alone`), and its mark counts: after `max_crashes` the record is dead. Such
-a record is blamed: next time it runs before all others of its partition, for one of them could kill the worker instead.
+alone in its worker (`engine.delivery.alone`), and its mark counts: after `max_crashes` the record is dead. The last of
+these lives decides, so nothing at all runs beside it there: what is no suspect yet could kill the worker in its place.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Final
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.marks import Kind, Mark, Place, Suspected, after, place_of, rows_text
 from retryapp.core.row_keys import parse_row_key
+from retryapp.engine.delivery.alone import STILL_S
 from retryapp.engine.delivery.deliver import crashed
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Run
 from retryapp.engine.handler.handler import Order
@@ -33,8 +34,6 @@ from retryapp.ports import Event, Observation, TopicPartition
 
 GATHER_S: Final = 0.5
 """Longest wait for more suspects before a group is made. Nothing says that no more will come: offsets have gaps."""
-BLAMED_S: Final = 30.0
-"""Longest wait for a blamed record: its topic may not have it any more."""
 MOST_NAMED: Final = 5
 """Records of a group that are named where it is said to be suspect."""
 
@@ -58,8 +57,6 @@ class Suspects:
         self._session = session
         self._found = found
         self._crashes = found.crashes
-        self._blames = found.crashes > 0
-        """A worker died while one of these records ran alone: it is blamed, and has yet to run."""
         self._left = found.size or context.handler.max_in_flight  # those after them cannot have run before
         self._size = 1
         """Of a group."""
@@ -76,25 +73,7 @@ class Suspects:
         """A record after the suspects has come: all of them are there."""
         self._cleared = False
         """No mark counts against a record."""
-        self._others: list[tuple[Run, Callable[[Run], None]]] = []
-        """Runs of the other kind (rows beside first deliveries, and the reverse) that wait for the blamed record."""
         self._wake = asyncio.Event()
-
-    def hold_back(self, run: Run, submit: Callable[[Run], None]) -> None:
-        """Submit a run of the other kind, after the blamed record has run. Do not wait for a row that is not due."""
-        is_row = len(self._found.first) > 1
-        if self._blames and not (is_row and self._found.first[0] > self._context.clock.wall_ms()):
-            if run.claim is not None:  # rows of other partitions may have its place: its run asks for one
-                self._context.pace.free(run.claim)
-            self._others.append((run, submit))
-        else:
-            submit(run)
-
-    def _free_others(self) -> None:
-        self._blames = False
-        others, self._others = self._others, []
-        for run, submit in others:
-            submit(run)
 
     def add(self, run: Run) -> None:
         """Take a record, in the order of delivery. Others wait until the outcomes of the suspects are durable.
@@ -141,7 +120,6 @@ class Suspects:
             await self._note(self._clear, last or self._held[0], past=last is not None)
             if not self._queue:
                 self._cleared = True
-                self._free_others()
                 held, self._held = self._held, []
                 for run in held:
                     self._submit(run)
@@ -157,12 +135,7 @@ class Suspects:
 
     async def _gather(self) -> None:
         """Wait for the first record, and for as many suspects as there may be."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(BLAMED_S):
-                while not self._queue and not self._held:
-                    await self._woken()
         while not self._queue and not self._held:
-            self._free_others()
             await self._woken()
         with suppress(TimeoutError):
             async with asyncio.timeout(GATHER_S):
@@ -189,14 +162,16 @@ class Suspects:
     async def _run_in_turn(self, group: list[Run], crashes: int) -> bool:
         """Run a group once it may; tell whether it has: its handler may be paused while it waits for others."""
         alone = len(group) == 1
+        is_last = alone and crashes + 1 >= self._context.handler.max_crashes
+        still_s = self._context.handler.timeout_s + STILL_S if is_last else 0.0
         going, letters = self._context.pace.going, self._context.letters
         for run in () if going.is_set() else (*group, *self._queue, *self._held):
-            if run.claim is not None:  # as in `hold_back`
+            if run.claim is not None:  # rows of other partitions may have its place: its run asks for one
                 self._context.pace.free(run.claim)
         await going.wait()
         if letters is not None:
             await letters.known()
-        async with self._context.alone.held(alone=alone):
+        async with self._context.alone.held(alone=alone, still_s=still_s):
             if not going.is_set() or (letters is not None and letters.waits()):
                 return False  # a mark counts against those that it is about
             await self._note(self._mark(group, crashes), group[0], observations=(self._suspicion(group, crashes),))
@@ -207,7 +182,6 @@ class Suspects:
                 await self._note(self._clear, group[0])
         if alone and settled:
             self._crashes = 0
-            self._free_others()
         return True
 
     async def _run_together(self, group: list[Run]) -> bool:
@@ -235,7 +209,6 @@ class Suspects:
         run.owner.begun(run)
         run.owner.ended(run, crashed(run, crashes), None)
         self._crashes = 0
-        self._free_others()
 
     def _mark(self, group: list[Run], crashes: int) -> Mark:
         first, end, life = _place(group[0]), after(_place(group[-1])), self._context.life
@@ -254,6 +227,7 @@ class Suspects:
             most = self._context.handler.max_crashes
             text = f"may have killed its worker: it runs alone, and is dead as crashed if {most} workers die of that"
             text += f"; so far {crashes}" if crashes else ""
+            text += "; nothing else begins in its worker" if self._context.alone.still else ""
         else:
             text = "may have killed their worker: they run together; if it dies again, half of them"
         return Observation(

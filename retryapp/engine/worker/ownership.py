@@ -121,6 +121,7 @@ class Ownership:
     def _on_out_of_range(self, tp: TopicPartition, position: int) -> None:
         placed = self.feed.placed.get(tp)
         if placed is not None:
+            placed.transport.main_lost = True
             placed.lane.fail(PositionGoneError(*tp, position))
 
     async def _on_revoked(self) -> None:

@@ -14,6 +14,7 @@ from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
+from retryapp.engine.delivery.alone import STILL_S
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, Step
@@ -294,6 +295,58 @@ async def test_groups_of_several_partitions_run_together_and_one_alone_does_not(
         third.let(b"a")
         await three.settle()
         assert [list(gate.running) for gate in gates] == [names(4)[2:], names(4)[2:], [b"b"], [b"c"]]
+
+
+async def test_nothing_of_its_worker_runs_beside_a_record_that_one_more_death_gives_up() -> None:
+    """What is no suspect yet could end the worker in its place; what runs already is waited for."""
+    first, second = Gate(), Gate()
+    healthy = MemoryPartition(second, concurrency=4)
+    async with healthy:
+        await healthy.send(b"before")
+        async with beside(healthy, first, "s2:old@0", *names(2)) as orders:
+            await healthy.send(b"after")
+            assert ([*first.running], [*second.running], marks(orders)) == ([], [b"before"], [])
+            second.let(b"before")
+            await healthy.settle()
+            await orders.settle()
+            assert ([*first.running], [*second.running], marks(orders)) == ([b"0"], [], [(0, "s3@0")])
+            (said,) = orders.observer.of(Event.SUSPECTED)
+            assert "so far 2; nothing else begins in its worker. " in (said.message or "")
+            first.let(b"0")
+            await orders.settle()
+            await healthy.settle()
+            assert ([*first.running], [*second.running]) == ([b"1"], [b"after"])
+
+
+async def test_a_run_that_takes_long_does_not_keep_its_worker_still() -> None:
+    """After 30 s the suspect runs beside it, and others begin."""
+    first, second = Gate(), Gate()
+    healthy = MemoryPartition(second, RetryPolicy("1s", timeout="1h"), concurrency=4)
+    async with healthy:
+        await healthy.send(b"long")
+        async with beside(healthy, first, "s2:old@0", *names(2)) as orders:
+            await healthy.send(b"after")
+            assert ([*first.running], [*second.running]) == ([], [b"long"])
+            await healthy.advance(round(STILL_S * 1_000))
+            await orders.settle()
+            assert ([*first.running], [*second.running]) == ([b"0"], [b"long", b"after"])
+
+
+async def test_what_was_held_back_for_a_suspect_runs_in_the_session_that_is_there_by_then() -> None:
+    """Its lane has opened again meanwhile; it runs once."""
+    first, second = Gate(), Gate()
+    healthy = MemoryPartition(second, concurrency=4)
+    async with healthy, beside(healthy, first, "s2:old@0", b"suspect") as orders:
+        assert list(first.running) == [b"suspect"]
+        await healthy.send(b"after")
+        await reopen(healthy)
+        assert list(second.running) == []
+        first.let(b"suspect")
+        await orders.settle()
+        await healthy.settle()
+        second.let_all()
+        await healthy.settle()
+        assert second.done == [b"after"]
 
 
 async def test_a_suspect_does_not_begin_once_its_handler_is_paused_while_it_waits_for_another() -> None:

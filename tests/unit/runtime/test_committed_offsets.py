@@ -186,6 +186,22 @@ async def test_a_main_topic_that_was_made_again_is_read_from_its_beginning(
     assert await lane.committed() == {MAIN: 100 if known else 150}
 
 
+@pytest.mark.parametrize("there", ["again", "now"])
+async def test_a_lane_whose_position_is_gone_asks_which_topic_is_there(
+    lane: KafkaTransport, topics: Topics, there: str
+) -> None:
+    """A transaction that began before the topic was made again has committed an offset for it, of the former one."""
+    lane.topics = MemoryDestinations({MAIN.topic: TopicLook(2, topic_id=there)})
+    topics.committed[MAIN] = 130
+    lane.main_lost = True
+    for _ in range(2):
+        if there == "again":
+            with pytest.raises(MainReplacedError):
+                await lane.committed()
+        else:
+            assert (await lane.committed(), lane.main_lost) == ({MAIN: 130}, False)
+
+
 @pytest.mark.parametrize(
     ("there", "known", "refused"), [("again", True, True), ("", True, False), ("again", False, False)]
 )
