@@ -250,6 +250,11 @@ def _by_force(self: LetterCommands, command: Command, *about: Any) -> None:
 _check_replay = LetterCommands._check_replay
 
 
+def _unreplaced(_self: RowCommands, _identity: bytes, _row: PendingRow) -> bool:
+    """The end of a hold puts a row once more that the outcome of a newer record removes."""
+    return False
+
+
 COMMANDS: Final = (
     ("an early release is dropped", ((Releases, "keep", _dropped),), 2_000_007),
     ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_355),
@@ -265,6 +270,7 @@ COMMANDS: Final = (
     ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_025),
     ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_213),
     ("what was replaced is replayed without force", ((LetterCommands, "_check_replay", _by_force),), 14_000_865),
+    ("a hold that ends brings back what was replaced", ((RowCommands, "is_replaced", _unreplaced),), 14_362_230),
     ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_047),
     ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_018),
     ("a cancelled head keeps its followers", ((Sequences, "removed", _stays),), 1_000_432),

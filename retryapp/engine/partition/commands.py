@@ -378,7 +378,7 @@ class Commands:
             raise RefusedError(Refusal.DAMAGED, "its row has no retry metadata")
         changes = self._changes(key)
         if not changes:  # else it has left its sequence, as it has ended
-            self._check_newest(identity, row)
+            self._rows.check_newest(identity, row)
         if command.delivery is not None and not (row.hold & TOKEN and metadata.delivery == command.delivery):
             return self._releases.keep(origin, command.delivery, metadata.delivery)
         if command.verb is Verb.CANCEL and (letters := self._context.letters) and letters.waits(origin.offset):
@@ -398,10 +398,6 @@ class Commands:
             effect.claim = self._take(key, len(value))
         return effect
 
-    def _check_newest(self, identity: bytes, row: PendingRow) -> None:
-        if self._sequences is not None and not self._sequences.has(identity, row.key):
-            raise RefusedError(Refusal.NOT_WAITING, "a newer record of its key takes its place")
-
     def _changes(self, key: bytes) -> bool:
         claim = self._scheduler.claimed.get(key)
         return claim is not None and claim.changing
@@ -417,7 +413,7 @@ class Commands:
             raise RefusedError(Refusal.NOT_READY, f"the main topic cannot be read now: {error!r}") from error
         if key in self._scheduler.claimed or self._table.get(key) != value:
             raise RefusedError(Refusal.RUNNING, "its time has come while it was read: send it again")
-        self._check_newest(identity, row)
+        self._rows.check_newest(identity, row)
         return row
 
     def _take(self, key: bytes, size: int) -> bytes:

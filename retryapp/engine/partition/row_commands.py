@@ -44,6 +44,19 @@ class RowCommands:
         self._next: dict[bytes, int] = {}
         """Deadlines of holds that begin when a run has failed, by identity."""
 
+    def is_replaced(self, identity: bytes, row: PendingRow) -> bool:
+        """Tell whether the outcome of a newer record removes a row: to change it now could bring it back after that."""
+        return self._sequences is not None and not self._sequences.has(identity, row.key)
+
+    def check_newest(self, identity: bytes, row: PendingRow) -> None:
+        """Check that no newer record takes the place of a row.
+
+        Raises:
+            RefusedError: one does.
+        """
+        if self.is_replaced(identity, row):
+            raise RefusedError(Refusal.NOT_WAITING, "a newer record of its key takes its place")
+
     def obey(
         self, command: Command, row: PendingRow, metadata: RetryMetadata, identity: bytes, claim: Claim | None
     ) -> Effect:
@@ -158,11 +171,13 @@ class RowCommands:
         return row._replace(value=encode_row(held))
 
     def due(self, key: bytes, row: PendingRow, metadata: RetryMetadata) -> tuple[Verb, Effect] | None:
-        """Return what becomes of a row that would be delivered now; None: it is delivered.
+        """Return what becomes of a row that would be delivered now; None: it is delivered, or a newer one replaces it.
 
         The deadline of its hold has passed; or it was to be held after a run, which a crash has ended.
         """
         identity, now_ms, until_ms = key[IDENTITY_AT:], self._context.clock.wall_ms(), row.hold_next_ms
+        if self.is_replaced(identity, row):
+            return None
         if row.hold & OPERATOR or (until_ms is not None and until_ms <= now_ms):
             effect = self.released(row, metadata, identity, OPERATOR)
             effect.text = f"nobody has released it within its time: {effect.text}"

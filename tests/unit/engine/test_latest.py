@@ -279,6 +279,28 @@ async def test_no_command_brings_a_row_back_that_a_newer_record_has_replaced() -
         assert gate.started == [b"other", b"old", b"new", b"other"]
 
 
+async def test_a_hold_that_ends_does_not_bring_back_what_a_newer_record_has_replaced() -> None:
+    """Its deadline comes while the outcome that removes its row is being committed."""
+    gate = Gate()
+    async with latest(gate, "1h") as orders:
+        await orders.send(b"old", key=b"a")
+        gate.let(b"old", BankDownError())
+        await orders.settle()
+        assert (await orders.command("hold", 0, hold_ms=1_000))["refused"] is None
+        await orders.send(b"new", key=b"a")
+        commit = orders.transport.pause(Step.COMMIT)
+        gate.let(b"new")
+        await orders.settle()
+        assert commit.reached
+        await orders.advance(1_000)
+        commit.set()
+        await orders.settle()
+        assert (superseded(orders), orders.waiting) == ([(0, 1, 1, 1)], {})
+        gate.let_all()
+        await orders.to_rest()
+        assert gate.started == [b"old", b"new"]
+
+
 async def test_a_replay_by_force_is_tried_again_until_a_newer_record_begins() -> None:
     """Newer records that have ended do not count, also at the next opening; one that waits or comes later does."""
     gate = Gate()
