@@ -361,7 +361,8 @@ class Judge:
         if self.plan.quiet and not paused:
             ordered, failed = self.plan.order != "none", self.observed[Event.LANE_FAILED]
             ordered = ordered or (self.letters is not None and self.plan.slow_letters)
-            check_quiet(self.oracle, failed=failed, ordered=ordered, through=self.plan.through)
+            lone = dict(self.plan.bounds).get("backlog") == 1
+            check_quiet(self.oracle, failed=failed, ordered=ordered, through=self.plan.through, lone=lone)
         if self.plan.only(DRAINS) and self.oracle.repeated:
             raise Violation(f"I10: {self.oracle.repeated} calls repeated, and every worker had time for its drain")
         return said
