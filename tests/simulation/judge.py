@@ -330,6 +330,8 @@ class Judge:
         self.oracle.at_rest()
         if self.letters is not None:
             self.letters.at_rest()
+        if self.oracle.doubted and not broker.taken_back[self.topology.pending_changelog]:
+            raise Violation(f"I8 {self.oracle.doubted[0]}: edited by a command of which nothing is there")
         # an offset that was set by hand has nothing beside it
         said = 0 if self.lost or self.was_set_back else check_counts(broker, self.oracle, self.names)
         for number, store in seen_stores(workers, self.topology.main, broker.generation):
