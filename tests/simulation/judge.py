@@ -330,6 +330,8 @@ class Judge:
         self.oracle.at_rest()
         if self.letters is not None:
             self.letters.at_rest()
+        if self.oracle.doubted and not broker.taken_back[self.topology.pending_changelog]:
+            raise Violation(f"I8 {self.oracle.doubted[0]}: edited by a command of which nothing is there")
         # an offset that was set by hand has nothing beside it
         said = 0 if self.lost or self.was_set_back else check_counts(broker, self.oracle, self.names)
         for number, store in seen_stores(workers, self.topology.main, broker.generation):
@@ -361,7 +363,8 @@ class Judge:
         if self.plan.quiet and not paused:
             ordered, failed = self.plan.order != "none", self.observed[Event.LANE_FAILED]
             ordered = ordered or (self.letters is not None and self.plan.slow_letters)
-            check_quiet(self.oracle, failed=failed, ordered=ordered, through=self.plan.through)
+            lone = dict(self.plan.bounds).get("backlog") == 1
+            check_quiet(self.oracle, failed=failed, ordered=ordered, through=self.plan.through, lone=lone)
         if self.plan.only(DRAINS) and self.oracle.repeated:
             raise Violation(f"I10: {self.oracle.repeated} calls repeated, and every worker had time for its drain")
         return said

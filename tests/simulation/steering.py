@@ -23,7 +23,7 @@ from retryapp.core.control import Command, Edit, MarkKind, Verb, mark_of
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobCommand, JobPart, JobVerb, LetterFilter
 from retryapp.core.record import Origin as Place
-from retryapp.core.record import failure_id, parse_failure_id
+from retryapp.core.record import Record, failure_id, parse_failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.ports import TopicPartition
 from simulation.broker import Broker
@@ -218,16 +218,15 @@ class Steering:
         """
         if (edit := self._edits.get(command)) is None:
             return
-        record, own = story.record, command.encode()
         _must_not(edit.key is not None and not self._keys, f"I19: {command} has edited a key")
-        headers = tuple(each for each in record.headers if each[0] not in (*edit.headers, *edit.drop))
-        if edit.headers:
-            headers = (*headers, ("edit", own))
-        key = record.key if edit.key is None else b"key of " + own
-        value = record.value if edit.value is None else b"\xfe of " + own
-        story.record = replace(record, key=key, value=value, headers=headers)
+        story.record = _as_edited(story.record, command, edit)
         story.renewed += edit.idempotency == "new"
         self.reached[f"an edited replay, {edit.idempotency} key"] += 1
+
+    def may_have_edited(self, record: Record, seen: tuple[object, ...]) -> bool:
+        """Tell whether a record is as a command that was sent has edited it: its transaction may be taken back."""
+        edited = (_as_edited(record, command, edit) for command, edit in self._edits.items())
+        return any(seen == (each.key, each.value, each.headers, each.timestamp_ms) for each in edited)
 
     def send_to_handler(self, verb: str, name: str, circuit: str = "") -> None:
         """Pause the handler, force its circuit open, or take that back: all partitions get the command together."""
@@ -423,3 +422,14 @@ def begin_again(story: Story, replays: int) -> None:
     for name in ("calls", "begun", "fates", "settled_ms", "seen", "spent", "overdue", "free"):
         setattr(story, name, getattr(fresh, name))
     story.replays, story.stopped, story.cancelled_ms, story.held_ms = replays, True, inf, inf
+
+
+def _as_edited(record: Record, command: str, edit: Edit) -> Record:
+    own = command.encode()
+    headers = tuple(each for each in record.headers if each[0] not in (*edit.headers, *edit.drop))
+    return replace(
+        record,
+        key=record.key if edit.key is None else b"key of " + own,
+        value=record.value if edit.value is None else b"\xfe of " + own,
+        headers=(*headers, ("edit", own)) if edit.headers else headers,
+    )

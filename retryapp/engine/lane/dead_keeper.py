@@ -153,7 +153,11 @@ class DeadLetterKeeper:
         if not self.known.is_set():
 
             def take(records: list[Any], position: int) -> None:
-                _take(table, records, position, self._marked)
+                try:
+                    _take(table, records, position, self._marked)
+                except Exception as exc:  # whatever it is: read on it would fail again, for ever
+                    self._drop(exc)
+                    raise
 
             reached = await self._reader.read(self._dlq, table.next_offset, take, background=True)
             if self._end is not None and reached < self._end:

@@ -10,6 +10,7 @@ import pytest
 from test_commands import CONTROL, DLQ
 from test_hostile_commands import failures, single
 from test_jobs import Service, begin, letters, part_of, partition, tell, told
+from typing_extensions import override
 
 from retryapp.core.control import MarkKind, Verb, mark_of
 from retryapp.core.jobs import JobPart, JobVerb, LetterFilter
@@ -317,3 +318,26 @@ async def test_a_mark_that_comes_while_letters_are_read_stays() -> None:
         assert keeper.known.is_set()
         keeper.task.cancel()
         assert marks_in(table) == {MarkKind.RECOVERED}
+
+
+async def test_a_table_that_fails_while_it_is_filled_is_made_anew() -> None:
+    """With an error of any kind: read on, each reading failed on it, and no letter was ever known."""
+    service = Service()
+    async with partition(service) as orders:
+        await letters(orders, service, 1)
+
+        class Broken(MemoryDeadLetterTable):
+            @override
+            def write(self, *_: Any) -> None:
+                raise OSError("no room")
+
+        tables = iter([Broken(), MemoryDeadLetterTable()])
+        lane = orders.transport
+        facts: Any = {"dlq": TopicPartition(DLQ, 0), "reader": lane.reader, "clock": orders.clock}
+        keeper = DeadLetterKeeper("lane", lambda: next(tables), **facts)
+        await orders.settle()
+        await orders.advance(10_000)
+        keeper.task.cancel()
+        assert keeper.known.is_set()
+        assert keeper.table is not None
+        assert keeper.table.next_offset > 0
