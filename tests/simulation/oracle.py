@@ -167,7 +167,7 @@ class Oracle:
         story.seen.add((attempt, due_at_ms))
         story.begun[attempt] += 1
         kills = story.begun[attempt] - len(story.calls[attempt]) if step(story.script, attempt) in "XK" else 0
-        few = kills <= self._max_kills or kills <= self._max_kills * Story.killers(self.stories, origin[0])
+        few = kills <= self._max_kills or kills <= self._max_kills * Story.killers(self.stories)
         must(few, "I5", origin, "ended too many workers")
 
     def given_back(self, origin: Origin, attempt: int, due_at_ms: int | None) -> None:

@@ -185,9 +185,12 @@ class Story:
         must(count <= 1 + self.again, invariant, origin, f"{count} visible copies of a {what}")
 
     @staticmethod
-    def killers(stories: Mapping[Origin, Story], partition: int) -> int:
-        """Return how many records of a partition end their workers: each delays what is found of the others."""
-        scripts = (story.script for (at, _), story in stories.items() if at == partition and story.begun)
+    def killers(stories: Mapping[Origin, Story]) -> int:
+        """Return how many records end their workers: each delays what is found of the others.
+
+        Also on other partitions: the group moves them, and a lane that is let go takes its mark back.
+        """
+        scripts = (story.script for story in stories.values() if story.begun)
         return sum(not {*"XK"}.isdisjoint(script) for script in scripts)
 
 
