@@ -65,7 +65,10 @@ class Offsets:
 
         Whatever ran before in that session is durable: the mark does not name it any more.
         """
-        is_row = due_at_ms is not None or self._stories[origin].held
+        story = self._stories[origin]
+        if due_at_ms is None and story.held and story.again:
+            return  # its held row, or the record that came again: the call does not say which
+        is_row = due_at_ms is not None or story.held
         mark = (_SUSPECT_ROWS if is_row else _SUSPECTS).search(note)
         if mark is None or mark["life"] != opening.worker:
             return

@@ -229,22 +229,26 @@ class Scheduler:
             max_bytes = min(CLAIM_BYTES, self._context.handler.max_in_flight_bytes - self.claimed_bytes)
             claimed: Collection[bytes] = {*self.claimed, *self.copying} if self.copying else self.claimed
             heads: list[tuple[bytes, bytes]] = []
+            scans, limits = self._limited or now_ms >= self._next_due_ms, dict[str, int]()
+            if scans or (self._sequences is not None and self._sequences.aside):
+                limits = self._context.pace.limits(self._waiting_in, self.freed)
+                self._limited = bool(limits)
+            queues = {queue_of(name): limit for name, limit in limits.items()}
             if self._sequences is not None:
-                heads = self._sequences.heads(pending, held_limit, max_bytes, limit, claimed)
+                heads = self._sequences.heads(pending, held_limit, max_bytes, limit, claimed, queues)
             elif not _MAYBE_HELD.isdisjoint(pending.counts()):  # the handler had an order before
                 held = pending.page(HELD_ROWS, held_limit + len(claimed))
                 heads = up_to((each for each in held if each[0] not in claimed), held_limit, max_bytes)
             left = max_bytes - sum(len(value) for _, value in heads)
             full = len(heads) >= held_limit or left <= 0
             rows: list[tuple[bytes, bytes]] = []
-            limits, queues = dict[str, int](), dict[int, int]()
-            if self._limited or now_ms >= self._next_due_ms:
+            if scans:
                 if self._sequences is not None and (heads or self._sequences.aside):
                     claimed = {*claimed, *self._sequences.aside.values(), *(key for key, _ in heads)}
-                put_aside = sum(not is_held(value) for _, value in heads)
-                most = 0 if full else max(0, min(limit - put_aside, held_limit - len(heads)))
-                limits = self._context.pace.limits(self._waiting_in, self.freed)
-                self._limited, queues = bool(limits), {queue_of(name): limit for name, limit in limits.items()}
+                put_aside = [key for key, value in heads if not is_held(value)]
+                most = 0 if full else max(0, min(limit - len(put_aside), held_limit - len(heads)))
+                for queue in filter(queues.__contains__, map(queue_in, put_aside)):
+                    queues[queue] = max(0, queues[queue] - 1)
                 rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left, most=queues)
                 self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             taken = self._claim_all(heads + rows)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
@@ -29,7 +29,7 @@ from retryapp.core.hops import to_held_row
 from retryapp.core.lifecycle import Held
 from retryapp.core.metadata import HELD, clamped
 from retryapp.core.record import Origin, Record, failure_id
-from retryapp.core.row_keys import IDENTITY_AT, OFFSET_AT, identity_of, origin_offset
+from retryapp.core.row_keys import IDENTITY_AT, OFFSET_AT, identity_of, origin_offset, queue_in
 from retryapp.core.rows import SEQUENCE, PendingRow, decode_row, encode_row, hold_of, is_held, is_stopped, row_header
 from retryapp.engine.delivery.damage import end_instead
 from retryapp.engine.delivery.run import DeliveryContext, Outcome, Run
@@ -245,20 +245,31 @@ class Sequences:
         return bool(self._ready or self._unread)
 
     def heads(
-        self, table: PendingTable, limit: int, max_bytes: int, due: int, claimed: Collection[bytes] = ()
+        self,
+        table: PendingTable,
+        limit: int,
+        max_bytes: int,
+        due: int,
+        claimed: Collection[bytes] = (),
+        most: Mapping[int, int] = {},
     ) -> list[tuple[bytes, bytes]]:
         """Return rows that are heads now, held or put aside, with their keys, as `up_to` does; each is to be claimed.
 
         So are those that too many wait for, and those that cannot be read. Other heads are found when they are due. Of
-        those that were put aside, `due` at most.
+        those that were put aside, `due` at most, and `most` of some queues.
         """
         later: dict[bytes, None] = {}
-        found = up_to(self._heads(table, due, claimed, later), limit, max_bytes)
+        found = up_to(self._heads(table, due, claimed, {**most}, later), limit, max_bytes)
         self._ready |= later
         return found
 
     def _heads(
-        self, table: PendingTable, due: int, claimed: Collection[bytes], later: dict[bytes, None]
+        self,
+        table: PendingTable,
+        due: int,
+        claimed: Collection[bytes],
+        most: dict[int, int],
+        later: dict[bytes, None],
     ) -> Iterator[tuple[bytes, bytes]]:
         yield from self._unread.claimable(table, claimed)
         while self._ready:
@@ -273,11 +284,13 @@ class Sequences:
             value = None if key is None else table.get(key)
             if key is None or value is None:
                 raise RuntimeError(f"the table has no row {line.rows[0].hex()}, which is the head of its sequence")
-            aside = line.rows[0] in self.aside
-            if (aside and due <= 0) or key in claimed:
+            aside, queue = line.rows[0] in self.aside, queue_in(key)
+            if (aside and min(due, most.get(queue, due)) <= 0) or key in claimed:
                 later[name] = None
             elif aside or is_held(value) or self._caps.is_surplus(line, hold_of(value)):
                 due -= aside
+                if queue in most:
+                    most[queue] -= aside
                 yield key, value
             elif not line.failed:
                 line.failed = True

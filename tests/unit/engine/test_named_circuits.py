@@ -9,7 +9,7 @@ import pytest
 from doubles import BankDownError, Gate, fine, scheduler_of
 from test_pace import pass_time
 
-from retryapp import RetryPolicy, Unavailable, retryable
+from retryapp import RetryLater, RetryPolicy, Unavailable, retryable
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.control import Refusal
 from retryapp.core.errors import InvalidSettingError
@@ -142,6 +142,31 @@ async def test_a_rate_of_a_circuit_is_for_what_comes_back_to_its_service() -> No
             done.append(len(services.done) - 31)
         assert all(n <= count <= n + 2 for n, count in enumerate(done[:28])), done
         assert len(services.done) == 60
+
+
+async def test_a_rate_of_a_circuit_is_for_heads_of_sequences_too() -> None:
+    """Rows that came due before the head of their key: each began as soon as the one before it was done."""
+    done: list[bytes] = []
+
+    async def service(value: bytes, delivery: Delivery) -> None:
+        if delivery.attempt == 1:
+            raise RetryLater("5s") if value == b"first" else Unavailable("ledger")
+        done.append(value)
+
+    limited = {"ledger": CircuitBreaker(minimum_calls=1_000, rate_limit="10/s"), "mail": BREAKER}
+    async with partition(service, "2s", circuits=limited) as orders:  # it had no order when they failed
+        await orders.send(b"first", *(b"ledger %d" % n for n in range(20)), key=b"a")
+    options: dict[str, Any] = {"circuits": limited, "order": Order.KEY, "clock": orders.clock}
+    async with partition(service, "2s", transport=orders.transport, **options) as orders:
+        await orders.advance(4_900)
+        assert done == []
+        counts = []
+        for _ in range(20):
+            await orders.advance(100)
+            counts.append(len(done) - 1)
+        assert all(n <= count <= n + 2 for n, count in enumerate(counts[:18])), counts
+        await orders.to_rest()
+        assert done == [b"first", *(b"ledger %d" % n for n in range(20))]
 
 
 async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts() -> None:
