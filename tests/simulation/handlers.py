@@ -174,7 +174,7 @@ class Handlers:
         if judge.plan.publishes:
             delivery.publish(judge.names.results, b"%d" % attempt, key=b"%d" % origin[1], partition=origin[0])
         opening, again = opening_of(worker, main, origin[0]), delivery.due_at_ms is not None
-        going = Going(worker.process.name, again, judge.modes.service_of(origin) if again else "")
+        going = Going(worker.process.name, again, judge.modes.service_of(origin, delivery.due_at_ms) if again else "")
         session = session_of(worker, main, origin[0])
         self._guard(lambda: judge.tries.begun(origin, attempt, number, now, session))
         if number == 1:

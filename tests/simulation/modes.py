@@ -18,7 +18,7 @@ from typing import Final
 
 from retryapp.core.circuit import Circuit
 from retryapp.core.rates import parse_rate
-from retryapp.core.rows import decode_row
+from retryapp.core.rows import decode_row, row_due_ms
 from simulation.loop import BEGAN_S
 from simulation.oracle import GIVEN_UP_MS, Oracle
 from simulation.pacing import LATE_MS
@@ -72,7 +72,7 @@ class Modes:
         if self._steps and attempt > 1:
             self._check_time(origin, attempt, now_ms)
         if opening is not None and self._every_ms:
-            self._check_rate(origin, opening, now_ms)
+            self._check_rate(origin, due_at_ms, opening, now_ms)
 
     def at_rest(self) -> None:
         """Judge with how many attempts records that always fail are dead."""
@@ -140,13 +140,16 @@ class Modes:
         self.reached["a row began after the broker's clock was set"] += any(at < now_ms for at, _ in self._steps)
         must(early_ms <= self._skew_ms + 1, "I30", origin, f"attempt {attempt} {early_ms} ms early")
 
-    def service_of(self, origin: Origin) -> str:
-        """Return which service a record's row waits for; empty: none."""
+    def service_of(self, origin: Origin, due_at_ms: int | None) -> str:
+        """Return which service a record's row waits for; empty: none, or the row that is due is not visible.
+
+        A broker that was stopped may have acknowledged it, and takes it back.
+        """
         if not self._plan.services or origin in self._oracle.damages.ever:
             return ""
         rows = self._oracle.stores.rows[origin[0]]
         row = next((row for identity, row in rows.items() if origin_of(origin[0], identity) == origin), None)
-        return "" if row is None else decode_row(row).circuit
+        return "" if row is None or row_due_ms(row) != due_at_ms else decode_row(row).circuit
 
     def check_places(self, origin: Origin, going: Going, now_ms: float) -> None:
         """Judge how many retries of a service run at once in a worker, when one begins."""
@@ -177,8 +180,8 @@ class Modes:
             self.reached["a row had its turn while its circuit was closed"] += 1
             must(late_ms <= TURN_MS, "I30", origin, f"had its turn {late_ms:.0f} ms after the last run has ended")
 
-    def _check_rate(self, origin: Origin, opening: Opening, now_ms: float) -> None:
-        if not (name := self.service_of(origin)):
+    def _check_rate(self, origin: Origin, due_at_ms: int | None, opening: Opening, now_ms: float) -> None:
+        if not (name := self.service_of(origin, due_at_ms)):
             return
         self.reached["a row of a service with a rate began"] += 1
         self._begun[origin[0], opening, name] += 1
