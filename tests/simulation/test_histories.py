@@ -44,7 +44,7 @@ THROUGH_PARTS = [
 ]
 MOVED_PARTS = [
     pytest.param(MOVED + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 40), (40, 250), (290, 250), (540, 250))
+    for first, count in ((0, 40), (40, 375), (415, 375))
 ]
 LETTER_PARTS = [
     pytest.param(LETTERS + first, count, marks=[pytest.mark.extended] if first else [])
