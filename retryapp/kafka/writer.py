@@ -89,7 +89,7 @@ def write_records(connection: KafkaConnection, topic: str, records: Iterable[Out
 
 
 def _reason(fatal: KafkaException | SystemError) -> KafkaError:
-    """Return what has ended a client. A login that may write to no topic gets no producer id, whichever it asks for."""
+    """Return why a client has ended. A login that may write to no topic at all is refused a producer id."""
     cause = fatal if isinstance(fatal, KafkaException) else fatal.__cause__
     if not isinstance(cause, KafkaException):
         raise fatal

@@ -155,7 +155,7 @@ class DeadLetterKeeper:
             def take(records: list[Any], position: int) -> None:
                 try:
                     _take(table, records, position, self._marked)
-                except Exception as exc:  # whatever it is: read on it would fail again, for ever
+                except Exception as exc:  # of any kind: each reading after this one would fail, too
                     self._drop(exc)
                     raise
 

@@ -237,7 +237,7 @@ class LaneProtocol(ABC):
         if missing or (control is not None and (foreign or note.control.endswith(marks.STEERED))):
             written, texts, known = await written_down(self.place, self.reader, missing)
             found |= written
-        if self.main_lost or (main in missing and known):  # an offset may be of a transaction that outlived it
+        if self.main_lost or (main in missing and known):  # or an old transaction has committed its offset
             if await self.main_id() not in ("", self.place.topic_id):
                 raise MainReplacedError(*main)
             self.main_lost = False

@@ -245,10 +245,8 @@ class Scheduler:
             if scans:
                 if self._sequences is not None and (heads or self._sequences.aside):
                     claimed = {*claimed, *self._sequences.aside.values(), *(key for key, _ in heads)}
-                put_aside = [key for key, value in heads if not is_held(value)]
-                most = 0 if full else max(0, min(limit - len(put_aside), held_limit - len(heads)))
-                for queue in filter(queues.__contains__, map(queue_in, put_aside)):
-                    queues[queue] = max(0, queues[queue] - 1)
+                put_aside = sum(not is_held(value) for _, value in heads)
+                most = 0 if full else max(0, min(limit - put_aside, held_limit - len(heads)))
                 rows, next_due_ms = pending.due(now_ms, most, claimed, max_bytes=left, most=queues)
                 self._next_due_ms = NEVER_MS if next_due_ms is None else next_due_ms
             taken = self._claim_all(heads + rows)

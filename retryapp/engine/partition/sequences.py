@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
@@ -250,16 +250,16 @@ class Sequences:
         limit: int,
         max_bytes: int,
         due: int,
-        claimed: Collection[bytes] = (),
-        most: Mapping[int, int] = {},
+        claimed: Collection[bytes],
+        most: dict[int, int],
     ) -> list[tuple[bytes, bytes]]:
         """Return rows that are heads now, held or put aside, with their keys, as `up_to` does; each is to be claimed.
 
         So are those that too many wait for, and those that cannot be read. Other heads are found when they are due. Of
-        those that were put aside, `due` at most, and `most` of some queues.
+        those that were put aside, `due` at most, and `most` of some queues, which are less by these then.
         """
         later: dict[bytes, None] = {}
-        found = up_to(self._heads(table, due, claimed, {**most}, later), limit, max_bytes)
+        found = up_to(self._heads(table, due, claimed, most, later), limit, max_bytes)
         self._ready |= later
         return found
 
@@ -278,7 +278,7 @@ class Sequences:
             line = self._lines.get(name)
             if line is None or not line.rows or self._is_busy(name, line) or self._is_early(line.rows[0]):
                 continue
-            if line.rows[0] in self._unwritten:  # a command has put it there, or moved it, since its sequence was ready
+            if line.rows[0] in self._unwritten:  # a command has put or moved it there since its sequence was ready
                 continue
             key = table.find(line.rows[0])
             value = None if key is None else table.get(key)

@@ -235,7 +235,7 @@ def test_each_missing_right_is_reported(retryapp, secured, group, tmp_path):
 @pytest.mark.broker
 @pytest.mark.extended
 def test_people_need_the_rights_that_the_docs_name(retryapp, secured, group, tmp_path, worker):
-    """Those to look let nobody steer, who is told so; with those to steer, commands and jobs have their outcomes."""
+    """With the rights to look, each command that steers is refused and says why; with those to steer, it is obeyed."""
     main, operator = f"orders-{group}", Operator(secured.plain)
     admin = KafkaAdmin(KafkaConnection(secured.plain))
     write_app(tmp_path, group, secured.sasl)

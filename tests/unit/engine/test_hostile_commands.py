@@ -118,6 +118,35 @@ async def test_a_replay_that_was_there_comes_before_what_waits_of_its_sequence(o
         assert seen[3:] == [b"waits"]
 
 
+@pytest.mark.parametrize("durable", [False, True])
+async def test_a_kill_at_each_commit_of_its_opening_leaves_a_replay_to_be_obeyed_once(durable: bool) -> None:
+    """Also where another record of its sequence waits."""
+    for after in range(30):
+        calls = list[bytes]()
+
+        async def handle(value: bytes, calls: list[bytes] = calls) -> None:
+            calls.append(value)
+            if len(calls) <= 2:
+                raise Reject("wrong") if value == b"dead" else ValueError("down")
+
+        async with MemoryPartition(handle, "1h", order=Order.KEY) as orders:
+            await orders.send(b"dead", b"waits", key=b"a")
+        command = Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST).to_record(*CONTROL)
+        orders.transport.append(CONTROL, command.key, command.value)
+        dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
+        for _ in range(2):
+            async with MemoryPartition(handle, "1h", order=Order.KEY, transport=orders.transport) as orders:
+                await orders.settle()
+                assert failures(orders) == []
+        assert [event["refused"] for event in told(orders)] == [None], after
+        assert calls[:2] == [b"dead", b"waits"]
+        assert {*calls[2:]} == {b"dead"}, after
+        if not dying.reached:
+            assert after > 2
+            return
+    pytest.fail("each opening has more than thirty commits")
+
+
 async def test_a_good_command_waits_for_no_bad_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand that are malformed, newer or misplaced wait for their transactions twice; memory is bounded so."""
     calls, settle, waits = Calls(), Commands._settle, list[int]()

@@ -318,6 +318,19 @@ async def test_nothing_of_its_worker_runs_beside_a_record_that_one_more_death_gi
             assert ([*first.running], [*second.running]) == ([b"1"], [b"after"])
 
 
+async def test_a_kill_while_a_suspect_waits_for_its_worker_to_be_still_counts_for_nothing() -> None:
+    """Its mark of before is there, and the next life runs it."""
+    first, second = Gate(), Gate()
+    healthy = MemoryPartition(second, concurrency=4)
+    async with healthy:
+        await healthy.send(b"before")
+        async with beside(healthy, first, "s2:old@0", b"suspect") as orders:
+            assert ([*first.running], [*second.running], marks(orders)) == ([], [b"before"], [])
+    async with MemoryPartition(first, transport=orders.transport) as orders:
+        await orders.advance(GATHER_MS)
+        assert ([*first.running], marks(orders)) == ([b"suspect"], [(0, "s3@0")])
+
+
 async def test_a_run_that_takes_long_does_not_keep_its_worker_still() -> None:
     """After 30 s the suspect runs beside it, and others begin."""
     first, second = Gate(), Gate()

@@ -35,7 +35,7 @@ class Bad:
 
 
 class Tickets:
-    """Takes letters: raises what is next, and waits while it is told to."""
+    """A handler of letters: each call raises the next of its errors, if there is one, once `open` is set."""
 
     def __init__(self, *errors: BaseException | None) -> None:
         self.errors = [*errors]

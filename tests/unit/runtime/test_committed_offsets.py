@@ -186,6 +186,19 @@ async def test_a_main_topic_that_was_made_again_is_read_from_its_beginning(
     assert await lane.committed() == {MAIN: 100 if known else 150}
 
 
+async def test_a_kill_at_the_question_for_the_topic_has_written_nothing(
+    lane: KafkaTransport, noted: list[LaneBatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(_topic: str) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(lane.topics, "look", dies)
+    lane.main_lost = True
+    with pytest.raises(asyncio.CancelledError):
+        await lane.committed()
+    assert (noted, lane.main_lost) == ([], True), "the next opening asks again"
+
+
 @pytest.mark.parametrize("there", ["again", "now"])
 async def test_a_lane_whose_position_is_gone_asks_which_topic_is_there(
     lane: KafkaTransport, topics: Topics, there: str
