@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from typing import TypeVar
 
+from simulation.drawing import draw_plan
 from simulation.faults import (
     DAMAGED,
     DELETED,
@@ -102,6 +104,8 @@ class Summary:
     repeated: int = 0
     """Handler calls of attempts that had begun before."""
     steps: int = 0
+    passed_over: int = 0
+    """Histories that were not wanted."""
 
     def add(self, other: Summary) -> None:
         self.passed += other.passed
@@ -109,6 +113,7 @@ class Summary:
         self.reached += other.reached
         self.repeated += other.repeated
         self.steps += other.steps
+        self.passed_over += other.passed_over
 
     @property
     def missed(self) -> list[str]:
@@ -116,9 +121,13 @@ class Summary:
         return [state for state in states if not self.reached[state]]
 
 
-def run_seeds(seeds: Sequence[int]) -> Summary:
-    summary = Summary()
+def run_seeds(seeds: Sequence[int], where: str = "True") -> Summary:
+    """Run the histories of those of the seeds whose `plan` fulfils an expression of Python."""
+    summary, is_wanted = Summary(), compile(where, "--where", "eval")
     for seed in seeds:
+        if not eval(is_wanted, {"plan": draw_plan(seed)}):  # noqa: S307  # what a developer types
+            summary.passed_over += 1
+            continue
         result = simulate(seed)
         summary.steps += result.steps
         summary.repeated += result.repeated
@@ -153,13 +162,13 @@ def of_all_ranges(start: int, count: int) -> list[range]:
     return chunks
 
 
-def run_everywhere(chunks: Sequence[range], jobs: int) -> Iterator[Summary]:
-    """Run histories on several processors; yield the sum of each chunk as it is there.
+def run_everywhere(chunks: Sequence[range], jobs: int, where: str) -> Iterator[Summary]:
+    """Run histories on several processors, as `run_seeds`; yield the sum of each chunk as it is there.
 
     Raises:
         BrokenProcessPool: a process of the campaign died.
     """
-    return _everywhere(run_seeds, chunks, jobs)
+    return _everywhere(partial(run_seeds, where=where), chunks, jobs)
 
 
 def hunt_everywhere(seeds: int, jobs: int) -> Iterator[tuple[str, tuple[int, str] | None]]:
