@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from math import inf
 
+from simulation.stopping import STOPPED
 from simulation.stores import Stores, origin_of
 from simulation.story import Opening, Origin, Story, must
 
@@ -36,12 +37,26 @@ class Again:
             if self._waits((partition, at)):
                 self._waited_ms[partition, at] = now_ms
                 self._reached["a record comes again that waits"] += 1
+            story.had_stopped = self._is_stop((partition, at))
             story.again, story.again_ms, story.was_results = story.again + 1, now_ms, story.results
             story.settled_ms.clear()
             self._reached["a record comes again"] += 1
 
+    def anew(self, story: Story) -> None:
+        """Take a first delivery: what commands have made of its record before is over, if that comes again."""
+        if story.anew_ms < story.again_ms:
+            story.anew_ms, story.record = story.again_ms, story.sent
+            story.replays = story.renewed = 0
+            story.cancelled_ms = story.held_ms = inf
+            story.deferred.clear()
+            story.freed.clear()
+
     def _waits(self, origin: Origin) -> bool:
         return any(origin_of(origin[0], identity) == origin for identity in self._stores.waiting(origin[0]))
+
+    def _is_stop(self, origin: Origin) -> bool:
+        rows = self._stores.rows[origin[0]].items()
+        return any(row[2] == STOPPED for identity, row in rows if origin_of(origin[0], identity) == origin)
 
     def begun(self, origin: Origin, opening: Opening) -> None:
         """A first delivery begins.
@@ -63,11 +78,12 @@ class Again:
         fine = any(call.fine and call.ended_ms >= story.again_ms for call in story.calls[1])
         waited = origin in self._waited_ms or set(self.orders.values()) != {"none"}
         told = story.outcome_ms if waited else story.first_ms
-        must(fine or told >= story.again_ms or self._waits(origin), "I26", origin, "set back, and passed without a run")
+        told_since = told >= story.again_ms or story.had_stopped
+        must(fine or told_since or self._waits(origin), "I26", origin, "set back, and passed without a run")
 
     def settled(self, story: Story, *, publishes: bool) -> bool:
         """Tell whether a record that has come again has an end since."""
-        if story.ended_ms >= story.again_ms:
+        if story.ended_ms >= story.again_ms or story.had_stopped:
             return True
         fine = any(call.fine and call.ended_ms >= story.again_ms for call in story.calls[1])
         return fine and (story.results > story.was_results or not publishes)

@@ -31,6 +31,7 @@ from simulation.faults import (
     WRONG_TIME,
     Fault,
 )
+from simulation.mixed import MIX, mixed
 from simulation.odd_letters import STRANGE, strangely
 from simulation.plan import (
     COMMANDED,
@@ -38,6 +39,7 @@ from simulation.plan import (
     HELD,
     LETTERS,
     LEVELS,
+    MIXED,
     MODES,
     MOVED,
     SERVED,
@@ -99,7 +101,7 @@ IDLE_S: Final = 700.0
 def draw_plan(seed: int) -> Plan:
     """Draw a plan; the seed decides everything."""
     plan = basic_plan(seed)
-    if seed >= LETTERS:
+    if LETTERS <= seed < MIXED:
         return strangely(_lettered(plan, Random(seed ^ LETTERS)), Random(seed ^ STRANGE))
     plan = _crowded(plan, crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
     plan = _widened(plan, Random(seed ^ WIDER))
@@ -124,6 +126,7 @@ def draw_plan(seed: int) -> Plan:
     plan = _moded(plan, Random(seed ^ MODES)) if seed >= MODES else plan
     plan = _shorter(plan, Random(seed ^ SHORT)) if seed >= MODES else plan
     plan = _few_of_a_service(plan, Random(seed ^ PLACES)) if seed >= MODES else plan
+    plan = mixed(plan, Random(seed ^ MIX)) if seed >= MIXED else plan
     return _without_end(plan) if plan.endless and seed >= MOVED else plan
 
 

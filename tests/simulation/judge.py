@@ -116,6 +116,7 @@ class Judge:
             letters=self.letters is None,
             calm=not plan.faults and {*"XK"}.isdisjoint(scripts),
         )
+        steering.newest = plan.order == "latest"
         steering.circuits = [name for name, *_ in plan.services] and SERVICES
         sequences = self.oracle.sequences
         if plan.caps is not None and not plan.changes:

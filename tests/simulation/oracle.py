@@ -127,6 +127,8 @@ class Oracle:
         opening: Opening | None = None,
     ) -> None:
         story = self._story(origin)
+        if due_at_ms is None:
+            self.again.anew(story)
         record = story.record
         if opening is not None:
             self._check_again(origin, story, attempt, due_at_ms, now_ms, opening)
@@ -381,7 +383,9 @@ class Oracle:
         """Take an event that stands in place of a dead letter."""
         story, reason = self._story(origin), told["reason"]
         self.discarded += 1
-        if self._died_otherwise(origin, story, reason.encode(), lost=False):
+        if self.damages.told(origin, reason):  # its counts are not known
+            story.stopped, told = True, {**told, "delivery": 1 << 30}
+        elif self._died_otherwise(origin, story, reason.encode(), lost=False):
             story.stopped = True
         else:
             self._cut_short(story, told["attempt"], now_ms, timed_out=told["error_type"] == TIMED_OUT)

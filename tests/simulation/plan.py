@@ -29,7 +29,9 @@ MODES: Final = 16_000_000
 ask for instants."""
 LETTERS: Final = 18_000_000
 """From this seed on dead letters have a handler, or there are none: what is dead leaves an event."""
-RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED, MODES, LETTERS)
+MIXED: Final = 20_000_000
+"""From this seed on settings and faults meet that no other range has together; else as from `MODES` on."""
+RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED, MODES, LETTERS, MIXED)
 """First seeds of the ranges, of a million at least, in which histories have different things."""
 RANGE_SEEDS: Final = 1_000_000
 

@@ -92,6 +92,9 @@ class Sequences:
                 story.ended_ms >= story.again_ms
                 or any(call.fine or number == last for number, call in since)
                 or bool({*"XK"} & {*story.script})
+                or story.cancelling
+                or story.had_stopped
+                or (self.releases and bool(since))
             )
         if story.fates or story.cancelling or "X" in story.script or "K" in story.script:
             return True

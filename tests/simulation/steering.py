@@ -75,6 +75,8 @@ class Steering:
         """Somebody forces circuits open, and has partitions go on that rules have paused."""
         self.circuits: Sequence[str] = ()
         """Names of the handler's circuits; its own has none."""
+        self.newest = False
+        """Newer records of a key replace older ones."""
         self._count = 0
         self.forced: set[str] = set()
         """Commands about one record that say so."""
@@ -196,7 +198,13 @@ class Steering:
             waits = delivery in story.deferred and now_ms < story.deferred[delivery] and delivery not in story.freed
             ended = max(story.copies, default=0) >= delivery or any(call.fine for call in story.calls[1])
             over = story.fates or story.replays or story.cancelling or (ended and not waits)
+            over = over or story.again > 0 or (self.newest and self._may_be_replaced(origin, story))
             _must_not(not over, f"I19: the release of {origin}, delivery {delivery}, is {told['refused']}")
+
+    def _may_be_replaced(self, origin: Origin, story: Story) -> bool:
+        """Tell whether a newer record has the key of this one: nothing changes a row that is to go."""
+        newer = (each for (number, at), each in self._stories.items() if number == origin[0] and at > origin[1])
+        return story.sent_key is not None and any(each.sent_key == story.sent_key for each in newer)
 
     def _edit(self, name: str, now_ms: float) -> Edit | None:
         random = Random(f"{name} at {now_ms}")  # of its own: without edits a seed takes the same course
@@ -416,7 +424,8 @@ def begin_again(story: Story, replays: int) -> None:
         Violation: it was not dead, or was replayed before.
     """
     place = f"{story.record.partition}/{story.record.offset}"
-    if story.fates != ["dead"] or replays != story.replays + 1:
+    died = story.fates == ["dead"] or (story.again > 0 and "dead" in story.fates)
+    if not died or replays != story.replays + 1:
         raise Violation(f"I19 {place}: replay {replays} after {story.replays}, of a record that is {story.fates}")
     fresh = Story(story.record, story.script)
     for name in ("calls", "begun", "fates", "settled_ms", "seen", "spent", "overdue", "free"):

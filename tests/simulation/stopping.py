@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from simulation.story import Origin, Story, Violation
 
-_STOPPED = 8
+STOPPED: Final = 8
 """What a row says in its third byte that stops a sequence."""
 
 
@@ -27,7 +28,7 @@ class Stops:
     def logged(self, origin: Origin, story: Story, row: bytes | None) -> None:
         """Take a row of the changelog, or the end of one."""
         self.now.pop(origin, None)
-        if row is not None and row[2] == _STOPPED:
+        if row is not None and row[2] == STOPPED:
             self.now[origin] = None
             self.ever.add((origin, story.replays))
 

@@ -160,6 +160,10 @@ class Story:
     """How often somebody has set the offset back so that it comes again."""
     again_ms: float = -inf
     """When that was done last."""
+    had_stopped: bool = False
+    """Its sequence had stopped behind it by then: it stays dead, whatever somebody decides, or runs again."""
+    anew_ms: float = -inf
+    """The same, of the last time after which its first delivery has begun."""
     was_results: int = 0
     """Its results by then."""
     ended_ms: float = -inf
@@ -168,11 +172,15 @@ class Story:
     """When an outcome of its first delivery was."""
     first: Origin | None = None
     """The record that this one repeats; None: it is the first of its event."""
-    sent_key: bytes | None = field(init=False)
-    """Its key on the main topic: the letter of a damaged row may hide it."""
+    sent: Record = field(init=False)
+    """As it is on the main topic: a command may have edited it, and the letter of a damaged row hides its key."""
 
     def __post_init__(self) -> None:
-        self.sent_key = self.record.key
+        self.sent = self.record
+
+    @property
+    def sent_key(self) -> bytes | None:
+        return self.sent.key
 
     def copied(self, origin: Origin, delivery: int, ours: Mapping[str, bytes]) -> None:
         """Take a visible copy on the retry topic."""

@@ -48,6 +48,10 @@ class Beyond:
         """All of them, in the lane or durable, from the committed offset on."""
         self._unread = dict(found)
 
+    def has(self, offset: int) -> bool:
+        """Tell whether a record is settled beyond the committed offset, in the lane or durably."""
+        return offset in self._noted
+
     def found(self, record: Record) -> list[Settled]:
         """Return what was settled before of a record that is taken in, and of those before it that compaction removed.
 

@@ -83,7 +83,7 @@ class Commands:
         *,
         submit: Callable[[Turn], None],
         busy: Callable[[], bool],
-        taken_in: Callable[[int], bool],
+        runs_again: Callable[[int], bool],
         recall: Recall,
         applied_to: Callable[[], int],
     ) -> None:
@@ -96,7 +96,7 @@ class Commands:
             sequences: of an ordered handler.
             submit: takes a turn of this session.
             busy: whether the lane has turns that are not in the tables.
-            taken_in: whether the record at an offset is a first delivery without an outcome.
+            runs_again: whether a record may come as a first delivery, or what that came to is not in the tables.
             recall: returns rows that wait by reference as copies.
             applied_to: the offset of the main topic before which what became of all records is in the tables.
         """
@@ -116,7 +116,7 @@ class Commands:
             transport,
             sequences,
             claimed=scheduler.claimed,
-            taken_in=taken_in,
+            runs_again=runs_again,
             remember=scheduler.remember,
         )
         self._jobs = Jobs(context, transport, self._letters, self._event)

@@ -123,7 +123,7 @@ class LetterCommands:
         sequences: Sequences | None,
         *,
         claimed: Collection[bytes],
-        taken_in: Callable[[int], bool],
+        runs_again: Callable[[int], bool],
         remember: Callable[[bytes, bytes, PendingRow, RetryMetadata], None],
     ) -> None:
         """Begin.
@@ -133,14 +133,14 @@ class LetterCommands:
             transport: of the lane.
             sequences: of an ordered handler.
             claimed: keys of the rows that are being delivered.
-            taken_in: whether the record at an offset is a first delivery without an outcome.
+            runs_again: whether a record may come as a first delivery, or what that came to is not in the tables.
             remember: takes a row that is written, as its bytes and decoded.
         """
         self._context = context
         self._transport = transport
         self._sequences = sequences
         self._claimed = claimed
-        self._taken_in = taken_in
+        self._runs_again = runs_again
         self._remember = remember
         self._ahead: dict[TopicPartition, dict[int, Record]] = {}
         """Letters that were read for several commands."""
@@ -322,7 +322,11 @@ class LetterCommands:
     def _replay(self, command: Command, letter: Letter, mark: str | None, identity: bytes) -> Effect:
         metadata, context, table = letter.metadata, self._context, self._transport.pending
         reason, now_ms = metadata.reason, context.clock.wall_ms()
-        if self._taken_in(metadata.origin.offset):
+        if metadata.origin.topic_id != context.topic_id:
+            text = f"{context.handler.main} was deleted and created again since it died"
+            raise RefusedError(Refusal.OTHER_TOPIC, text)
+        stops = context.handler.holding.stops and self._stopping(identity) is not None  # then it is passed
+        if self._runs_again(metadata.origin.offset) and not stops:  # beside its row
             raise RefusedError(Refusal.RUNNING, "the main topic was set back, and it runs again")
         if table is not None and (key := table.find(identity)) is not None and self._stopping(identity) is None:
             runs = key in self._claimed
@@ -361,9 +365,6 @@ class LetterCommands:
         )
 
     def _check_replay(self, command: Command, metadata: RetryMetadata, mark: str | None) -> None:
-        if metadata.origin.topic_id != self._context.topic_id:
-            text = f"{self._context.handler.main} was deleted and created again since it died"
-            raise RefusedError(Refusal.OTHER_TOPIC, text)
         if mark == MarkKind.DISCARDED:
             raise RefusedError(Refusal.DISCARDED, "it was discarded: restore it first")
         if metadata.reason == DeadReason.DAMAGED:

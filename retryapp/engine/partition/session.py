@@ -134,7 +134,7 @@ class Session:
                 self.sequences,
                 submit=self._submit,
                 busy=lambda: lane.busy,
-                taken_in=self.window.has,
+                runs_again=self._runs_again,
                 applied_to=lambda: self._applied_to,
                 recall=self._recall,
             )
@@ -273,6 +273,10 @@ class Session:
             self.sequences.pass_to(position)
         if self._redelivery is not None:
             self._redelivery.reach(position)
+
+    def _runs_again(self, offset: int) -> bool:
+        """Tell whether a first delivery of a record may come, or what became of it is not in the tables yet."""
+        return offset >= self._applied_to and not self._beyond.has(offset)
 
     async def _commanded(self) -> None:
         if self.commands is not None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from doubles import DLQ, MAIN, BankDownError, Gate
 
+from retryapp.core.control import Command, Verb
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
+from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
 
+CONTROL = TopicPartition("app.orders.control", 0)
 POLICY = RetryPolicy("1m*3", timeout="50s")
 
 
@@ -56,3 +61,22 @@ async def test_another_record_at_its_offset_runs() -> None:
     gate = Gate()
     async with MemoryPartition(gate, POLICY, concurrency=3, transport=transport):
         assert gate.started == [b"another"]
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+async def test_a_replay_is_refused_of_a_record_that_is_to_come_again(order: Order) -> None:
+    """Also before it is read: its row would run beside its first delivery, or its outcome would replace the row."""
+    gate = Gate()
+    transport = await set_back()
+    sent = Command(id="c", verb=Verb.REPLAY, failure_id="app/orders@kq8G0bTz/0/2").to_record(*CONTROL)
+    transport.append(CONTROL, sent.key, sent.value)
+    async with MemoryPartition(gate, POLICY, concurrency=3, order=order, transport=transport) as orders:
+        await orders.advance(1_000)
+        assert gate.started == [b"fine", b"dead"]
+        events = [json.loads(event.value or b"{}") for event in orders.records("app.orders.events")]
+        assert [event["refused"] for event in events if event["kind"] == "command"] == ["running"]
+        gate.let(b"dead", Reject())
+        gate.let(b"fine")
+        await orders.advance(1_000)
+        assert (await orders.command("replay", 2))["refused"] is None
+        assert gate.started == [b"fine", b"dead", b"dead"]
