@@ -15,6 +15,8 @@ from retryapp.core.record import Origin as Place
 from retryapp.core.row_keys import OFFSET_AT, identity_of
 
 SPAN: Final = 10_000
+LIVES: Final = 3
+"""Main topics that one name has in a history, at most."""
 FIRST_ID: Final = "simulated"
 _MOST: Final = 9
 _PLACE: Final = re.compile(r"(?P<id>[^/@]+)/(?P<partition>\d+)/(?P<offset>\d+)$")

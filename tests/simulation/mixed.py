@@ -8,9 +8,21 @@ from random import Random
 from typing import Final
 
 from simulation.basic import FAULTS_S, more, widened
-from simulation.faults import DAMAGED, DELETED, GROWN, REMADE, SET_BACK, STEPPED, STOPPED, UNENDED, WRONG_TIME, Fault
+from simulation.faults import (
+    DAMAGED,
+    DELETED,
+    GROWN,
+    REBORN,
+    REMADE,
+    SET_BACK,
+    STEPPED,
+    STOPPED,
+    UNENDED,
+    WRONG_TIME,
+    Fault,
+)
 from simulation.plan import FEED_S, Plan
-from simulation.scripts import DEFERRED, DYING, HANDLED
+from simulation.scripts import DEFERRED, DYING, HANDLED, SCRIPTS
 
 MIX: Final = 0x3171
 """Draws all of this; drawn apart."""
@@ -82,4 +94,25 @@ def _lettered(plan: Plan, random: Random) -> Plan:
     return plan if _kinds(plan) & {SET_BACK, STEPPED} or random.random() < 0.5 else _steered(plan, random)
 
 
-WAYS: Final[tuple[Callable[[Plan, Random], Plan], ...]] = (_deferred, _capped, _moved, _lettered)
+def _born(plan: Plan, random: Random) -> Plan:
+    """Return the plan with an order, maybe with commands, and main topics that are deleted and made again."""
+    odd = {STOPPED, DELETED, UNENDED, DAMAGED, SET_BACK, GROWN, STEPPED}
+    if _kinds(plan) & odd or plan.losses or plan.through or plan.referred or plan.others or plan.forgets_s:
+        return plan
+    by_key = plan.batch or plan.services or plan.outage is not None
+    order = random.choice(("key", "key", "key" if by_key else "partition", "latest"))
+    plan = replace(plan, order=order, repeats=(), endless=plan.endless and order != "latest")
+    if random.random() < 0.6:
+        plan = _steered(plan, random)
+        plan = replace(plan, stops=plan.order != "latest" and random.random() < 0.3)
+    at_s = [random.uniform(0.5, FAULTS_S - 4) for _ in range(random.choice((1, 1, 2)))]
+    faults = tuple(Fault(each, REBORN, 0, random.random()) for each in at_s)
+    late = tuple(
+        (each + random.uniform(0.0, 12.0), random.randrange(plan.partitions), random.choice(SCRIPTS))
+        for each in at_s
+        for _ in range(random.randint(4, 14))
+    )
+    return widened(plan, late + more(plan, random, ("FFS", "FFFS", "F", "LS"), 3), faults)
+
+
+WAYS: Final[tuple[Callable[[Plan, Random], Plan], ...]] = (_deferred, _capped, _moved, _lettered, _born)

@@ -30,7 +30,20 @@ from simulation.scripts import BEYOND_MS
 from simulation.sequences import Sequences
 from simulation.steering import Steering, begin_again
 from simulation.stores import HELD_MS, Stores, due_ms_of, origin_of
-from simulation.story import FINE, FIRST, Call, Going, Opening, Origin, Story, Topics, Violation, must, step
+from simulation.story import (
+    FINE,
+    FIRST,
+    Call,
+    Going,
+    Opening,
+    Origin,
+    Story,
+    Topics,
+    Violation,
+    must,
+    named_wrongly,
+    step,
+)
 from simulation.through import Copies
 from simulation.waits import Waits
 
@@ -477,7 +490,7 @@ class Oracle:
         return self._lost.get(origin) or self._story(origin)
 
     def _story(self, origin: Origin) -> Story:
-        story = self.stories.get(origin)
+        story = self.stories.get(origin) or named_wrongly(self.stories, origin)
         if story is None:
             raise Violation(f"I1 {origin}: nobody sent this record")
         return story

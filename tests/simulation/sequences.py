@@ -72,7 +72,8 @@ class Sequences:
             resumed = other in self._damages.now and resumed_ms.get(other[0], -inf) > opening.fenced_ms
             if self.stops is not None and other[1] < origin[1] and not resumed:
                 self.stops.check(origin, other, each, always=always and other not in self._damages.ever)
-            if each.first is not None or each.replays or each.cancelling or other in self._damages.ever:
+            passed = each.first is not None or each.replays or each.cancelling or each.gone
+            if passed or other in self._damages.ever:
                 continue
             if other[1] < origin[1]:
                 ended = order == "latest" or self._has_ended(each) or other in lost
@@ -90,7 +91,7 @@ class Sequences:
             since = [(n, call) for n, calls in story.calls.items() for call in calls if call.ended_ms >= story.again_ms]
             return (
                 story.ended_ms >= story.again_ms
-                or any(call.fine or number == last for number, call in since)
+                or any(call.fine or number >= last for number, call in since)
                 or bool({*"XK"} & {*story.script})
                 or story.cancelling
                 or story.had_stopped

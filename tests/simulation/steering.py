@@ -23,12 +23,12 @@ from retryapp.core.control import Command, Edit, MarkKind, Verb, mark_of
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobCommand, JobPart, JobVerb, LetterFilter
 from retryapp.core.record import Origin as Place
-from retryapp.core.record import Record, failure_id, parse_failure_id
+from retryapp.core.record import Record, failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.ports import TopicPartition
 from simulation.broker import Broker
+from simulation.lives import SPAN, id_of, key_in
 from simulation.story import Opening, Origin, Story, Violation
-from simulation.worker import TOPIC_ID
 
 _VERBS: Final = (
     "retry-now", "retry-now", "reschedule", "cancel", "cancel", "replay", "replay", "replay", "replay", "discard",
@@ -126,7 +126,7 @@ class Steering:
             self.reached["a command that is none"] += 1
             return
         due_at_ms = int(now_ms + random.uniform(-500, 3_000)) if verb == "reschedule" else None
-        record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
+        record = self._name(origin)
         facts: dict[str, Any] = {"due_at_ms": due_at_ms, "force": random.random() < 0.5}
         if verb == "replay" and (edit := self._edit(name, now_ms)) is not None:
             self._edits[name] = facts["edit"] = edit
@@ -140,6 +140,10 @@ class Steering:
         self.asked[name] = verb, origin
         self._broker.append(tp, command.to_record(*tp))
 
+    def _name(self, origin: Origin) -> str:
+        place = Place(self._topology.main, id_of(origin[1] // SPAN), origin[0], origin[1] % SPAN)
+        return failure_id(self._topology.group, place)
+
     def decides(self, origin: Origin) -> bool:
         """Tell whether a command about a record may be on its way."""
         waiting = [self.asked[name] for name in self.waiting]
@@ -150,7 +154,7 @@ class Steering:
         self._count += 1
         verb, name = self._random.choice(("release", "release", "replay", "discard")), f"d{self._count}"
         verb = verb if self._stories[origin].replays < 1 else "release"  # each takes its time
-        record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
+        record = self._name(origin)
         self.asked[name], tp = (verb, origin), TopicPartition(self._topology.control, origin[0])
         self.forced.add(name)
         self._broker.append(tp, Command(id=name, verb=Verb(verb), failure_id=record, force=True).to_record(*tp))
@@ -164,7 +168,7 @@ class Steering:
     def _send_release(self, origin: Origin, delivery: int) -> None:
         self._count += 1
         name, tp = f"t{self._count}", TopicPartition(self._topology.control, origin[0])
-        record = failure_id(self._topology.group, Place(self._topology.main, TOPIC_ID, *origin))
+        record = self._name(origin)
         command = Command(id=name, verb=Verb.RELEASE, failure_id=record, delivery=delivery)
         self.asked[name], self._tokens[name] = ("token", origin), (origin, delivery)
         self._broker.append(tp, command.to_record(*tp))
@@ -347,8 +351,7 @@ class Steering:
         return any(self.reached[each] for each in told)
 
     def _hold(self, verb: str, name: str, now_ms: float, *, loudly: bool) -> None:
-        place = parse_failure_id(name)[1]
-        story = self._stories[place.partition, place.offset]
+        story = self._stories[key_in(name)]
         story.held_ms = inf if verb == "release" else min(story.held_ms, now_ms)
         story.freed_ms = now_ms if verb == "release" else story.freed_ms
         self.reached[f"{verb} by its deadline or a crash"] += loudly

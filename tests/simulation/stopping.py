@@ -38,7 +38,7 @@ class Stops:
         Raises:
             Violation: that one is dead, and nobody has decided.
         """
-        if before.first is not None or before.cancelling or self.deciding(other):
+        if before.first is not None or before.gone or before.cancelling or self.deciding(other):
             return
         if other in self.now:
             raise Violation(f"I21 {origin}: begins, and its sequence has stopped behind {other}")

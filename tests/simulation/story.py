@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
+from simulation.lives import LIVES, SPAN
 from simulation.plan import Plan
 
 FIRST: Final = -1
@@ -200,6 +201,17 @@ class Story:
         """
         scripts = (story.script for story in stories.values() if story.begun)
         return sum(not {*"XK"}.isdisjoint(script) for script in scripts)
+
+
+def named_wrongly(stories: dict[Origin, Story], origin: Origin) -> Story | None:
+    """Take a name of a former main topic that a worker may have given a record of the next one; None: there is none.
+
+    The record comes once more, under its own name.
+    """
+    for life in range(1, LIVES):
+        if (own := stories.get((origin[0], origin[1] + SPAN * life))) is not None:
+            return stories.setdefault(origin, Story(own.record, own.script, own.sent_ms, gone=True))
+    return None
 
 
 def step(script: str, attempt: int) -> str:

@@ -134,3 +134,8 @@ def test_a_newest_record_whose_row_is_damaged_has_replaced_what_waited() -> None
 def test_a_replay_by_force_runs_after_what_may_have_replaced_it() -> None:
     """Where its lane was opened anew, the judge took that for a row which a newer record should have removed."""
     assert History(draw_plan(14589951)).run().violation is None
+
+
+def test_a_duplicate_that_waits_for_the_offset_has_those_behind_it_run_again_in_an_order() -> None:
+    """The judge expected that a drain leaves nothing to repeat; what goes ahead goes in order, and a skip does not."""
+    assert History(draw_plan(3182041)).run().violation is None
