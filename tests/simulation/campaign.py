@@ -92,6 +92,13 @@ MODES_STATES = (
 )  # fmt: skip
 """The same of histories from `plan.MODES` on."""
 
+MIXED_STATES = (
+    "refused as running", "release obeyed", "token obeyed", "a record is gone with its topic",
+    "a record waits whose topic was made again", "a record of a new partition began", "waited for its turn",
+    "too many waited for a record", "a sequence has stopped", "a record was superseded",
+)  # fmt: skip
+"""The same of histories from `plan.MIXED` on."""
+
 
 @dataclass(slots=True)
 class Summary:
@@ -117,7 +124,7 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        states = *STATES, *SERVED_STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
+        states = *STATES, *SERVED_STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES, *MIXED_STATES
         return [state for state in states if not self.reached[state]]
 
 

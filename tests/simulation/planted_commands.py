@@ -255,6 +255,11 @@ def _unreplaced(_self: RowCommands, _identity: bytes, _row: PendingRow) -> bool:
     return False
 
 
+def _only_taken_in(self: Session, offset: int) -> bool:
+    """A replay does not ask whether its record is to be read again, since somebody has set the offset back."""
+    return self.window.has(offset)
+
+
 COMMANDS: Final = (
     ("an early release is dropped", ((Releases, "keep", _dropped),), 2_000_007),
     ("an early release is lost at a crash", ((Releases, "keep", _unkept),), 2_000_355),
@@ -270,6 +275,7 @@ COMMANDS: Final = (
     ("a cancelled run is tried again", ((Commands, "judged", _unheeded),), 1_000_025),
     ("a cancelled run is forgotten by a crash", ((Scheduler, "_claim", _unflagged),), 1_000_213),
     ("what was replaced is replayed without force", ((LetterCommands, "_check_replay", _by_force),), 14_000_865),
+    ("a replay goes before its record that comes again", ((Session, "_runs_again", _only_taken_in),), 20_100_968),
     ("a hold that ends brings back what was replaced", ((RowCommands, "is_replaced", _unreplaced),), 14_362_230),
     ("a letter is replayed twice", ((MemoryDeadLetterTable, "mark", _unmarked),), 1_000_047),
     ("a command does not see what is in the lane", ((Commands, "_settle", _unsettled),), 1_000_018),
