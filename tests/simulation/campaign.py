@@ -93,7 +93,7 @@ MODES_STATES = (
 """The same of histories from `plan.MODES` on."""
 
 MIXED_STATES = (
-    "refused as running", "release obeyed", "token obeyed", "a record is gone with its topic",
+    "release obeyed", "token obeyed", "a record is gone with its topic",
     "a record waits whose topic was made again", "a record of a new partition began", "waited for its turn",
     "too many waited for a record", "a sequence has stopped", "a record was superseded",
 )  # fmt: skip
