@@ -15,11 +15,10 @@ from simulation.waits import Waits
 
 AWAY_MS: Final = 300.0
 """What readers see of a hold or of a pause may be so much longer: its events come with their transactions."""
-HUNG_MS: Final = 5_000.0
-"""The same where the call does not heed its cancellation."""
 SLACK_MS: Final = 60.0
 """From the end of a call until somebody looks at the clock; it may have published."""
-
+HUNG_MS: Final = 5_000.0
+"""The same where the call does not heed its cancellation."""
 STOPPED_MS: Final = 30_000.0
 """For so long a process may be stopped in between."""
 

@@ -299,7 +299,7 @@ class Steering:
             self._hold(told["verb"], told["failure_id"], now_ms, loudly=not name)
         if told["verb"] == "handler-pause":
             self.paused.add(told["partition"])
-            self._pauses[told["partition"]].append((now_ms, inf))
+            self._pauses[told["partition"]] += [(now_ms, inf)] * (told["refused"] is None)
         if told["verb"] == "handler-resume" and told["refused"] is None:
             self.resumed_ms[told["partition"]] = now_ms
             pauses = self._pauses[told["partition"]]
