@@ -75,10 +75,6 @@ class Damages:
         if origin in self.now and self.now[origin].at_ms < opening.fenced_ms:
             raise Violation(f"I25 {origin[0]}/{origin[1]}: begins, and its row is damaged")
 
-    def told(self, origin: Origin, reason: str) -> bool:
-        """Tell whether a damaged row of a handler without dead letters has its event."""
-        return reason == "damaged" and origin in self.now
-
     def dead(self, origin: Origin, story: Story, letter: Record, ours: Mapping[str, bytes]) -> bool:
         """Take a dead letter; tell whether it is that of a damaged row. What it has is the record from now on.
 

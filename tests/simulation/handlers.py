@@ -196,7 +196,7 @@ class Handlers:
         if number == 1 and due_at_ms is not None:
             self._guard(lambda: judge.modes.begun(origin, attempt, due_at_ms, started_ms, opening))
         silent_ms = started_ms - self._broker.heard_s.get(worker.consumer.member, 0.0) * 1000
-        self._guard(lambda: oracle.check_silence(origin, silent_ms))
+        self._guard(lambda: judge.check_silence(origin, silent_ms))
         self._guard(lambda: judge.check_closed(origin))
         lacked = origin[0] >= self._broker.complete
         self._reached["a record of a new partition began"] += origin[0] >= self._plan.partitions

@@ -16,7 +16,7 @@ from retryapp.core.rates import RateLimit, parse_rate
 from retryapp.core.topology import HandlerTopology, Tiers
 from retryapp.ports import Event, TopicPartition
 from simulation.beyond import Notes
-from simulation.broker import Broker
+from simulation.broker import SESSION_S, Broker
 from simulation.counts import check_counts
 from simulation.faults import DRAINS
 from simulation.fences import Fences
@@ -58,8 +58,9 @@ class Judge:
         self.plan = plan
         self.rule = EVENTS if plan.repeats else None
         self.policies = policies(
-            ruled=plan.ruled, conditions=plan.conditions, hot=plan.hot, endless=plan.endless, shorter=plan.shorter
-        )
+            ruled=plan.ruled, conditions=plan.conditions, hot=plan.hot, endless=plan.endless, shorter=plan.shorter,
+            drop=plan.drop or main in TOPICS, elapsed_ms=plan.elapsed_ms,
+        )  # fmt: skip
         self.tries = Tries(HALVINGS if plan.batch else HOT_RETRIES * plan.hot, lists=plan.batch)
         self.topologies = [self._topology(main, policy) for policy in self.policies]
         """One for each policy."""
@@ -78,6 +79,9 @@ class Judge:
             skew_ms=skew_ms + stepped_ms,
             timeout_ms=self.policies[0].timeout_ms,
             max_kills=plan.max_kills,
+            most_ms=plan.elapsed_ms,
+            stops=any("pause" in fault.kind for fault in plan.faults),
+            plain=not (plan.commands or plan.outage or plan.services or "Q" in plan.steps_of_scripts),
             pace=Pacing(
                 self.rate.share_ms(plan.partitions) if self.rate else 0.0,
                 circuit=plan.outage is not None or bool(plan.services),
@@ -224,6 +228,15 @@ class Judge:
             if count > self.plan.in_flight:
                 raise Violation(f"I15: {count} {what} in flight, and {self.plan.in_flight} are allowed")
 
+    def damage(self, broker: Broker, number: int, rng: Random) -> None:
+        """Damage a row of a partition."""
+        tp, oracle = TopicPartition(self.topology.pending_changelog, number), self.oracle
+        oracle.damages.strike(broker, tp, oracle.stores.rows[number], oracle.stories, rng)
+
+    def check_silence(self, origin: Origin, silent_ms: float) -> None:
+        """Judge a call that begins in a worker whose group has heard nothing of it for so long."""
+        must(silent_ms <= SESSION_S * 1_000 + 1, "I10", origin, f"begins {silent_ms:.0f} ms after a sign of life")
+
     def waits(self) -> bool:
         if self.oracle.steering is not None and self.oracle.steering.unanswered:
             return True
@@ -259,9 +272,9 @@ class Judge:
         closed, self.closed = self.closed, {}
         for number, waited in closed.items():
             tp = TopicPartition(self.topology.main, number)
-            offset = broker.committed[tp]
-            if self.plan.seed % 2:  # all of it is to run again
-                offset = min([offset, *(at for _, at in waited)])
+            offset, start = broker.committed[tp], broker.logs[tp].start
+            if self.plan.seed % 2:  # all of it is to run again, that is there
+                offset = min([offset, *(max(at, start) for _, at in waited)])
             for origin in waited:
                 if origin[1] < offset:
                     self.oracle.give_up(origin)
