@@ -222,14 +222,12 @@ class Session:
         submit = self._start if self.sequences is None else self.sequences.arrive
         now_ms = context.clock.wall_ms()
         duplicates = self._duplicates
-        at_once = duplicates is not None
+        at_once, ahead = duplicates is not None, False
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             found = self._beyond.found(record)
             has_row = self.sequences is not None and self.sequences.reach(record)
             has_row = has_row or (record.offset <= self._newest and self._waits(record))
-            if has_row and not (found and found[-1].next_offset > record.offset):
-                found.append(Settled(record.next_offset, fine=False))  # the offset was set back: its row runs
             for settled in found:
                 window.add(settled.next_offset - 1, now_ms=now_ms)
                 window.went_ahead(settled.next_offset - 1, settled)
@@ -237,6 +235,10 @@ class Session:
             if window.last == record.offset:
                 continue
             window.add(record.offset, size, now_ms=now_ms)
+            if has_row:  # the offset was set back: its row runs, and when that has ended, only the note says so
+                window.finish(record.offset, settling(record))
+                ahead = at_once = True
+                continue
             if self._is_of_letters and is_mark(record.headers):
                 window.finish(record.offset, settling(record, settles=0, skipped=True))  # what became of a letter
                 at_once = True
@@ -251,7 +253,7 @@ class Session:
             else:
                 window.finish(record.offset, skipped)
         if at_once:
-            self.release()  # nothing else may come to end
+            self.release(ahead=ahead)  # nothing else may come to end
         if records:
             self.reach(records[-1].next_offset)
 
