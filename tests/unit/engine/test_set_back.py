@@ -8,9 +8,10 @@ from doubles import DLQ, MAIN, BankDownError, Gate
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
-from retryapp.testing import MemoryLaneTransport, MemoryPartition
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 POLICY = RetryPolicy("1m*3", timeout="50s")
+SHORT = RetryPolicy("1s*3", timeout="30s")
 
 
 async def set_back() -> MemoryLaneTransport:
@@ -56,3 +57,65 @@ async def test_another_record_at_its_offset_runs() -> None:
     gate = Gate()
     async with MemoryPartition(gate, POLICY, concurrency=3, transport=transport):
         assert gate.started == [b"another"]
+
+
+async def set_back_before_a_row() -> MemoryLaneTransport:
+    """Return what a worker has left that has done one record and failed another one: both come again."""
+    gate = Gate()
+    async with MemoryPartition(gate, SHORT, concurrency=3, order=Order.KEY) as orders:
+        await orders.send(b"hangs", key=b"a")
+        gate.let(b"hangs")
+        await orders.send(b"waits", key=b"b")
+        gate.let(b"waits", BankDownError())
+        await orders.advance(500)
+        assert (orders.waiting, orders.transport.offsets[MAIN]) == ({"1s": 1}, 2)
+        transport = orders.transport
+    transport.broker.notes[MAIN], transport.offsets[MAIN] = "", 0
+    return transport
+
+
+async def pass_what_waits(gate: Gate, orders: MemoryPartition) -> None:
+    """Have what waits end, and a later record of its key, while one that comes again hangs before them."""
+    assert gate.started == [b"hangs"]
+    await orders.send(b"later", key=b"b")
+    for _ in range(15):
+        await orders.advance(200)
+        for value in sorted({b"waits", b"later"} & {*gate.running}):
+            gate.let(value)
+    await orders.settle()
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY, Order.LATEST])
+async def test_a_row_that_has_ended_stays_so_although_the_offset_has_not_passed_its_record(order: Order) -> None:
+    """After a kill its record would begin anew, and in an ordered handler behind later ones of its key."""
+    gate = Gate()
+    transport = await set_back_before_a_row()
+    async with MemoryPartition(gate, SHORT, concurrency=3, order=order, transport=transport) as orders:
+        await pass_what_waits(gate, orders)
+        assert sorted(gate.done) == ([b"later"] if order is Order.LATEST else [b"later", b"waits"])
+        assert (orders.waiting, transport.offsets[MAIN]) == ({}, 0)
+    gate = Gate()
+    async with MemoryPartition(gate, SHORT, concurrency=3, order=order, transport=transport) as orders:
+        assert gate.started == [b"hangs"]
+        gate.let_all()
+        await orders.to_rest()
+        assert (gate.done, transport.offsets[MAIN]) == ([b"hangs"], 3)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("after", range(3))
+async def test_a_kill_in_a_commit_changes_no_order_of_what_comes_again(after: int, durable: bool) -> None:
+    """Whichever of the first commits it is: the note of the row's record, its outcome, or those of the later record."""
+    gate = Gate()
+    transport = await set_back_before_a_row()
+    async with MemoryPartition(gate, SHORT, concurrency=3, order=Order.KEY, transport=transport) as orders:
+        dying = transport.pause(Step.COMMIT, after=after, durable=durable)
+        await pass_what_waits(gate, orders)
+        assert dying.reached
+        ended = gate.done
+    gate = Gate()
+    gate.let_all()
+    async with MemoryPartition(gate, SHORT, concurrency=3, order=Order.KEY, transport=transport) as orders:
+        await orders.to_rest()
+        assert [value for value in gate.done if value != b"hangs"] in ([b"waits", b"later"], [b"later"], [])
+        assert b"waits" in ended + gate.done
