@@ -107,6 +107,7 @@ class Session:
         self._tasks: list[asyncio.Task[None]] = []
         self._applied_to = start
         """Before this offset of the main topic, what became of all records is in the tables."""
+        self._read_to = start
         ordered = context.handler.order is not Order.NONE
         self._beyond = Beyond(main, start, transport.settled, ordered=ordered)
         self.sequences: Sequences | None = None
@@ -226,7 +227,7 @@ class Session:
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             found = self._beyond.found(record)
-            has_row = self.sequences is not None and self.sequences.reach(record)
+            has_row = self.sequences is not None and self.sequences.has_row(record)
             has_row = has_row or (record.offset <= self._newest and self._waits(record))
             for settled in found:
                 window.add(settled.next_offset - 1, now_ms=now_ms)
@@ -271,10 +272,17 @@ class Session:
 
     def reach(self, position: int) -> None:
         """Note that all records of the main topic before a position came in."""
+        self._read_to = max(self._read_to, position)
         if self.sequences is not None and self.scheduler.loaded:
-            self.sequences.pass_to(position)
+            self.sequences.read_to(position)
+            self._let_rows_go(self.sequences)
         if self._redelivery is not None:
             self._redelivery.reach(position)
+
+    def _let_rows_go(self, sequences: Sequences) -> None:
+        """Have rows run whose records are read, but not behind an outcome that waits: theirs would overtake it."""
+        waits_from = self.window.waits_from() if sequences.has_early else None
+        sequences.pass_to(self._read_to if waits_from is None else min(waits_from, self._read_to))
 
     async def _commanded(self) -> None:
         if self.commands is not None:
@@ -349,6 +357,8 @@ class Session:
                 self._submit(turn)
                 if turn.rows and turn.claim is None:
                     self._recall.unwritten.update((row.identity, turn) for row in turn.rows)
+            if self.sequences is not None and self.scheduler.loaded:
+                self._let_rows_go(self.sequences)
             if self.window.waiting and self._look_timer is None:
                 self._look_timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
             if outcomes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from doubles import DLQ, MAIN, BankDownError, Gate
 
+from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
@@ -119,3 +122,25 @@ async def test_a_kill_in_a_commit_changes_no_order_of_what_comes_again(after: in
         await orders.to_rest()
         assert [value for value in gate.done if value != b"hangs"] in ([b"waits", b"later"], [b"later"], [])
         assert b"waits" in ended + gate.done
+
+
+async def test_behind_an_outcome_that_waits_for_the_offset_no_row_begins_in_an_ordered_handler() -> None:
+    """No note is ahead of such a one, as of a duplicate: after a crash the row's record would run once more."""
+    rule, gate = Deduplicate("header:event-id", window="1h"), Gate()
+    settings: Any = {"concurrency": 3, "order": Order.KEY, "deduplicate": rule}
+    async with MemoryPartition(gate, SHORT, **settings) as orders:
+        for value, key in ((b"hangs", b"a"), (b"twin", b"c"), (b"twin", b"c"), (b"waits", b"b")):
+            await orders.send(value, key=key, headers=(("event-id", value),))
+        for value, error in ((b"hangs", None), (b"twin", None), (b"waits", BankDownError())):
+            gate.let(value, error)
+        await orders.advance(500)
+        transport = orders.transport
+    assert transport.offsets[MAIN] == 4
+    transport.broker.notes[MAIN], transport.offsets[MAIN], gate = "", 0, Gate()
+    async with MemoryPartition(gate, SHORT, transport=transport, **settings) as orders:
+        for _ in range(10):
+            await orders.advance(200)
+        assert (gate.started, orders.waiting) == ([b"hangs", b"twin"], {"1s": 1})
+        gate.let_all()
+        await orders.to_rest()
+        assert gate.done == [b"hangs", b"twin", b"waits"]
