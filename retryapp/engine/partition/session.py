@@ -117,7 +117,6 @@ class Session:
             calls: Any = {"settle": self._settle, "submit": self._submit}
             self.sequences = sort(*place, start=lambda run: self._start(run), **calls)
         self._pending = transport.pending
-        self._newest = -1 if self._pending is None else self._pending.newest
         commanded = None if transport.place.control is None else self._commanded
         read: Any = transport.reader, main, transport.pending, self.sequences
         self._recall = Recall(context, *read, deliver=emit, submit=self._submit)
@@ -223,12 +222,13 @@ class Session:
         submit = self._start if self.sequences is None else self.sequences.arrive
         now_ms = context.clock.wall_ms()
         duplicates = self._duplicates
+        newest = -1 if self._pending is None else self._pending.newest  # a replay may have put it meanwhile
         at_once, ahead = duplicates is not None, False
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             found = self._beyond.found(record)
             has_row = self.sequences is not None and self.sequences.has_row(record)
-            has_row = has_row or (record.offset <= self._newest and self._waits(record))
+            has_row = has_row or (record.offset <= newest and self._waits(record))
             for settled in found:
                 window.add(settled.next_offset - 1, now_ms=now_ms)
                 window.went_ahead(settled.next_offset - 1, settled)

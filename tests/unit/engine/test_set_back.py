@@ -144,3 +144,26 @@ async def test_behind_an_outcome_that_waits_for_the_offset_no_row_begins_in_an_o
         gate.let_all()
         await orders.to_rest()
         assert gate.done == [b"hangs", b"twin", b"waits"]
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+async def test_a_record_that_is_replayed_before_it_is_read_again_runs_once(order: Order) -> None:
+    """Its row has come in this session; else it would be in two runs at once."""
+    gate = Gate()
+    settings: Any = {"concurrency": 1, "max_in_flight": 1, "order": order}
+    async with MemoryPartition(gate, SHORT, **settings) as orders:
+        for value, error in ((b"hangs", None), (b"dead", Reject())):
+            await orders.send(value, key=value)
+            gate.let(value, error)
+            await orders.advance(500)
+        transport = orders.transport
+    assert transport.offsets[MAIN] == 2
+    transport.broker.notes[MAIN], transport.offsets[MAIN], gate = "", 0, Gate()
+    async with MemoryPartition(gate, SHORT, transport=transport, **settings) as orders:
+        assert (await orders.command("replay", 1))["refused"] is None
+        gate.let(b"hangs")
+        await orders.advance(500)
+        assert gate.started == [b"hangs", b"dead"]
+        gate.let_all()
+        await orders.to_rest()
+        assert (gate.done, transport.offsets[MAIN]) == ([b"hangs", b"dead"], 2)
