@@ -179,7 +179,7 @@ class Sequences:
 
     @property
     def has_early(self) -> bool:
-        """Whether rows wait for what `pass_to` is about."""
+        """Whether rows wait until `pass_to` lets them run."""
         return bool(self._early)
 
     def read_to(self, position: int) -> None:

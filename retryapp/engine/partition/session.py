@@ -108,6 +108,7 @@ class Session:
         self._applied_to = start
         """Before this offset of the main topic, what became of all records is in the tables."""
         self._read_to = start
+        """All records of the main topic before this offset came in."""
         ordered = context.handler.order is not Order.NONE
         self._beyond = Beyond(main, start, transport.settled, ordered=ordered)
         self.sequences: Sequences | None = None
@@ -274,13 +275,13 @@ class Session:
         """Note that all records of the main topic before a position came in."""
         self._read_to = max(self._read_to, position)
         if self.sequences is not None and self.scheduler.loaded:
-            self.sequences.read_to(position)
             self._let_rows_go(self.sequences)
         if self._redelivery is not None:
             self._redelivery.reach(position)
 
     def _let_rows_go(self, sequences: Sequences) -> None:
         """Have rows run whose records are read, but not behind an outcome that waits: theirs would overtake it."""
+        sequences.read_to(self._read_to)
         waits_from = self.window.waits_from() if sequences.has_early else None
         sequences.pass_to(self._read_to if waits_from is None else min(waits_from, self._read_to))
 
