@@ -223,7 +223,7 @@ class Session:
         submit = self._start if self.sequences is None else self.sequences.arrive
         now_ms = context.clock.wall_ms()
         duplicates = self._duplicates
-        newest = -1 if self._pending is None else self._pending.newest  # a replay may have put it meanwhile
+        newest = -1 if self._pending is None else self._pending.newest
         at_once, ahead = duplicates is not None, False
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES

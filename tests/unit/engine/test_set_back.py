@@ -171,7 +171,7 @@ async def test_behind_an_outcome_that_waits_for_the_offset_no_row_begins_in_an_o
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 async def test_a_record_that_is_replayed_before_it_is_read_again_runs_once(order: Order) -> None:
-    """Its row has come in this session; else it would be in two runs at once."""
+    """The replay is refused; else it would be in two runs at once."""
     gate = Gate()
     settings: Any = {"concurrency": 1, "max_in_flight": 1, "order": order}
     async with MemoryPartition(gate, SHORT, **settings) as orders:
@@ -183,7 +183,7 @@ async def test_a_record_that_is_replayed_before_it_is_read_again_runs_once(order
     assert transport.offsets[MAIN] == 2
     transport.broker.notes[MAIN], transport.offsets[MAIN], gate = "", 0, Gate()
     async with MemoryPartition(gate, SHORT, transport=transport, **settings) as orders:
-        assert (await orders.command("replay", 1))["refused"] is None
+        assert (await orders.command("replay", 1))["refused"] == "running"
         gate.let(b"hangs")
         await orders.advance(500)
         assert gate.started == [b"hangs", b"dead"]
