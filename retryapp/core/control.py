@@ -331,7 +331,7 @@ class LetterMark:
 
     def to_record(self, topic: str, partition: int) -> OutgoingMark:
         headers: Headers = ((RETRY_MARK, self.mark.encode()),)
-        return OutgoingMark(topic, partition, self.failure_id.encode(), _MARKS.dump_json(self), headers, self)
+        return OutgoingMark(topic, partition, self.failure_id.encode(), _MARKS.serializer.to_json(self), headers, self)
 
 
 _MARKS: Final = TypeAdapter(LetterMark)

@@ -183,12 +183,6 @@ def encode_letter(letter: IndexedLetter) -> bytes:
     return b"".join((fixed, *parts))
 
 
-def failure_of(raw: bytes) -> bytes:
-    """Return the failure id of an encoded letter, as UTF-8; empty: it is not known."""
-    _, _, _, _, _, _, _, _, length, *_ = _FIXED.unpack_from(raw)
-    return raw[_FIXED.size : _FIXED.size + length]
-
-
 def counted_as(raw: bytes) -> tuple[bytes | None, int]:
     """Return the cause under which an encoded letter was counted, None for others, and its attempts."""
     flags, _, _, _, attempts, _, cause, *_ = _FIXED.unpack_from(raw)

@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
@@ -94,6 +94,8 @@ ESCAPED: Final = "retry-escaped-"
 
 _NAMES_OF_A_FAILURE: Final = frozenset({RETRY_GROUP, RETRY_ORIGIN})
 _MAX_DIGITS: Final = 18
+_SHORT_CHARS: Final = 80
+"""Longest text whose header is remembered."""
 _ZERO: Final = ord("0")
 
 
@@ -120,10 +122,25 @@ def _check(metadata: RetryMetadata) -> None:
         raise DamagedMetadataError(RETRY_DUE_MS, metadata.due_at_ms, problem)
 
 
-def _name(header: str, text: str) -> bytes:
+@lru_cache(1_024)
+def _short(header: str, text: str, max_bytes: int) -> tuple[str, bytes]:
+    return header, escape_text(text, max_bytes)
+
+
+def _text_pair(header: str, text: str, max_bytes: int = MAX_NAME_BYTES) -> tuple[str, bytes]:
+    """Return a header of ours; those of short texts, most of them alike in all records, are made once."""
+    return (_short if len(text) <= _SHORT_CHARS else _short.__wrapped__)(header, text, max_bytes)
+
+
+def _name_pair(header: str, text: str) -> tuple[str, bytes]:
     if not text:
         raise DamagedMetadataError(header, text, "is empty")
-    return escape_text(text, MAX_NAME_BYTES)
+    return _text_pair(header, text)
+
+
+@lru_cache(1_024)
+def _count_pair(header: str, count: int) -> tuple[str, bytes]:
+    return header, b"%d" % count
 
 
 def encode_metadata(metadata: RetryMetadata) -> Headers:
@@ -137,55 +154,55 @@ def encode_metadata(metadata: RetryMetadata) -> Headers:
 
 
 def _pairs(md: RetryMetadata) -> Iterator[tuple[str, bytes]]:
-    yield RETRY_VERSION, b"%d" % md.version
+    yield _count_pair(RETRY_VERSION, md.version)
     if md.null_value:
         yield RETRY_NULL_VALUE, b"1"
     if md.no_payload:
         yield RETRY_NO_PAYLOAD, b"1"
-    yield RETRY_GROUP, _name(RETRY_GROUP, md.group)
-    yield RETRY_HANDLER, _name(RETRY_HANDLER, md.handler)
+    yield _name_pair(RETRY_GROUP, md.group)
+    yield _name_pair(RETRY_HANDLER, md.handler)
     yield RETRY_ORIGIN, md.origin.text.encode("ascii")
     yield RETRY_ORIGIN_TIMESTAMP_MS, b"%d" % md.origin_timestamp_ms
-    yield RETRY_ATTEMPT, b"%d" % md.attempt
+    yield _count_pair(RETRY_ATTEMPT, md.attempt)
     if md.delivery != md.attempt:
-        yield RETRY_DELIVERY, b"%d" % md.delivery
+        yield _count_pair(RETRY_DELIVERY, md.delivery)
     if md.hot_attempts > 1:
-        yield RETRY_HOT_ATTEMPTS, b"%d" % md.hot_attempts
+        yield _count_pair(RETRY_HOT_ATTEMPTS, md.hot_attempts)
     if md.due_at_ms is not None:
         yield RETRY_DUE_MS, b"%d" % md.due_at_ms
     yield RETRY_STARTED_MS, b"%d" % md.started_ms
     if md.worker is not None:
-        yield RETRY_WORKER, escape_text(md.worker, MAX_NAME_BYTES)
-    yield RETRY_POLICY, _name(RETRY_POLICY, md.policy)
+        yield _text_pair(RETRY_WORKER, md.worker)
+    yield _name_pair(RETRY_POLICY, md.policy)
     if md.tier is not None:
-        yield RETRY_TIER, escape_text(md.tier, MAX_NAME_BYTES)
+        yield _text_pair(RETRY_TIER, md.tier)
     if md.rule is not None:
-        yield RETRY_RULE, escape_text(md.rule, MAX_NAME_BYTES)
+        yield _text_pair(RETRY_RULE, md.rule)
     if md.rule_failures >= 0:
-        yield RETRY_RULE_FAILURES, b"%d" % md.rule_failures
+        yield _count_pair(RETRY_RULE_FAILURES, md.rule_failures)
     yield RETRY_FIRST_FAILED_MS, b"%d" % md.first_failed_ms
     if md.counted_from_ms is not None:
         yield RETRY_COUNTED_FROM_MS, b"%d" % md.counted_from_ms
     yield RETRY_LAST_FAILED_MS, b"%d" % md.last_failed_ms
-    yield RETRY_ERROR_TYPE, _name(RETRY_ERROR_TYPE, md.error_type)
-    yield RETRY_ERROR_MESSAGE, escape_text(md.error_message, MAX_MESSAGE_BYTES)
+    yield _name_pair(RETRY_ERROR_TYPE, md.error_type)
+    yield _text_pair(RETRY_ERROR_MESSAGE, md.error_message, MAX_MESSAGE_BYTES)
     if md.error_trace is not None:
         yield RETRY_ERROR_TRACE, escape_text(cut_tail(md.error_trace, MAX_TRACE_BYTES), MAX_TRACE_BYTES)
     if md.reason is not None:
-        yield RETRY_REASON, escape_text(md.reason, MAX_NAME_BYTES)
+        yield _text_pair(RETRY_REASON, md.reason)
     if md.original_reason is not None:
-        yield RETRY_ORIGINAL_REASON, escape_text(md.original_reason, MAX_NAME_BYTES)
-    yield RETRY_FINGERPRINT, _name(RETRY_FINGERPRINT, md.fingerprint)
+        yield _text_pair(RETRY_ORIGINAL_REASON, md.original_reason)
+    yield _name_pair(RETRY_FINGERPRINT, md.fingerprint)
     if md.history:
         yield RETRY_HISTORY, b",".join([_history_entry(entry) for entry in md.history[-MAX_HISTORY:]])
     if md.replay_id is not None:
-        yield RETRY_REPLAY_ID, escape_text(md.replay_id, MAX_NAME_BYTES)
+        yield _text_pair(RETRY_REPLAY_ID, md.replay_id)
     if md.replays:
-        yield RETRY_REPLAYS, b"%d" % md.replays
+        yield _count_pair(RETRY_REPLAYS, md.replays)
     if md.letter is not None:
-        yield RETRY_LETTER, escape_text(md.letter, MAX_NAME_BYTES)
+        yield _text_pair(RETRY_LETTER, md.letter)
     if md.edited is not None:
-        yield RETRY_EDITED, b"%d" % md.edited
+        yield _count_pair(RETRY_EDITED, md.edited)
 
 
 def _history_entry(entry: HistoryEntry) -> bytes:
@@ -206,21 +223,25 @@ def decode_metadata(headers: Headers) -> RetryMetadata | None:
 
 def reader_of(headers: Headers) -> HeaderReader | None:
     """Return what reads our headers one by one; None without any of ours. Raises as ``decode_metadata`` does."""
-    ours = _ours(headers)
+    ours, _ = parted(headers)
     return HeaderReader(ours) if ours else None
 
 
-def _ours(headers: Headers) -> dict[str, bytes]:
+def parted(headers: Iterable[tuple[str, bytes | None]]) -> tuple[dict[str, bytes], Headers]:
+    """Return our headers, for `HeaderReader`, and the others. Raises as ``decode_metadata`` does."""
     ours: dict[str, bytes] = {}
-    for name, value in headers:
+    others: list[tuple[str, bytes | None]] = []
+    for pair in headers:
+        name, value = pair
         if name not in OUR_HEADERS:
+            others.append(pair)
             continue
         if name in ours:
             raise DamagedMetadataError(name, value, f"occurs more than once; the first is {ours[name]!r}")
         if value is None:
             raise DamagedMetadataError(name, None, "is null")
         ours[name] = value
-    return ours
+    return ours, tuple(others)
 
 
 def failure_id_of(headers: Headers) -> str | None:

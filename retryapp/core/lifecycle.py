@@ -50,7 +50,7 @@ class LifecycleEvent(BaseModel, ABC):
         """Record key on the events topic."""
 
     def to_json(self) -> bytes:
-        return self.model_dump_json().encode("utf-8")
+        return self.__pydantic_serializer__.to_json(self)  # as `model_dump_json`, without a text in between
 
 
 class RecordEvent(LifecycleEvent, ABC):

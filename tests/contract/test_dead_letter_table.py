@@ -111,6 +111,10 @@ def test_a_failure_id_leads_to_its_newest_dead_letter(any_table: Table, make_dea
     assert [any_table.mark_of(offset) for offset in (9, 3, 99)] == ["replayed", None, None]
     assert (any_table.find(name(13)), any_table.newest(name(13))) == (None, None)
     assert any_table.next_offset == 4
+    while any_table.forget_before(9):
+        pass
+    assert [at(any_table.find(name(n))) for n in (10, 11, 12)] == [9, None, 10]
+    assert (any_table.newest(name(10)), any_table.newest(name(11))) == ((9, "replayed"), None)
 
 
 def test_rows_without_readable_metadata_are_listed_and_counted(table: Rocks, make_dead: MakeDead) -> None:

@@ -87,7 +87,7 @@ class Claim:
     circuit: str = ""
     """Name of the circuit that has counted its last failure; empty: none."""
     metadata: RetryMetadata | None = None
-    """What its headers say, where that is known; None: they are not decoded yet."""
+    """What its headers say, where that is known: its record may have only the others. None: not decoded yet."""
     lost: RecordError | None = None
     """Why the main topic does not have it."""
 

@@ -33,7 +33,7 @@ _FLUSH_LOOK_S = 0.005
 _FLUSH_LOOKS = 400
 _END_LOOK_S = 0.02
 _END_LOOKS = 10
-TAIL_OFFSETS = 10_000
+TAIL_OFFSETS = 2_000
 """Where the last progress record of a changelog is looked for first: so far before its end, a few transactions."""
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from retryapp.core.control import Command, Refusal, Verb, is_mark
 from retryapp.core.errors import DamagedMetadataError
-from retryapp.core.headers import RETRY_ERROR_TRACE, decode_metadata
+from retryapp.core.headers import RETRY_ERROR_TRACE, RETRY_MARK, HeaderReader, parted
 from retryapp.core.hops import REPLAY, Outgoing
 from retryapp.core.jobs import (
     JOB_AGE_MS,
@@ -41,13 +41,15 @@ from retryapp.engine.partition.letter_commands import Effect, Letter, LetterComm
 from retryapp.ports import Event, Row, TopicPartition
 
 MOST_AT_ONCE: Final = 200
-"""Letters of one step."""
-MOST_IN_A_TURN: Final = 50
-"""Letters of one turn; while there are first deliveries, of one step, too."""
+"""Letters of one step, and of one turn: each turn of its own would be another transaction."""
+MOST_BESIDE: Final = 50
+"""The same while there are first deliveries, or in an ordered handler, where nothing comes between them."""
 MOST_TOGETHER: Final = 10
-"""The same in an ordered handler, where nothing comes between them, while there are first deliveries."""
+"""The same in an ordered handler while there are first deliveries."""
 MOST_LOOKED: Final = 2_000
 """Letters that are looked at for one turn."""
+LOOKED_TOGETHER: Final = 10
+"""Of these, without a look at the time: each takes 10 us."""
 MOST_AHEAD_BYTES: Final = 2 << 20
 """Bytes of letters that are read ahead, of each job, and of letters of one turn."""
 FAULT_MS: Final = 5_000.0
@@ -62,6 +64,34 @@ LOOK_S: Final = 0.05
 """How often a part looks whether it may go on."""
 
 logger = logging.getLogger(__name__)
+
+
+class _Ahead(NamedTuple):
+    """A record of a dead-letter topic that was read ahead, without a mark."""
+
+    record: Record
+    """With the headers that are not ours."""
+    ours: dict[str, bytes] | DamagedMetadataError
+    """The others. As a tuple for each the garbage collector would look through all of them, again and again."""
+    size: int
+
+
+def _ahead(tp: TopicPartition, raw: Any) -> _Ahead | None:
+    """Take a record apart; None: it is a mark."""
+    ours: dict[str, bytes] | DamagedMetadataError
+    try:
+        ours, others = parted(raw.headers)
+    except DamagedMetadataError as error:
+        if is_mark(raw.headers):
+            return None
+        ours, others = error, ()
+    size = held_bytes(raw.key, raw.value, others)
+    if isinstance(ours, dict):
+        if RETRY_MARK in ours:
+            return None
+        ours.pop(RETRY_ERROR_TRACE, None)  # most bytes, not used
+        size += sum(map(len, ours.values()))
+    return _Ahead(Record(*tp, raw.offset, appended_ms(raw), raw.key, raw.value, others), ours, size)
 
 
 class Jobs:
@@ -88,8 +118,8 @@ class Jobs:
         self._steps = 0
         self._stepped: dict[str, int] = {}
         """By job: the number of its last step."""
-        self._ahead: dict[tuple[str, str], tuple[int, deque[tuple[Any, int]]]] = {}
-        """By job and topic: where the next reading begins, and letters that were read and not looked at, with sizes."""
+        self._ahead: dict[tuple[str, str], tuple[int, deque[_Ahead]]] = {}
+        """By job and topic: where the next reading begins, and letters that were read and not looked at."""
         self._rest_ms = 0.0
         """No step before: letters could not be read."""
         for part in self.steering.parts:
@@ -224,27 +254,21 @@ class Jobs:
 
         `submit` takes a turn, and the part if the turn is to tell its state.
         """
-        rounds, ordered = self._context.rounds, self._context.handler.order is not Order.NONE
+        shared, ordered = self._context.rounds.shared, self._context.handler.order is not Order.NONE
+        most = MOST_TOGETHER if shared and ordered else MOST_BESIDE if shared or ordered else MOST_AT_ONCE
         for part in sorted(self.running, key=lambda part: self._stepped.get(part.job, 0)):
             room = self._room(part)
             if room <= 0 or part.order is None:
                 continue
             self._steps += 1
             self._stepped[part.job] = self._steps
-            taken, goes_on = set[str](), True
-            while room > 0 and goes_on:
-                most = min(room, MOST_TOGETHER if ordered and rounds.shared else MOST_IN_A_TURN)
-                goes_on = await self._take_some(part, part.order, most, taken, submit) and not rounds.shared
-                room -= most
+            await self._take_some(part, part.order, min(room, most), submit)
             return  # the next step sees what this one did
 
     async def _take_some(
-        self, part: Part, order: JobPart, room: int, taken: set[str], submit: Callable[[Turn, Part | None], None]
-    ) -> bool:
-        """Submit the turn of so many letters; tell whether there may be others for this step.
-
-        `taken`: failure ids of the step; the tables do not have what its turns do.
-        """
+        self, part: Part, order: JobPart, room: int, submit: Callable[[Turn, Part | None], None]
+    ) -> None:
+        """Submit the turn of so many letters."""
         # a copy: a rule that pauses the partition, or an early release, may have the part written down meanwhile
         after = part.model_copy(update={"at": dict(part.at), "refused": Counter(part.refused)})
         letters: list[Letter] | None = None
@@ -257,14 +281,14 @@ class Jobs:
             self._read_again(part)  # they are left for whoever resumes it
             part.state, part.paused = PartState.PAUSED, why
             submit(Turn(), part)
-            return False
+            return
         known = letters is not None and self._transport.letters_here
-        effects = await self._judge(after, order, letters or [], taken) if known else []
+        effects = await self._judge(after, order, letters or []) if known else []
         if not (known and self._transport.letters_here):
             self._letters.drop(effects)
             self._read_again(part)
             self._rest_ms = self._now_ms() + FAULT_MS
-            return False
+            return
         if part.job in self._turns:
             self._turns[part.job].take(len(effects))
         part.at, part.looked, part.refused = after.at, after.looked, after.refused
@@ -277,7 +301,6 @@ class Jobs:
             part.paused = self._fails(part, order.canary)
             self._over(part, PartState.ENDED)
         submit(Turn(rows=rows, publishes=sent, observations=seen), part if over else None)
-        return not over and len(letters or ()) == room
 
     async def _look(self, part: Part, room: int) -> list[Letter]:
         """Look at letters until so many fit, or many do not; move the part on."""
@@ -295,28 +318,26 @@ class Jobs:
                 if (letter := await self._next(part, tp, end)) is None:
                     part.at[topic] = end
                     break
-                raw, held = letter
-                part.at[topic] = raw.offset + 1
+                record, ours, held = letter
+                part.at[topic] = record.offset + 1
+                if looked % LOOKED_TOGETHER == 0:
+                    await self._context.rounds.turn(self)
                 looked += 1
-                await self._context.rounds.turn(self)
-                headers = tuple([pair for pair in raw.headers if pair[0] != RETRY_ERROR_TRACE])  # most bytes, not used
-                metadata, problem = None, "it is no dead letter"
+                metadata = None
                 try:
-                    metadata = decode_metadata(headers)
+                    metadata = HeaderReader(ours).metadata() if ours and isinstance(ours, dict) else None
                 except DamagedMetadataError as error:
-                    problem = str(error)
-                died_ms = appended_ms(raw)
+                    ours = error
                 if metadata is None:
-                    self._refuse(part, Refusal.DAMAGED, f"{tp.topic}[{tp.partition}]@{raw.offset}: {problem}")
-                elif part.order.filter.fits(metadata, raw, died_ms):
+                    self._refuse(part, Refusal.DAMAGED, f"{record.coordinates}: {ours or 'it is no dead letter'}")
+                elif part.order.filter.fits(metadata, record, record.timestamp_ms):
                     size += held
-                    record = Record(*tp, raw.offset, died_ms, raw.key, raw.value, headers)
-                    found.append(Letter(tp, record, metadata))
+                    found.append(Letter(tp, record, metadata, metadata.failure_id))
         part.looked += looked
         return found
 
-    async def _next(self, part: Part, tp: TopicPartition, end: int) -> tuple[Any, int] | None:
-        """Return the next letter before `end`, and its size; None: there is none."""
+    async def _next(self, part: Part, tp: TopicPartition, end: int) -> _Ahead | None:
+        """Return the next letter before `end`; None: there is none."""
         place = part.job, tp.topic
         position, ahead = self._ahead.get(place, (part.at.get(tp.topic, 0), deque()))
         if not ahead and position < end:
@@ -326,31 +347,30 @@ class Jobs:
                 nonlocal reached, held
                 reached = to
                 for record in records:
-                    size = held_bytes(record.key, record.value, record.headers)
-                    held += size
-                    if not is_mark(record.headers):
-                        ahead.append((record, size))
+                    if (letter := _ahead(tp, record)) is not None:
+                        held += letter.size
+                        ahead.append(letter)
                 return to >= end or len(ahead) >= MOST_LOOKED or held >= MOST_AHEAD_BYTES
 
             stop = await self._transport.reader.read(tp, position, take)
             position = stop if reached == position else reached
         self._ahead[place] = position, ahead
-        if not ahead or ahead[0][0].offset >= end:
+        if not ahead or ahead[0].record.offset >= end:
             return None
         return ahead.popleft()
 
-    async def _judge(self, part: Part, order: JobPart, letters: list[Letter], taken: set[str]) -> list[Effect]:
+    async def _judge(self, part: Part, order: JobPart, letters: list[Letter]) -> list[Effect]:
         """Return what becomes of letters; count those that are refused.
 
         In an ordered handler nothing comes between that and their turn: a sequence has them already.
         """
-        effects: list[Effect] = []
+        effects, taken = list[Effect](), set[str]()
         await self._context.rounds.turn(self)
         command = Command(id=part.job, verb=order.verb, failure_id="?", by=part.by, why=part.why, force=order.force)
         for letter in letters:
             if self._context.handler.order is Order.NONE:
                 await self._context.rounds.turn(self)
-            name = letter.metadata.failure_id
+            name = letter.failure_id
             if name in taken:  # its tables do not have what this turn does
                 self._refuse(part, Refusal.NOT_NEWEST, "the job has taken another letter of it", name)
                 continue

@@ -27,14 +27,15 @@ from retryapp.core.control import (
 )
 from retryapp.core.dead_index import LetterAge, newest_letter
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
-from retryapp.core.headers import decode_metadata
+from retryapp.core.headers import HeaderReader, parted
 from retryapp.core.hops import replayed, to_row, to_tier, waiting_size
 from retryapp.core.metadata import RetryMetadata
-from retryapp.core.record import Origin, Record, held_bytes
+from retryapp.core.record import Headers, Origin, Record, held_bytes
 from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import ALONE, PendingRow, decode_row, encode_row, is_stopped
 from retryapp.core.text import cut_text
 from retryapp.core.traces import qualified_name
+from retryapp.core.values import value_type
 from retryapp.engine.delivery.deliver import HandlerTimeoutError
 from retryapp.engine.delivery.run import DeliveryContext
 from retryapp.engine.handler.handler import Order
@@ -87,13 +88,15 @@ class Effect:
     """What was edited, and of which letter: for the event and the mark."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_type
 class Letter:
     """A dead letter as its topic has it."""
 
     topic: TopicPartition
     record: Record
+    """With the headers that are not ours."""
     metadata: RetryMetadata
+    failure_id: str
 
 
 def check_place(context: DeliveryContext, transport: LaneProtocol, group: str, origin: Origin) -> None:
@@ -124,7 +127,7 @@ class LetterCommands:
         *,
         claimed: Collection[bytes],
         taken_in: Callable[[int], bool],
-        remember: Callable[[bytes, bytes, PendingRow, RetryMetadata], None],
+        remember: Callable[[bytes, bytes, PendingRow, RetryMetadata, Headers], None],
     ) -> None:
         """Begin.
 
@@ -134,9 +137,10 @@ class LetterCommands:
             sequences: of an ordered handler.
             claimed: keys of the rows that are being delivered.
             taken_in: whether the record at an offset is a first delivery without an outcome.
-            remember: takes a row that is written, as its bytes and decoded.
+            remember: takes a row that is written, as its bytes and decoded, and those of its headers that are not ours.
         """
         self._context = context
+        self._base = context.handler.topology.dlq
         self._transport = transport
         self._sequences = sequences
         self._claimed = claimed
@@ -219,12 +223,12 @@ class LetterCommands:
         metadata = letter.metadata
         check_place(self._context, self._transport, metadata.group, metadata.origin)
         tables = self._transport.dead
-        found = {topic: each for topic in tables if (each := tables[topic].newest(metadata.failure_id)) is not None}
+        found = {topic: each for topic in tables if (each := tables[topic].newest(letter.failure_id)) is not None}
         topic = letter.topic.topic
         if topic not in found:
             raise RefusedError(Refusal.NO_LETTER, "its table does not have it")
         if len(found) > 1:
-            ages = {name: row.age for name in found if (row := tables[name].find(metadata.failure_id)) is not None}
+            ages = {name: row.age for name in found if (row := tables[name].find(letter.failure_id)) is not None}
             topic = newest_letter([*ages], lambda name: ages[name])
         offset, mark = found[topic]
         if (topic, offset) != (letter.topic.topic, letter.record.offset):
@@ -253,7 +257,7 @@ class LetterCommands:
             kind = MarkKind.DISCARDED if command.verb is Verb.DISCARD else MarkKind.RESTORED
         told = LetterMark(
             mark=kind,
-            failure_id=letter.metadata.failure_id,
+            failure_id=letter.failure_id,
             letter=offset,
             delivery=letter.metadata.delivery,
             replays=replays,
@@ -311,13 +315,13 @@ class LetterCommands:
         if not found or is_mark(tuple(found[0].headers)):
             return None
         raw = found[0]
-        headers = tuple(raw.headers)
         try:
-            metadata = decode_metadata(headers)
+            ours, others = parted(raw.headers)
+            metadata = HeaderReader(ours).metadata() if ours else None
         except DamagedMetadataError as error:
             raise RefusedError(Refusal.DAMAGED, str(error)) from error
-        record = Record(*tp, raw.offset, appended_ms(raw), raw.key, raw.value, headers)
-        return None if metadata is None else Letter(tp, record, metadata)
+        record = Record(*tp, raw.offset, appended_ms(raw), raw.key, raw.value, others)
+        return None if metadata is None else Letter(tp, record, metadata, metadata.failure_id)
 
     def _replay(self, command: Command, letter: Letter, mark: str | None, identity: bytes) -> Effect:
         metadata, context, table = letter.metadata, self._context, self._transport.pending
@@ -330,8 +334,7 @@ class LetterCommands:
         self._check_replay(command, metadata, mark)
         if self._sequences is not None and not self._sequences.may_come_back(letter.record.key):
             raise RefusedError(Refusal.SUPERSEDED, "a newer record of its key waits or runs")
-        base = context.handler.topology.dlq
-        name = f"{letter.topic.topic.removeprefix(base).removeprefix('.')}:{letter.record.offset}"
+        name = f"{letter.topic.topic.removeprefix(self._base).removeprefix('.')}:{letter.record.offset}"
         anew = replayed(metadata, letter=name, replay_id=cut_text(command.id, _MAX_ID_CHARS), now_ms=now_ms)
         record, before, parts = letter.record, "", ""
         if (edit := command.edit) is not None:
@@ -348,7 +351,7 @@ class LetterCommands:
         row = to_row(copy, anew, ALONE if timed_out else 0)
         raw = encode_row(row)
         if copy.value and not anew.null_value:  # else only the copy's headers say whether it is a null
-            self._remember(identity, raw, row, anew)
+            self._remember(identity, raw, row, anew, record.headers)
         if self._sequences is not None:
             self._sequences.came_back(identity, raw, row.key)
         return Effect(

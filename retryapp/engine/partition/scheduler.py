@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from retryapp.core.errors import DamagedRowError, NewerRecordError, NewerRowError
 from retryapp.core.metadata import HELD, RetryMetadata
-from retryapp.core.record import Record
+from retryapp.core.record import Headers, Record
 from retryapp.core.row_keys import HELD_ROWS, IDENTITY_AT, MOST_QUEUES, parse_row_key, queue_in, queue_of
 from retryapp.core.rows import ALONE, CANCELLED, SENT, TOKEN, PendingRow, damaged_row, decode_row, is_held, row_due_ms
 from retryapp.engine.delivery.run import Claim, DeliveryContext
@@ -68,7 +68,7 @@ class Scheduler:
         """The same of each named circuit."""
         self._limited = False
         """A circuit had a limit in the last scan: it has not seen all that is due."""
-        self._fresh: dict[bytes, tuple[bytes, PendingRow, RetryMetadata]] = {}
+        self._fresh: dict[bytes, tuple[bytes, PendingRow, RetryMetadata, Headers]] = {}
         """By identity: rows that `remember` took, until they are claimed."""
         self.over = False
         self.looked_ms = context.clock.wall_ms()
@@ -148,10 +148,13 @@ class Scheduler:
         self.claimed[key] = Claim(key=key, identity=identity, due_at_ms=0, size=size, changing=True)
         self.claimed_bytes += size
 
-    def remember(self, identity: bytes, raw: bytes, row: PendingRow, metadata: RetryMetadata) -> None:
-        """Keep what a row that is written now and due at once says, so that its claim need not decode it."""
+    def remember(self, identity: bytes, raw: bytes, row: PendingRow, metadata: RetryMetadata, others: Headers) -> None:
+        """Keep what a row that is written now and due at once says, so that its claim need not decode it.
+
+        `others`: its headers that are not ours.
+        """
         if len(raw) <= FRESH_BYTES and len(self._fresh) < MOST_FRESH:
-            self._fresh[identity] = raw, row, metadata
+            self._fresh[identity] = raw, row, metadata, others
 
     def give_back(self, claim: Claim) -> None:
         """End a claim without an outcome: the row waits on. In an ordered handler, before its sequence goes on."""
@@ -288,14 +291,16 @@ class Scheduler:
         fresh = self._fresh.pop(key[IDENTITY_AT:], None)
         try:
             if fresh is not None and fresh[0] == value:
-                _, row, metadata = fresh
+                _, row, metadata, headers = fresh
             else:
                 row = decode_row(value)
+                headers = row.headers
         except NewerRowError as exc:
             where = f"the row of {self._context.handler.main}[{self._partition}]@{place.origin_offset}"
             raise NewerRecordError(f"{where} in the pending table", exc.finding) from exc
         except DamagedRowError as exc:
             row, damage = damaged_row(value), exc
+            headers = row.headers
         if damage is None and self._held(key, row):
             return None
         due_at_ms = 0 if row.held else place.due_at_ms
@@ -323,4 +328,4 @@ class Scheduler:
         if claim.circuit:
             self._waiting_in[claim.circuit] += 1
         coordinates = self._context.handler.topology.pending_changelog, self._partition, place.origin_offset
-        return claim, Record(*coordinates, row.since_ms, row.key, row.value, row.headers)
+        return claim, Record(*coordinates, row.since_ms, row.key, row.value, headers)

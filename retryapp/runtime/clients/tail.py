@@ -105,8 +105,23 @@ class _Question:
     bounds: dict[TopicPartition, tuple[int, int]] | None = None
 
 
+def _learn(consumer: AIOKafkaConsumer, tps: Sequence[ClientTopicPartition]) -> None:
+    """Have the next request wait until the client knows the leaders of all these partitions.
+
+    Else it finds one topic after the other that it does not know, and rests for 100 ms each time.
+    """
+    for tp in tps:
+        consumer._client.add_topic(tp.topic)
+
+
+def _rest(consumer: AIOKafkaConsumer) -> None:
+    """Fetch nothing. The client's `assign([])` also asks for all topics and partitions of the cluster."""
+    consumer._subscription.assign_from_user([])
+
+
 async def _answer(consumer: AIOKafkaConsumer, questions: Sequence[_Question]) -> None:
     client_tps = [ClientTopicPartition(*tp) for tp in {tp for question in questions for tp in question.tps}]
+    _learn(consumer, client_tps)
     first = await consumer.beginning_offsets(client_tps)
     end_ = await consumer.end_offsets(client_tps)
     for question in questions:
@@ -170,6 +185,7 @@ class TailReader(TopicReader):
     @override
     async def written_end(self, tp: TopicPartition) -> int:
         async with self._picker.turn() as consumer, asyncio.timeout(STALL_S):
+            _learn(consumer, [ClientTopicPartition(*tp)])
             ends = await consumer.end_offsets([ClientTopicPartition(*tp)])
         return int(ends[ClientTopicPartition(*tp)])
 
@@ -223,7 +239,7 @@ class TailReader(TopicReader):
                     f"{tp.topic}[{tp.partition}]: nothing came from offset {position} on for {STALL_S:g} s, and its "
                     f"end is {end_}"
                 )
-        consumer.assign([])
+        _rest(consumer)
         return position
 
 
@@ -253,7 +269,7 @@ async def _pick(
         if sum(held_bytes(each.key, each.value, each.headers) for each in found.values()) >= most_bytes:
             wanted.clear()
         position, near = reached, max(1, len(fetched))
-    consumer.assign([])
+    _rest(consumer)
 
 
 def _slices(records: list[Any], position: int) -> Iterator[tuple[list[Any], int]]:

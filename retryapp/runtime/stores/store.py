@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _META = b"\x02meta"
 _HELD_HERE = "lock hold by"  # RocksDB's words (a path may contain LOCK)
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Layout of the tables' keys and values; a store of another one is dropped and rebuilt from its topic."""
 
 

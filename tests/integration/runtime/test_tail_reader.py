@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.client import AIOKafkaClient
+from aiokafka.consumer.fetcher import Fetcher
 from harness.operator import Operator
 
 from retryapp.ports import TopicPartition
@@ -113,3 +115,42 @@ async def test_what_is_not_committed_is_past_the_end(bootstrap: str, topic: Topi
         await producer.abort_transaction()
     finally:
         await producer.stop()
+
+
+async def test_topics_that_are_new_to_the_client_are_asked_about_together(
+    make_topic: Callable[[int], str], reader: TailReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it tries and rests for 100 ms, once for each: four times before the first lane of a worker could open."""
+    tries: list[dict[Any, int]] = []
+    ask = Fetcher._proc_offset_requests
+
+    async def noted(fetcher: Any, timestamps: dict[Any, int]) -> Any:
+        tries.append(timestamps)
+        return await ask(fetcher, timestamps)
+
+    monkeypatch.setattr(Fetcher, "_proc_offset_requests", noted)
+    tps = [TopicPartition(make_topic(1), 0) for _ in range(3)]
+    assert await reader.bounds(tps) == dict.fromkeys(tps, (0, 0))
+    assert await reader.written_end(tps[0]) == 0
+    assert len(tries) == 3, "where they begin, where they end, and what is written"
+
+
+async def test_who_has_read_asks_for_no_other_topics(
+    bootstrap: str, topic: TopicPartition, reader: TailReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster may have thousands, and all lanes stand still while the answer is decoded."""
+    await fill(bootstrap, [topic], 3)
+    asked: list[set[str]] = []
+    update = AIOKafkaClient._metadata_update
+
+    async def noted(client: Any, cluster: Any, topics: set[str]) -> Any:
+        asked.append(set(topics))
+        return await update(client, cluster, topics)
+
+    monkeypatch.setattr(AIOKafkaClient, "_metadata_update", noted)
+    for _ in range(2):
+        taken = _Taken()
+        await reader.read(topic, 0, taken)
+        assert taken.values == [b"0", b"1", b"2"]
+        assert (await reader.records(topic, [1])).keys() == {1}
+    assert asked == [{topic.topic}] * 3, "each of the consumers once"

@@ -122,7 +122,7 @@ async def test_of_a_record_with_letters_on_several_topics_the_newest_is_replayed
     together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its offset was set back, so the older one has no mark: one job would replay that, and the next one the newer."""
-    monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_IN_A_TURN", together)
+    monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_AT_ONCE", together)
     service, invalid = Service(), f"{DLQ}.invalid"
     policy = RetryPolicy("1h", on=non_retryable(KeyError, dead_letters="invalid"))
     async with MemoryPartition(service, policy) as orders:

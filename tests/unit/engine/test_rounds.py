@@ -103,7 +103,7 @@ async def test_jobs_leave_the_event_loop_to_first_deliveries(healthy: bool, monk
 
 async def test_a_turn_of_a_job_is_small_while_first_deliveries_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is in the tables before the next one begins; and writing a large one would keep the event loop."""
-    monkeypatch.setattr(jobs, "MOST_IN_A_TURN", 20)
+    monkeypatch.setattr(jobs, "MOST_BESIDE", 20)
     service = Service()
     async with MemoryPartition(service) as orders:
         await orders.send(*[b"dead"] * LETTERS)

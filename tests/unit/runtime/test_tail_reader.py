@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +58,8 @@ class _Consumer:
         self.options = options
         self.assigned: list[Any] = []
         self.stopped = False
+        self._client = SimpleNamespace(add_topic=lambda _topic: None)
+        self._subscription = SimpleNamespace(assign_from_user=self.assign)
         self._cluster = cluster
         self._at = 0
         cluster.consumers.append(self)
