@@ -44,6 +44,7 @@ def leave_replayed(broker: Broker, judge: Judge, send: Callable[[], None]) -> No
     story = judge.oracle.stories[0, record.offset]
     story.copies.update(range(1, DELIVERIES + 1))
     story.dues[1].add(now_ms + 100)
+    story.replays = metadata.replays
     changelog = topology.pending_changelog
     tally = Tally(from_offset=0, since_ms=now_ms, received=1).text(record.next_offset)
     progress = marks.progress_value({main.topic: record.next_offset}, TOPIC_ID, tally, TOPIC_ID, "")

@@ -91,6 +91,11 @@ MODES_STATES = (
     f"fault: {STEPPED}", "a row began after the broker's clock was set",
 )  # fmt: skip
 """The same of histories from `plan.MODES` on."""
+EXPIRING_STATES = (
+    "a record has expired", "there is no dead-letter topic",
+    *(f"handlers of letters: {kind}" for kind in ("changes", "hot", "ruled")),
+)  # fmt: skip
+"""The same of histories from `plan.EXPIRING` on."""
 
 
 @dataclass(slots=True)
@@ -117,7 +122,7 @@ class Summary:
 
     @property
     def missed(self) -> list[str]:
-        states = *STATES, *SERVED_STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES
+        states = *STATES, *SERVED_STATES, *MOVED_STATES, *MODES_STATES, *LETTER_STATES, *EXPIRING_STATES
         return [state for state in states if not self.reached[state]]
 
 

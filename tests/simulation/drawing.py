@@ -12,6 +12,7 @@ from simulation.basic import more as _more
 from simulation.basic import widened as _with
 from simulation.born_again import BORN, born_again
 from simulation.bounds import bounded
+from simulation.expiring import EXPIRE, expiring
 from simulation.faults import (
     DAMAGED,
     DELETED,
@@ -34,6 +35,7 @@ from simulation.faults import (
 from simulation.odd_letters import STRANGE, strangely
 from simulation.plan import (
     COMMANDED,
+    EXPIRING,
     FEED_S,
     HELD,
     LETTERS,
@@ -99,8 +101,11 @@ IDLE_S: Final = 700.0
 def draw_plan(seed: int) -> Plan:
     """Draw a plan; the seed decides everything."""
     plan = basic_plan(seed)
-    if seed >= LETTERS:
+    if LETTERS <= seed < EXPIRING:
         return strangely(_lettered(plan, Random(seed ^ LETTERS)), Random(seed ^ STRANGE))
+    if seed >= EXPIRING and seed % 4 == 1:
+        plan = strangely(_lettered(plan, Random(seed ^ LETTERS)), Random(seed ^ STRANGE))
+        return expiring(plan, Random(seed ^ EXPIRE))
     plan = _crowded(plan, crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
     plan = _widened(plan, Random(seed ^ WIDER))
     plan = _judged(plan, Random(seed ^ JUDGED))
@@ -115,7 +120,8 @@ def draw_plan(seed: int) -> Plan:
     endless = 0.7 if seed >= MOVED else 0.25 if seed < STOPS else 0.0
     plan = _without_end(plan) if Random(seed ^ ENDLESS).random() < endless else plan
     plan = _referred(plan, Random(seed ^ REFERRED))
-    plan = _commanded(plan, Random(seed ^ COMMANDED))
+    apart = seed >= EXPIRING and seed % 2 == 1  # else all that have a topic for each delay have commands
+    plan = plan if apart else _commanded(plan, Random(seed ^ COMMANDED))
     through = seed >= THROUGH and (seed < 2 * THROUGH or seed % 4 == 0)
     plan = _through(plan, Random(seed ^ THROUGH)) if through else plan
     plan = _broken(plan, Random(seed ^ BROKEN))
@@ -124,7 +130,8 @@ def draw_plan(seed: int) -> Plan:
     plan = _moded(plan, Random(seed ^ MODES)) if seed >= MODES else plan
     plan = _shorter(plan, Random(seed ^ SHORT)) if seed >= MODES else plan
     plan = _few_of_a_service(plan, Random(seed ^ PLACES)) if seed >= MODES else plan
-    return _without_end(plan) if plan.endless and seed >= MOVED else plan
+    plan = _without_end(plan) if plan.endless and seed >= MOVED else plan
+    return expiring(plan, Random(seed ^ EXPIRE)) if seed >= EXPIRING else plan
 
 
 def _crowded(plan: Plan, random: Random) -> Plan:

@@ -386,6 +386,8 @@ class History:
     async def _live(self) -> None:
         loop, context, began_s = self.loop, self.network.context, self.loop.time()
         records, first = self.plan.records, self.first
+        self.reached["there is no dead-letter topic"] += self.plan.drop
+        self.reached.update(f"handlers of letters: {kind}" for kind in self.plan.letters_policy)
         if self.plan.replayed:
             leave_replayed(self.broker, first, lambda: self._send(first, 0, self.plan.replayed, -1))
         sent = [(each, first) for each in enumerate(records)]
@@ -451,6 +453,10 @@ class History:
         if steering is not None and stops is not None and not steering.waiting:  # a job may wait for what is stopped
             for origin in stops.now:
                 steering.decide(origin)
+        for judge in self.judges.values():
+            own = judge.oracle.steering
+            if judge.letters is not None and judge.plan.ruled and own is not None and not own.waiting and judge.waits():
+                own.send_to_handler("handler-resume", f"handler-resume-{self.loop.time():.1f}")
         pauses = self.plan.levels or (self.plan.stops and bool(self.first.oracle.damages.ever))
         if steering is not None and pauses and not steering.waiting and self.first.waits():
             for verb in ("outage-close", "handler-resume"):

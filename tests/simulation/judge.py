@@ -58,8 +58,9 @@ class Judge:
         self.plan = plan
         self.rule = EVENTS if plan.repeats else None
         self.policies = policies(
-            ruled=plan.ruled, conditions=plan.conditions, hot=plan.hot, endless=plan.endless, shorter=plan.shorter
-        )
+            ruled=plan.ruled, conditions=plan.conditions, hot=plan.hot, endless=plan.endless, shorter=plan.shorter,
+            drop=plan.drop or main in TOPICS, elapsed_ms=plan.elapsed_ms,
+        )  # fmt: skip
         self.tries = Tries(HALVINGS if plan.batch else HOT_RETRIES * plan.hot, lists=plan.batch)
         self.topologies = [self._topology(main, policy) for policy in self.policies]
         """One for each policy."""
@@ -78,6 +79,9 @@ class Judge:
             skew_ms=skew_ms + stepped_ms,
             timeout_ms=self.policies[0].timeout_ms,
             max_kills=plan.max_kills,
+            most_ms=plan.elapsed_ms,
+            stops=any("pause" in fault.kind for fault in plan.faults),
+            plain=not (plan.commands or plan.outage or plan.services or "Q" in plan.steps_of_scripts),
             pace=Pacing(
                 self.rate.share_ms(plan.partitions) if self.rate else 0.0,
                 circuit=plan.outage is not None or bool(plan.services),
@@ -258,9 +262,9 @@ class Judge:
         closed, self.closed = self.closed, {}
         for number, waited in closed.items():
             tp = TopicPartition(self.topology.main, number)
-            offset = broker.committed[tp]
-            if self.plan.seed % 2:  # all of it is to run again
-                offset = min([offset, *(at for _, at in waited)])
+            offset, start = broker.committed[tp], broker.logs[tp].start
+            if self.plan.seed % 2:  # all of it is to run again, that is there
+                offset = min([offset, *(max(at, start) for _, at in waited)])
             for origin in waited:
                 if origin[1] < offset:
                     self.oracle.give_up(origin)

@@ -35,6 +35,7 @@ from simulation.lanes import SimLane
 from simulation.planted_calls import CALLS
 from simulation.planted_commands import COMMANDS
 from simulation.planted_damage import DAMAGE
+from simulation.planted_deadlines import DEADLINES
 from simulation.planted_floors import FLOORS
 from simulation.planted_letters import LETTERS
 from simulation.planted_modes import MODED
@@ -342,7 +343,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *(Mutant(*planted) for planted in ORDER),
     *(Mutant(*planted) for planted in CALLS),
     *(Mutant(*planted) for planted in (*COMMANDS, *LETTERS)),
-    *(Mutant(*planted) for planted in (*PACE, *WORLD, *MODED, *FLOORS)),
+    *(Mutant(*planted) for planted in (*PACE, *WORLD, *MODED, *FLOORS, *DEADLINES)),
     Mutant("no attempt is the last", ((judge, "decide", _for_ever),)),
 )  # fmt: skip
 

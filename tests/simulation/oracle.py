@@ -20,6 +20,7 @@ from retryapp.ports import TopicPartition
 from simulation.again import Again
 from simulation.broker import SESSION_S, Broker
 from simulation.damaging import Damages
+from simulation.elapsed import Elapsed
 from simulation.lives import key_in
 from simulation.newest import SUPERSEDED, check_newest, check_replaced
 from simulation.odd_letters import ODD
@@ -56,6 +57,9 @@ class Oracle:
         max_kills: int = 12,
         pace: Pacing | None = None,
         endless: bool = False,
+        most_ms: int | None = None,
+        stops: bool = False,
+        plain: bool = False,
     ) -> None:
         self.stories: dict[Origin, Story] = {}
         self._lost: dict[Origin, Story] = {}
@@ -68,6 +72,7 @@ class Oracle:
         """Largest lateness of a call."""
         self._topics = topics
         self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS, "W": 0}, own_ms, per_delay=per_delay)
+        self.elapsed = Elapsed(most_ms, self.waits, skew_ms=skew_ms, stops=stops, plain=plain)
         self._skew_ms = skew_ms
         self._timeout_ms = timeout_ms
         self.pace = pace or Pacing()
@@ -78,7 +83,7 @@ class Oracle:
         self.damages = Damages()
         self.named: Counter[str] = Counter()
         """What the history has come to, in words."""
-        self.sequences = Sequences(self.stories, self.waits, self.damages, self.named)
+        self.sequences = Sequences(self.stories, self.waits, self.elapsed, self.damages, self.named)
         self.stores = Stores(self.damages)
         self.again = Again(self.stories, self.stores, self.named)
         self.again.orders = self.sequences.orders
@@ -273,7 +278,7 @@ class Oracle:
             return
         story.outcome_ms = now_ms
         story.first_ms = now_ms if delivery == 1 else story.first_ms
-        if self._died_otherwise(origin, story, ours.get("retry-reason"), lost=lost):
+        if self._died_otherwise(origin, story, attempt, ours.get("retry-reason"), lost=lost):
             story.stopped = True
             self._end(origin, story, "dead", delivery, now_ms)
             return
@@ -295,6 +300,7 @@ class Oracle:
         if self.pace.is_free(story, attempt, delivery):
             self._cut_short(story, attempt + 1, now_ms, timed_out=timed_out)
             return
+        self.elapsed.waits_on(origin, story, attempt, int(ours["retry-due-ms"]))
         paused = step(story.script, attempt) == "Q" and not story.stopped
         must(not paused, "I20", origin, f"attempt {attempt} paused, and is spent")
         self.pace.spent(origin, story, attempt)
@@ -316,8 +322,8 @@ class Oracle:
         must(bare == ("retry-no-payload" in ours), "I8", origin, f"its copy on {topic} says otherwise")
         return lost
 
-    def _died_otherwise(self, origin: Origin, story: Story, reason: bytes | None, *, lost: bool) -> bool:
-        """Tell whether a record is dead whatever its script says: it is lost, too many wait for it, or cancelled."""
+    def _died_otherwise(self, origin: Origin, story: Story, attempt: int, reason: bytes | None, *, lost: bool) -> bool:
+        """Tell whether a record is dead whatever its script says: lost, overflowing, cancelled or expired."""
         if lost:
             self.named["a record was lost"] += 1
         elif reason == b"overflow":
@@ -325,7 +331,11 @@ class Oracle:
             self.named["too many waited for a record"] += 1
         elif reason == b"cancelled":
             must(story.cancelling, "I19", origin, "cancelled, and nobody has asked for it")
-        return lost or reason in (b"overflow", b"cancelled")
+        elif reason == b"expired":
+            self.elapsed.expired(origin, story, attempt, self.steering)
+            self.pace.spent(origin, story, attempt, "expired")
+            self.named["a record has expired"] += 1
+        return lost or reason in (b"overflow", b"cancelled", b"expired")
 
     def _cut_short(self, story: Story, attempt: int, now_ms: float, *, timed_out: bool) -> None:
         """Note what an attempt that failed did not come to, so that its script does not say how it ends."""
@@ -381,7 +391,12 @@ class Oracle:
         """Take an event that stands in place of a dead letter."""
         story, reason = self._story(origin), told["reason"]
         self.discarded += 1
-        if self._died_otherwise(origin, story, reason.encode(), lost=False):
+        if reason == "damaged" and origin in self.damages.now:
+            story.stopped = True
+            self._end(origin, story, "dead", 1 << 30, now_ms)
+            return
+        lost = self.main is not None and self.main.ended(origin, {"retry-reason": reason.encode()}, story)
+        if self._died_otherwise(origin, story, told["attempt"], reason.encode(), lost=lost):
             story.stopped = True
         else:
             self._cut_short(story, told["attempt"], now_ms, timed_out=told["error_type"] == TIMED_OUT)

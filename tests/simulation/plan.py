@@ -29,7 +29,10 @@ MODES: Final = 16_000_000
 ask for instants."""
 LETTERS: Final = 18_000_000
 """From this seed on dead letters have a handler, or there are none: what is dead leaves an event."""
-RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED, MODES, LETTERS)
+EXPIRING: Final = 22_000_000
+"""From this seed on records expire, handlers of dead letters have policies of their own, and all modes have no
+dead-letter topic; every fourth history is as from `LETTERS` on, and others as from `MODES` on."""
+RANGES: Final = (0, COMMANDED, HELD, LEVELS, STOPS, SERVED, THROUGH, 2 * THROUGH, MOVED, MODES, LETTERS, EXPIRING)
 """First seeds of the ranges, of a million at least, in which histories have different things."""
 RANGE_SEEDS: Final = 1_000_000
 
@@ -108,6 +111,10 @@ class Plan:
     """Scripts of the handler of dead letters, one after the other by their offsets; empty: they have none."""
     named: tuple[str, ...] = ()
     """The same of a handler of what a rule sends to a dead-letter topic of its own; empty: it has none."""
+    elapsed_ms: int | None = None
+    """How long after a first failure a wait may end; None: there is no deadline."""
+    letters_policy: frozenset[str] = frozenset()
+    """What the policies of the handlers of dead letters have: they try again in place, have rules, or change."""
     odd_letters: tuple[tuple[float, int, str], ...] = ()
     """When, and on which partition of the dead-letter topic, somebody writes one that is not as others; and how."""
     drop: bool = False
@@ -181,7 +188,9 @@ class Plan:
         """What concerns the handler of dead letters: settings of the other one are not its own."""
         plain = replace(self, repeats=(), order="none", caps=None, stops=False, endless=False, ruled=False, hot=False)
         plain = replace(plain, batch=False, rate="", outage=None, services=(), calm=False, referred=False, losses=())
-        return replace(plain, through=False, strays=(), replayed="", changes=False)
+        plain = replace(plain, through=False, strays=(), replayed="", changes="changes" in self.letters_policy)
+        plain = replace(plain, conditions=False)
+        return replace(plain, hot="hot" in self.letters_policy, ruled="ruled" in self.letters_policy)
 
     def is_out(self, at_s: float) -> bool:
         return self.outage is not None and self.outage[0] <= at_s < self.outage[1]
@@ -222,6 +231,8 @@ class Plan:
             + ["there is no dead-letter topic"] * self.drop
             + [f"what is due again goes through the main topic, with {len(self.strays)} strays"] * self.through
         )
+        sent += [f"records expire after {self.elapsed_ms} ms"] * bool(self.elapsed_ms)
+        sent += [f"policies of letters: {' '.join(sorted(self.letters_policy))}"] * bool(self.letters_policy)
         sent += [f"{at_s:6.2f} s  a letter on {number}: {kind}" for at_s, number, kind in self.odd_letters]
         sent += [f"{name} is {size:g} at most" for name, size in self.bounds]
         sent += [f"loss {loss}" for loss in self.losses]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.rules import non_retryable, pausing, retryable, skippable
+from retryapp.core.rules import Rule, non_retryable, pausing, retryable, skippable
 from retryapp.core.verdicts import Defer, Reject, RetryLater, Skip, Unavailable
 
 SCRIPTS: Final = ("S", "S", "S", "S", "D", "FS", "FS", "FFS", "FDS", "F", "TS", "R", "FR", "LS", "FLS", "FFFS")
@@ -107,12 +108,21 @@ POLICIES: Final = RetryPolicy("300ms 1s 3s", timeout="2s"), RetryPolicy("200ms 8
 
 
 def policies(
-    *, ruled: bool, conditions: bool, hot: bool, endless: bool = False, shorter: bool = False
+    *,
+    ruled: bool,
+    conditions: bool,
+    hot: bool,
+    endless: bool = False,
+    shorter: bool = False,
+    drop: bool = False,
+    elapsed_ms: int | None = None,
 ) -> tuple[RetryPolicy, ...]:
     """Return the policies of a history: with rules, with tries in place, without an end, the second one shorter."""
-    rules = CONDITIONED if conditions else RULES if ruled else ()
+    rules: tuple[Rule, ...] = CONDITIONED if conditions else RULES if ruled else ()
+    rules = tuple(replace(rule, dead_letters=None) for rule in rules) if drop else rules
     schedules = ["forever(300ms)"] if endless else [POLICIES[0].schedule, SHORTER if shorter else POLICIES[1].schedule]
     more: dict[str, Any] = {"hot": HOT_TEXT} if hot else {}
+    more |= {} if elapsed_ms is None else {"max_elapsed": f"{elapsed_ms}ms"}
     return tuple(RetryPolicy(schedule, on=rules, timeout="2s", **more) for schedule in schedules)
 
 

@@ -8,6 +8,7 @@ from math import inf
 
 from retryapp.core.record import Record
 from simulation.damaging import Damages
+from simulation.elapsed import Elapsed
 from simulation.newest import SUPERSEDED, Starts
 from simulation.stopping import Stops
 from simulation.story import Opening, Origin, Story, must
@@ -17,7 +18,14 @@ from simulation.waits import Waits
 class Sequences:
     """The orders that the workers of a handler keep, and what has begun in them."""
 
-    def __init__(self, stories: Mapping[Origin, Story], waits: Waits, damages: Damages, reached: Counter[str]) -> None:
+    def __init__(
+        self,
+        stories: Mapping[Origin, Story],
+        waits: Waits,
+        elapsed: Elapsed,
+        damages: Damages,
+        reached: Counter[str],
+    ) -> None:
         self.orders: dict[str, str] = {}
         """What order each worker keeps."""
         self.starts = Starts()
@@ -31,6 +39,7 @@ class Sequences:
         """Offset of the record that began last, by opening, partition and sequence."""
         self._stories = stories
         self._waits = waits
+        self._elapsed = elapsed
         self._damages = damages
         self._reached = reached
 
@@ -90,10 +99,13 @@ class Sequences:
             since = [(n, call) for n, calls in story.calls.items() for call in calls if call.ended_ms >= story.again_ms]
             return (
                 story.ended_ms >= story.again_ms
-                or any(call.fine or number == last for number, call in since)
+                or any(call.fine or number >= last for number, call in since)
+                or self._elapsed.may_end(story)
                 or bool({*"XK"} & {*story.script})
             )
         if story.fates or story.cancelling or "X" in story.script or "K" in story.script:
+            return True
+        if self._elapsed.may_end(story):
             return True
         return bool(story.calls[self._waits.last(story.script)]) or (self.releases and any(story.calls.values()))
 

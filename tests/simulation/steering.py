@@ -94,6 +94,8 @@ class Steering:
         """Partitions that somebody, or a rule, has paused once."""
         self.resumed_ms: dict[int, float] = {}
         """When somebody had a partition go on last."""
+        self._pauses: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+        """The same, from when until when."""
         self._over: dict[str, set[str]] = {verb: set() for verb in _ENDS.values()}
         """By verb: commands before the last one that takes it back."""
         self._jobs: dict[str, Verb] = {}
@@ -297,8 +299,11 @@ class Steering:
             self._hold(told["verb"], told["failure_id"], now_ms, loudly=not name)
         if told["verb"] == "handler-pause":
             self.paused.add(told["partition"])
+            self._pauses[told["partition"]] += [(now_ms, inf)] * (told["refused"] is None)
         if told["verb"] == "handler-resume" and told["refused"] is None:
             self.resumed_ms[told["partition"]] = now_ms
+            pauses = self._pauses[told["partition"]]
+            pauses[:] = [(begin_ms, min(end_ms, now_ms)) for begin_ms, end_ms in pauses]
         if not name:
             self._gated(told, now_ms)
             return
@@ -338,9 +343,16 @@ class Steering:
         told = "handler-pause obeyed", "outage-open obeyed", "a rule has paused a partition"
         return any(self.reached[each] for each in told)
 
+    def away_ms(self, number: int, story: Story, since_ms: float, until_ms: float) -> float:
+        """Return for how long a record was held, or its partition paused, between two times; at least."""
+        pauses = self._pauses[number]
+        paused = [max(0.0, min(end_ms, until_ms) - max(begin_ms, since_ms)) for begin_ms, end_ms in pauses]
+        return max([story.away_ms, *paused])
+
     def _hold(self, verb: str, name: str, now_ms: float, *, loudly: bool) -> None:
         place = parse_failure_id(name)[1]
         story = self._stories[place.partition, place.offset]
+        story.away_ms += now_ms - min(story.held_ms, now_ms) if verb == "release" else 0.0
         story.held_ms = inf if verb == "release" else min(story.held_ms, now_ms)
         story.freed_ms = now_ms if verb == "release" else story.freed_ms
         self.reached[f"{verb} by its deadline or a crash"] += loudly
@@ -419,7 +431,7 @@ def begin_again(story: Story, replays: int) -> None:
     if story.fates != ["dead"] or replays != story.replays + 1:
         raise Violation(f"I19 {place}: replay {replays} after {story.replays}, of a record that is {story.fates}")
     fresh = Story(story.record, story.script)
-    for name in ("calls", "begun", "fates", "settled_ms", "seen", "spent", "overdue", "free"):
+    for name in ("calls", "begun", "fates", "settled_ms", "seen", "spent", "overdue", "free", "away_ms"):
         setattr(story, name, getattr(fresh, name))
     story.replays, story.stopped, story.cancelled_ms, story.held_ms = replays, True, inf, inf
 

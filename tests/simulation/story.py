@@ -148,6 +148,8 @@ class Story:
     """When it was visible that this is obeyed."""
     held_ms: float = inf
     """When it was visible that it is held."""
+    away_ms: float = 0.0
+    """For how long it was held, as far as readers see."""
     freed_ms: float = -inf
     """When it was visible last that a hold has ended."""
     deferred: dict[int, int] = field(default_factory=dict)

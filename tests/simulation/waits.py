@@ -59,6 +59,11 @@ class Waits:
         asked_ms = self._asked_ms.get(step(story.script, attempt), usual_ms)
         return min(usual_ms, asked_ms) if story.stopped else asked_ms  # stopped, it did not ask
 
+    def most_ms(self, story: Story, attempt: int, worker: str) -> int:
+        """Return the longest wait that may follow an attempt, in milliseconds."""
+        usual_ms = self._usual_ms(self._policies_ms[self.followed.get(worker, 0)], story.script, attempt)
+        return self._asked_ms.get(step(story.script, attempt), usual_ms)
+
     def are_told_by(self, topic: str, base: str, story: Story, attempt: int) -> bool:
         """Tell whether a retry topic is the one, or that of the delay of a policy that is nearest to the wait."""
         if not self._per_delay:
