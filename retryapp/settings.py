@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     )
 
     cache_dir: Path = platformdirs.user_cache_path("retryapp")
-    """Folder for what is downloaded once (the jars of the development broker); safe to delete."""
+    """Folder for what is downloaded or made once (jars, Java's archive of Spark's classes); safe to delete."""
     datadir: Path = Path(".retryapp")
     """Folder of local state. Each worker locks the first free worker-N in it; the development broker uses broker."""
     grace: Milliseconds = 25_000

@@ -38,7 +38,7 @@ from retryapp.pipeline.hold import RECORDS_HOLD, TURN_S, Holds, OnWait
 from retryapp.pipeline.lake import Lake
 from retryapp.pipeline.positions import IN_DOUBT, Gap, Look, Offsets, look_up, next_ranges
 from retryapp.pipeline.read import archive_rows, read_range
-from retryapp.pipeline.schemas import RECORDS
+from retryapp.pipeline.schemas import RECORDS, to_frame
 from retryapp.pipeline.sources import Life
 from retryapp.pipeline.state import WRITER, State, read_state
 from retryapp.pipeline.tables import Tables
@@ -182,7 +182,7 @@ class Archive:
     def _topics_frame(self, look: Look) -> DataFrame:
         columns = [field for field in RECORDS if field.name in _OF_LIFE]
         values = [tuple(getattr(life, field.name) for field in columns) for life in look.lives]
-        topics = self._spark.createDataFrame(values, T.StructType(columns))
+        topics = to_frame(self._spark, values, T.StructType(columns))
         return topics.withColumn("cluster_id", F.lit(look.cluster_id))
 
     def _check_unchanged(self, look: Look, begin: Offsets, end: Offsets, run_id: str) -> None:

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from retryapp.core.headers import RETRY_FIRST_FAILED_MS
 from retryapp.pipeline.facts import Facts, fact_name
+from retryapp.pipeline.schemas import struct, to_frame
 from retryapp.pipeline.tables import ERASURES_TABLE
 
 _ENDED: Final = "ended"
@@ -83,7 +84,7 @@ def without_erased(rows: DataFrame, reach: Mapping[str, int]) -> DataFrame:
     """Leave out what was erased before it was archived; ``rows`` have the columns of ``records``."""
     if not reach:  # without a join it is faster
         return rows
-    erased = rows.sparkSession.createDataFrame(list(reach.items()), "erased_hash string, erased_ms bigint")
+    erased = to_frame(rows.sparkSession, list(reach.items()), struct("erased_hash string, erased_ms long"))
     gone = F.expr(f"key_hash = erased_hash AND {_reached('erased_ms')}")
     return rows.join(F.broadcast(erased), on=gone, how="left_anti")
 

@@ -95,8 +95,8 @@ class Files:
     def __init__(self, spark: SparkSession, uri: str) -> None:
         self._uri = uri
         jvm: Any = spark._jvm  # noqa: SLF001 - the documented way to Hadoop's classes from Python
-        self._path: Any = jvm.org.apache.hadoop.fs.Path  # once: each dot is a question to the JVM
-        self._bytes_of: Any = jvm.org.apache.commons.io.IOUtils.toByteArray
+        self._path: Any = getattr(jvm, "org.apache.hadoop.fs.Path")  # once, and whole: each dot searches all jars
+        self._bytes_of: Any = getattr(jvm, "org.apache.commons.io.IOUtils").toByteArray
         conf = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the same
         with self._errors_named():
             self._system = self._path(uri).getFileSystem(conf)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 
 SCHEMA_VERSION: Final = 1  # version of the tables that is written; older ones (none yet) are read
 
@@ -25,6 +29,12 @@ def table(text: str, **nested: T.DataType) -> T.StructType:
         name, kind, comment = line.split(maxsplit=2)
         schema.add(name, nested.get(kind, kind), metadata={"comment": comment})
     return schema
+
+
+def to_frame(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: T.StructType) -> DataFrame:
+    """Return rows as a table; from Arrow they are part of the plan, and no job of Python's."""
+    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
+    return spark.createDataFrame(pa.table(list(map(list, columns)), schema=to_arrow_schema(schema)))
 
 
 HEADERS: Final = T.ArrayType(struct("key string, value binary"))

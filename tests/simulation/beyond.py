@@ -56,7 +56,7 @@ class Notes:
             succeeded = any(call.fine for call in story.calls[1]) and (not story.copies[1] or story.again > 0)
             failed = bool(story.copies[1] or story.fates or story.held or story.replays)
             must(succeeded if fine else failed, "I6", (number, at), f"named beside {offset} without a fate ({fine})")
-            if fine or not story.held:
+            if fine or not (story.held or story.again):  # else its row may wait, since before it came again
                 story.settled_ms.setdefault(0 if fine else FIRST, now_ms)
             self.named += at not in self._open[number]
         self._open[number], self._lives[number] = set(told), life

@@ -10,6 +10,8 @@ from retryapp.core.settled import encode_settled
 from retryapp.engine.lane.notes import Notes
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.lane.turn import Turn
+from retryapp.engine.partition.beyond import Settled
+from retryapp.engine.partition.progress import OffsetWindow
 from retryapp.ports import LaneBatch, TopicPartition
 
 
@@ -73,6 +75,17 @@ def _unsaid(self: Turn, batch: LaneBatch, positions: Mapping[TopicPartition, int
 
 _join = Turn.join
 
+
+def _unnoted(self: OffsetWindow[Any], offset: int, outcome: Any, more: int = 0) -> None:
+    """A record that is passed, as its row goes on, is settled beyond the offset without a note."""
+    if isinstance(outcome, Turn) and outcome == Turn(source=outcome.source, next_offset=offset + 1):
+        self.went_ahead(offset, Settled(offset + 1, fine=False))
+    else:
+        _finish(self, offset, outcome, more)
+
+
+_finish = OffsetWindow.finish
+
 BEYOND: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a note is durable without its turn", ((LaneProtocol, "renew", _note_stays),), 286),
     ("a note is written from the former offset", ((Notes, "noted", _former_base),), 1),
@@ -80,6 +93,7 @@ BEYOND: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("what is settled beyond the offset is lost at opening", ((LaneProtocol, "settled", property(_nothing_found)),), 1),
     ("what is settled beyond the offset is forgotten with it", ((marks, "read_progress", _not_written),), 209),
     ("an outcome goes ahead without a note", ((Turn, "join", _unsaid),), 1),
+    ("a record whose row goes on is passed without a note", ((OffsetWindow, "finish", _unnoted),), 16_415_573),
     ("the offset passes a refused turn that went ahead", ((Turn, "floor", property(_no_floor)),), 1078),
 )
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it, or 1."""

@@ -99,7 +99,7 @@ class Sequences:
             since = [(n, call) for n, calls in story.calls.items() for call in calls if call.ended_ms >= story.again_ms]
             return (
                 story.ended_ms >= story.again_ms
-                or any(call.fine or number == last for number, call in since)
+                or any(call.fine or number >= last for number, call in since)
                 or self._elapsed.may_end(story)
                 or bool({*"XK"} & {*story.script})
             )

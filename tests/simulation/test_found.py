@@ -134,3 +134,18 @@ def test_a_newest_record_whose_row_is_damaged_has_replaced_what_waited() -> None
 def test_a_replay_by_force_runs_after_what_may_have_replaced_it() -> None:
     """Where its lane was opened anew, the judge took that for a row which a newer record should have removed."""
     assert History(draw_plan(14589951)).run().violation is None
+
+
+def test_a_row_that_has_ended_before_the_offset_passes_its_record_stays_so() -> None:
+    """Its record was read again after a kill, with no row and no note, and began behind later ones of its key."""
+    assert History(draw_plan(16415573)).run().violation is None
+
+
+def test_a_note_of_a_record_whose_row_goes_on_settles_nothing() -> None:
+    """The judge took it for the end of that record, before which those of its partition that come again must begin."""
+    assert History(draw_plan(16416637)).run().violation is None
+
+
+def test_a_record_that_comes_again_may_end_later_than_its_script_says() -> None:
+    """Its first attempt met an outage, so the second was its last; the judge waited for an end of the first."""
+    assert History(draw_plan(16421414)).run().violation is None

@@ -5,6 +5,8 @@
 2. When nothing before the record is open any more, the offset passes it, and it is counted. That turn is behind the
    first one in the lane, and no offset passes a turn that is held back (`engine.lane.refused`).
 3. If a session ends in between, the next one finds the note, and takes the record in as settled: it does not run again.
+4. A record that comes again while its row waits goes ahead at once, with nothing but its note: once the row has ended,
+   only that says that the record is not to run. In an ordered handler the row begins behind it.
 
 What does not fit into the note waits for the offset. So do skipped records, which a note cannot tell from failed ones
 (and a duplicate's first record may be the one that runs), and what could not be read: read again, it may be

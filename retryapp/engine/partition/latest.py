@@ -42,7 +42,7 @@ class Latest(Sequences):
     async def load(self, table: PendingTable) -> None:
         await super().load(table)
         self._table, self._read = table, asyncio.Event()
-        self._reach(self._reached)
+        self.read_to(self._reached)
         for line in list(self._lines.values()):  # with another order a key may have had many
             *older, newest = line.rows
             sure = [each for each in older if not self._is_early(each)]
@@ -59,10 +59,9 @@ class Latest(Sequences):
                 await self._read.wait()
 
     @override
-    def _reach(self, next_offset: int) -> tuple[int, bytes | None] | None:
-        if next_offset >= self._end_offset:
+    def read_to(self, position: int) -> None:
+        if position >= self._end_offset:
             self._read.set()
-        return super()._reach(next_offset)
 
     @override
     def advance(self, name: bytes) -> None:

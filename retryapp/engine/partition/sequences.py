@@ -15,7 +15,7 @@ its predecessor's. So a crash takes a sequence back to an earlier record, and ne
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -110,10 +110,11 @@ class Sequences:
         self.aside: dict[bytes, bytes] = {}
         """Keys of due rows that are not heads (the handler had no order when they failed), by identity."""
         self._reached = start_offset
-        """All records of the main topic before this offset are taken in, or were settled before."""
+        """All records of the main topic before this offset are taken in, or were settled before; and what became of
+        them is in the lane, unless they are open."""
         self._early: list[tuple[int, bytes, bytes | None]] = []
         """Rows from there on, which an earlier session or a replay has left, their sequences, and the times of their
-        records: others may come before them."""
+        records: others may come before them, the last ones first."""
         self._unwritten: dict[bytes, bytes] = {}
         """Rows that are not in the table yet: their sequences, by identity."""
         self._unread = Unread()
@@ -166,28 +167,30 @@ class Sequences:
 
     # -- first deliveries ----------------------------------------------------------------------------------------
 
-    def reach(self, record: Record) -> bool:
-        """Note that a record, and all before it, are taken in or were settled before; tell whether it has a row.
+    def has_row(self, record: Record) -> bool:
+        """Tell whether a record that is taken in has a row.
 
         A topic that lost its end has other records at the same offsets now, with other times.
         """
-        last = self._reach(record.next_offset)
+        at = bisect_left(self._early, -record.offset, key=lambda each: -each[0])
+        offset, _, time = self._early[at] if at < len(self._early) else (-1, b"", None)
         alone = record.next_offset == record.offset + 1
-        return alone and last == (record.offset, b"%d" % clamped(record.timestamp_ms, -1))
+        return alone and (offset, time) == (record.offset, b"%d" % clamped(record.timestamp_ms, -1))
 
-    def _reach(self, next_offset: int) -> tuple[int, bytes | None] | None:
-        """Note that the main topic is read so far; return the last row that has waited for this."""
-        self._reached, last = next_offset, None
-        while self._early and self._early[-1][0] < next_offset:
-            offset, name, time = self._early.pop()
-            last = offset, time
-            self.advance(name)
-        return last
+    @property
+    def has_early(self) -> bool:
+        """Whether rows wait until `pass_to` lets them run."""
+        return bool(self._early)
+
+    def read_to(self, position: int) -> None:
+        """Note that the main topic is read up to a position, past transaction markers too."""
 
     def pass_to(self, position: int) -> None:
-        """Note that the main topic is read up to a position, past transaction markers too."""
+        """Let rows before a position run: all records there are taken in, and no outcome there waits for the offset."""
         if position > self._reached:
-            self._reach(position)
+            self._reached = position
+            while self._early and self._early[-1][0] < position:
+                self.advance(self._early.pop()[1])
 
     def arrive(self, run: Run) -> None:
         """Take a first delivery, in offset order: it starts, waits in the window, or is settled with a held row."""

@@ -107,6 +107,8 @@ class Session:
         self._tasks: list[asyncio.Task[None]] = []
         self._applied_to = start
         """Before this offset of the main topic, what became of all records is in the tables."""
+        self._read_to = start
+        """All records of the main topic before this offset came in."""
         ordered = context.handler.order is not Order.NONE
         self._beyond = Beyond(main, start, transport.settled, ordered=ordered)
         self.sequences: Sequences | None = None
@@ -116,7 +118,6 @@ class Session:
             calls: Any = {"settle": self._settle, "submit": self._submit}
             self.sequences = sort(*place, start=lambda run: self._start(run), **calls)
         self._pending = transport.pending
-        self._newest = -1 if self._pending is None else self._pending.newest
         commanded = None if transport.place.control is None else self._commanded
         read: Any = transport.reader, main, transport.pending, self.sequences
         self._recall = Recall(context, *read, deliver=emit, submit=self._submit)
@@ -222,14 +223,13 @@ class Session:
         submit = self._start if self.sequences is None else self.sequences.arrive
         now_ms = context.clock.wall_ms()
         duplicates = self._duplicates
-        at_once = duplicates is not None
+        newest = -1 if self._pending is None else self._pending.newest  # a replay may have put it meanwhile
+        at_once, ahead = duplicates is not None, False
         for record in records:
             size = held_bytes(record.key, record.value, record.headers) + _RECORD_OVERHEAD_BYTES
             found = self._beyond.found(record)
-            has_row = self.sequences is not None and self.sequences.reach(record)
-            has_row = has_row or (record.offset <= self._newest and self._waits(record))
-            if has_row and not (found and found[-1].next_offset > record.offset):
-                found.append(Settled(record.next_offset, fine=False))  # the offset was set back: its row runs
+            has_row = self.sequences is not None and self.sequences.has_row(record)
+            has_row = has_row or (record.offset <= newest and self._waits(record))
             for settled in found:
                 window.add(settled.next_offset - 1, now_ms=now_ms)
                 window.went_ahead(settled.next_offset - 1, settled)
@@ -237,6 +237,10 @@ class Session:
             if window.last == record.offset:
                 continue
             window.add(record.offset, size, now_ms=now_ms)
+            if has_row:  # the offset was set back: its row runs, and when that has ended, only the note says so
+                window.finish(record.offset, settling(record))
+                ahead = at_once = True
+                continue
             if self._is_of_letters and is_mark(record.headers):
                 window.finish(record.offset, settling(record, settles=0, skipped=True))  # what became of a letter
                 at_once = True
@@ -251,7 +255,7 @@ class Session:
             else:
                 window.finish(record.offset, skipped)
         if at_once:
-            self.release()  # nothing else may come to end
+            self.release(ahead=ahead)  # nothing else may come to end
         if records:
             self.reach(records[-1].next_offset)
 
@@ -269,10 +273,17 @@ class Session:
 
     def reach(self, position: int) -> None:
         """Note that all records of the main topic before a position came in."""
+        self._read_to = max(self._read_to, position)
         if self.sequences is not None and self.scheduler.loaded:
-            self.sequences.pass_to(position)
+            self._let_rows_go(self.sequences)
         if self._redelivery is not None:
             self._redelivery.reach(position)
+
+    def _let_rows_go(self, sequences: Sequences) -> None:
+        """Have rows run whose records are read, but not behind an outcome that waits: theirs would overtake it."""
+        sequences.read_to(self._read_to)
+        waits_from = self.window.waits_from() if sequences.has_early else None
+        sequences.pass_to(self._read_to if waits_from is None else min(waits_from, self._read_to))
 
     async def _commanded(self) -> None:
         if self.commands is not None:
@@ -347,6 +358,8 @@ class Session:
                 self._submit(turn)
                 if turn.rows and turn.claim is None:
                     self._recall.unwritten.update((row.identity, turn) for row in turn.rows)
+            if self.sequences is not None and self.scheduler.loaded:
+                self._let_rows_go(self.sequences)
             if self.window.waiting and self._look_timer is None:
                 self._look_timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
             if outcomes:

@@ -13,9 +13,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window
 
-from retryapp.pipeline.analysis.cuts import Cut, is_present, to_frame
+from retryapp.pipeline.analysis.cuts import Cut, is_present
 from retryapp.pipeline.analysis.journeys import has_failed
-from retryapp.pipeline.analysis.schemas import PROGRESS
+from retryapp.pipeline.analysis.schemas import CUT, PROGRESS
+from retryapp.pipeline.schemas import to_frame
 
 DAY_MS: Final = 86_400_000
 _PLACE: Final = ("cluster_id", "group", "main", "partition")
@@ -33,7 +34,7 @@ def progress_of(readings: DataFrame, cut: Cut) -> DataFrame:
         "cluster_id", "group", "main", "epoch", F.col("found_offset").alias("found"),
         *(F.col(f"said.{field.name}") for field in PROGRESS if field.name not in own),
     )  # fmt: skip
-    ends = to_frame(cut, readings.sparkSession).select(*_PLACE, "cut_offset")
+    ends = to_frame(readings.sparkSession, cut, CUT).select(*_PLACE, "cut_offset")
     counted_ranges = counted_ranges.join(F.broadcast(ends), on=list(_PLACE), how="inner")
     arrival = Window.partitionBy(*_PLACE).orderBy("epoch", "found")
     again = (F.col("from_offset") == 0) & (F.lag("to_offset").over(arrival) > 0)

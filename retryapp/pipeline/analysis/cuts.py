@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from retryapp.kafka import KafkaAdmin, Positions, find_handlers
-from retryapp.pipeline.analysis.schemas import CUT
 from retryapp.pipeline.sources import find_sources, places_of, retention_of
 
 Cut = Sequence[tuple[Any, ...]]  # rows of ``schemas.CUT``
@@ -48,12 +45,6 @@ def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:
     ]
     ends = positions.settled_ends(places_of(ours))
     return TakenCut(group, rows, ends, retention_of(admin, [life.topic for life in ours]), gone)
-
-
-def to_frame(cut: Cut, spark: SparkSession) -> DataFrame:
-    """Return a cut as a table; from Arrow it is part of the plan, and no job of Python's."""
-    columns = zip(*cut, strict=True) if cut else ((),) * len(CUT)
-    return spark.createDataFrame(pa.table(list(map(list, columns)), schema=to_arrow_schema(CUT)))
 
 
 def is_present(cut: Cut) -> Column:

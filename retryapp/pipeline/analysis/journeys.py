@@ -17,9 +17,10 @@ from pyspark.sql.window import Window
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import MarkKind
 from retryapp.core.hops import REPLAY
-from retryapp.pipeline.analysis.cuts import LIFE, Cut, is_present, to_frame
+from retryapp.pipeline.analysis.cuts import LIFE, Cut, is_present
 from retryapp.pipeline.analysis.reading import DLQ, MARK, MOVED
-from retryapp.pipeline.analysis.schemas import ATTEMPT, JOURNEYS, SAID
+from retryapp.pipeline.analysis.schemas import ATTEMPT, CUT, JOURNEYS, SAID
+from retryapp.pipeline.schemas import to_frame
 
 STATIONS: Final = ("held", "retry", "dlq", "succeeded", "skipped", "discarded", "failed", "superseded")
 """In the order of their ranks, which begin at 1."""
@@ -61,7 +62,7 @@ def traces_of(readings: DataFrame) -> DataFrame:
 
 def before_cut(traces: DataFrame, cut: Cut) -> DataFrame:
     """Leave out records that lie at or behind the cut; of a former life of the main topic all stays."""
-    places = to_frame(cut, traces.sparkSession).select(*LIFE, "partition", "cut_offset")
+    places = to_frame(traces.sparkSession, cut, CUT).select(*LIFE, "partition", "cut_offset")
     joined = traces.join(F.broadcast(places), on=[*LIFE, "partition"], how="left")
     inside = ~is_present(cut) | (F.col("offset") < F.coalesce("cut_offset", F.lit(0)))
     return joined.where(inside).select(*traces.columns)

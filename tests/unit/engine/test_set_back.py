@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from doubles import DLQ, MAIN, BankDownError, Gate
 
+from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
-from retryapp.testing import MemoryLaneTransport, MemoryPartition
+from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 POLICY = RetryPolicy("1m*3", timeout="50s")
+SHORT = RetryPolicy("1s*3", timeout="30s")
 
 
 async def set_back() -> MemoryLaneTransport:
@@ -56,3 +60,110 @@ async def test_another_record_at_its_offset_runs() -> None:
     gate = Gate()
     async with MemoryPartition(gate, POLICY, concurrency=3, transport=transport):
         assert gate.started == [b"another"]
+
+
+async def set_back_before_a_row() -> MemoryLaneTransport:
+    """Return what a worker has left that has done one record and failed another one: both come again."""
+    gate = Gate()
+    async with MemoryPartition(gate, SHORT, concurrency=3, order=Order.KEY) as orders:
+        await orders.send(b"hangs", key=b"a")
+        gate.let(b"hangs")
+        await orders.send(b"waits", key=b"b")
+        gate.let(b"waits", BankDownError())
+        await orders.advance(500)
+        assert (orders.waiting, orders.transport.offsets[MAIN]) == ({"1s": 1}, 2)
+        transport = orders.transport
+    transport.broker.notes[MAIN], transport.offsets[MAIN] = "", 0
+    return transport
+
+
+async def pass_what_waits(gate: Gate, orders: MemoryPartition) -> None:
+    """Have what waits end, and a later record of its key, while one that comes again hangs before them."""
+    assert gate.started == [b"hangs"]
+    await orders.send(b"later", key=b"b")
+    for _ in range(15):
+        await orders.advance(200)
+        for value in sorted({b"waits", b"later"} & {*gate.running}):
+            gate.let(value)
+    await orders.settle()
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY, Order.LATEST])
+async def test_a_row_that_has_ended_stays_so_although_the_offset_has_not_passed_its_record(order: Order) -> None:
+    """After a kill its record would begin anew, and in an ordered handler behind later ones of its key."""
+    gate = Gate()
+    transport = await set_back_before_a_row()
+    async with MemoryPartition(gate, SHORT, concurrency=3, order=order, transport=transport) as orders:
+        await pass_what_waits(gate, orders)
+        assert sorted(gate.done) == ([b"later"] if order is Order.LATEST else [b"later", b"waits"])
+        assert (orders.waiting, transport.offsets[MAIN]) == ({}, 0)
+    gate = Gate()
+    async with MemoryPartition(gate, SHORT, concurrency=3, order=order, transport=transport) as orders:
+        assert gate.started == [b"hangs"]
+        gate.let_all()
+        await orders.to_rest()
+        assert (gate.done, transport.offsets[MAIN]) == ([b"hangs"], 3)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("after", range(3))
+async def test_a_kill_in_a_commit_changes_no_order_of_what_comes_again(after: int, durable: bool) -> None:
+    """Whichever of the first commits it is: the note of the row's record, its outcome, or those of the later record."""
+    gate = Gate()
+    transport = await set_back_before_a_row()
+    async with MemoryPartition(gate, SHORT, concurrency=3, order=Order.KEY, transport=transport) as orders:
+        dying = transport.pause(Step.COMMIT, after=after, durable=durable)
+        await pass_what_waits(gate, orders)
+        assert dying.reached
+        ended = gate.done
+    gate = Gate()
+    gate.let_all()
+    async with MemoryPartition(gate, SHORT, concurrency=3, order=Order.KEY, transport=transport) as orders:
+        await orders.to_rest()
+        assert [value for value in gate.done if value != b"hangs"] in ([b"waits", b"later"], [b"later"], [])
+        assert b"waits" in ended + gate.done
+
+
+async def test_behind_an_outcome_that_waits_for_the_offset_no_row_begins_in_an_ordered_handler() -> None:
+    """No note is ahead of such a one, as of a duplicate: after a crash the row's record would run once more."""
+    rule, gate = Deduplicate("header:event-id", window="1h"), Gate()
+    settings: Any = {"concurrency": 3, "order": Order.KEY, "deduplicate": rule}
+    async with MemoryPartition(gate, SHORT, **settings) as orders:
+        for value, key in ((b"hangs", b"a"), (b"twin", b"c"), (b"twin", b"c"), (b"waits", b"b")):
+            await orders.send(value, key=key, headers=(("event-id", value),))
+        for value, error in ((b"hangs", None), (b"twin", None), (b"waits", BankDownError())):
+            gate.let(value, error)
+        await orders.advance(500)
+        transport = orders.transport
+    assert transport.offsets[MAIN] == 4
+    transport.broker.notes[MAIN], transport.offsets[MAIN], gate = "", 0, Gate()
+    async with MemoryPartition(gate, SHORT, transport=transport, **settings) as orders:
+        for _ in range(10):
+            await orders.advance(200)
+        assert (gate.started, orders.waiting) == ([b"hangs", b"twin"], {"1s": 1})
+        gate.let_all()
+        await orders.to_rest()
+        assert gate.done == [b"hangs", b"twin", b"waits"]
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
+async def test_a_record_that_is_replayed_before_it_is_read_again_runs_once(order: Order) -> None:
+    """Its row has come in this session; else it would be in two runs at once."""
+    gate = Gate()
+    settings: Any = {"concurrency": 1, "max_in_flight": 1, "order": order}
+    async with MemoryPartition(gate, SHORT, **settings) as orders:
+        for value, error in ((b"hangs", None), (b"dead", Reject())):
+            await orders.send(value, key=value)
+            gate.let(value, error)
+            await orders.advance(500)
+        transport = orders.transport
+    assert transport.offsets[MAIN] == 2
+    transport.broker.notes[MAIN], transport.offsets[MAIN], gate = "", 0, Gate()
+    async with MemoryPartition(gate, SHORT, transport=transport, **settings) as orders:
+        assert (await orders.command("replay", 1))["refused"] is None
+        gate.let(b"hangs")
+        await orders.advance(500)
+        assert gate.started == [b"hangs", b"dead"]
+        gate.let_all()
+        await orders.to_rest()
+        assert (gate.done, transport.offsets[MAIN]) == ([b"hangs", b"dead"], 2)
