@@ -10,6 +10,7 @@ from retryapp.core.hops import Outgoing, record_size, waiting_size
 from retryapp.core.record import Headers
 from retryapp.core.row_keys import IDENTITY_BYTES
 from retryapp.core.rows import PendingRow, encode_row
+from retryapp.engine.partition.stops import BESIDE_ROW_BYTES
 
 payloads = st.none() | st.builds(lambda size: b"x" * size, st.integers(0, 40_000))
 names = st.text(st.characters(codec="utf-8"), max_size=80)
@@ -43,4 +44,5 @@ def test_a_waiting_copy_is_never_larger_than_was_counted(
 
     row = PendingRow(copy.key, copy.value, copy.headers, 2**47, 2**47, 2**31, 2**31, failure=bytes(17))
     assert sent_size(bytes(IDENTITY_BYTES), encode_row(row), ()) <= counted
+    assert counted <= len(encode_row(row)) + BESIDE_ROW_BYTES + 2 * len(headers)
     assert counted <= tier + 120 + 10 * len(headers)

@@ -67,7 +67,8 @@ class Turn:
     """Why a topic refused it, if one has."""
     number: int = field(default=0, init=False, compare=False)
     """Turns of a lane are submitted in this order."""
-    _size: int = field(default=-1, init=False, repr=False, compare=False)
+    known_size: int = field(default=-1, repr=False, compare=False)
+    """Its `size`, where who makes it knows that; -1: it is found at the first use."""
 
     @property
     def urgent(self) -> bool:
@@ -94,13 +95,13 @@ class Turn:
     @property
     def size(self) -> int:
         """Approximate bytes that the turn adds to a transaction."""
-        if self._size < 0:
-            self._size = _RECORD_BYTES * (len(self.publishes) + len(self.rows))
+        if self.known_size < 0:
+            self.known_size = _RECORD_BYTES * (len(self.publishes) + len(self.rows))
             for out in self.publishes:
-                self._size += held_bytes(out.key, out.value, out.headers)
+                self.known_size += held_bytes(out.key, out.value, out.headers)
             for identity, value, _ in self.rows:
-                self._size += len(identity) + len(value or b"")
-        return self._size
+                self.known_size += len(identity) + len(value or b"")
+        return self.known_size
 
     @property
     def changes(self) -> int:

@@ -300,7 +300,8 @@ class Jobs:
         if over:
             part.paused = self._fails(part, order.canary)
             self._over(part, PartState.ENDED)
-        submit(Turn(rows=rows, publishes=sent, observations=seen), part if over else None)
+        size = sum(effect.size for effect in effects)
+        submit(Turn(rows=rows, publishes=sent, observations=seen, known_size=size), part if over else None)
 
     async def _look(self, part: Part, room: int) -> list[Letter]:
         """Look at letters until so many fit, or many do not; move the part on."""

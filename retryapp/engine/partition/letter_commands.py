@@ -42,6 +42,7 @@ from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.engine.lane.transport import LaneProtocol
 from retryapp.engine.partition.sequences import Sequences
+from retryapp.engine.partition.stops import BESIDE_ROW_BYTES
 from retryapp.ports import Observation, Row, TopicPartition
 
 LETTERS_S: Final = 30.0
@@ -51,6 +52,8 @@ _SEVERAL: Final = 4
 _AHEAD_BYTES: Final = 1 << 20
 """Of letters that are read together: those beyond are read alone."""
 _MAX_ID_CHARS: Final = 64
+MARK_BYTES: Final = 500
+"""Approximate bytes of a mark."""
 _NOT_READY: Final = (
     "the worker still reads the dead letters of the partition, or their handler is not open in it: send it again in a "
     "minute; where topics have different numbers of partitions, 'retryapp topics grow' first"
@@ -86,6 +89,8 @@ class Effect:
     edited: str = ""
     original: str = ""
     """What was edited, and of which letter: for the event and the mark."""
+    size: int = MARK_BYTES
+    """Approximate bytes of what a letter comes to."""
 
 
 @value_type
@@ -345,11 +350,12 @@ class LetterCommands:
             record, edited = edit.applied_to(record), (metadata.edited or 0) + (edit.idempotency == "new")
             anew = replace(anew, edited=edited, null_value=original is None and edit.value is None)
         copy = to_tier(record, topology=context.handler.topology, metadata=anew)
-        if waiting_size(copy) > context.max_bytes:
-            raise RefusedError(Refusal.TOO_LARGE, "with its headers it does not fit on the retry topic any more")
         timed_out = context.handler.batch is not None and metadata.error_type == _TIMED_OUT
         row = to_row(copy, anew, ALONE if timed_out else 0)
         raw = encode_row(row)
+        # what waits is at most so much larger than its row: few are to be measured
+        if len(raw) + BESIDE_ROW_BYTES + 2 * len(copy.headers) > context.max_bytes < waiting_size(copy):
+            raise RefusedError(Refusal.TOO_LARGE, "with its headers it does not fit on the retry topic any more")
         if copy.value and not anew.null_value:  # else only the copy's headers say whether it is a null
             self._remember(identity, raw, row, anew, record.headers)
         if self._sequences is not None:
@@ -361,6 +367,7 @@ class LetterCommands:
             publishes=(copy,),
             edited=parts,
             original=before,
+            size=MARK_BYTES + 2 * len(raw),
         )
 
     def _check_replay(self, command: Command, metadata: RetryMetadata, mark: str | None) -> None:
