@@ -12,7 +12,7 @@ from simulation.basic import more as _more
 from simulation.basic import widened as _with
 from simulation.born_again import BORN, born_again
 from simulation.bounds import bounded
-from simulation.expiring import EXPIRE, expiring
+from simulation.expiring import EXPIRE, STRAYED, expiring, strayed
 from simulation.faults import (
     DAMAGED,
     DELETED,
@@ -107,7 +107,7 @@ def draw_plan(seed: int) -> Plan:
         return strangely(_lettered(plan, Random(seed ^ LETTERS)), Random(seed ^ STRANGE))
     if seed >= EXPIRING and seed % 4 == 1:
         plan = strangely(_lettered(plan, Random(seed ^ LETTERS)), Random(seed ^ STRANGE))
-        return expiring(plan, Random(seed ^ EXPIRE))
+        return strayed(expiring(plan, Random(seed ^ EXPIRE)), Random(seed ^ STRAYED))
     plan = _crowded(plan, crowd) if (crowd := Random(seed ^ 0xC40D)).random() < 0.05 else plan
     plan = _widened(plan, Random(seed ^ WIDER))
     plan = _judged(plan, Random(seed ^ JUDGED))
@@ -134,7 +134,9 @@ def draw_plan(seed: int) -> Plan:
     plan = _few_of_a_service(plan, Random(seed ^ PLACES)) if seed >= MODES else plan
     plan = mixed(plan, Random(seed ^ MIX)) if MIXED <= seed < EXPIRING else plan
     plan = _without_end(plan) if plan.endless and seed >= MOVED else plan
-    return expiring(plan, Random(seed ^ EXPIRE)) if seed >= EXPIRING else plan
+    if seed < EXPIRING:
+        return plan
+    return strayed(expiring(plan, Random(seed ^ EXPIRE)), Random(seed ^ STRAYED))
 
 
 def _crowded(plan: Plan, random: Random) -> Plan:

@@ -13,6 +13,8 @@ from simulation.scripts import DYING, GATED, TRIED, VERDICTS
 
 EXPIRE: Final = 0xE4B1
 """Draws all of this; drawn apart."""
+STRAYED: Final = 0x57A1
+"""Draws copies of other groups; drawn apart, too."""
 _ELAPSED_MS: Final = (700, 1_250, 2_000, 4_000, 9_500)
 _FEW: Final = 8
 _MOVES: Final = frozenset({STOPPED, DELETED, UNENDED, DAMAGED, SET_BACK, REMADE, REBORN, GROWN, STEPPED})
@@ -44,6 +46,17 @@ def expiring(plan: Plan, random: Random) -> Plan:
         few = replace(plan, max_concurrent=random.choice((1, 1, 3)), in_flight=max(plan.in_flight, _FEW))
         plan = widened(few, burst)
     return plan
+
+
+def strayed(plan: Plan, random: Random) -> Plan:
+    """Return the plan with copies of other groups on the main topic, as a few have: no mode takes them for records."""
+    if plan.calm or plan.lined or plan.through or random.random() > 0.2:
+        return plan
+    strays = tuple(
+        (random.uniform(0.5, FEED_S + 5), random.randrange(plan.partitions), random.randrange(100))
+        for _ in range(random.choice((2, 6)))
+    )
+    return replace(plan, strays=strays)
 
 
 def _with_policies(plan: Plan, random: Random) -> Plan:

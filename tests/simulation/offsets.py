@@ -27,6 +27,8 @@ class Offsets:
         self.again = again
         self._moved: dict[tuple[int, int], int] = {}
         """By partition and life of the main topic."""
+        self.strays: set[Origin] = set()
+        """Copies of other groups: they are no records, and skipped."""
 
     def reached(self, number: int, life: int) -> int:
         """Return up to where the records of a life are passed."""
@@ -92,6 +94,8 @@ class Offsets:
         """Tell whether a record is skipped, or behind one that is: skips wait for it; in an order, so do others."""
         partition, offset = origin
         reached = self.reached(partition, offset // SPAN)
+        if any(at[0] == partition and reached <= at[1] <= offset for at in self.strays):
+            return True
         return any(
             story.first is not None or step(story.script, 1) == "P"
             for at, story in self._stories.items()

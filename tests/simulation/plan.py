@@ -232,7 +232,8 @@ class Plan:
             + [f"letters are handled: {' '.join(self.letters)}"] * bool(self.letters)
             + [f"letters of a rule, too: {' '.join(self.named)}"] * bool(self.named)
             + ["there is no dead-letter topic"] * self.drop
-            + [f"what is due again goes through the main topic, with {len(self.strays)} strays"] * self.through
+            + ["what is due again goes through the main topic"] * self.through
+            + [f"{len(self.strays)} strays on the main topic"] * bool(self.strays)
         )
         sent += [f"records expire after {self.elapsed_ms} ms"] * bool(self.elapsed_ms)
         sent += [f"policies of letters: {' '.join(sorted(self.letters_policy))}"] * bool(self.letters_policy)

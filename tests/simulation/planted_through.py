@@ -57,6 +57,7 @@ _take = Redelivery.take
 
 THROUGH: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a copy is taken for a record", ((session, "is_copy", lambda *_: False),), 6_000_000),
+    ("a copy is taken for a record where none is due by it", ((session, "is_copy", lambda *_: False),), 22_000_013),
     ("a copy is deduplicated", ((Session, "accept", _deduplicated),), 6_000_003),
     ("copies are counted as received", ((Session, "accept", _counted),), 6_000_000),
     ("a row begins before its copy is there", ((Redelivery, "_publish", _at_once),), 6_000_000),

@@ -10,6 +10,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.record import Record
 from retryapp.ports import TopicPartition
 from simulation.broker import Broker
+from simulation.lives import SPAN
 from simulation.story import Origin, Story, Violation
 
 if TYPE_CHECKING:
@@ -30,10 +31,11 @@ def stray(record: Record, which: int) -> Outgoing:
 
 def scatter(broker: Broker, judges: Iterable[Judge], number: int, which: int) -> None:
     """Put a copy of a record on the main topics that no row waits for: of another group, or a second one."""
-    for judge in judges:
+    for judge in (each for each in judges if each.letters is None):
         tp = TopicPartition(judge.topology.main, number)
         stories = [story for (at, _), story in judge.oracle.stories.items() if at == number]
         if stories:
+            judge.oracle.offsets.strays.add((number, broker.logs[tp].end + SPAN * broker.life[tp.topic]))
             broker.append(tp, stray(stories[which % len(stories)].record, which))
 
 
