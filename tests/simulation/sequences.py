@@ -105,7 +105,7 @@ class Sequences:
                 or bool({*"XK"} & {*story.script})
                 or story.cancelling
                 or story.had_stopped
-                or (self.releases and bool(since))
+                or (self.releases and any(story.calls.values()))
             )
         if story.fates or story.cancelling or "X" in story.script or "K" in story.script:
             return True
