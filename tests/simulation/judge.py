@@ -120,7 +120,7 @@ class Judge:
             letters=self.letters is None,
             calm=not plan.faults and {*"XK"}.isdisjoint(scripts),
         )
-        steering.newest = plan.order == "latest"
+        steering.newest, steering.stepped = plan.order == "latest", bool(plan.steps)
         steering.circuits = [name for name, *_ in plan.services] and SERVICES
         sequences = self.oracle.sequences
         if plan.caps is not None and not plan.changes:

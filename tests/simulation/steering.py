@@ -77,6 +77,8 @@ class Steering:
         """Names of the handler's circuits; its own has none."""
         self.newest = False
         """Newer records of a key replace older ones."""
+        self.stepped = False
+        """The broker's clock is set, so a deadline may have passed at once."""
         self._count = 0
         self.forced: set[str] = set()
         """Commands about one record that say so."""
@@ -204,7 +206,7 @@ class Steering:
             waits = delivery in story.deferred and now_ms < story.deferred[delivery] and delivery not in story.freed
             ended = max(story.copies, default=0) >= delivery or any(call.fine for call in story.calls[1])
             over = story.fates or story.replays or story.cancelling or (ended and not waits)
-            over = over or story.again > 0 or (self.newest and self._may_be_replaced(origin, story))
+            over = over or story.again > 0 or self.stepped or (self.newest and self._may_be_replaced(origin, story))
             _must_not(not over, f"I19: the release of {origin}, delivery {delivery}, is {told['refused']}")
 
     def _may_be_replaced(self, origin: Origin, story: Story) -> bool:
