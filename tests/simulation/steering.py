@@ -207,6 +207,9 @@ class Steering:
             ended = max(story.copies, default=0) >= delivery or any(call.fine for call in story.calls[1])
             over = story.fates or story.replays or story.cancelling or (ended and not waits)
             over = over or story.again > 0 or self.stepped or (self.newest and self._may_be_replaced(origin, story))
+            # the delivery before, which had ended: the broker takes even what it has acknowledged back
+            gone = self._broker.taken_back[self._topology.pending_changelog]
+            over = over or (gone and delivery > max(story.copies, default=0) + 1)
             _must_not(not over, f"I19: the release of {origin}, delivery {delivery}, is {told['refused']}")
 
     def _may_be_replaced(self, origin: Origin, story: Story) -> bool:
