@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Succeeded, decode_event
@@ -13,6 +13,7 @@ from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic
+from retryapp.kafka.admin import COORDINATOR_COMING
 from retryapp.stage import wait_for
 
 
@@ -56,7 +57,7 @@ class Evidence:
         try:
             return consumer.committed(places, timeout=10)
         except KafkaException as error:
-            if not error.args[0].retriable() and error.args[0].code() != KafkaError._TIMED_OUT:
+            if not error.args[0].retriable() and error.args[0].name() not in {*COORDINATOR_COMING, "_TIMED_OUT"}:
                 raise
             return []
         finally:
