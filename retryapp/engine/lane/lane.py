@@ -373,10 +373,9 @@ class Lane:
 
     def _begin_rest(self, took_s: float) -> None:
         limits = self._limits
-        most = min(limits.changes, limits.changes_beside)
         seconds = min(took_s * limits.rest, limits.longest_rest_s)
-        waiting = sum(max(1, turn.changes) for turn in islice(self._queue, most))  # a turn may be full alone
-        if seconds > 0 and waiting < most and self._queued_bytes < limits.size:
+        waiting = sum(max(1, turn.changes) for turn in islice(self._queue, limits.changes))  # a turn may be full alone
+        if seconds > 0 and waiting < limits.changes and self._queued_bytes < limits.size:
             self._timers.begin(self._rested, seconds)
         else:
             self._ready.set()
@@ -385,13 +384,11 @@ class Lane:
         batch = LaneBatch()
         turns: list[Turn] = []
         size = changes = 0
-        limits = self._limits
-        most = min(limits.changes, limits.changes_beside) if self._transport.rounds.shared else limits.changes
         while self._queue and len(turns) < self._most:
             turn = self._queue[0]
             size += turn.size
             changes += turn.changes
-            if turns and (size > limits.size or changes > most):
+            if turns and (size > self._limits.size or changes > self._limits.changes):
                 break
             self._queue.popleft()
             self._queued_bytes -= turn.size

@@ -13,11 +13,8 @@ class LaneLimits:
     """Bounds of a lane."""
 
     turns: int = 5_000
-    changes: int = 1_500
-    """Records in one transaction."""
-    changes_beside: int = 500
-    """The same while there are first deliveries, as writing them to the local stores blocks the event loop; and worth a
-    transaction at once."""
+    changes: int = 500
+    """Records in one transaction: writing them to the local stores blocks the event loop."""
     size: int = 4 * 1024 * 1024
     backlog: int = 10_000
     """Waiting turns; beyond it there is no room for records."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from doubles import MAIN, RETRY, MakeRig, Rig
 
@@ -149,20 +147,6 @@ async def test_a_lane_does_not_rest_while_a_full_transaction_waits(
     gate.set()
     await rig.settle()
     assert [len(batch.publishes) for batch in rig.transport.batches[:2]] == sizes
-
-
-async def test_transactions_are_smaller_while_there_are_first_deliveries(make_rig: MakeRig) -> None:
-    """Others of the event loop wait while one is written to the local stores."""
-    rig = make_rig(changes=6, changes_beside=2)
-    await rig.start()
-    gate = rig.transport.pause(Step.COMMIT)
-    for n in range(10):
-        rig.submit("retries", n + 1, publishes=1)
-    await rig.settle()
-    rig.transport.rounds.came_first(asyncio.get_running_loop().time())
-    gate.set()
-    await rig.settle()
-    assert [len(batch.publishes) for batch in rig.transport.batches] == [6, 2, 2]
 
 
 async def test_what_only_tells_of_commands_fills_fewer_transactions(make_rig: MakeRig) -> None:
