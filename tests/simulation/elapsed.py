@@ -20,7 +20,7 @@ SLACK_MS: Final = 60.0
 HUNG_MS: Final = 5_000.0
 """The same where the call does not heed its cancellation."""
 STOPPED_MS: Final = 30_000.0
-"""For so long a process may be stopped in between."""
+"""The longest time for which a history stops a process."""
 
 
 class Elapsed:

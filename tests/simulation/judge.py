@@ -234,7 +234,7 @@ class Judge:
         oracle.damages.strike(broker, tp, oracle.stores.rows[number], oracle.stories, rng)
 
     def check_silence(self, origin: Origin, silent_ms: float) -> None:
-        """Judge a call that begins in a worker whose group has heard nothing of it for so long."""
+        """Judge the start of a call in a worker that its group has not heard for a while."""
         must(silent_ms <= SESSION_S * 1_000 + 1, "I10", origin, f"begins {silent_ms:.0f} ms after a sign of life")
 
     def waits(self) -> bool:

@@ -90,7 +90,7 @@ class Effect:
     original: str = ""
     """What was edited, and of which letter: for the event and the mark."""
     size: int = MARK_BYTES
-    """Approximate bytes of what a letter comes to."""
+    """Approximate bytes that it adds to a transaction."""
 
 
 @value_type

@@ -118,7 +118,7 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
                 newest[found] = max(row.offset, newest.get(found, 0))
             self._oldest = min(self._oldest, _time_key(letter))
         for found, offset in newest.items():
-            if offset >= self._newest(found, 0):
+            if offset > self._newest(found):
                 batch.put(found, _OFFSET.pack(offset))
         self._commit(batch, next_offset)
 
@@ -243,10 +243,10 @@ class RocksDeadLetterTable(RocksTable, DeadLetterTable):
     def mark_of(self, offset: int) -> str | None:
         return self._mark_of(offset)[0]
 
-    def _newest(self, key: bytes, none: int = -1) -> int:
-        """Return the offset of the newest letter of a failure id."""
+    def _newest(self, key: bytes) -> int:
+        """Return the offset of the newest letter of a failure id, by its key; -1: there is none."""
         found = self._store.get(key)
-        return none if found is None else int.from_bytes(found, "big")
+        return -1 if found is None else int.from_bytes(found, "big")
 
     def count(self) -> int:
         """Return how many letters are open: without a mark, or restored."""

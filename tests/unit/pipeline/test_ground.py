@@ -221,7 +221,7 @@ def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours:
 
 
 def test_java_starts_with_the_classes_that_it_has_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged archive is ignored in silence, one that was cut off is written again, and none where nobody may."""
+    """Java ignores a damaged archive; one that was cut off is written again; a read-only folder gets none."""
     (folder := tmp_path / "a cache").mkdir()
     java = find_java().path
 
