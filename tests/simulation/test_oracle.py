@@ -14,7 +14,7 @@ from retryapp.core.record import Record
 from retryapp.core.rows import OPERATOR, PendingRow, Reference, encode_row
 from retryapp.ports import TopicPartition
 from simulation.oracle import Oracle
-from simulation.quiet import HEALED_MS, check_outage
+from simulation.quiet import HEALED_MS, check_outage, longest_idle_wait_ms
 from simulation.referring import KEPT_MS, Referring
 from simulation.story import Call, Opening, Story, Topics, Violation
 from simulation.waits import Waits
@@ -376,6 +376,19 @@ def test_after_an_outage_everything_begins_soon(*, held: bool) -> None:
     told.oracle.stories[0, 0].freed_ms = 1_500 if held else 0.0
     with nullcontext() if held else pytest.raises(Violation, match=r"^I18: .* 6001 ms"):
         check_outage(told.oracle, 1_000)
+
+
+@pytest.mark.parametrize(("in_place", "idle_ms"), [(True, 20), (False, 120)])
+def test_a_delivery_that_pauses_between_its_tries_goes_on(in_place: bool, idle_ms: float) -> None:
+    """A record that waits for its place in flight waits for a delivery, not for nothing; where none goes on, it does.
+
+    Seed 22428652.
+    """
+    opening = Opening("w", 0.0)
+    first, second = (Story(Record("orders", 0, at, 7, KEY, b"v", HEADERS), "FS", sent_ms=5.0) for at in range(2))
+    first.taken_in, second.taken_in = (0.0, opening), (140.0, opening)
+    first.calls[1] = [Call("w", 0, 10, fine=False), Call("w", 110, 120, fine=True, in_place=in_place)]
+    assert longest_idle_wait_ms([first, second]) == idle_ms
 
 
 def end(oracle: Oracle, topic: str, attempt: int = 1) -> None:
