@@ -455,3 +455,17 @@ def test_a_row_waits_by_reference_until_it_is_safe(hold: int, due_ms: int, *, ho
     row = encode_row(PendingRow(KEY, b"", (), due_at_ms=safe_ms + due_ms, hold=hold, reference=told))
     with nullcontext() if holds else pytest.raises(Violation, match=r"^I21 "):
         Referring().written((0, 0), story, row, safe_ms + 500)
+
+
+@pytest.mark.parametrize(("new", "again", "holds"), [(0, 1, True), (0, 0, False), (2, 1, False)])
+def test_more_may_wait_than_a_cap_says_only_where_the_first_one_comes_again(
+    new: int, again: int, *, holds: bool
+) -> None:
+    """Its offset was set back while later ones waited; whatever comes behind others is one too many."""
+    oracle = Told().oracle
+    for offset in (1, 2):
+        oracle.add(Record("orders", 0, offset, 7, KEY, b"v", HEADERS), "FS")
+    oracle.sequences.most = 2
+    oracle.stories[0, new].again = again
+    with nullcontext() if holds else pytest.raises(Violation, match=r"I22 .* 3 of its sequence wait"):
+        oracle.sequences.check_size((0, new), [(0, 0), (0, 1), (0, 2)])
