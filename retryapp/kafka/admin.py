@@ -43,7 +43,6 @@ LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 DEFAULT_TIMEOUT_S: Final = 15.0
 BROKER_DEFAULT: Final = -1  # replication factor that leaves the number to the broker
 
-TOPIC_EXISTS: Final = "TOPIC_ALREADY_EXISTS"
 REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT
 PASSING: Final = frozenset(
     {
@@ -321,7 +320,7 @@ class KafkaAdmin:
                 try:
                     future.result(self.timeout_s * 2)
                 except KafkaException as error:
-                    if error.args[0].name() != TOPIC_EXISTS:
+                    if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                         raise
 
     def settings(self, topics: Iterable[str], *, tolerant: bool = False) -> dict[str, dict[str, str]]:
