@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 )
 
 from retryapp.core.durations import MAX_DURATION_MS
-from retryapp.core.errors import RetryAppError, TopicMissingError
+from retryapp.core.errors import TopicMissingError
 from retryapp.core.record import short_topic_id
 from retryapp.kafka.connection import KafkaConnection, named_error
 from retryapp.kafka.errors import KafkaRequestError, PartitionMissingError
@@ -355,16 +355,12 @@ class KafkaAdmin:
     def _naming(self, doing: str, topic: str | None = None) -> Iterator[None]:
         try:
             yield
-        except KafkaException as error:
-            raise self._named(error, doing=doing, topic=topic) from error
-        except FutureTimeoutError as error:
-            raise self._named(KafkaError(REQUEST_TIMED_OUT), doing=doing, topic=topic) from error
-
-    def _named(self, error: KafkaException | KafkaError, *, doing: str, topic: str | None = None) -> RetryAppError:
-        self._client.poll(0)  # serves the error callback: the client's own words on why
-        return named_error(
-            error, self.connection, doing=doing, topic=topic, tried_s=self.timeout_s, hints=tuple(self._hints[-3:])
-        )
+        except (KafkaException, FutureTimeoutError) as error:
+            self._client.poll(0)  # serves the error callback: the client's own words on why
+            cause = error if isinstance(error, KafkaException) else KafkaError(REQUEST_TIMED_OUT)
+            raise named_error(
+                cause, self.connection, doing=doing, topic=topic, tried_s=self.timeout_s, hints=self._hints
+            ) from error
 
     def _note_error(self, error: KafkaError) -> None:
         self._hints.append(error.str())
