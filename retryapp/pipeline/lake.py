@@ -63,30 +63,28 @@ def open_lake(spark: SparkSession, text: str, *, must_exist: bool = False) -> La
     """
     uri = lake_uri(text)
     files = Files(spark, uri)
-    mark = files.read(f"{uri}/{MARK}")
+    place = f"{uri}/{MARK}"
+    mark = files.read(place)
     if mark is None:
         if must_exist:
             raise TableMissingError(uri)
-        salt = secrets.token_hex(32)
-        facts: dict[str, Any] = {"format": SCHEMA_VERSION, "tables": _TABLES, "salt": salt}
-        if not files.create(f"{uri}/{MARK}", json.dumps(facts)):  # another process made it meanwhile
-            return open_lake(spark, text)
-    else:
-        facts = _facts(uri, mark)
-    return Lake(uri, facts["salt"])
+        facts = {"format": SCHEMA_VERSION, "tables": _TABLES, "salt": secrets.token_hex(32)}
+        files.create(place, json.dumps(facts))
+        mark = files.read(place)  # another process may have made it meanwhile
+    return Lake(uri, _salt(uri, mark or ""))
 
 
-def _facts(uri: str, mark: str) -> dict[str, Any]:
+def _salt(uri: str, mark: str) -> str:
     try:
         facts = json.loads(mark)
-        version, tables, _ = int(facts["format"]), facts["tables"], facts["salt"]
+        version, tables, salt = int(facts["format"]), facts["tables"], str(facts["salt"])
     except (ValueError, KeyError, TypeError) as error:
         raise LakeUnusableError(uri, f"{MARK} in it is not readable ({error})") from error
     if version > SCHEMA_VERSION:
         raise NewerLakeError(f"the lake {uri}", version, SCHEMA_VERSION)
     if tables != _TABLES:
         raise LakeUnusableError(uri, f"its tables are {tables}, and only Delta tables are read: begin a new lake")
-    return dict(facts)
+    return salt
 
 
 class Files:
