@@ -16,6 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, TableMissingError
+from retryapp.pipeline.failures import java_message
 from retryapp.pipeline.schemas import SCHEMA_VERSION
 
 MARK: Final = "lake.json"
@@ -107,7 +108,7 @@ class Files:
         except Py4JJavaError as error:
             kind = error.java_exception.getClass().getName()
             if not any(word in kind for word in passed):
-                raise LakeUnusableError(self._uri, java_message(error)) from error
+                raise LakeUnusableError(self._uri, java_message(error.java_exception)) from error
 
     def read(self, uri: str) -> str | None:
         """Return a small file's text; None where there is none."""
@@ -177,11 +178,3 @@ class Files:
         with self._errors_named("FileNotFound"):
             names = tuple(status.getPath().getName() for status in self._system.listStatus(self._path(uri)))
         return names  # noqa: RET504 - the error may be suppressed
-
-
-def java_message(error: Py4JJavaError) -> str:
-    """Return the innermost message of an error in Java, on one line."""
-    cause = error.java_exception
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return str(cause.getMessage() or cause.getClass().getSimpleName()).splitlines()[0]
