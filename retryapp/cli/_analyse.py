@@ -127,12 +127,11 @@ def analyse(
         f"{analysed.journeys:,} journeys{news}, in {analysed.elapsed_ms / 1_000:.1f} s",
         _checks(analysed.verdicts),
     ]
-    names = ("group", "rows")
     facts = {"lake": opened.uri, **asdict(analysed), "sound": analysed.is_sound}
-    facts["archived"] = [{name: getattr(result, name) for name in names} for result in archived]
+    facts["archived"] = [{"group": each.group, "rows": each.rows} for each in archived]
     if compared is not None:
         parts.append(_compared(compared))
-        facts["ledger"] = asdict(compared)
+        facts["ledger"] = compared
     if page is not None and shown is not None:
         parts.append(_write(page, shown))
         facts["report"] = {"path": page.absolute(), "headline": shown["headline"], "totals": shown["totals"]}
