@@ -310,7 +310,7 @@ def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken
                     theirs = asdict(partitions[row["partition"]])
                     differences += compare(row, theirs)
                     total.update({name: theirs[name] for name in ("received", "done", "recovered", "skipped")})
-        at_rest = at_rest and cut.is_rest(take_cut(admin, group))
+        at_rest = at_rest and cut == take_cut(admin, group)
     first = total["done"] - total["recovered"]
     counted = {"received": total["received"], "first_try_ok": first, "done": total["done"] + total["skipped"]}
     return Compared(at_rest=at_rest, differences=differences, counted=counted)
