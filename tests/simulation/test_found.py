@@ -154,3 +154,15 @@ def test_a_note_of_a_record_whose_row_goes_on_settles_nothing() -> None:
 def test_a_record_that_comes_again_may_end_later_than_its_script_says() -> None:
     """Its first attempt met an outage, so the second was its last; the judge waited for an end of the first."""
     assert History(draw_plan(16421414)).run().violation is None
+
+
+def test_a_letter_that_ended_its_workers_is_passed_where_a_replay_of_it_is_on_its_way() -> None:
+    """It was told as failed, without a mark: the table did not say yet that it was replayed."""
+    assert History(draw_plan(22428685)).run().violation is None
+
+
+def test_a_record_that_comes_again_waits_beside_the_cap_where_rows_wait_for_it() -> None:
+    """The judge took that for one too many: it goes before a row that was there when the offset was set back."""
+    result = History(draw_plan(20428582)).run()
+    assert result.violation is None
+    assert result.reached["one came again before as many as may wait"] == 1
