@@ -21,7 +21,7 @@ from retryapp.core.control import Refusal, Verb
 from retryapp.core.jobs import LetterFilter, Part, PartState
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
-from retryapp.lookup.jobs import Order, Told, begin, job_facts, outcomes, parts_of, summed
+from retryapp.lookup.jobs import Order, Told, begin, job_facts, outcomes, parts_of, passed, summed
 from retryapp.lookup.previews import Preview, preview
 
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field", "from_ms", "until_ms")
@@ -185,7 +185,7 @@ def watch(
             ):
                 if parts:
                     whole = summed(parts)
-                    bar.update(task, completed=whole.done + whole.refused.total())
+                    bar.update(task, completed=whole.done + whole.refused.total() - passed(whole))
                 elif letters is None:
                     return unknown_job(job, as_json=as_json)
                 time.sleep(_LOOK_S)
@@ -196,7 +196,8 @@ def watch(
             raise
     whole = summed(parts)
     emit(job_facts(job, parts), job_text(job, parts), as_json=as_json)
-    return ExitCode.FINE if whole.state is PartState.ENDED and not whole.refused else ExitCode.FINDING
+    fine = whole.state is PartState.ENDED and whole.refused.total() == passed(whole)
+    return ExitCode.FINE if fine else ExitCode.FINDING
 
 
 def unknown_job(job: str, *, as_json: bool) -> ExitCode:
@@ -221,7 +222,11 @@ def _end_text(verb: str, job: str) -> str:
 def job_text(job: str, parts: Mapping[int, Part]) -> str:
     whole = summed(parts)
     lines = [f"job {job}: {whole.verb}, {whole.state}; {whole.text}"]
-    lines += [f"which were refused, and why: retryapp job refused {place_text()} {job}"] * bool(whole.refused)
+    stay = passed(whole)
+    counts = {"stay as they were before": stay, "were refused": whole.refused.total() - stay}
+    if whole.refused:
+        said = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+        lines.append(f"{said}; which, and why: retryapp job refused {place_text()} {job}")
     lines += [f"{part.state} on partition {number}: {part.paused}" for number, part in parts.items() if part.paused]
     if whole.state is PartState.PAUSED:
         lines += [_end_text("resume", job), _end_text("cancel", job)]
@@ -229,7 +234,10 @@ def job_text(job: str, parts: Mapping[int, Part]) -> str:
 
 
 def _preview_text(verb: Verb, found: Preview) -> str:
-    done = "".join(f"; {count} are {word} and stay so" for word, count in sorted(found.done.items()))
+    done = "".join(
+        f"; {count} are {word} and {'refused' if word == Refusal.CRASHED else 'stay so'}"
+        for word, count in sorted((+found.done).items())
+    )
     text = f"{verb}: {found.letters} letters{done}"
     if found.done[Refusal.CRASHED]:
         text += "\ncrashed: no job replays what ended its workers; replay each alone, by its failure id with --force"

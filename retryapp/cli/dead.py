@@ -194,7 +194,8 @@ def replay(**options: Any) -> ExitCode:
     new key, not a filter). The letter stays as it was. --idempotency says whether services see it as the same call.
 
     \b
-    Exit codes: 0 all are replayed, 1 some are refused, none fits, no worker has answered, or the job is paused.
+    Exit codes: 0 all are replayed, but for those that a preview says stay so; 1 some are refused, none fits, no worker
+    has answered, or the job is paused.
 
     \b
     Examples:

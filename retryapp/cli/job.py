@@ -14,7 +14,7 @@ from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import JOB_ID
 from retryapp.core.jobs import MOST_NAMED, JobVerb
-from retryapp.lookup.jobs import job_facts, parts_of, progress_facts, read_refused, summed, tell_job
+from retryapp.lookup.jobs import job_facts, parts_of, passed, progress_facts, read_refused, summed, tell_job
 
 
 @click.group(name="job", cls=Group)
@@ -42,8 +42,10 @@ def list_(*, place: Place, as_json: bool) -> ExitCode:
     """List jobs that have not ended, and the last ones that have."""
     jobs = parts_of(*only_handler(place))
     wholes = {job: summed(parts) for job, parts in jobs.items()}
-    rows = [[job, each.verb, str(each.state), str(each.done), str(each.refused.total()), each.by, each.why]
-            for job, each in wholes.items()]  # fmt: skip
+    rows = [
+        [job, each.verb, str(each.state), str(each.done), str(each.refused.total() - passed(each)), each.by, each.why]
+        for job, each in wholes.items()
+    ]
     text = table(["job", "", "state", "done", "refused", "by", "why"], rows)
     text = text if rows else "no jobs; one that still waits for a worker is not listed"
     emit({"jobs": [job_facts(job, parts) for job, parts in jobs.items()]}, text, as_json=as_json)
@@ -59,7 +61,8 @@ def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
     """Show the progress of a job.
 
     \b
-    Exit codes: 0 it is known; with --watch: it has ended and nothing was refused; 1 otherwise.
+    Exit codes: 0 it is known; with --watch: it has ended and nothing was refused but
+    letters that were done with before; 1 otherwise.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
     connection, topology = only_handler(place)
     if follow:
@@ -76,7 +79,7 @@ def show(*, job: str, follow: bool, place: Place, as_json: bool) -> ExitCode:
 @json_option
 @place_options
 def refused(*, job: str, place: Place, as_json: bool) -> ExitCode:
-    """Name the letters that a job has refused, and why. Of each partition the first 1,000 have events.
+    """Name the letters that a job has refused or left as they were, and why: of each partition the first 1,000.
 
     \b
     Exit codes: 0 the job is known, 1 it is not.
@@ -88,7 +91,7 @@ def refused(*, job: str, place: Place, as_json: bool) -> ExitCode:
     letters, total = read_refused(connection, topology, job, parts).letters, summed(parts).refused.total()
     rows = [[each["failure_id"] or "-", each["refused"], each["text"]] for each in letters]
     text = f"{table(['failure id', 'refused', ''], rows)}\n" if rows else ""
-    text += f"{len(letters)} of {total} refused letters; each partition names its first {MOST_NAMED:,}"
+    text += f"{len(letters)} of {total} letters, refused or as before; each partition names its first {MOST_NAMED:,}"
     emit({"job": job, "refused": total, "letters": letters}, text, as_json=as_json)
     return ExitCode.FINE
 

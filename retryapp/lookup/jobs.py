@@ -33,6 +33,10 @@ from retryapp.lookup.outcomes import outcome_of
 from retryapp.lookup.previews import Scope
 from retryapp.lookup.reading import Reading
 
+_PASSED: Final = frozenset({
+    Refusal.REPLAYED, Refusal.HANDLED, Refusal.DISCARDED, Refusal.NOT_DISCARDED, Refusal.NOT_NEWEST, Refusal.WAITING
+})  # fmt: skip
+"""Refusals of letters that stay as a preview has said: they were done with before, or are not what a job is about."""
 _QUEUED: Final = "no worker has this partition now: the command waits for one"
 
 Told = Mapping[int, Commanded | None]
@@ -114,15 +118,22 @@ def outcomes(told: Told) -> list[dict[str, Any]]:
     ]
 
 
+def passed(part: Part) -> int:
+    """Return how many letters a part has left as its preview has shown them: they need nobody."""
+    return sum(count for word, count in part.refused.items() if word in _PASSED)
+
+
 def part_facts(part: Part) -> dict[str, Any]:
-    """Return a part, or parts in one, as JSON has it."""
+    """Return a part, or parts in one, as JSON has it; `passed`: how many of the refused stay as the preview said."""
+    taken = part.done + part.refused.total() - passed(part)
     return {
         "verb": part.verb,
         "state": part.state,
         "done": part.done,
         "refused": dict(part.refused),
+        "passed": passed(part),
         "looked": part.looked,
-        "letters": part.done + part.refused.total() if part.order is None else part.order.letters,
+        "letters": taken if part.order is None else part.order.letters,
         "paused": part.paused or None,
         "by": part.by,
         "why": part.why,

@@ -92,8 +92,8 @@ _Handler = _model(
 _Todo = _model("Todo", "Something that needs action.", weight=int, main=str, text=str, path=str)
 _Due = _model("Due", "How many are due; more: at least so many.", count=_Int, more=bool)
 _Part = _model(
-    "Part", "A part of a job.",
-    verb=str, state=str, done=int, refused=_Counts, looked=int, letters=_Int, paused=_Text, by=str, why=str,
+    "Part", "A part of a job; passed: how many of the refused were done with before, and stay so.",
+    verb=str, state=str, done=int, refused=_Counts, passed=int, looked=int, letters=_Int, paused=_Text, by=str, why=str,
 )  # fmt: skip
 _Job = _model("Job", "A job.", _Part, job=str)
 _PartOf = _model("PartOf", "The part of one partition.", _Part, partition=int)
