@@ -8,6 +8,9 @@ to fail.
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -15,7 +18,7 @@ from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
 from retryapp.core.causes import cause_id, cause_name, cause_text
-from retryapp.core.control import MarkKind, is_mark, mark_of, row_state
+from retryapp.core.control import MarkKind, is_mark, is_open, mark_of, row_state
 from retryapp.core.dead_index import MAX_KEY_BYTES, index_letter, newest_letter
 from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.foreign import split_headers, unshield
@@ -226,6 +229,8 @@ class Listed(NamedTuple):
     """Records in the whole list."""
     undecoded: int = 0
     """Records whose value was not searched: the decoder failed."""
+    marked: Mapping[str, int] = {}
+    """How many of a whole list of dead letters are not open, by what became of them (`core.control.MarkKind`)."""
 
 
 def list_waiting(
@@ -323,17 +328,17 @@ def list_dead(
     limit: int,
     decoding: Decoding | None = None,
 ) -> Listed:
-    """Return dead letters that fit, the latest first; memory is that of ``limit`` records."""
-    matching, marks = 0, Marks()
+    """Return dead letters that fit, the latest first; memory: ``limit`` records, marks, 8 bytes for each that fits."""
+    fitting: dict[tuple[str, int], array[int]] = {}
+    marks = Marks()
     searches = _searches(topologies, decoding)
 
     def letters() -> Iterator[tuple[_Position, Record]]:
-        nonlocal matching
         for topology, search in searches.items():
             numbers = None if partition is None else [partition]
             for record in read_letters(connection, topology, marks, numbers):
                 if wanted is None or fits(wanted, record, search):
-                    matching += 1
+                    fitting.setdefault((record.topic, record.partition), array("q")).append(record.offset)
                     at = _Position(record.timestamp_ms, topology.main, record.partition, record.offset)
                     yield at, replace(record, value=None)  # lists show no payloads
 
@@ -343,7 +348,17 @@ def list_dead(
          "mark": marks.get(place_of_letter(record))}
         for at, record in latest
     ]  # fmt: skip
-    return Listed(facts, matching, _undecoded(searches))
+    marked = Counter(
+        str(mark)
+        for (topic, number, offset), mark in marks.items()
+        if not is_open(mark) and _has(fitting.get((topic, number), ()), offset)
+    )
+    return Listed(facts, sum(map(len, fitting.values())), _undecoded(searches), marked)
+
+
+def _has(offsets: Sequence[int], offset: int) -> bool:
+    at = bisect_left(offsets, offset)
+    return at < len(offsets) and offsets[at] == offset
 
 
 def fits(wanted: LetterFilter, record: Record, search: Searching | None = None) -> bool:
