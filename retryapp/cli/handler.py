@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 import click
@@ -34,9 +34,18 @@ def tell_handler(
 
 
 def show_levels(
-    place: Place, name: Literal["paused", "forced"], *, none: str, as_json: bool, circuit: str = ""
+    place: Place,
+    name: Literal["paused", "forced"],
+    *,
+    none: str,
+    as_json: bool,
+    circuit: str = "",
+    check: Callable[[], None] = lambda: None,
 ) -> ExitCode:
-    """Show on which partitions it is set, of all circuits or of one; `none`: what to say where it is not."""
+    """Show on which partitions it is set, of all circuits or of one.
+
+    `none`: what to say where it is not; `check` may refuse to say so.
+    """
     connection, topology = only_handler(place)
     facts: dict[str, dict[str, Any]] = {}
     lines = []
@@ -56,6 +65,8 @@ def show_levels(
         for each in listed
         if (word := verbs.get(each.command.verb)) and circuit in ("", each.command.circuit)
     ]
+    if not (lines or coming):
+        check()
     shown = {"main": topology.main, name: facts.pop(circuit, {})} | ({"circuits": facts} if name == "forced" else {})
     lines = lines or [none]
     lines += [_queued_text(each) for each in coming]

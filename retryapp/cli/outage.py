@@ -53,7 +53,7 @@ def _refuse_without_circuit(place: Place, circuit: str) -> None:
 
     Raises:
         click.UsageError: the handler has none of this name. (One that was forced open and is gone from the application
-            is closed all the same.)
+            is shown and closed all the same.)
     """
     if place.app_spec is None:
         return
@@ -82,6 +82,11 @@ def show(*, place: Place, circuit: str, as_json: bool) -> ExitCode:
     """Show whether an operator has forced the circuit open, who and why. Works with all workers down.
 
     \b
-    Exit codes: 0 not forced open, 1 forced open, or a command about it waits for a worker.
+    Exit codes: 0 not forced open, 1 forced open, or a command about it waits for a worker, 2 there is no such circuit.
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    return show_levels(place, "forced", none="not forced open", as_json=as_json, circuit=circuit)
+
+    def check() -> None:
+        if circuit:
+            _refuse_without_circuit(place, circuit)
+
+    return show_levels(place, "forced", none="not forced open", as_json=as_json, circuit=circuit, check=check)
