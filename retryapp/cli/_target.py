@@ -82,12 +82,16 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
     """Return where a failure id points to: it contains group and main topic, so ``--group`` is not needed.
 
     Raises:
-        click.UsageError: it is no failure id, or no cluster is named.
+        click.UsageError: it is no failure id, or of another group than the application, or no cluster is named.
     """
     group, origin = origin_named(failure)
     if place.app_spec is not None:
         _refuse_with_app(place, "broker", "client_config")
-        connection = load_handlers(place.app_spec).connection
+        application = load_handlers(place.app_spec)
+        connection, own = application.connection, application.topologies[0].group
+        if group != own:
+            where = "give -A its app, or --broker HOST:PORT"
+            raise click.UsageError(f"{failure} is of group {group}, and -A {place.app_spec} is group {own}: {where}")
     elif place.broker is not None:
         connection = connect(place.broker, place.client_config)
     else:

@@ -194,6 +194,9 @@ def test_dead_letters_show_what_their_handler_has_made_of_them(retryapp, shop):
     assert {(record["partition"], record["offset"]): record["mark"] for record in shown} == {
         (0, 0): "handled", (0, 1): "failed", (1, 0): "skipped", (2, 0): None,
     }  # fmt: skip
+    listed = retryapp("dead", "list", *shop.place, "--topic", topology.main).out
+    assert "4 of 4 dead letters: 3 still dead, 1 handled\n" in listed, "as `top` counts"
+    assert ": 0 still dead" not in retryapp("dead", "list", *shop.place, "--topic", topology.main, "--partition", 1).out
     told = retryapp("dead", "show", "--broker", shop.operator.bootstrap, shop.failure_id(0, 1), "--json").json
     assert told["mark"] == "failed", "the last letter of this record"
     ledger = retryapp("ledger", *shop.place, "--topic", letters.main, "--json").json
@@ -242,6 +245,14 @@ def test_wrong_usage_ends_with_2(retryapp, arguments, message):
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("words", [("dead", "show"), ("pending", "show"), ("dead", "replay")])
+def test_a_failure_id_of_another_group_is_refused(retryapp, module: str, words: tuple[str, ...]):
+    """With -A of an app that has not made it: its topics are none of that app's to create."""
+    done = retryapp(*words, "-A", module, "shipping/orders@kq8G0bTz/0/1")
+    assert done.code == 2
+    assert f"is of group shipping, and -A {module} is group {module}: give -A its app" in done.err
 
 
 def test_client_properties_come_from_a_file(retryapp, shop, tmp_path: Path):
