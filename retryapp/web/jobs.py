@@ -13,7 +13,7 @@ from aiohttp import web
 from pydantic import ValidationError
 from typing_extensions import override
 
-from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Verb
+from retryapp.core.control import JOB_ID, MAX_WORDS, OF_LETTERS, Refusal, Verb
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.jobs import HANDLER_VERBS, HandlerVerb, JobVerb, LetterFilter, Part, PartState
 from retryapp.core.rates import parse_rate
@@ -155,7 +155,7 @@ class _JobAction(Action):
         told: Told = await self.turns.take(call)
         self.answers.peers.ask_anew()
         said = outcomes(told)
-        done = bool(said) and all(each["outcome"] == "done" for each in said)
+        done = all(each["outcome"] == "done" for each in said)
         place = f"{PAGES_PREFIX}/{quote(info.main, safe='')}/{place}"
         facts: Facts = {"main": info.main, "verb": sent.get("verb"), "done": done, "see": place, "partitions": said}
         if done and is_browser(request):
@@ -247,7 +247,11 @@ class TellJob(_JobAction):
             if not may and (parts := on_topics(info.main, steering.parts_of).get(name)):
                 letters = job_facts(name, parts)["letters"]
                 person.require(Role.OPERATE if letters is not None and letters <= MOST_LETTERS else Role.ADMIN)
-            return on_topics(info.main, steering.tell_job, name, JobVerb(f"job-{verb}"), **words)
+            told: Told = on_topics(info.main, steering.tell_job, name, JobVerb(f"job-{verb}"), **words)
+            if not told:
+                hint = "It is over, or unknown: the page of the job says which"
+                raise PageError(409, str(Refusal.NO_JOB), f"no job {name} of {info.main} goes on", hint)
+            return told
 
         return tell, f"jobs/{quote(name, safe='')}"
 

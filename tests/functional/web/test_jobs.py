@@ -233,6 +233,17 @@ async def test_a_job_page_shows_how_far_it_is_and_steers_it(worker: FakeWorker) 
         assert listed.index("3f9ca81b02") < listed.index("77aa00bb11"), "the newest first"
 
 
+async def test_a_command_about_a_job_that_is_over_is_refused(worker: FakeWorker) -> None:
+    """As `retryapp job` says it: no partition has a part that goes on."""
+    worker.remembered.clear()
+    async with pages(worker, ADMIN) as site:
+        for how in (HTML, {}):
+            sent = {"verb": "cancel", "why": "lunch"}
+            status, body, _ = await site.post(sent, how, f"{BASE}/command/job/3f9ca81b02")
+            assert (status, f"no job 3f9ca81b02 of {MAIN} goes on" in body) == (409, True)
+        assert json.loads(body)["error"]["code"] == "no-job"
+
+
 async def test_a_job_page_says_which_partitions_are_paused(worker: FakeWorker) -> None:
     """Else it seems to stand still."""
     async with pages(worker, ADMIN) as site:
