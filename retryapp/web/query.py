@@ -25,6 +25,10 @@ DEFAULT_LIMIT: Final = 50
 MAX_LIMIT: Final = 500
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field")
 """Parameters that are fields of `LetterFilter`; with `since` and `until` they are all of it."""
+_FORMS: Final = {
+    "header": "NAME=TEXT, as tenant=acme, of at most 400 characters",
+    "field": "/POINTER=TEXT, as /customer/id=17, of at most 400 characters",
+}
 MAX_REFRESH_S: Final = 3_600
 _MAX_DIGITS: Final = 19
 
@@ -140,7 +144,7 @@ def _filter(given: Mapping[str, str], now_ms: int) -> LetterFilter:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = {"from_ms": "since", "until_ms": "until"}.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise bad_parameter(name, given[name], str(first["msg"])) from error
+        raise bad_parameter(name, given[name], _FORMS.get(name, str(first["msg"]))) from error
 
 
 def is_number(text: str) -> bool:

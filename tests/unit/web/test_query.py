@@ -64,6 +64,15 @@ def test_a_time_that_cannot_be_read_is_refused_with_what_can(text: str) -> None:
     assert error.value.hint == "Expected a length with a unit ('10m') or UTC ('2030-01-31T12:00')"
 
 
+@pytest.mark.parametrize(("name", "example"), [("field", "/customer/id=17"), ("header", "tenant=acme")])
+def test_a_filter_that_cannot_be_read_is_refused_with_an_example(name: str, example: str) -> None:
+    """Its hint was the pattern that checks it."""
+    with pytest.raises(PageError) as error:
+        question_of({name: "customer"})
+    assert f", as {example}" in error.value.hint
+    assert question_of({name: example}).wanted != LetterFilter()
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "501", "1.5", "\u0662", "1e2", "9" * 40])
 def test_a_page_size_out_of_range_is_refused(text: str) -> None:
     """Bounded work for every request."""
