@@ -151,7 +151,10 @@ def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: Lette
     names = [record["failure_id"] for record in found.records if record["failure_id"] is not None]
     causes = Counter(record["cause"] for record in found.records)
     lines = [f"{count:>9}  {cause}" for cause, count in causes.most_common(20)]
-    lines += [f"{verb}: {len(names)} that wait", *undecoded_text(found)]
+    lines.append(f"{verb}: {len(names)} that wait")
+    if damaged := len(found.records) - len(names):
+        lines.append(f"{damaged} more fit, and are left out: they are damaged and have no failure id")
+    lines += undecoded_text(found)
     click.echo(printable("\n".join(lines)), err=True)
     if names and not yes:
         click.confirm("go on?", abort=True, err=True)

@@ -127,7 +127,8 @@ def list_(*, place: Place, partition: int | None, wanted: LetterFilter | None, l
     only: Any = {"partition": partition, "wanted": wanted, "decoding": decoding_of(place)}
     found = list_dead(connection, topologies, **only, limit=limit)
     now_ms = SystemClock().wall_ms()
-    text = list_text(found, COLUMNS, now_ms, of="dead letters", none="no dead letters")
+    none = "no dead letters" if (partition, wanted) == (None, None) else "no dead letters that fit"
+    text = list_text(found, COLUMNS, now_ms, of="dead letters", none=none)
     emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
     return ExitCode.FINE
 

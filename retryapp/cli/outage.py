@@ -89,4 +89,5 @@ def show(*, place: Place, circuit: str, as_json: bool) -> ExitCode:
         if circuit:
             _refuse_without_circuit(place, circuit)
 
-    return show_levels(place, "forced", none="not forced open", as_json=as_json, circuit=circuit, check=check)
+    none = "not forced open by anybody; whether a circuit has opened by itself: 'retryapp top'"
+    return show_levels(place, "forced", none=none, as_json=as_json, circuit=circuit, check=check)

@@ -86,7 +86,8 @@ def list_(
     for topology in topologies:
         own = [record for record in found.records if record["main"] == topology.main]
         mark_circuits(connection, topology, own, now_ms)
-    text = list_text(found, COLUMNS, now_ms, of="waiting", none="nothing waits")
+    none = "nothing waits" if (partition, due_before, wanted) == (None, None, None) else "nothing waits that fits"
+    text = list_text(found, COLUMNS, now_ms, of="waiting", none=none)
     emit({"now_ms": now_ms, **found._asdict()}, text, as_json=as_json)
     return ExitCode.FINE
 

@@ -37,7 +37,7 @@ _PASSED: Final = frozenset({
     Refusal.REPLAYED, Refusal.HANDLED, Refusal.DISCARDED, Refusal.NOT_DISCARDED, Refusal.NOT_NEWEST, Refusal.WAITING
 })  # fmt: skip
 """Refusals of letters that stay as a preview has said: they were done with before, or are not what a job is about."""
-_QUEUED: Final = "no worker has this partition now: the command waits for one"
+_QUEUED: Final = "no worker has answered yet: the command waits for the one that has this partition"
 
 Told = Mapping[int, Commanded | None]
 """What partitions say of a command; None: no worker has the partition now."""

@@ -14,7 +14,7 @@ from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection, read_record
 from retryapp.lookup.reading import Reading
 
-QUEUED: Final = "no worker has its partition now: the command waits 15 minutes for one"
+QUEUED: Final = "no worker has answered yet: the command waits 15 minutes for the one that has its partition"
 
 
 def outcome_of(told: Commanded | None) -> Literal["queued", "refused", "done"]:

@@ -104,6 +104,7 @@ def test_a_due_record_says_that_a_circuit_holds_it_back(retryapp, shop):
 def test_a_record_that_does_not_wait_is_a_finding(retryapp, shop):
     """Exit code 1, also when another offset of the partition waits, or the topic was made anew; empty lists say so."""
     assert retryapp("pending", "list", *shop.place).out.strip() == "nothing waits"
+    assert retryapp("pending", "list", *shop.place, "--key", "k").out.strip() == "nothing waits that fits"
     assert retryapp("dead", "list", *shop.place).out.strip() == "no dead letters"
     shop.wait(0, 1, FAR_MS)
     for identity in (shop.failure_id(0, 2), shop.failure_id(1, 1), shop.failure_id(0, 1).replace("@", "@x")):
@@ -139,6 +140,8 @@ def test_dead_letters_are_listed_latest_first(retryapp, shop):
     assert instants == sorted(instants, reverse=True)
     rejected = retryapp("dead", "list", *shop.place, "--reason", "rejected", "--json").json
     assert {record["reason"] for record in rejected["records"]} == {"rejected"}
+    none = retryapp("dead", "list", *shop.place, "--reason", "expired").out.strip()
+    assert none == "no dead letters that fit", "there are others"
     assert rejected["matching"] == 2
     assert len(retryapp("dead", "list", *shop.place, "--partition", 0, "--json").json["records"]) == 2
     first = retryapp("dead", "list", *shop.place, "--limit", 2, "--json").json

@@ -51,7 +51,7 @@ def test_all_that_fit_are_steered(asked: list[Any], verb: str) -> None:
     words = [verb, *PLACE, "--field", "/id=3", "--cause", "c1-3f9ca81b02", "--why", "mended"]
     done = CliRunner().invoke(pending.command, words, input="y\n")
     assert asked == [LetterFilter(field="/id=3", cause="c1-3f9ca81b02"), *((verb, name, "mended") for name in NAMES)]
-    assert f"{verb}: 3 that wait" in done.output
+    assert f"{verb}: 3 that wait\n1 more fit, and are left out" in done.output
     assert "it is down" in done.output
     assert not {"\x1b", "\x07"} & {*done.output}, "an error's text does not steer a terminal"
 
