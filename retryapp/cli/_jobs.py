@@ -22,7 +22,7 @@ from retryapp.core.jobs import LetterFilter, Part, PartState
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.lookup.jobs import Order, Told, begin, job_facts, outcomes, parts_of, passed, summed
-from retryapp.lookup.previews import Preview, preview
+from retryapp.lookup.previews import NO_REPLAY, Preview, preview
 
 FILTERS: Final = ("reason", "error_type", "cause", "message", "key", "header", "field", "from_ms", "until_ms")
 _LOOK_S: Final = 1.0
@@ -235,7 +235,7 @@ def job_text(job: str, parts: Mapping[int, Part]) -> str:
 
 def _preview_text(verb: Verb, found: Preview) -> str:
     done = "".join(
-        f"; {count} are {word} and {'refused' if word == Refusal.CRASHED else 'stay so'}"
+        f"; {count} are {word} and {'refused' if word in NO_REPLAY.values() else 'stay so'}"
         for word, count in sorted((+found.done).items())
     )
     text = f"{verb}: {found.letters} letters{done}"

@@ -51,7 +51,7 @@ class Preview:
     fitting: Counter[int] = field(default_factory=Counter)
     """Letters that it would take, by partition."""
     done: Counter[str] = field(default_factory=Counter)
-    """Letters that fit, and that it would refuse, by what became of them (`core.control.MarkKind`), or `crashed`."""
+    """Letters that fit and that it would refuse, by what became of them (`core.control.MarkKind`) or `NO_REPLAY`."""
     causes: Counter[str] = field(default_factory=Counter)
     """Letters that it would take, by the id of their cause."""
     names: dict[str, str] = field(default_factory=dict)
@@ -144,8 +144,8 @@ class _Count:
         letters = self._letters.setdefault((record.topic, record.partition), _Letters())
         letters.offsets.append(record.offset)
         letters.causes.append(self._causes[cause])
-        crashed = self._replays and metadata.reason == DeadReason.CRASHED
-        letters.states.append(_CRASHED if crashed else _STATES.index(None))
+        refused = NO_REPLAY.get(metadata.reason) if self._replays else None
+        letters.states.append(_STATES.index(refused))
         self._move(letters, -1, 1, (record.topic, record.partition, record.offset), metadata.failure_id)
 
     def _mark(self, topic: str, partition: int, mark: LetterMark) -> None:
@@ -155,8 +155,8 @@ class _Count:
             return  # of one that does not fit
         place = topic, partition, mark.letter
         self._move(letters, at, -1, place, mark.failure_id)
-        state = _STATES.index(None if is_open(mark.mark) else mark.mark)
-        letters.states[at] = state + (_CRASHED if letters.states[at] >= _CRASHED else 0)
+        state = 0 if is_open(mark.mark) else _STATES.index(mark.mark)
+        letters.states[at] += state - letters.states[at] % _KINDS
         self._move(letters, at, 1, place, mark.failure_id)
 
     def _move(self, letters: _Letters, at: int, by: int, place: tuple[str, int, int], name: str) -> None:
@@ -174,9 +174,16 @@ class _Count:
 
 
 _MARKED: Final = tuple(kind for kind in MarkKind if not is_open(kind))
-_STATES: Final = (None, *_MARKED, Refusal.CRASHED, *_MARKED)
-_CRASHED: Final = _STATES.index(Refusal.CRASHED)
-"""From here on: of letters that a replay refuses while they are open."""
+NO_REPLAY: Final[Mapping[str | None, Refusal]] = {
+    DeadReason.CRASHED: Refusal.CRASHED,
+    DeadReason.DAMAGED: Refusal.DAMAGED,
+    DeadReason.GONE: Refusal.DAMAGED,
+    DeadReason.TOO_LARGE: Refusal.TOO_LARGE,
+}
+"""Why no job replays letters with these reasons."""
+_STATES: Final = tuple(state for first in (None, *dict.fromkeys(NO_REPLAY.values())) for state in (first, *_MARKED))
+"""What became of letters: first of those that a job may take, then of those that it refuses to replay, by why."""
+_KINDS: Final = 1 + len(_MARKED)
 
 
 def preview(
