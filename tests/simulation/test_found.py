@@ -154,3 +154,13 @@ def test_a_note_of_a_record_whose_row_goes_on_settles_nothing() -> None:
 def test_a_record_that_comes_again_may_end_later_than_its_script_says() -> None:
     """Its first attempt met an outage, so the second was its last; the judge waited for an end of the first."""
     assert History(draw_plan(16421414)).run().violation is None
+
+
+def test_an_edited_value_may_fulfil_the_condition_of_a_rule() -> None:
+    """The judge asked for the usual dead-letter topic, by the value that the record had before."""
+    assert History(draw_plan(20502630)).run().violation is None
+
+
+def test_a_value_that_was_edited_names_no_record_of_the_former_topic() -> None:
+    """The judge tried to read a name from it, and its own error was taken for the record's failure."""
+    assert History(draw_plan(20647685)).run().violation is None

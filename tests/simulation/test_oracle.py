@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from operator import methodcaller
 from operator import methodcaller as do
 from types import SimpleNamespace
@@ -396,6 +397,18 @@ def test_dead_letters_on_the_wrong_topic_are_found() -> None:
         end(Told(script).oracle, right)
         with pytest.raises(Violation, match="I8 0/0: attempt 1 has a dead letter on"):
             end(Told(script).oracle, wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "right", "wrong"), [(b"0.0:I", "dlq", "dlq.invalid"), (b"edited", "dlq.invalid", "dlq")]
+)
+def test_a_condition_about_a_value_goes_by_what_a_command_has_made_of_it(value: bytes, right: str, wrong: str) -> None:
+    """Its rule, with a dead-letter topic of its own, does not match the record as it was sent."""
+    for topic in (right, wrong):
+        told = Told("I")
+        told.oracle.stories[0, 0].record = replace(told.record, value=value)
+        with nullcontext() if topic == right else pytest.raises(Violation, match="I8 0/0: attempt 1 has a dead letter"):
+            told.show(topic, 1, value=value)
 
 
 def test_skips_by_the_handler_that_are_wrong_are_found() -> None:
