@@ -316,6 +316,7 @@ class Judge:
             if origin[1] // SPAN == life:
                 passed = origin[1] < oracle.offsets.reached(origin[0], life)
                 story.gone = not (passed or story.copies or story.fates or story.held)
+                oracle.sequences.starts.gone.update([origin] * story.gone)
                 oracle.named["a record is gone with its topic"] += story.gone
                 oracle.named["a record waits whose topic was made again"] += not story.gone and origin in waits
         for number in range(self.plan.partitions):

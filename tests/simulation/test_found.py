@@ -164,3 +164,13 @@ def test_an_edited_value_may_fulfil_the_condition_of_a_rule() -> None:
 def test_a_value_that_was_edited_names_no_record_of_the_former_topic() -> None:
     """The judge tried to read a name from it, and its own error was taken for the record's failure."""
     assert History(draw_plan(20647685)).run().violation is None
+
+
+def test_a_newer_record_that_is_gone_with_its_topic_replaces_nothing() -> None:
+    """It had no durable outcome, so what waited before it goes on; the judge took that for a row to be removed."""
+    assert History(draw_plan(20606721)).run().violation is None
+
+
+def test_a_record_that_is_named_like_one_of_the_former_topic_may_be_replaced() -> None:
+    """The judge looked at the key of the one that is gone."""
+    assert History(draw_plan(20601202)).run().violation is None

@@ -14,6 +14,8 @@ import pytest
 from retryapp.core.record import Record
 from retryapp.core.rows import OPERATOR, PendingRow, Reference, encode_row
 from retryapp.ports import TopicPartition
+from simulation.lives import SPAN
+from simulation.newest import check_replaced
 from simulation.oracle import Oracle
 from simulation.quiet import HEALED_MS, check_outage
 from simulation.referring import KEPT_MS, Referring
@@ -367,6 +369,17 @@ def test_a_replay_without_force_is_found_where_the_newest_counts() -> None:
     """A newer record may have replaced it."""
     with pytest.raises(Violation, match=r"^I20 0/0: replayed without force"):
         replaced(ended=True, forced=False)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_replaced_record_may_have_the_name_of_one_that_is_gone_with_its_topic(*, gone: bool) -> None:
+    """A worker that runs on has named both like records of the former topic."""
+    told = Told()
+    for offset in (SPAN, SPAN + 2):
+        told.oracle.add(Record("orders", 0, offset, 7, b"other", b"v", HEADERS), "S")
+    told.oracle.stories[0, 0].gone = gone
+    with nullcontext() if gone else pytest.raises(Violation, match=r"^I20 0/0: superseded by 2, which does not"):
+        check_replaced(told.oracle.stories, (0, 0), 2)
 
 
 @pytest.mark.parametrize("held", [False, True])
