@@ -127,12 +127,11 @@ def analyse(
         f"{analysed.journeys:,} journeys{news}, in {analysed.elapsed_ms / 1_000:.1f} s",
         _checks(analysed.verdicts),
     ]
-    names = ("group", "rows")
     facts = {"lake": opened.uri, **asdict(analysed), "sound": analysed.is_sound}
-    facts["archived"] = [{name: getattr(result, name) for name in names} for result in archived]
+    facts["archived"] = [{"group": each.group, "rows": each.rows} for each in archived]
     if compared is not None:
         parts.append(_compared(compared))
-        facts["ledger"] = asdict(compared)
+        facts["ledger"] = compared
     if page is not None and shown is not None:
         parts.append(_write(page, shown))
         facts["report"] = {"path": page.absolute(), "headline": shown["headline"], "totals": shown["totals"]}
@@ -311,7 +310,7 @@ def _compare(spark: SparkSession, lake: Lake, connection: KafkaConnection, taken
                     theirs = asdict(partitions[row["partition"]])
                     differences += compare(row, theirs)
                     total.update({name: theirs[name] for name in ("received", "done", "recovered", "skipped")})
-        at_rest = at_rest and cut.is_rest(take_cut(admin, group))
+        at_rest = at_rest and cut == take_cut(admin, group)
     first = total["done"] - total["recovered"]
     counted = {"received": total["received"], "first_try_ok": first, "done": total["done"] + total["skipped"]}
     return Compared(at_rest=at_rest, differences=differences, counted=counted)

@@ -138,8 +138,7 @@ def erase(
         with _upkeep(lake, session, wait_s) as upkeep:
             resumed = upkeep.resume_erasures()
         lines = [f"{erased.rows:,} rows of the key with the hash {erased.key_hash} erased" for erased in resumed]
-        erasures = [{"rows": erased.rows, "key_hash": erased.key_hash} for erased in resumed]
-        emit({"erasures": erasures}, "\n".join(lines) or "no interrupted erasure found", as_json=as_json)
+        emit({"erasures": resumed}, "\n".join(lines) or "no interrupted erasure found", as_json=as_json)
         return
     if bool(groups) != (broker is not None):
         raise click.UsageError("--broker and --group go together")
@@ -152,5 +151,4 @@ def erase(
     for part in remains:
         until = "without a limit" if part.expires_ms is None else f"until {utc_text(part.expires_ms)}"
         lines.append(f"  {part.topic} keeps {part.records:,} records of the key {until}")
-    facts = {"rows": erased.rows, "key_hash": erased.key_hash, "remains": [asdict(part) for part in remains]}
-    emit(facts, "\n".join(lines), as_json=as_json)
+    emit({**asdict(erased), "remains": remains}, "\n".join(lines), as_json=as_json)

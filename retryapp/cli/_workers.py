@@ -27,8 +27,8 @@ ANSWER_S: Final = 5.0
 CONNECT_S: Final = 1.0
 """Timeout of the first request to an address where a worker may be."""
 
-_LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight", "last_error", "partition",
-                "circuit", "circuits", "paused")  # fmt: skip
+_LANE: Final = ("state", "since_ms", "pending", "main_lag", "due", "in_flight", "last_error",
+                "last_error_ms", "partition", "circuit", "circuits", "paused")  # fmt: skip
 _FIGURES: Final = ("pending", "next_due_ms", "dead", "as_of_ms", "unknown_partitions", "rates")
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError, ValueError, KeyError, OSError)
 
@@ -210,7 +210,7 @@ def _lanes_table(group: Group) -> Table:
             f"[{_STATE_STYLES.get(state, 'dim')}]{_plain(state)}[/]{_circuit_text(lane)}",
             "-" if since_ms is None else length_text(max(0, group.now_ms - since_ms)),
             *("-" if number is None else f"{number:,}" for number in numbers),
-            _plain(lane.get("last_error") or ""),
+            _plain(_error_text(lane, group.now_ms)),
         )
     return table
 
@@ -227,8 +227,16 @@ def _limits_text(figures: Mapping[str, Any], now_ms: int) -> str:
 
 
 def _due_text(figures: Mapping[str, Any], now_ms: int) -> str:
-    due_ms = figures["next_due_ms"]
-    return "" if due_ms is None else f" (next due in {max(0, due_ms - now_ms) / 1000:.1f} s)"
+    if (due_ms := figures["next_due_ms"]) is None:
+        return ""
+    late_ms = now_ms - due_ms
+    return f" (overdue {length_text(late_ms)})" if late_ms > 0 else f" (next due in {-late_ms / 1000:.1f} s)"
+
+
+def _error_text(lane: Mapping[str, Any], now_ms: int) -> str:
+    """Return what closed a lane last, and when: it stays when the lane is open again."""
+    error, at_ms = lane.get("last_error") or "", lane.get("last_error_ms")
+    return f"{length_text(max(0, now_ms - at_ms))} ago: {error}" if error and at_ms is not None else error
 
 
 def _late_text(rates: Mapping[str, Any] | None) -> str:

@@ -65,7 +65,7 @@ def ledger_facts(ledger: Ledger) -> dict[str, Any]:
         "group": ledger.group,
         "main": ledger.main,
         "adds_up": ledger.adds_up,
-        "total": asdict(ledger.total),
+        "total": ledger.total,
         "partitions": [{"partition": number, **asdict(count)} for number, count in sorted(ledger.partitions.items())],
         "problems": list(ledger.problems),
         "unread_events": ledger.unread_events,

@@ -25,7 +25,7 @@ def command() -> None:
     \b
     Examples:
       retryapp outage open -A billing --topic orders --circuit ledger --why "ledger migrates"
-      retryapp outage close -A billing --topic orders --why "ledger is back"
+      retryapp outage close -A billing --topic orders --circuit ledger --why "ledger is back"
       retryapp outage show -A billing --topic orders
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
 

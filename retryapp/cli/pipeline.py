@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -171,12 +171,7 @@ def status(
         erasures = Erasures(Facts(spark, opened)).open()
         admin = KafkaAdmin(connection)
         topics = [topic for group in sorted(set(groups)) for topic in find_outlook(spark, opened, admin, group)]
-    facts = {
-        "lake": opened.uri,
-        "now_ms": now_ms,
-        "topics": [asdict(topic) for topic in topics],
-        "open_erasures": [asdict(erasure) for erasure in erasures],
-    }
+    facts = {"lake": opened.uri, "now_ms": now_ms, "topics": topics, "open_erasures": erasures}
     lines = [
         f"an erasure that began {instant(erasure.erased_ms, now_ms)} has not ended (hash {erasure.key_hash}): if none "
         f"is running, 'retryapp pipeline erase --resume --lake {opened.uri}' finishes it"

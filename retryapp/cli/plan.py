@@ -171,11 +171,11 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan, *, why: bool, manners: Mapping[str, Sequence[str]] | None = None) -> str:
+def plan_text(plan: Plan, *, why: bool, manners: Mapping[str, Sequence[str]]) -> str:
     parts = [f"{plan.bootstrap}, {plan.brokers} broker{'s' if plan.brokers != 1 else ''}"]
     for (group, main), steps in groupby(plan.steps, key=lambda step: (step.group, step.main)):
         parts += ["", f"handler of {main} in group {group}"]
-        parts += (manners or {}).get(main, ())
+        parts += manners.get(main, ())
         parts += ["", _topics(list(steps))]
     if why:
         parts += ["", _reasons(plan)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Final
 
 import click
@@ -63,7 +63,7 @@ def command(*, place: Place, urls: tuple[str, ...], once: bool, as_json: bool) -
     group = watch.look()
     console = Console() if sys.stdout.isatty() else Console(width=200, highlight=False)
     if as_json:
-        emit(asdict(group), "", as_json=True)
+        emit(group, "", as_json=True)
     else:
         console.print(group_table(group))
     return ExitCode.FINE if group.workers else ExitCode.FINDING

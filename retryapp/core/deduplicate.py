@@ -26,8 +26,6 @@ EventId = Callable[[Record], "str | bytes | None"]
 
 IDENTITY_BYTES: Final = 16
 SEEN_VERSION: Final = 1
-DEFAULT_WINDOW: Final = "1d"
-SHORTEST_WINDOW_MS: Final = 1_000
 
 _VALUE: Final = struct.Struct(">BQQ")
 _VERSIONS_END: Final = 0x20
@@ -59,13 +57,13 @@ class Deduplicate:
     """
 
     by: str | EventId
-    window: Duration = DEFAULT_WINDOW
+    window: Duration = "1d"
     window_ms: int = field(init=False)
     _header: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window_ms", named_duration_ms("deduplicate window", self.window))
-        if self.window_ms < SHORTEST_WINDOW_MS:
+        if self.window_ms < 1_000:
             raise InvalidSettingError("deduplicate window", self.window, "expected at least 1s")
         header = self.by.removeprefix(_HEADER) if isinstance(self.by, str) else None
         object.__setattr__(self, "_header", header)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from fractions import Fraction
 from functools import lru_cache
 from typing import Final
-
-import durationpy
 
 from retryapp.core.errors import InvalidDurationError
 
@@ -24,9 +23,8 @@ MAX_DURATION_MS: Final = 3_650 * 86_400_000
 
 _UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _NUMBER: Final = r"[0-9]{1,12}(?:\.[0-9]{1,6})?"
-_SHAPE: Final = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit, _ in _UNITS))
+_SHAPE: Final = re.compile("".join(f"(?:({_NUMBER}){unit})?" for unit, _ in _UNITS))
 _BARE_NUMBER: Final = re.compile(r"[+-]?[0-9.]+")
-_ONE_MS: Final = timedelta(milliseconds=1)
 
 
 def parse_duration_ms(value: Duration) -> int:
@@ -36,23 +34,22 @@ def parse_duration_ms(value: Duration) -> int:
         InvalidDurationError: anything else; the message names the value and says what is allowed.
     """
     if isinstance(value, timedelta):
-        length = value
+        length_ms = Fraction(value // timedelta.resolution, 1_000)
     elif isinstance(value, str):
-        length = _parse_text(value)
+        length_ms = _parse_text(value)
     else:
         raise InvalidDurationError(
             value, "a bare number has no unit" if isinstance(value, int | float) else "it is not text"
         )
-    milliseconds, rest = divmod(length, _ONE_MS)
-    if milliseconds < 0:
+    if length_ms < 0:
         raise InvalidDurationError(value, "it is negative")
-    if rest:
+    if length_ms % 1:
         raise InvalidDurationError(value, "it has a part finer than a millisecond")
-    if milliseconds == 0:
+    if length_ms == 0:
         raise InvalidDurationError(value, "it has no length")
-    if milliseconds > MAX_DURATION_MS:
+    if length_ms > MAX_DURATION_MS:
         raise InvalidDurationError(value, "it is longer than ten years")
-    return milliseconds
+    return int(length_ms)
 
 
 def named_duration_ms(name: str, value: Duration) -> int:
@@ -63,7 +60,7 @@ def named_duration_ms(name: str, value: Duration) -> int:
         raise InvalidDurationError(value, error.problem, name) from error
 
 
-def _parse_text(text: str) -> timedelta:
+def _parse_text(text: str) -> Fraction:
     stripped = text.strip()
     if not stripped:
         raise InvalidDurationError(text, "it is empty")
@@ -71,12 +68,10 @@ def _parse_text(text: str) -> timedelta:
         raise InvalidDurationError(text, "a bare number has no unit")
     if stripped.startswith("-"):
         raise InvalidDurationError(text, "it is negative")
-    if not _SHAPE.fullmatch(stripped):  # durationpy alone takes '1h junk 5m', 'mm' for months and '1m1h'
+    parts = _SHAPE.fullmatch(stripped)
+    if parts is None:
         raise InvalidDurationError(text, "it has an unknown unit, a unit out of order or other characters")
-    try:
-        return durationpy.from_str(stripped)
-    except durationpy.DurationError as error:
-        raise InvalidDurationError(text, str(error)) from error
+    return sum((Fraction(part or 0) * size for part, (_, size) in zip(parts.groups(), _UNITS, strict=True)), Fraction())
 
 
 @lru_cache(maxsize=1024)  # each record that waits asks for the name of its tier

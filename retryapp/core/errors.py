@@ -26,21 +26,25 @@ def shown(value: object) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}... ({len(text)} characters)"
 
 
-def _rebuild(cls: type[RetryAppError], message: str, state: dict[str, Any]) -> RetryAppError:
+def _rebuild(cls: type[PicklableError], message: str, state: dict[str, Any]) -> PicklableError:
     error = cls.__new__(cls, message)
     error.args = (message,)
     error.__dict__.update(state)
     return error
 
 
-class RetryAppError(Exception):
-    """Root of all errors that retryapp raises by name. Survives pickling, whatever its constructor takes."""
-
-    exit_code: ClassVar[int] = 1
-    """What a command exits with when this error ends it."""
+class PicklableError(Exception):
+    """Survives pickling, whatever its constructor takes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
+class RetryAppError(PicklableError):
+    """Root of all errors that retryapp raises by name."""
+
+    exit_code: ClassVar[int] = 1
+    """What a command exits with when this error ends it."""
 
 
 # -- The caller's program or settings are wrong

@@ -23,8 +23,6 @@ from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
 from retryapp.core.rules import ErrorClass, Rule
 from retryapp.core.traces import qualified_name
 
-DEFAULT_CAP: Final = "1h"
-
 _ANSWERS: Final = frozenset(
     {
         "aiohttp.client_exceptions.ClientResponseError",
@@ -50,7 +48,7 @@ _MAY_SAY_WHEN: Final = frozenset({429, 503})
 _MAX_DIGITS: Final = 12
 
 
-def http_errors(cap: Duration = DEFAULT_CAP, *, circuit: str = "") -> tuple[Rule, ...]:
+def http_errors(cap: Duration = "1h", *, circuit: str = "") -> tuple[Rule, ...]:
     """Return rules for errors of httpx, aiohttp and requests, to be put into ``RetryPolicy(on=[...])``.
 
     Args:

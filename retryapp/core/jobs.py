@@ -399,7 +399,7 @@ def decode_command(value: bytes | None) -> AnyCommand:
 
 
 def _kind(value: Any) -> str:
-    verb = str(value.get("verb") if isinstance(value, dict) else getattr(value, "verb", None))
+    verb = str(value.get("verb")) if isinstance(value, dict) else ""
     if verb in _OF_HANDLERS:
         return _HANDLER
     return _JOB if verb.startswith("job-") else _ONE

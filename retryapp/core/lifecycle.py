@@ -161,19 +161,28 @@ class PolicyUsed(LifecycleEvent):
 
     @property
     def key(self) -> bytes:
-        """``policy:{group}/{main}``."""
         return f"policy:{self.group}/{self.main}".encode()
 
 
-class Progress(LifecycleEvent):
+class PartitionEvent(LifecycleEvent, ABC):
+    """What events of one partition of the main topic have in common."""
+
+    kind: str
+    main: str
+    partition: Count
+
+    @property
+    def key(self) -> bytes:
+        return f"{self.kind}:{self.group}/{self.main}/{self.partition}".encode()
+
+
+class Progress(PartitionEvent):
     """Counts of one partition of the main topic, in ranges that join without gaps.
 
     Offsets have gaps (transaction marks, compaction), so records are counted, not computed from offsets.
     """
 
     kind: Literal["progress"] = "progress"
-    main: str
-    partition: Count
     from_offset: Count
     """First offset of the range: ``to_offset`` of the event before."""
     to_offset: Count
@@ -196,18 +205,11 @@ class Progress(LifecycleEvent):
             raise ValueError(f"to_offset={self.to_offset} is before from_offset={self.from_offset}")
         return self
 
-    @property
-    def key(self) -> bytes:
-        """``progress:{group}/{main}/{partition}``."""
-        return f"progress:{self.group}/{self.main}/{self.partition}".encode()
 
-
-class CircuitChanged(LifecycleEvent):
+class CircuitChanged(PartitionEvent):
     """The circuit of a partition has changed its state (``core.circuit``)."""
 
     kind: Literal["circuit"] = "circuit"
-    main: str
-    partition: Count
     from_state: str
     to_state: str
     cause: str
@@ -216,18 +218,11 @@ class CircuitChanged(LifecycleEvent):
     """Its name; empty: the handler's own."""
     at_ms: EpochMs
 
-    @property
-    def key(self) -> bytes:
-        """``circuit:{group}/{main}/{partition}``."""
-        return f"circuit:{self.group}/{self.main}/{self.partition}".encode()
 
-
-class Commanded(LifecycleEvent):
+class Commanded(PartitionEvent):
     """A command was obeyed or refused (``core.control``): what was done, and who said why."""
 
     kind: Literal["command"] = "command"
-    main: str
-    partition: Count
     command: str
     """Id of the command; empty where it could not be read, or where there is none."""
     verb: str
@@ -257,9 +252,8 @@ class Commanded(LifecycleEvent):
 
     @property
     def key(self) -> bytes:
-        """The failure id; of others ``command:{group}/{main}/{p}``."""
-        unread = f"command:{self.group}/{self.main}/{self.partition}"
-        return (self.failure_id or unread).encode()
+        """The failure id, where there is one."""
+        return self.failure_id.encode() or super().key
 
 
 AnyEvent = (

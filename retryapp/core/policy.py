@@ -18,9 +18,6 @@ from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
 from retryapp.core.rules import ErrorClass, Rule, schedule_of
 from retryapp.core.schedule import MAX_RETRIES, Schedule, parse_schedule
 
-DEFAULT_TIMEOUT: Final = "5m"
-"""How long one run of a handler may take."""
-
 DIGEST_CHARS: Final = 12
 
 _TEXT_FIELDS: Final = ("hot", "max_elapsed", "timeout")
@@ -59,7 +56,7 @@ class RetryPolicy:
         max_elapsed: Duration | None = None,
         on: Rules = (),
         otherwise: str | ErrorClass = ErrorClass.RETRYABLE,
-        timeout: Duration = DEFAULT_TIMEOUT,
+        timeout: Duration = "5m",
         hot: str | Schedule | None = None,
     ) -> None:
         """Validate the fields.

@@ -31,9 +31,9 @@ from functools import lru_cache
 from typing import Final, NoReturn
 
 from retryapp.core.causes import CAUSE_BYTES
-from retryapp.core.errors import DamagedRowError, NewerRowError
+from retryapp.core.errors import DamagedMetadataError, DamagedRowError, NewerRowError
 from retryapp.core.foreign import name_bytes
-from retryapp.core.headers import OUR_HEADERS
+from retryapp.core.headers import OUR_HEADERS, RETRY_TIER, HeaderReader
 from retryapp.core.record import Headers
 from retryapp.core.row_keys import HELD_ROWS, TIME_MASK, in_queue, queue_of
 from retryapp.core.values import value_type
@@ -284,6 +284,23 @@ def row_header(raw: bytes, name: bytes) -> bytes | None:
         if raw[first + start : at] == name:
             return None if length < 0 else raw[at : at + length]
     return None
+
+
+def tier_of(raw: bytes) -> str:
+    """Return the tier that a row waits in, `?` when the row does not say."""
+    try:
+        tier = row_header(raw, _OUR_NAMES[RETRY_TIER])
+    except DamagedRowError:
+        return "?"
+    return "?" if tier is None else _tier_text(tier)
+
+
+@lru_cache(maxsize=256)  # there are a few, and each row of a recovery names one
+def _tier_text(raw: bytes) -> str:
+    try:
+        return HeaderReader({RETRY_TIER: raw}).name(RETRY_TIER)
+    except DamagedMetadataError:
+        return "?"
 
 
 @lru_cache(maxsize=1024)

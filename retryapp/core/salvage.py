@@ -35,9 +35,6 @@ _T = TypeVar("_T")
 MAX_PLAIN_CHARS: Final = 200
 """Bound of names and texts in `last_words`."""
 
-DAMAGED_FINGERPRINT: Final = "damaged"
-"""All records with damaged metadata have one cause."""
-
 
 def salvage(
     record: Record,
@@ -122,7 +119,7 @@ def _neutral(
         error_type=NAMELESS,
         error_message="",
         reason=DeadReason.DAMAGED.value,
-        fingerprint=DAMAGED_FINGERPRINT,
+        fingerprint="damaged",  # one cause for all records with damaged metadata
         replays=_number(read, RETRY_REPLAYS, 0, MAX_COUNT),
         null_value=readable(lambda: read.flag(RETRY_NULL_VALUE), False),
     )

@@ -48,7 +48,6 @@ TAKEN_NAMES: Final = frozenset({"control", "dlq", "events", "retry"})
 
 _DEAD_LETTERS: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_DEAD_LETTERS_CHARS}}}", re.ASCII)
 _LEGAL: Final = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
-_MANY_REPLICAS: Final = 3
 
 
 class Tiers(StrEnum):
@@ -310,11 +309,6 @@ def _claim(claims: dict[str, tuple[str, str]], name: str, owner: str) -> None:
         raise NameClashError(name, other[0], owner, other[1])
 
 
-def min_insync_replicas(replication: int) -> int:
-    """Return ``min.insync.replicas``: 1 up to two replicas, else 2, so that one may be down."""
-    return 2 if replication >= _MANY_REPLICAS else 1
-
-
 _HOUR_MS: Final = 3_600_000
 
 
@@ -366,7 +360,7 @@ class _Shape:
             ),
             "compression.type": ("producer", "batches stay as the workers compressed them"),
             "min.insync.replicas": (
-                str(min_insync_replicas(self.replication)),
+                "2" if self.replication >= 3 else "1",
                 "with acks=all a record counts once this many replicas have it; one of three may be away",
             ),
         }

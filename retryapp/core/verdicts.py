@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from retryapp.core.durations import MAX_DURATION_MS, parse_duration_ms
-from retryapp.core.errors import ConfigurationError, InvalidDurationError, shown
+from retryapp.core.errors import ConfigurationError, InvalidDurationError, PicklableError, shown
 from retryapp.core.metadata import MAX_EPOCH_MS
 
 _SECONDS: Final = re.compile(r"[0-9]{1,12}")
@@ -45,7 +45,7 @@ class Skip(Exception):  # noqa: N818 - a verdict that reads as one: raise Skip("
         super().__init__(text)
 
 
-class RetryLater(Exception):  # noqa: N818 - a verdict that reads as one: raise RetryLater(after="90s")
+class RetryLater(PicklableError):  # noqa: N818 - a verdict that reads as one: raise RetryLater(after="90s")
     """Try again after a wait, or not before an instant: replaces the schedule's next delay and spends an attempt.
 
     When the attempts are used up, or the wait would end past the policy's deadline, the record is dead as usual.
@@ -82,11 +82,8 @@ class RetryLater(Exception):  # noqa: N818 - a verdict that reads as one: raise 
     def wait_ms(self, now_ms: int) -> int:
         return max(0, self.at_ms - now_ms) if self.at_ms is not None else self.after_ms or 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _later, (type(self), self.after_ms, self.at_ms, self.text)
 
-
-class Defer(Exception):  # noqa: N818 - a verdict that reads as one: raise Defer(deadline="1h")
+class Defer(PicklableError):  # noqa: N818 - a verdict that reads as one: raise Defer(deadline="1h")
     """The record waits for an event outside: somebody releases it by `Delivery.token`, or its deadline passes.
 
     That spends no attempt: after the release it is delivered again at once, with the same attempt number. At the
@@ -111,11 +108,8 @@ class Defer(Exception):  # noqa: N818 - a verdict that reads as one: raise Defer
     def wait_ms(self, _now_ms: int) -> int:
         return self.deadline_ms
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (timedelta(milliseconds=self.deadline_ms), self.text)
 
-
-class Unavailable(Exception):  # noqa: N818 - a verdict that reads as one: raise Unavailable("ledger")
+class Unavailable(PicklableError):  # noqa: N818 - a verdict that reads as one: raise Unavailable("ledger")
     """A service does not answer: a retryable failure that counts for the circuit of this name.
 
     While that circuit is not closed, it spends no attempt, and the record waits until the circuit lets it try again.
@@ -131,15 +125,6 @@ class Unavailable(Exception):  # noqa: N818 - a verdict that reads as one: raise
         self.circuit = circuit
         self.text = text
         super().__init__(text or f"{circuit} is unavailable")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.circuit, self.text)
-
-
-def _later(kind: type[RetryLater], after_ms: int | None, at_ms: int | None, text: str) -> RetryLater:
-    if at_ms is None:
-        return kind(timedelta(milliseconds=after_ms or 0), text)
-    return kind(text=text, at=at_ms / 1_000)
 
 
 def _instant_ms(at: object) -> int:

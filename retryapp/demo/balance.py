@@ -2,7 +2,7 @@
 
 By the service's log a flight is *done* when it was answered 200, *dead* when its last final answer is 404 or 422, and
 *lost* when it has neither. The ledger counts the topics and must have the same numbers; it also finds duplicated
-hand-offs. Repeated handler runs are allowed: after a kill the records in flight run again.
+hand-offs. Repeated handler runs are allowed: what had begun before a kill, and has no durable outcome, runs again.
 
 *Early* is judged by the due time that the worker claimed, and by the service's own clock: attempt n + 1 may not arrive
 before the end of attempt n plus the wait of the policy, or of the answer's `Retry-After`.
@@ -61,7 +61,7 @@ class Balance:
             f"  lost                  {self.lost:>9,}",
             f"  early                 {self.early:>9,}",
             f"  handed over twice     {self.duplicated_handoffs:>9,}",
-            f"  handler runs repeated {self.repeated_runs:>9,}   (in flight when a worker was killed)",
+            f"  handler runs repeated {self.repeated_runs:>9,}   (no durable outcome yet when a worker was killed)",
             f"  calls in the outage   {self.outage_calls:>9,}   {self.outage_spent:,} attempts spent, "
             f"{self.outage_dead:,} dead letters, all answered {self.recovery_s:.0f} s after the last call",
             f"  workers killed        {self.kills:>9,}",

@@ -32,8 +32,6 @@ class Pattern(StrEnum):
     PREFIXED = "prefixed"
 
 
-CLUSTER_NAME: Final = "kafka-cluster"
-
 _OPTIONS: Final = {
     Resource.TOPIC: "--topic",
     Resource.GROUP: "--group",
@@ -86,7 +84,7 @@ def needed_acls(
         acls += _acls(Resource.TOPIC, topic, literal, _PUBLISHED, optional="DescribeConfigs")
     acls += _acls(Resource.GROUP, group, literal, {"Read": "membership and offsets"})
     acls += _acls(Resource.TRANSACTIONAL_ID, f"{group}.", prefixed, _TRANSACTIONS)
-    acls += _acls(Resource.CLUSTER, CLUSTER_NAME, literal, _CLUSTER, optional=" ".join(_CLUSTER))
+    acls += _acls(Resource.CLUSTER, "kafka-cluster", literal, _CLUSTER, optional=" ".join(_CLUSTER))
     return tuple(acls)
 
 

@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its public 
 )
 
 from retryapp.core.durations import MAX_DURATION_MS
-from retryapp.core.errors import RetryAppError, TopicMissingError
+from retryapp.core.errors import TopicMissingError
 from retryapp.core.record import short_topic_id
 from retryapp.kafka.connection import KafkaConnection, named_error
 from retryapp.kafka.errors import KafkaRequestError, PartitionMissingError
@@ -43,7 +43,6 @@ LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 DEFAULT_TIMEOUT_S: Final = 15.0
 BROKER_DEFAULT: Final = -1  # replication factor that leaves the number to the broker
 
-TOPIC_EXISTS: Final = "TOPIC_ALREADY_EXISTS"
 REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT
 PASSING: Final = frozenset(
     {
@@ -321,7 +320,7 @@ class KafkaAdmin:
                 try:
                     future.result(self.timeout_s * 2)
                 except KafkaException as error:
-                    if error.args[0].name() != TOPIC_EXISTS:
+                    if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
                         raise
 
     def settings(self, topics: Iterable[str], *, tolerant: bool = False) -> dict[str, dict[str, str]]:
@@ -356,16 +355,12 @@ class KafkaAdmin:
     def _naming(self, doing: str, topic: str | None = None) -> Iterator[None]:
         try:
             yield
-        except KafkaException as error:
-            raise self._named(error, doing=doing, topic=topic) from error
-        except FutureTimeoutError as error:
-            raise self._named(KafkaError(REQUEST_TIMED_OUT), doing=doing, topic=topic) from error
-
-    def _named(self, error: KafkaException | KafkaError, *, doing: str, topic: str | None = None) -> RetryAppError:
-        self._client.poll(0)  # serves the error callback: the client's own words on why
-        return named_error(
-            error, self.connection, doing=doing, topic=topic, tried_s=self.timeout_s, hints=tuple(self._hints[-3:])
-        )
+        except (KafkaException, FutureTimeoutError) as error:
+            self._client.poll(0)  # serves the error callback: the client's own words on why
+            cause = error if isinstance(error, KafkaException) else KafkaError(REQUEST_TIMED_OUT)
+            raise named_error(
+                cause, self.connection, doing=doing, topic=topic, tried_s=self.timeout_s, hints=self._hints
+            ) from error
 
     def _note_error(self, error: KafkaError) -> None:
         self._hints.append(error.str())

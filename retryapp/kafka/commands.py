@@ -68,7 +68,7 @@ def send_to_all(
     topology: HandlerTopology,
     commands: Mapping[int, JobCommand | HandlerCommand],
     *,
-    wait_s: float = WAIT_S,
+    wait_s: float,
 ) -> Mapping[int, Commanded]:
     """Send one command to several partitions of one handler, to all or none; blocks.
 

@@ -44,7 +44,6 @@ UNREACHABLE: Final = frozenset(
 DENIED: Final = frozenset(f"{what}_AUTHORIZATION_FAILED" for what in ("TOPIC", "GROUP", "CLUSTER", "TRANSACTIONAL_ID"))
 """Error names that mean: the broker answered, and this login may not do that."""
 
-LOGIN_FAILED: Final = "SASL_AUTHENTICATION_FAILED"
 LOGIN_REFUSED: Final = ("SASL authentication error", "Unsupported SASL mechanism")
 """Words of the client that mean: a broker answered and refused our login. Its error code says only "no answer"."""
 
@@ -153,7 +152,7 @@ def named_error(
     code, hints = cause.name(), [*hints]
     reason = _reason([*hints, cause.str()]).removesuffix(".")
     as_user = f" (user {connection.user!r})" if connection.user else ""
-    if code == LOGIN_FAILED or any(words in reason for words in LOGIN_REFUSED):
+    if code == "SASL_AUTHENTICATION_FAILED" or any(words in reason for words in LOGIN_REFUSED):
         return LoginRefusedError(doing, connection.bootstrap, f"{reason}{as_user}")
     if code in DENIED:
         return AccessDeniedError(doing, connection.bootstrap, f"{reason}{as_user}")

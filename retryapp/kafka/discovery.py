@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
 
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
 from retryapp.kafka.owner import read_owner_mark
-
-CHANGELOG_SUFFIX: Final = ".pending.changelog"
-DLQ_SUFFIX: Final = ".dlq"
 
 
 class GroupMissingError(EnvironmentFault):
@@ -27,8 +23,8 @@ def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
     """
     prefix = f"{group}."
     names = [name for name in admin.topic_names() if name.startswith(prefix)]
-    changelogs = {main: name for name in names if (main := _main(name, prefix, CHANGELOG_SUFFIX))}
-    mains = {main for name in names if (main := _main(name, prefix, DLQ_SUFFIX))} | set(changelogs)
+    changelogs = {main: name for name in names if (main := _main(name, prefix, ".pending.changelog"))}
+    mains = {main for name in names if (main := _main(name, prefix, ".dlq"))} | set(changelogs)
     owners = {main: read_owner_mark(admin.connection, changelog) for main, changelog in changelogs.items()}
     foreign = {main for main, owner in owners.items() if owner is not None and owner.group != group}
     found = (HandlerTopology(group=group, main=main) for main in sorted(mains - foreign))

@@ -66,7 +66,7 @@ def read_owner_mark(connection: KafkaConnection, changelog: str) -> OwnerMark | 
 
 
 def owner_refusal(
-    connection: KafkaConnection, changelog: str, mark: OwnerMark, *, adopt: bool = False
+    connection: KafkaConnection, changelog: str, mark: OwnerMark, *, adopt: bool
 ) -> OwnerMismatchError | None:
     """Return why an existing changelog may not be ours; None when it is, or may become so. Reads only."""
     owner = read_owner_mark(connection, changelog)

@@ -34,7 +34,6 @@ from retryapp.kafka.errors import OwnerMismatchError, OwnerUnknownError, Replica
 from retryapp.kafka.owner import UNMARKED, OwnerMark, claim_owner_mark, owner_refusal
 from retryapp.kafka.remembered import pass_on
 
-MAIN_ROLE: Final = "main"
 PUBLISHED_ROLE: Final = "published"
 OWNER: Final = "owner"
 
@@ -243,7 +242,7 @@ def _main_step(topology: HandlerTopology, main: TopicState | None, partitions: i
         action, why = Action.MISSING, {"partitions": missing_remedy(topology)}
     return PlanStep(
         topic=topology.main,
-        role=MAIN_ROLE,
+        role="main",
         action=action,
         group=topology.group,
         main=topology.main,

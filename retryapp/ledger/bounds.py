@@ -44,9 +44,7 @@ class Bounds:
     """Up to here topics are read: the changelog's is the moment; of the main topic, its end after the moment."""
 
 
-def take_bounds(
-    positions: Positions, topics: Topics, partitions: Mapping[str, int], on_step: OnStep | None = None
-) -> Bounds:
+def take_bounds(positions: Positions, topics: Topics, partitions: Mapping[str, int], on_step: OnStep | None) -> Bounds:
     """Ask the cluster, in the order of the module's text; `partitions`: topic → number.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from retryapp.core.circuit import CircuitState
 from retryapp.core.topology import HandlerTopology
@@ -11,8 +10,6 @@ from retryapp.kafka import KafkaConnection
 from retryapp.kafka.remembered import remembered
 from retryapp.lookup.records import Facts
 from retryapp.ports import PartitionInfo
-
-CLOSED: Final = CircuitState.CLOSED
 
 Holding = Mapping[int, Mapping[str, str]]
 """By partition: what holds due records back that wait for a circuit with a name; under an empty one: all."""
@@ -22,7 +19,7 @@ def what_holds(infos: Iterable[PartitionInfo]) -> Holding:
     """Return what holds due records of partitions back, as far as their worker has said it."""
     return {
         info.partition: {name: f"limit of {_word(name)}" for name, each in info.circuits.items() if each.full}
-        | {name: _word(name) for name, each in info.circuits.items() if each.state != CLOSED}
+        | {name: _word(name) for name, each in info.circuits.items() if each.state != CircuitState.CLOSED}
         | ({"": info.holds_due} if info.holds_due else {})
         for info in infos
     }

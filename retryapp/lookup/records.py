@@ -179,7 +179,7 @@ def _metadata(headers: Headers) -> tuple[RetryMetadata | None, str | None]:
     return metadata, None if metadata else "the record carries no retry metadata"
 
 
-def _summary(headers: Headers, damaged: str | None = None) -> Facts:
+def _summary(headers: Headers, damaged: str | None) -> Facts:
     """Return what a list shows; None for what damaged metadata does not contain."""
     metadata, problem = _metadata(headers)
     facts: Facts = {name: getattr(metadata, name, None) for name in _SUMMARY}
@@ -198,7 +198,7 @@ def _origin(origin: Origin) -> Facts:
     return {name: getattr(origin, name) for name in ("topic", "topic_id", "partition", "offset")}
 
 
-def _detail(headers: Headers, damaged: str | None = None) -> Facts:
+def _detail(headers: Headers, damaged: str | None) -> Facts:
     metadata, _ = _metadata(headers)
     foreign, ours = split_headers(headers)
     return {

@@ -52,12 +52,14 @@ def named_failure(error: Exception, *, job: str) -> RetryAppError:
 def problem_of(error: Exception) -> str:
     """Return the innermost cause that an error of PySpark's, or of Java's, names."""
     java = getattr(error, "java_exception", None)
-    return innermost(_causes(error) or (str(error) if java is None else _said(java)))
+    return innermost(_causes(error) or (str(error) if java is None else java_message(java)))
 
 
-def _said(java: Any) -> str:
-    """Return the first line of a Java error; some have no message."""
-    return str(java.getMessage() or java.toString()).partition("\n")[0]
+def java_message(java: Any) -> str:
+    """Return the innermost message of an error in Java, on one line; some have none."""
+    while java.getCause() is not None:
+        java = java.getCause()
+    return str(java.getMessage() or java.toString()).splitlines()[0]
 
 
 def _advice(text: str) -> str | None:

@@ -16,6 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from retryapp.pipeline.errors import LakeUnusableError, NewerLakeError, TableMissingError
+from retryapp.pipeline.failures import java_message
 from retryapp.pipeline.schemas import SCHEMA_VERSION
 
 MARK: Final = "lake.json"
@@ -63,30 +64,28 @@ def open_lake(spark: SparkSession, text: str, *, must_exist: bool = False) -> La
     """
     uri = lake_uri(text)
     files = Files(spark, uri)
-    mark = files.read(f"{uri}/{MARK}")
+    place = f"{uri}/{MARK}"
+    mark = files.read(place)
     if mark is None:
         if must_exist:
             raise TableMissingError(uri)
-        salt = secrets.token_hex(32)
-        facts: dict[str, Any] = {"format": SCHEMA_VERSION, "tables": _TABLES, "salt": salt}
-        if not files.create(f"{uri}/{MARK}", json.dumps(facts)):  # another process made it meanwhile
-            return open_lake(spark, text)
-    else:
-        facts = _facts(uri, mark)
-    return Lake(uri, facts["salt"])
+        facts = {"format": SCHEMA_VERSION, "tables": _TABLES, "salt": secrets.token_hex(32)}
+        files.create(place, json.dumps(facts))
+        mark = files.read(place)  # another process may have made it meanwhile
+    return Lake(uri, _salt(uri, mark or ""))
 
 
-def _facts(uri: str, mark: str) -> dict[str, Any]:
+def _salt(uri: str, mark: str) -> str:
     try:
         facts = json.loads(mark)
-        version, tables, _ = int(facts["format"]), facts["tables"], facts["salt"]
+        version, tables, salt = int(facts["format"]), facts["tables"], str(facts["salt"])
     except (ValueError, KeyError, TypeError) as error:
         raise LakeUnusableError(uri, f"{MARK} in it is not readable ({error})") from error
     if version > SCHEMA_VERSION:
         raise NewerLakeError(f"the lake {uri}", version, SCHEMA_VERSION)
     if tables != _TABLES:
         raise LakeUnusableError(uri, f"its tables are {tables}, and only Delta tables are read: begin a new lake")
-    return dict(facts)
+    return salt
 
 
 class Files:
@@ -109,7 +108,7 @@ class Files:
         except Py4JJavaError as error:
             kind = error.java_exception.getClass().getName()
             if not any(word in kind for word in passed):
-                raise LakeUnusableError(self._uri, java_message(error)) from error
+                raise LakeUnusableError(self._uri, java_message(error.java_exception)) from error
 
     def read(self, uri: str) -> str | None:
         """Return a small file's text; None where there is none."""
@@ -179,11 +178,3 @@ class Files:
         with self._errors_named("FileNotFound"):
             names = tuple(status.getPath().getName() for status in self._system.listStatus(self._path(uri)))
         return names  # noqa: RET504 - the error may be suppressed
-
-
-def java_message(error: Py4JJavaError) -> str:
-    """Return the innermost message of an error in Java, on one line."""
-    cause = error.java_exception
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return str(cause.getMessage() or cause.getClass().getSimpleName()).splitlines()[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -12,15 +11,6 @@ from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.positions import Offsets
 from retryapp.pipeline.schemas import RECORDS
 from retryapp.pipeline.security import java_options
-
-READ_COMMITTED: Final = {"kafka.isolation.level": "read_committed"}
-"""The connector's default reads records of aborted transactions too."""
-
-
-def kafka_options(connection: KafkaConnection) -> dict[str, str]:
-    """Return what every read of a cluster sets."""
-    options = {f"kafka.{name}": value for name, value in java_options(connection).items()}
-    return {**options, "kafka.bootstrap.servers": connection.bootstrap, "includeHeaders": "true", **READ_COMMITTED}
 
 
 def offsets_json(positions: Offsets) -> str:
@@ -45,15 +35,17 @@ def read_range(spark: SparkSession, connection: KafkaConnection, begin: Offsets,
     partitions: dict[str, list[int]] = {}
     for topic, partition in begin:
         partitions.setdefault(topic, []).append(partition)
-    return (
-        spark.read.format("kafka")
-        .options(**kafka_options(connection))
-        .option("assign", json.dumps(partitions))
-        .option("startingOffsets", offsets_json(begin))
-        .option("endingOffsets", offsets_json(end))
-        .option("failOnDataLoss", "true")
-        .load()
-    )
+    options = {
+        **{f"kafka.{name}": value for name, value in java_options(connection).items()},
+        "kafka.bootstrap.servers": connection.bootstrap,
+        "kafka.isolation.level": "read_committed",  # the default reads records of aborted transactions too
+        "includeHeaders": "true",
+        "assign": json.dumps(partitions),
+        "startingOffsets": offsets_json(begin),
+        "endingOffsets": offsets_json(end),
+        "failOnDataLoss": "true",
+    }
+    return spark.read.format("kafka").options(**options).load()
 
 
 def key_hash(key: Column, salt: str) -> Column:

@@ -248,8 +248,7 @@ def _ignore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_ignore_sigterm)  # once: it cannot be taken back
+os.register_at_fork(after_in_child=_ignore_sigterm)  # once: it cannot be taken back
 
 
 @contextmanager

@@ -103,8 +103,8 @@ class RetrySensor(Sensor):
     Faust may not report the end of one that began while another ended.
     """
 
-    def __init__(self, runtime: Runtime, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
         self._runtime = runtime
 
     @override
@@ -121,9 +121,7 @@ class RetrySensor(Sensor):
 
     @override
     def on_rebalance_end(self, app: Any, state: dict[str, float]) -> None:
-        started_s = (state or {}).get("started_s")
-        if started_s is not None:
-            self._runtime.rebalanced(self._runtime.clock.monotonic_s() - started_s)
+        self._runtime.rebalanced(self._runtime.clock.monotonic_s() - state["started_s"])
 
 
 class Runtime(Ownership):

@@ -15,11 +15,9 @@ from typing_extensions import override
 from retryapp.core.causes import CauseCount, cause_text, summed
 from retryapp.core.dead_index import IndexedLetter, index_letter
 from retryapp.core.deduplicate import Seen, live_rows
-from retryapp.core.errors import DamagedRowError
 from retryapp.core.failed import row_failed_of
-from retryapp.core.headers import RETRY_TIER
 from retryapp.core.row_keys import IDENTITY_AT, due_order, is_identity, parse_row_key, queue_in
-from retryapp.core.rows import failure_in, key_of_row, row_header
+from retryapp.core.rows import failure_in, key_of_row, tier_of
 from retryapp.ports import DeadLetterTable, DeadRow, PendingTable, Row, SeenTable
 
 
@@ -148,7 +146,7 @@ class MemoryPendingTable(_Stored, PendingTable):
 
     @override
     def recover(self, records: Iterable[tuple[bytes, bytes | None]], next_offset: int) -> None:
-        rows = [Row(key, value, _tier_of(value)) for key, value in records if is_identity(key)]
+        rows = [Row(key, value, tier_of(value or b"")) for key, value in records if is_identity(key)]
         self._keep(rows, next_offset, None)
 
     @override
@@ -176,13 +174,6 @@ class MemoryPendingTable(_Stored, PendingTable):
         if not self._old:
             self.floor, self._next_floor = self._next_floor, self.next_offset
             self._old = {row.identity for row in self.rows.values()}
-
-
-def _tier_of(value: bytes | None) -> str:
-    try:
-        return (row_header(value, RETRY_TIER.encode()) or b"?").decode() if value else "?"
-    except DamagedRowError:
-        return "?"
 
 
 class MemorySeenTable(_Stored, SeenTable):

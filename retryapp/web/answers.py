@@ -21,7 +21,7 @@ from retryapp.core.classify import DeadReason
 from retryapp.core.control import is_open
 from retryapp.core.errors import DamagedMetadataError, RetryAppError
 from retryapp.core.jobs import LetterFilter, Part
-from retryapp.core.masking import UNMASKED, Mask
+from retryapp.core.masking import Mask
 from retryapp.core.record import Origin, Record, failure_id, parse_failure_id
 from retryapp.lookup.circuits import mark_held_back, what_holds
 from retryapp.lookup.decoding import Decoding, Searching, Show, undecoded
@@ -37,7 +37,7 @@ from retryapp.lookup.records import (
 )
 from retryapp.ports import ELSEWHERE, PAGES_PREFIX, Activity, CauseTrends, Clock, DeadEntry, HandlerInfo, PartitionInfo
 from retryapp.runtime.view import RuntimeView
-from retryapp.web.access import NOBODY, Operators, Person, Role
+from retryapp.web.access import Operators, Person, Role
 from retryapp.web.attention import needs_action, paused_text
 from retryapp.web.counting import Counting
 from retryapp.web.due import DueCounts
@@ -70,9 +70,9 @@ class Answers:
         self,
         view: RuntimeView,
         clock: Clock,
-        operators: Operators = NOBODY,
-        mask: Mask = UNMASKED,
-        decoding: Decoding | None = None,
+        operators: Operators,
+        mask: Mask,
+        decoding: Decoding | None,
     ) -> None:
         self.view = view
         self.operators = operators

@@ -24,7 +24,7 @@ PRIVATE: Final = frozenset(
 """Names of facts that only operators see, also of a job's filter; of a payload its size is left."""
 
 
-def hidden_from(role: Role, facts: Facts, mask: Mask = UNMASKED, *, decodes: bool = False) -> Facts:
+def hidden_from(role: Role, facts: Facts, mask: Mask, *, decodes: bool) -> Facts:
     """Return facts as a role sees them: what is hidden is None, and named in `hidden`; what is masked, nobody sees.
 
     `decodes`: the app has a decoder, so bytes that are no text may have masked fields.

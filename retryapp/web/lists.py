@@ -145,7 +145,7 @@ def waiting_here(
     infos: Sequence[PartitionInfo],
     question: Question,
     now_ms: int,
-    search: Searching | None = None,
+    search: Searching | None,
 ) -> Listing:
     """List what waits in the partitions here by due time; `search` decodes values in which a field is looked for."""
     lines, scanned, after = list[Line](), 0, question.after
@@ -179,7 +179,7 @@ def dead_here(
     infos: Sequence[PartitionInfo],
     question: Question,
     info: HandlerInfo,
-    search: Searching | None = None,
+    search: Searching | None,
 ) -> Listing:
     """List the dead letters of the partitions here, the newest first; the open ones, or all.
 

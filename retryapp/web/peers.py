@@ -49,17 +49,15 @@ _FAULTS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 class SpreadCause(CauseCount):
     """A cause of one worker's records, and how many of its partitions' are of it."""
 
-    by: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Records and attempts by partition; none: a worker of an older release does not tell."""
+    by: dict[int, tuple[int, int]]
+    """Records and attempts by partition."""
 
     def within(self, partitions: Collection[int]) -> CauseCount:
         """Return what these partitions have of it: while the group moves partitions two workers may have one."""
-        records, attempts = self.records, self.attempts
-        if self.by:
-            its = [self.by[number] for number in self.by.keys() & {*partitions}]
-            records, attempts = sum(each[0] for each in its), sum(each[1] for each in its)
+        its = [self.by[number] for number in self.by.keys() & {*partitions}]
         facts = {each.name: getattr(self, each.name) for each in fields(CauseCount)}
-        return CauseCount(**{**facts, "records": records, "attempts": attempts})
+        facts |= {"records": sum(each[0] for each in its), "attempts": sum(each[1] for each in its)}
+        return CauseCount(**facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,6 @@ class HandlerPart:
     """Parts of jobs by partition."""
     activity: Activity | None = None
     trends: CauseTrends | None = None
-    """None: a worker of an older release does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

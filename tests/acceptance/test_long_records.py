@@ -16,7 +16,6 @@ from retryapp.ledger import take_ledger
 pytestmark = [pytest.mark.broker, pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 BEHIND = 40
-DELAY_MS = 1_000
 LATE_MS = 5_000
 """Far above what a retry waits on a busy machine (it is printed), far below the hung record's time-out."""
 

@@ -16,10 +16,10 @@ from retryapp.core.causes import cause_id
 from retryapp.core.errors import StoreBrokenError
 from retryapp.core.headers import RETRY_TIER
 from retryapp.core.row_keys import IDENTITY_AT, parse_row_key, queue_of
-from retryapp.core.rows import PendingRow, encode_row
+from retryapp.core.rows import PendingRow, encode_row, tier_of
 from retryapp.ports import Row
 from retryapp.runtime.stores import store
-from retryapp.runtime.stores.pending import RocksPendingTable, tier_of
+from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.store import Store, StoreIdentity
 
 Open = Callable[..., RocksPendingTable]

@@ -61,17 +61,6 @@ def test_a_window_has_no_share_of_what_began_before_it(tables: Tables) -> None:
     assert [row["share"] for row in found if row["attempt"] == 3] == [1.0]
 
 
-@story(20)
-def test_a_replay_that_waits_is_of_the_replays(archive: Archive) -> Story:
-    """Its attempts begin at 1 again, so it is not among those that wait for a first delivery."""
-    archive.failed(1, 1)
-    archive.failed(1, 2, reason="exhausted", started_ms=NOON_MS + MINUTE_MS)
-    archive.failed(1, 0, delivery=3, replays=1, tier="replay", started_ms=NOON_MS + 2 * MINUTE_MS)
-    found = figures.funnel((yield).ways)
-    names = ("replayed", "attempt", "tier", "retried", "dead", "waiting")
-    assert told(found, *names) == [(False, 1, None, 1, 0, 0), (False, 2, "1m", 0, 1, 0), (True, 1, "replay", 0, 0, 1)]
-
-
 def test_lateness_by_tier_and_in_all(tables: Tables) -> None:
     """Of every attempt whose due time is known."""
     names = ("tier", "attempts", "p50_ms", "p99_ms", "max_ms", "early")

@@ -198,15 +198,18 @@ def test_what_could_not_be_read_is_dead_behind_all_that_failed(archive: Archive)
 
 @story(50)
 def test_a_replay_starts_attempts_anew(archive: Archive) -> Story:
-    """Its record on the retry topic is no attempt; clocks that went back change no order."""
+    """Its record on the retry topic is no attempt; clocks that went back change no order.
+
+    One that waits is not among those that wait for a first delivery.
+    """
     archive.failed(1, 1, reason="exhausted", started_ms=NOON_MS + 900_000)
     archive.failed(1, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier="replay")
     archive.failed(1, 1, delivery=3, replays=1, replay_id="r", started_ms=NOON_MS + 30)
     archive.succeeded(1, 2, delivery=4, replays=1, started_ms=NOON_MS + 70_000)
     archive.failed(2, 1, reason="exhausted")
     archive.failed(2, 0, delivery=2, replays=1, replay_id="r", due_at_ms=NOON_MS + 10, tier="replay")
-    journeys = (yield).by_offset
-    done, again = journeys[1], journeys[2]
+    tables = yield
+    done, again = (tables.by_offset[offset] for offset in (1, 2))
     assert tried(done, "delivery", "replays", "attempt", "lateness_ms", "outcome") == [
         (1, 0, 1, None, "dead"),
         (3, 1, 1, 20, "retried"),
@@ -214,6 +217,12 @@ def test_a_replay_starts_attempts_anew(archive: Archive) -> Story:
     ]
     assert (done["fate"], done["replays"], done["missing"]) == ("done", 1, 0)
     assert (again["fate"], again["last_attempt"], len(again["attempts"])) == ("pending", 0, 1)
+    names = ("replayed", "attempt", "tier", "succeeded", "retried", "dead", "waiting")
+    assert [tuple(row[name] for name in names) for row in figures.funnel(tables.ways)] == [
+        (False, 1, None, 0, 0, 2, 0),
+        (True, 1, "replay", 0, 1, 0, 1),
+        (True, 2, "1m", 1, 0, 0, 0),
+    ]
 
 
 @story(3)

@@ -188,15 +188,6 @@ def test_a_deadly_cause_has_a_name_a_remedy_and_its_newest_dead_letter() -> None
     assert "x x x" in page.split("examples</summary>")[1], "the message as it was is an example"
 
 
-def test_nobody_is_told_to_publish_to_the_main_topic() -> None:
-    """Other groups read it too, and the record would run beside those that came after it."""
-    entries = facts()["todo"]
-    assert not [entry for entry in entries if "publish" in entry["text"] or "--raw" in entry["text"]]
-    commands = [entry["command"] for entry in entries if entry["command"]]
-    assert commands
-    assert all(" --broker kafka-1:9092" in command for command in commands)
-
-
 def test_a_chart_has_a_bar_for_each_cause() -> None:
     """Rows of one cause, for each reason, are one bar and one colour, whatever else has its name."""
     shown = facts()

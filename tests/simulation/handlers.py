@@ -41,6 +41,7 @@ class _Open(NamedTuple):
     """What its script says."""
     started_ms: float
     going: Going
+    in_place: bool
 
 
 class Handlers:
@@ -215,17 +216,17 @@ class Handlers:
             if now == "W":
                 later = partial(asyncio.get_running_loop().call_later, context=self._broker_context)
                 oracle.steering.release(origin, delivery.number, later=later)
-        return _Open(origin, attempt, now, started_ms, going)
+        return _Open(origin, attempt, now, started_ms, going, in_place=number > 1)
 
     def _stop(self, worker: SimWorker, judge: Judge, call: _Open) -> None:
         # where its process was stopped, the pool may have cancelled it long before it hears of that
         call.going.cancelled_ms = min(self._now_ms(), call.started_ms + POLICIES[0].timeout_ms)
-        told = Call(worker.process.name, call.started_ms, self._now_ms(), fine=False)
+        told = Call(worker.process.name, call.started_ms, self._now_ms(), fine=False, in_place=call.in_place)
         judge.oracle.stopped(call.origin, call.attempt, told)
 
     def _end(self, worker: SimWorker, judge: Judge, call: _Open, *, fine: bool) -> None:
         self._note("ended", worker.process.name, call.origin, call.attempt)
-        told = Call(worker.process.name, call.started_ms, self._now_ms(), fine=fine)
+        told = Call(worker.process.name, call.started_ms, self._now_ms(), fine=fine, in_place=call.in_place)
         judge.oracle.ended(call.origin, call.attempt, told)
         judge.ended(worker, call.origin, call.attempt, call.now)
 

@@ -432,12 +432,14 @@ class History:
         self._heal()
         for steering in self._steered:
             steering.send_to_handler("handler-resume", "last")
-        until_s, fewest = loop.time() + REST_S, inf
+        until_s, before = loop.time() + REST_S, inf
         while self.violation is None and loop.time() < until_s:
             await asyncio.sleep(0.5)
             self._have_go_on()
-            if (left := sum(len(judge.oracle.open_ends()) for judge in self.judges.values())) < fewest:
-                until_s, fewest = loop.time() + REST_S, left
+            left = sum(len(judge.oracle.open_ends()) for judge in self.judges.values())
+            if left < before:  # not "fewer than ever": a job may still replay letters, whose records end once more
+                until_s = loop.time() + REST_S
+            before = left
             if loop.time() > until_s - REST_S + IDLE_S:
                 self.broker.finish_left()
             if self._at_rest():

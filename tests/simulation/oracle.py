@@ -429,11 +429,12 @@ class Oracle:
         if (stops := self.sequences.stops) is not None:
             stops.logged(origin, self._story(origin), row)
             self.named["a sequence has stopped"] += origin in stops.now
-        self.stores.logged(record)
+        is_new = self.stores.logged(record)
         if row is not None:
             story, due_ms = self._story(origin), due_ms_of(row)
-            waiting = self.stores.waiting(record.partition)
-            self.sequences.check_size(origin, [origin_of(record.partition, identity) for identity in waiting])
+            if is_new:
+                waiting = self.stores.waiting(record.partition)
+                self.sequences.check_size(origin, [origin_of(record.partition, identity) for identity in waiting])
             story.rows.add(0 if due_ms == HELD_MS else due_ms)
             if self.main is not None:
                 self.main.written(origin, story, row, now_ms + self._skew_ms)

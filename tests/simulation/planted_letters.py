@@ -89,12 +89,18 @@ def _begins(_run: Run) -> None:
     """What a command has replayed or discarded is handled all the same."""
 
 
-def _at_once(self: SharedLetters, letter: int | None = None) -> bool:
+async def _at_once(self: SharedLetters, letter: int | None = None) -> None:
     """A letter that has ended its workers is given up before it can be marked."""
-    return letter is not None and _waits(self, letter)
+    if letter is None:
+        await _known(self)
 
 
-_waits = SharedLetters.waits
+async def _beside_a_command(self: SharedLetters, _letter: int | None = None) -> None:
+    """A letter that has ended its workers is given up while a command changes it."""
+    await _known(self)
+
+
+_known = SharedLetters.known
 
 
 def _let_go_early(self: SharedLetters, letter: int, publishes: Sequence[Outgoing]) -> None:
@@ -183,7 +189,8 @@ LETTERS: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = 
     ("a letter that is replayed begins", ((SharedLetters, "change", _not_kept),), 18_000_256),
     ("the table does not get marks of the handler", ((DeadLetterKeeper, "take", _not_taken),), 18_000_013),
     ("what was replayed is handled", ((deliver, "_passed", _begins),), 18_000_002),
-    ("a letter that has ended its workers has no mark", ((SharedLetters, "waits", _at_once),), 18_000_030),
+    ("a letter that has ended its workers has no mark", ((SharedLetters, "known", _at_once),), 18_000_030),
+    ("a letter is given up while it is replayed", ((SharedLetters, "known", _beside_a_command),), 22_428_685),
     ("a letter of another group is marked", tuple((at, "letter_mark", _whoever) for at in _MARKING), 18_000_000),
     ("a damaged letter is not given", ((pool, "unpack", _for_the_sound),), 18_000_000),
     ("a letter that is gone has no mark", ((SharedLetters, "may_mark", _of_what_is_there),), 18_000_001),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from simulation.oracle import Oracle
-from simulation.story import Story, Violation
+from simulation.story import Call, Story, Violation
 
 LATE_MS: Final = 8_000.0
 """Longest lateness: handlers that hang hold others up."""
@@ -52,7 +52,8 @@ def check_outage(oracle: Oracle, healed_ms: float) -> None:
 
 def longest_idle_wait_ms(stories: Collection[Story]) -> float:
     """Return the longest wait for a first delivery, from the lane's opening, while none ran at the worker."""
-    calls = sorted((call for story in stories for call in story.calls.get(1, ())), key=lambda call: call.started_ms)
+    firsts = (call for story in stories for call in _deliveries(story.calls.get(1, ())))
+    calls = sorted(firsts, key=lambda call: call.started_ms)
     longest_ms = 0.0
     for story in stories:
         if story.taken_in is None:
@@ -65,3 +66,14 @@ def longest_idle_wait_ms(stories: Collection[Story]) -> float:
                 at_ms = call.ended_ms
         longest_ms = max(longest_ms, idle_ms + max(0.0, began_ms - at_ms))
     return longest_ms
+
+
+def _deliveries(calls: Iterable[Call]) -> list[Call]:
+    """Join tries in place to one call: while a delivery pauses between them it goes on, and has its place in flight."""
+    joined: list[Call] = []
+    for call in calls:
+        if call.in_place and joined:
+            joined[-1] = joined[-1]._replace(ended_ms=call.ended_ms)
+        else:
+            joined.append(call)
+    return joined

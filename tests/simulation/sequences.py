@@ -133,13 +133,18 @@ class Sequences:
         self.starts.came_back(origin, key, ended)
 
     def check_size(self, origin: Origin, waiting: Sequence[Origin]) -> None:
-        """So many records of a sequence wait at most; one that was dead waits besides."""
-        key = self._stories[origin].record.key
-        if key is None or self.most == 1 << 30:
+        """A row is new: so many records of a sequence wait at most, and those that were dead besides.
+
+        Since its offset was set back, the first of a sequence may come again while later ones wait: it joins them.
+        """
+        story = self._stories[origin]
+        if (key := story.record.key) is None or story.replays or self.most == 1 << 30:
             return
-        stories = [self._stories[place] for place in waiting if place in self._stories.keys() - self._damages.ever]
-        same = [story for story in stories if story.record.key == key and not story.replays]
-        must(len(same) <= self.most, "I22", origin, f"{len(same)} of its sequence wait")
+        known = [place for place in waiting if place in self._stories.keys() - self._damages.ever]
+        same = [place for place in known if (each := self._stories[place]).record.key == key and not each.replays]
+        comes_first = story.again > 0 and origin == min(same, default=origin)
+        must(comes_first or len(same) <= self.most, "I22", origin, f"{len(same)} of its sequence wait")
+        self._reached["one came again before as many as may wait"] += len(same) > self.most
 
 
 def _sequence(order: str, record: Record) -> bytes | None:

@@ -29,13 +29,15 @@ class Stores:
     def waiting(self, partition: int) -> list[bytes]:
         return list(self.rows[partition])
 
-    def logged(self, record: Record) -> None:
-        """Take a row of the changelog, or the end of one."""
+    def logged(self, record: Record) -> bool:
+        """Take a row of the changelog, or the end of one; tell whether its record has had none."""
         key, rows = record.key or b"", self.rows[record.partition]
+        is_new = key not in rows
         if record.value is None:
             rows.pop(key, None)
         else:
             rows[key] = record.value
+        return is_new
 
     def saw(self, record: Record) -> None:
         """Take a row of the changelog of seen events."""

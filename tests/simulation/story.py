@@ -53,6 +53,8 @@ class Call(NamedTuple):
     started_ms: float
     ended_ms: float
     fine: bool
+    in_place: bool = False
+    """It is another try of the delivery of the call before it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -174,3 +174,15 @@ def test_a_newer_record_that_is_gone_with_its_topic_replaces_nothing() -> None:
 def test_a_record_that_is_named_like_one_of_the_former_topic_may_be_replaced() -> None:
     """The judge looked at the key of the one that is gone."""
     assert History(draw_plan(20601202)).run().violation is None
+
+
+def test_a_letter_that_ended_its_workers_is_passed_where_a_replay_of_it_is_on_its_way() -> None:
+    """It was told as failed, without a mark: the table did not say yet that it was replayed."""
+    assert History(draw_plan(22428685)).run().violation is None
+
+
+def test_a_record_that_comes_again_waits_beside_the_cap_where_rows_wait_for_it() -> None:
+    """The judge took that for one too many: it goes before a row that was there when the offset was set back."""
+    result = History(draw_plan(20428582)).run()
+    assert result.violation is None
+    assert result.reached["one came again before as many as may wait"] == 1

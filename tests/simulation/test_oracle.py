@@ -17,7 +17,7 @@ from retryapp.ports import TopicPartition
 from simulation.lives import SPAN
 from simulation.newest import check_replaced
 from simulation.oracle import Oracle
-from simulation.quiet import HEALED_MS, check_outage
+from simulation.quiet import HEALED_MS, check_outage, longest_idle_wait_ms
 from simulation.referring import KEPT_MS, Referring
 from simulation.story import Call, Opening, Story, Topics, Violation
 from simulation.waits import Waits
@@ -392,6 +392,19 @@ def test_after_an_outage_everything_begins_soon(*, held: bool) -> None:
         check_outage(told.oracle, 1_000)
 
 
+@pytest.mark.parametrize(("in_place", "idle_ms"), [(True, 20), (False, 120)])
+def test_a_delivery_that_pauses_between_its_tries_goes_on(in_place: bool, idle_ms: float) -> None:
+    """A record that waits for its place in flight waits for a delivery, not for nothing; where none goes on, it does.
+
+    Seed 22428652.
+    """
+    opening = Opening("w", 0.0)
+    first, second = (Story(Record("orders", 0, at, 7, KEY, b"v", HEADERS), "FS", sent_ms=5.0) for at in range(2))
+    first.taken_in, second.taken_in = (0.0, opening), (140.0, opening)
+    first.calls[1] = [Call("w", 0, 10, fine=False), Call("w", 110, 120, fine=True, in_place=in_place)]
+    assert longest_idle_wait_ms([first, second]) == idle_ms
+
+
 def end(oracle: Oracle, topic: str, attempt: int = 1) -> None:
     """The dead letter of the first record becomes visible on a topic."""
     ours = (("retry-origin", b"orders@x/0/0"), ("retry-attempt", b"%d" % attempt))
@@ -468,3 +481,17 @@ def test_a_row_waits_by_reference_until_it_is_safe(hold: int, due_ms: int, *, ho
     row = encode_row(PendingRow(KEY, b"", (), due_at_ms=safe_ms + due_ms, hold=hold, reference=told))
     with nullcontext() if holds else pytest.raises(Violation, match=r"^I21 "):
         Referring().written((0, 0), story, row, safe_ms + 500)
+
+
+@pytest.mark.parametrize(("new", "again", "holds"), [(0, 1, True), (0, 0, False), (2, 1, False)])
+def test_more_may_wait_than_a_cap_says_only_where_the_first_one_comes_again(
+    new: int, again: int, *, holds: bool
+) -> None:
+    """Its offset was set back while later ones waited; whatever comes behind others is one too many."""
+    oracle = Told().oracle
+    for offset in (1, 2):
+        oracle.add(Record("orders", 0, offset, 7, KEY, b"v", HEADERS), "FS")
+    oracle.sequences.most = 2
+    oracle.stories[0, new].again = again
+    with nullcontext() if holds else pytest.raises(Violation, match=r"I22 .* 3 of its sequence wait"):
+        oracle.sequences.check_size((0, new), [(0, 0), (0, 1), (0, 2)])

@@ -174,7 +174,9 @@ class Levels:
         steering, pace, name = self._steering, self._context.pace, command.circuit
         gate, level = pace.gates.get(name), steering.forced_open.get(name)
         if gate is None and (command.verb is HandlerVerb.OPEN or level is None):
-            text = f"this handler has no circuit {name}" if name else "this handler has no circuit: pause it instead"
+            there = ", ".join(each or "its own" for each in sorted(pace.gates))
+            instead = ": pause it instead" if command.verb is HandlerVerb.OPEN else ""
+            text = f"this handler has no circuit {name or 'of its own'}{f'; it has: {there}' if there else instead}"
             raise RefusedError(Refusal.NO_CIRCUIT, text)
         now = CircuitState.CLOSED if gate is None else gate.circuit.state
         before = now if level is None else level.text

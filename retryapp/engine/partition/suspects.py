@@ -151,7 +151,7 @@ class Suspects:
         letters = self._context.letters
         if crashes >= self._context.handler.max_crashes:
             if letters is not None:
-                await letters.known()
+                await letters.known(group[0].record.offset)  # a command may change it, and then it is passed
             self._bury(group[0], crashes)
         else:
             while not await self._run_in_turn(group, crashes):

@@ -22,13 +22,9 @@ class TakenCut:
 
     group: str
     rows: Cut  # an offset is None where Kafka has none
-    ends: Mapping[tuple[str, int], int]  # ends of our own topics then, after the open transactions
+    ends: Mapping[tuple[str, int], int]  # of our own topics then, after the open transactions; at rest they stay so
     retention_ms: Mapping[str, int | None]  # topic of ours → how long it keeps records; None: no limit
     gone: tuple[str, ...] = ()  # main topics that were deleted, although their handlers' other topics are there
-
-    def is_rest(self, later: TakenCut) -> bool:
-        """Tell whether nothing has moved until a later cut."""
-        return self.rows == later.rows and self.ends == later.ends
 
 
 def take_cut(admin: KafkaAdmin, group: str) -> TakenCut:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import altair as alt
 import vl_convert
+from markupsafe import Markup
 
 WIDTH: Final = 640
 BAR: Final = 30
@@ -30,11 +31,11 @@ Rows = Sequence[Mapping[str, Any]]
 class Chart:
     """A picture and what its colours mean; the legend is text of the page, which every font fits."""
 
-    svg: str
+    svg: Markup
     legend: tuple[tuple[str, str], ...]  # name and role of its colour
 
 
-def _svg(chart: Any) -> str:
+def _svg(chart: Any) -> Markup:
     soft = MARKERS["soft"]
     axis = {
         "domain": False, "ticks": False, "gridColor": MARKERS["line"], "labelColor": soft, "labelFontSize": 12,
@@ -54,7 +55,8 @@ def _svg(chart: Any) -> str:
     for role, marker in MARKERS.items():
         raw = raw.replace(marker, f"var(--{role})")
     raw = re.sub(r'font-family="[^"]*"', "", raw)
-    return re.sub(r'<svg([^>]*?) width="([\d.]+)" height="([\d.]+)"', r"<svg\1", raw, count=1)
+    raw = re.sub(r'<svg([^>]*?) width="([\d.]+)" height="([\d.]+)"', r"<svg\1", raw, count=1)
+    return Markup(raw)  # noqa: S704 - Vega escapes all text in it
 
 
 def _short(text: str) -> str:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from retryapp.pipeline.analysis import figures
 from retryapp.pipeline.analysis.causes import SHOWN, causes, timeline
 from retryapp.pipeline.analysis.checks import freshness
-from retryapp.pipeline.analysis.counts import is_covered, retention
+from retryapp.pipeline.analysis.counts import DAY_MS, is_covered, retention
 from retryapp.pipeline.analysis.derived import Derived
 from retryapp.pipeline.analysis.outages import by_interval, outages
 from retryapp.pipeline.analysis.rollup import HOUR_MS
@@ -24,7 +24,6 @@ from retryapp.pipeline.report.todo import todo
 from retryapp.pipeline.session import beside
 
 FACTS_VERSION: Final = 2
-DAY_MS: Final = 86_400_000
 DRAWN: Final = 5  # causes with a colour of their own
 _SUMS: Final = ("received", "done", "first_try_ok", "recovered", "pending", "held", "dead", "discarded", "lost")
 _MORE: Final = ("discarded", "superseded", "skipped")  # in the headline where there are any

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from retryapp.lookup.instants import length_text, utc_text
 from retryapp.pipeline.report import charts
@@ -19,10 +18,6 @@ _END_NAMES: Final = {"retried": "failed, sent to wait", "dead": "failed, dead", 
 
 def to_page(facts: Mapping[str, Any]) -> str:
     """Return the page: HTML with everything in it."""
-    pictures = {
-        name: {"svg": Markup(chart.svg), "legend": chart.legend}  # noqa: S704 - Vega escapes all text in it
-        for name, chart in _charts(facts).items()
-    }
     loader = PackageLoader("retryapp.pipeline.report", "templates")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -35,7 +30,7 @@ def to_page(facts: Mapping[str, Any]) -> str:
         "attempt": attempt_name,
     }
     environment.filters.update(filters)
-    page = environment.get_template("report.html").render(**facts, charts=pictures)
+    page = environment.get_template("report.html").render(**facts, charts=_charts(facts))
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from heapq import merge
 from itertools import chain, islice
 from pathlib import Path
@@ -34,9 +34,7 @@ from rocksdict import WriteBatch
 from typing_extensions import override
 
 from retryapp.core.causes import CAUSE_BYTES, CauseCount
-from retryapp.core.errors import DamagedMetadataError, DamagedRowError
 from retryapp.core.failed import row_failed_of
-from retryapp.core.headers import RETRY_TIER, HeaderReader
 from retryapp.core.row_keys import (
     IDENTITY_AT,
     IDENTITY_BYTES,
@@ -48,7 +46,7 @@ from retryapp.core.row_keys import (
     parse_row_key,
     queue_in,
 )
-from retryapp.core.rows import COUNTED_BYTES, counted_in, failure_in, key_of_row, row_header
+from retryapp.core.rows import COUNTED_BYTES, counted_in, failure_in, key_of_row, tier_of
 from retryapp.ports import PendingTable, Row
 from retryapp.runtime.stores.causes import CauseTally
 from retryapp.runtime.stores.store import RocksTable, StoreIdentity
@@ -56,7 +54,6 @@ from retryapp.runtime.stores.store import RocksTable, StoreIdentity
 _INDEX = b"\x01"
 _ROWS_END = b"\x01"
 _TIER_AT = IDENTITY_AT + COUNTED_BYTES
-_TIER_NAME = RETRY_TIER.encode()
 _GENERATIONS = b"", b"\xff"
 """How index values end, with what no text has; those of older stores are of generation 0."""
 _PURGE_ROWS = 5_000  # removed rows before the first live one after which a range delete covers them
@@ -66,23 +63,6 @@ _SHORT_TAIL = 2_000
 
 def _start_of(queue: int) -> bytes:
     return queue.to_bytes(2, "big")
-
-
-def tier_of(value: bytes) -> str:
-    """Return the tier that a row waits in, `?` when the row does not say."""
-    try:
-        raw = row_header(value, _TIER_NAME)
-    except DamagedRowError:
-        return "?"
-    return "?" if raw is None else _tier_text(raw)
-
-
-@lru_cache(maxsize=256)  # there are a few, and each row of a recovery names one
-def _tier_text(raw: bytes) -> str:
-    try:
-        return HeaderReader({RETRY_TIER: raw}).name(RETRY_TIER)
-    except DamagedMetadataError:
-        return "?"
 
 
 def _told(value: bytes) -> tuple[str, str]:

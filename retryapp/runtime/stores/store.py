@@ -174,21 +174,16 @@ class Store:
             raise self._broken(exc) from exc
         return value
 
-    def items(
-        self, start: bytes, end: bytes | None = None, *, backwards: bool = False
-    ) -> Iterator[tuple[bytes, bytes]]:
+    def items(self, start: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Yield keys and values from `start` on; drop the iterator before any await (it holds the folder's lock).
 
-        Without an `end`, which they are before, RocksDB walks on over what was removed until a key is there.
+        RocksDB walks over what was removed until a key is there.
 
         Raises:
             StoreBrokenError: a part of the store cannot be read. (The library's own iterators end there, and what
                 follows the damage would look removed.)
         """
-        bound = ReadOptions()
-        if end is not None:
-            bound.set_iterate_upper_bound(end)
-        walk = self.db.iter(bound)
+        walk = self.db.iter()
         (walk.seek_for_prev if backwards else walk.seek)(start)
         step = walk.prev if backwards else walk.next
         while walk.valid():

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -331,7 +331,7 @@ async def test_lists_while_partitions_move_double_nothing_and_name_what_is_missi
 
 @pytest.mark.parametrize("kind", ["causes", "waiting_causes"])
 async def test_causes_while_partitions_move_count_nothing_twice(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """Each partition counts by the worker that has it, as its other numbers do; of an older release as told."""
+    """Each partition counts by the worker that has it, as its other numbers do."""
     monkeypatch.setattr(peers, "DEADLINE_S", 30)
     left, right = dead_and_waiting(range(4), 0), dead_and_waiting(range(4), 0)
     async with serving(left) as one, serving(right) as two:
@@ -339,14 +339,6 @@ async def test_causes_while_partitions_move_count_nothing_twice(monkeypatch: pyt
         right.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=one)]
         causes = (await facts(one))[kind]
         assert (sum(each["records"] for each in causes), [each for each in causes if "by" in each]) == (4, [])
-    told = [asdict(each) for each in left.causes(MAIN)[0]]
-
-    async def older(_: web.Request) -> web.StreamResponse:
-        return web.json_response({"handlers": {MAIN: {"partitions": [], "causes": told, "waiting": told}}})
-
-    async with serving(left) as one, answering(older) as (two, _):
-        left.parts[MAIN] = [partition(0, pending=4, dead=4), partition(1, state="elsewhere", owner_url=two)]
-        assert sum(each["records"] for each in (await facts(one))[kind]) == 8
 
 
 async def test_a_cause_says_how_often_it_fails_on_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

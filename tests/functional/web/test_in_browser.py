@@ -6,6 +6,7 @@ import http.server
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,20 @@ def test_pages_are_whole_on_every_screen(worker: FakeWorker, paths: list[str]) -
                 problems += [f"{where}: {each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
             page.close()
         assert problems == []
+
+
+def test_a_long_type_of_error_pushes_no_button_out(served: Served) -> None:
+    """The buttons that replay or discard a cause are seen without scrolling its table."""
+    row = next(row for rows in served.worker.letters.values() for row in rows if row.cause)
+    served.worker.letters[0] = [replace(row, cause="retryapp.core.errors.UndecodableErrorOfALongName: no Order")]
+    with open_browser() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.goto(f"{served.url}{BASE}/")
+        page.get_by_text("UndecodableErrorOfALongName").wait_for()
+        buttons = page.get_by_role("link", name="Discard these…").all()
+        rights = [box["x"] + box["width"] for button in buttons if (box := button.bounding_box()) is not None]
+        assert rights
+        assert max(rights) < 1260
 
 
 FORM = """<form action="{to}" method="post"{more}>

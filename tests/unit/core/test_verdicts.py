@@ -10,7 +10,7 @@ import pytest
 
 from retryapp.core.classify import classify
 from retryapp.core.errors import InvalidDurationError
-from retryapp.core.verdicts import InvalidInstantError, Reject, RetryLater
+from retryapp.core.verdicts import Defer, InvalidInstantError, Reject, RetryLater, Unavailable
 
 MOSCOW = datetime(2026, 1, 1, 3, 0, 1, tzinfo=timezone(timedelta(hours=3)))
 
@@ -79,3 +79,7 @@ def test_verdicts_survive_pickling() -> None:
     at = pickle.loads(pickle.dumps(RetryLater(at=1_700_000_000.25)))  # noqa: S301 - our own bytes
     assert (at.after_ms, at.at_ms) == (None, 1_700_000_000_250)
     assert pickle.loads(pickle.dumps(Reject("no"))).text == "no"  # noqa: S301 - our own bytes
+    defer = pickle.loads(pickle.dumps(Defer("1h", "approval")))  # noqa: S301 - our own bytes
+    assert (defer.deadline_ms, defer.text, str(defer)) == (3_600_000, "approval", "approval")
+    away = pickle.loads(pickle.dumps(Unavailable("ledger")))  # noqa: S301 - our own bytes
+    assert (away.circuit, away.text, str(away)) == ("ledger", "", "ledger is unavailable")

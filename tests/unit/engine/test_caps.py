@@ -78,6 +78,26 @@ async def test_a_partition_with_so_many_waiting_sequences_takes_in_no_more() -> 
         assert service.seen == [b"x", b"0"]
 
 
+@pytest.mark.parametrize(("overflow", "given_up"), [("block", []), ("release", [1])])
+async def test_a_record_that_comes_again_waits_with_those_that_are_behind_it(
+    overflow: str, given_up: list[int]
+) -> None:
+    """The offset was set back while as many waited as may: it joins them, or is one that too many wait for."""
+    service = Down(b"2")
+    async with partition(service, max_sequence_size=2, overflow=overflow) as orders:
+        await orders.send(*(b"%d" % n for n in range(4)), key=b"a")
+        assert (service.seen, sum(orders.waiting.values())) == ([b"0", b"1", b"2"], 2)
+    service.down = {b"1"}
+    orders.transport.offsets[orders.engine.sources[0]] = 0
+    async with partition(service, max_sequence_size=2, overflow=overflow, transport=orders.transport) as orders:
+        await orders.advance(60_000)
+        assert sum(orders.waiting.values()) == 3 - len(given_up)
+        service.down.clear()
+        await orders.to_rest(7_200_000)
+        assert service.seen[3:] == [b"0", b"1", *[b"1"] * (not given_up), b"2", b"3"]
+        assert [letter.origin.offset for letter in orders.dead_letters] == given_up
+
+
 @pytest.mark.parametrize("by_reference", [False, True])
 async def test_what_too_many_wait_for_is_dead_and_they_go_on(by_reference: bool) -> None:
     """At once, not at its next attempt; in order, its letter whole; and nothing waits in the window."""

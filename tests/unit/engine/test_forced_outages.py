@@ -171,8 +171,10 @@ async def test_a_handler_without_a_circuit_is_paused_instead() -> None:
         await tell(orders, OPEN)
     async with MemoryPartition(Service(), transport=orders.transport) as orders:
         assert (await tell(orders, CLOSE))["refused"] is None
-        assert (await tell(orders, CLOSE))["refused"] == Refusal.NO_CIRCUIT
-        assert (await tell(orders, OPEN))["refused"] == Refusal.NO_CIRCUIT
+        for verb, instead in ((CLOSE, ""), (OPEN, ": pause it instead")):
+            refused = await tell(orders, verb)
+            assert refused["refused"] == Refusal.NO_CIRCUIT
+            assert refused["text"] == f"this handler has no circuit of its own{instead}"
 
 
 async def test_a_deadline_that_passes_in_an_outage_takes_the_place_of_no_probe() -> None:

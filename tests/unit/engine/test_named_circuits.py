@@ -176,8 +176,10 @@ async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts
     policy = RetryPolicy("1s 10s", max_elapsed="1m")
     orders = partition(services, policy)
     async with orders:
-        assert (await tell(orders, HandlerVerb.OPEN, "other"))["refused"] == Refusal.NO_CIRCUIT
-        assert (await tell(orders, HandlerVerb.OPEN, ""))["refused"] == Refusal.NO_CIRCUIT
+        for verb, name, none in ((HandlerVerb.OPEN, "other", "other"), (HandlerVerb.CLOSE, "", "of its own")):
+            refused = await tell(orders, verb, name)
+            assert refused["refused"] == Refusal.NO_CIRCUIT
+            assert refused["text"] == f"this handler has no circuit {none}; it has: ledger, mail"
         outcome = await tell(orders, HandlerVerb.OPEN, by="ann", why="migrates")
         assert (outcome["circuit"], outcome["after"]) == ("ledger", "forced open by ann: migrates")
         began_ms = orders.clock.wall_ms()

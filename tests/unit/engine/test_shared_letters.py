@@ -347,7 +347,10 @@ async def test_a_suspect_that_waits_for_the_lane_of_the_records_does_not_begin_o
 
 
 async def test_a_letter_that_has_ended_its_workers_is_marked() -> None:
-    """Also where the lane of the records opens after that of its handler, which gives it up."""
+    """Also where the lane of the records opens after that of its handler, which gives it up once no command changes it.
+
+    It was told as failed, without a mark, where a command that replays it was not committed yet.
+    """
     bad, tickets = Bad(), Tickets()
     tickets.open.clear()
     async with worker(bad, tickets) as both:
@@ -356,9 +359,14 @@ async def test_a_letter_that_has_ended_its_workers_is_marked() -> None:
     while seen < len(tickets.seen):
         seen = len(tickets.seen)
         async with half_open(bad, tickets, before) as (made, opening):
+            shared = made.orders.transport.shared[ORDERS.dlq]
+            shared.change(0)
             opening.set()
             await made.settle()
             await made.letters.advance(1_000)
+            assert made.events(Discarded) == []
+            shared.let_go((0,))
+            await made.settle()
             before = made
     assert [(event.kind, event.reason) for event in before.events(Discarded)] == [("failed", "crashed")]
     assert before.marks == ["failed"]

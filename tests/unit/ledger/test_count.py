@@ -15,7 +15,6 @@ from retryapp.ledger.traces import Station, Told, Topics, Trace
 
 ID = WAITING.origin.topic_id
 RETRY, DLQ, EVENTS = 1, 2, 3
-MakeCount = Callable[..., PartitionCount]
 
 
 @pytest.fixture

@@ -154,7 +154,8 @@ def test_other_failures_are_told_apart() -> None:
 @pytest.mark.parametrize(("said", "problem"), [(None, "java.lang.X"), ("first\nsecond", "first"), ("", "java.lang.X")])
 def test_a_java_error_without_a_message_is_named(said: str | None, problem: str) -> None:
     error = RuntimeError("An error occurred while calling o0.x")
-    error.java_exception = Mock(getMessage=lambda: said, toString=lambda: "java.lang.X")  # type: ignore[attr-defined]
+    cause = Mock(getMessage=lambda: said, toString=lambda: "java.lang.X", getCause=lambda: None)
+    error.java_exception = Mock(getCause=lambda: cause)  # type: ignore[attr-defined]
     assert problem_of(error) == problem
 
 
