@@ -171,9 +171,13 @@ def test_a_newer_record_that_is_gone_with_its_topic_replaces_nothing() -> None:
     assert History(draw_plan(20606721)).run().violation is None
 
 
-def test_a_record_that_is_named_like_one_of_the_former_topic_may_be_replaced() -> None:
-    """The judge looked at the key of the one that is gone."""
-    assert History(draw_plan(20601202)).run().violation is None
+def test_a_worker_does_not_forget_in_a_rebalance_that_its_main_topic_was_made_again() -> None:
+    """Its next assignment read the new topic, and named the records like those of the former one."""
+    history = History(draw_plan(20601202))
+    assert history.run().violation is None
+    copies = history.broker.visible(TopicPartition("sim.orders.retry", 0))
+    named = [(dict(copy.headers)["retry-origin"] or b"", copy.value or b"") for copy in copies]
+    assert {origin.startswith(b"orders@again1") for origin, value in named if value.startswith(b"0.1000")} == {True}
 
 
 def test_a_letter_that_ended_its_workers_is_passed_where_a_replay_of_it_is_on_its_way() -> None:
