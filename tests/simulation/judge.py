@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -49,6 +50,8 @@ MANY_FAILURES: Final = 40
 """Several workers may try, each with its own wait."""
 SKEW_MS: Final = 20.0
 """What two workers may differ by whose clocks are wrong: an acknowledgement's way."""
+_NAME: Final = re.compile(rb"(\d+)\.(\d+):")
+"""What values begin with: the partition and offset by which a record is known here."""
 
 
 class Judge:
@@ -313,6 +316,7 @@ class Judge:
             if origin[1] // SPAN == life:
                 passed = origin[1] < oracle.offsets.reached(origin[0], life)
                 story.gone = not (passed or story.copies or story.fates or story.held)
+                oracle.sequences.starts.gone.update([origin] * story.gone)
                 oracle.named["a record is gone with its topic"] += story.gone
                 oracle.named["a record waits whose topic was made again"] += not story.gone and origin in waits
         for number in range(self.plan.partitions):
@@ -322,8 +326,10 @@ class Judge:
 
     def named_rightly(self, origin: Origin, value: bytes | None) -> None:
         """Take a call. A worker may have named its record like one of the former topic: it is to come once more."""
-        number, _, offset = (value or b"").partition(b":")[0].decode().partition(".")
-        stories, own = self.oracle.stories, (int(number), int(offset))
+        stories, found = self.oracle.stories, _NAME.match(value or b"")
+        if found is None:  # a command has edited it
+            return
+        own = int(found[1]), int(found[2])
         if own == origin or own not in stories:
             return
         story = stories[own]

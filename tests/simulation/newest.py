@@ -52,13 +52,17 @@ class Starts:
 def check_replaced(stories: Mapping[Origin, Story], origin: Origin, by_offset: int) -> None:
     """Judge the end of a record: a newer one of its key has replaced it, and that one is no duplicate.
 
+    A worker may have named a record like one that is gone with the former topic.
+
     Raises:
         Violation: there is no such record.
     """
-    story, life = stories[origin], origin[1] // SPAN
-    places = ((origin[0], by_offset + SPAN * each) for each in range(life, life + LIVES))  # the event names no topic
+    number, offset, life = *origin, origin[1] // SPAN
+    lives = [SPAN * each for each in range(LIVES)] if stories[origin].gone else [0]
+    keys = {own.sent_key for each in lives if (own := stories.get((number, offset + each))) is not None} - {None}
+    places = ((number, by_offset + SPAN * each) for each in range(life, life + LIVES))  # the event names no topic
     found = (newer for place in places if place > origin and (newer := stories.get(place)) is not None)
-    if not any(newer.first is None and newer.sent_key == story.sent_key is not None for newer in found):
+    if not any(newer.first is None and newer.sent_key in keys for newer in found):
         raise Violation(f"I20 {origin[0]}/{origin[1]}: superseded by {by_offset}, which does not replace it")
 
 

@@ -25,7 +25,7 @@ from simulation.odd_letters import ODD
 from simulation.offsets import Offsets
 from simulation.pacing import Pacing
 from simulation.referring import Referring
-from simulation.scripts import BEYOND_MS
+from simulation.scripts import BEYOND_MS, is_invalid
 from simulation.sequences import Sequences
 from simulation.steering import Steering, begin_again
 from simulation.stores import HELD_MS, Stores, due_ms_of, origin_of
@@ -293,7 +293,8 @@ class Oracle:
         self._cut_short(story, attempt, now_ms, timed_out=timed_out)
         if topic.startswith(topics.dlq):
             named, letter = topic == f"{topics.dlq}.invalid", step(story.script, attempt)
-            right = letter == "V" if named else topic == topics.dlq and (letter != "V" or story.stopped)
+            invalid = letter == "V" or (letter == "I" and is_invalid(record.value))  # by its value, as it is now
+            right = invalid if named else topic == topics.dlq and (not invalid or story.stopped)
             must(right, "I8", origin, f"attempt {attempt} has a dead letter on {topic}")
             self.pace.spent(origin, story, attempt, ours.get("retry-reason", b"").decode())
             self._end(origin, story, "dead", delivery, now_ms)

@@ -74,8 +74,13 @@ def _is_busy(_delivery: Any, error: BaseException) -> bool:
     return type(error) is BusyError
 
 
+def is_invalid(value: bytes | None) -> bool:
+    """Tell what the condition about a record says of its value, which a command may have edited."""
+    return b"I" not in (value or b"").rpartition(b":")[2]
+
+
 def _is_invalid(delivery: Any, _error: BaseException) -> bool:
-    return b"I" not in delivery.raw_value.rpartition(b":")[2]
+    return is_invalid(delivery.raw_value)
 
 
 def _was_tried(delivery: Any, _error: BaseException) -> bool:

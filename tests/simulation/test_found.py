@@ -156,6 +156,30 @@ def test_a_record_that_comes_again_may_end_later_than_its_script_says() -> None:
     assert History(draw_plan(16421414)).run().violation is None
 
 
+def test_an_edited_value_may_fulfil_the_condition_of_a_rule() -> None:
+    """The judge asked for the usual dead-letter topic, by the value that the record had before."""
+    assert History(draw_plan(20502630)).run().violation is None
+
+
+def test_a_value_that_was_edited_names_no_record_of_the_former_topic() -> None:
+    """The judge tried to read a name from it, and its own error was taken for the record's failure."""
+    assert History(draw_plan(20647685)).run().violation is None
+
+
+def test_a_newer_record_that_is_gone_with_its_topic_replaces_nothing() -> None:
+    """It had no durable outcome, so what waited before it goes on; the judge took that for a row to be removed."""
+    assert History(draw_plan(20606721)).run().violation is None
+
+
+def test_a_worker_does_not_forget_in_a_rebalance_that_its_main_topic_was_made_again() -> None:
+    """Its next assignment read the new topic, and named the records like those of the former one."""
+    history = History(draw_plan(20601202))
+    assert history.run().violation is None
+    copies = history.broker.visible(TopicPartition("sim.orders.retry", 0))
+    named = [(dict(copy.headers)["retry-origin"] or b"", copy.value or b"") for copy in copies]
+    assert {origin.startswith(b"orders@again1") for origin, value in named if value.startswith(b"0.1000")} == {True}
+
+
 def test_a_letter_that_ended_its_workers_is_passed_where_a_replay_of_it_is_on_its_way() -> None:
     """It was told as failed, without a mark: the table did not say yet that it was replayed."""
     assert History(draw_plan(22428685)).run().violation is None

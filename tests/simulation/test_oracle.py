@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from operator import methodcaller
 from operator import methodcaller as do
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ import pytest
 from retryapp.core.record import Record
 from retryapp.core.rows import OPERATOR, PendingRow, Reference, encode_row
 from retryapp.ports import TopicPartition
+from simulation.lives import SPAN
+from simulation.newest import check_replaced
 from simulation.oracle import Oracle
 from simulation.quiet import HEALED_MS, check_outage, longest_idle_wait_ms
 from simulation.referring import KEPT_MS, Referring
@@ -368,6 +371,17 @@ def test_a_replay_without_force_is_found_where_the_newest_counts() -> None:
         replaced(ended=True, forced=False)
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_replaced_record_may_have_the_name_of_one_that_is_gone_with_its_topic(*, gone: bool) -> None:
+    """A worker that runs on has named both like records of the former topic."""
+    told = Told()
+    for offset in (SPAN, SPAN + 2):
+        told.oracle.add(Record("orders", 0, offset, 7, b"other", b"v", HEADERS), "S")
+    told.oracle.stories[0, 0].gone = gone
+    with nullcontext() if gone else pytest.raises(Violation, match=r"^I20 0/0: superseded by 2, which does not"):
+        check_replaced(told.oracle.stories, (0, 0), 2)
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_after_an_outage_everything_begins_soon(*, held: bool) -> None:
     """Or after the hold of a record."""
@@ -409,6 +423,18 @@ def test_dead_letters_on_the_wrong_topic_are_found() -> None:
         end(Told(script).oracle, right)
         with pytest.raises(Violation, match="I8 0/0: attempt 1 has a dead letter on"):
             end(Told(script).oracle, wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "right", "wrong"), [(b"0.0:I", "dlq", "dlq.invalid"), (b"edited", "dlq.invalid", "dlq")]
+)
+def test_a_condition_about_a_value_goes_by_what_a_command_has_made_of_it(value: bytes, right: str, wrong: str) -> None:
+    """Its rule, with a dead-letter topic of its own, does not match the record as it was sent."""
+    for topic in (right, wrong):
+        told = Told("I")
+        told.oracle.stories[0, 0].record = replace(told.record, value=value)
+        with nullcontext() if topic == right else pytest.raises(Violation, match="I8 0/0: attempt 1 has a dead letter"):
+            told.show(topic, 1, value=value)
 
 
 def test_skips_by_the_handler_that_are_wrong_are_found() -> None:

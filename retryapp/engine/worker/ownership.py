@@ -43,6 +43,8 @@ class Ownership:
         self._membership: Membership | None = None
         self._actives: set[TopicPartition] = set()
         self._shared: defaultdict[TopicPartition, SharedLetters] = defaultdict(SharedLetters)
+        self._lost: set[TopicPartition] = set()
+        """Where a position was gone: also openings of later assignments ask which main topic is there."""
         self._drain_s = drain_s
         self._stopping = False
         """No partition is placed any more."""
@@ -114,6 +116,7 @@ class Ownership:
         topics = [topology.main] if topology.own_letters_of else [name for name in topology.dlqs if name in self.served]
         shared = {topic: self._shared[TopicPartition(topic, partition)] for topic in topics}
         placed = self.placer.place(served, partition, self._membership, shared)
+        placed.transport.main_lost = placed.transport.place.main in self._lost
         self.placed[served.handler.main, partition] = placed
         for tp in (*placed.engine.sources, placed.engine.rows):
             self.feed.placed[tp] = placed
@@ -121,6 +124,7 @@ class Ownership:
     def _on_out_of_range(self, tp: TopicPartition, position: int) -> None:
         placed = self.feed.placed.get(tp)
         if placed is not None:
+            self._lost.add(placed.transport.place.main)
             placed.transport.main_lost = True
             placed.lane.fail(PositionGoneError(*tp, position))
 
