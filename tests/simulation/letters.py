@@ -152,6 +152,8 @@ class Letters:
                 continue
             mine = [kind for kind in kinds if kind in _FATES]
             fate = story.fates[0] if story.fates else "done"
+            if fate == "dead" and not mine and place in self._oracle.damages.ever:
+                continue  # its row did not say any more whose letter it is
             passed = not mine and (fate == "skipped" or (fate == "dead" and story.cancelling))
             must(not passed or bool(_CLOSED & {*kinds}), "I28", place, f"{fate} without a command: {kinds}")
             right = passed or (len(mine) == 1 and _FATES[mine[0]] == fate)

@@ -314,6 +314,7 @@ class Steering:
             self._released(name, told, now_ms)
         if told["verb"] in ("hold", "release") and told["refused"] is None and told["after"] != "released":
             self._hold(told["verb"], told["failure_id"], now_ms, loudly=not name)
+            self._stories[key_in(told["failure_id"])].holding = told["after"] == "holding"
         if told["verb"] == "handler-pause":
             self.paused.add(told["partition"])
             self._pauses[told["partition"]] += [(now_ms, inf)] * (told["refused"] is None)
@@ -400,7 +401,8 @@ class Steering:
         """
         if opening.fenced_ms > story.cancelled_ms or (self.calm and story.cancelled_ms < inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it was cancelled")
-        if opening.fenced_ms > story.held_ms or (self.calm and story.held_ms < inf):
+        freed = story.holding and any(self.asked[name] == ("release", origin) for name in self.waiting)
+        if opening.fenced_ms > story.held_ms or (self.calm and story.held_ms < inf and not freed):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins, and it is held")
         if opening.commands > self._paused_at.get(origin[0], inf):
             raise Violation(f"I19 {origin[0]}/{origin[1]}: begins although its lane has found a pause")

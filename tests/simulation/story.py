@@ -151,6 +151,8 @@ class Story:
     """When it was visible that this is obeyed."""
     held_ms: float = inf
     """When it was visible that it is held."""
+    holding: bool = False
+    """It was claimed when it was held. A release counts for the claim at once: it is durable, though not obeyed yet."""
     away_ms: float = 0.0
     """For how long it was held, as far as readers see."""
     freed_ms: float = -inf

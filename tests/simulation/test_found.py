@@ -190,3 +190,13 @@ def test_a_record_that_comes_again_waits_beside_the_cap_where_rows_wait_for_it()
     result = History(draw_plan(20428582)).run()
     assert result.violation is None
     assert result.reached["one came again before as many as may wait"] == 1
+
+
+def test_a_claim_that_was_held_begins_once_its_release_is_sent() -> None:
+    """The judge waited for the event of the release; the command is durable, and a crash leaves it to be obeyed."""
+    assert History(draw_plan(4660033)).run().violation is None
+
+
+def test_a_letter_whose_row_is_damaged_has_no_mark() -> None:
+    """The judge asked for one; nothing says any more whose letter it is."""
+    assert History(draw_plan(20659998)).run().violation is None
