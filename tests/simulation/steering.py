@@ -384,7 +384,8 @@ class Steering:
         for topic, end in self._upto[job, number].items():
             tp = TopicPartition(topic, number)
             cut = cut or self._broker.logs[tp].start > 0
-            for record in self._broker.visible(tp):
+            # readers see them later where an older transaction is still open
+            for record in (entry.record for entry in self._broker.logs[tp].entries if entry.visible):
                 mark = mark_of(record.headers, record.value)
                 letters += mark is None and record.offset < end
                 marks += mark is not None and mark.command == job and mark.mark is not MarkKind.RECOVERED
