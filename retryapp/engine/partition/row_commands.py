@@ -129,7 +129,8 @@ class RowCommands:
         """Return what it comes to that a row loses some of its holds."""
         now_ms = self._context.clock.wall_ms()
         free, metadata = released(row, metadata, now_ms, holds)
-        text = "it runs after the earlier records of its key" if free.held else _due_text(free.due_at_ms - now_ms)
+        due = "; ".join([_due_text(free.due_at_ms - now_ms), *self._context.pace.gates_of(free.circuit)])
+        text = "it runs after the earlier records of its key" if free.held else due
         text = "somebody holds it on" if free.hold & OPERATOR else text
         return self._moved(free, metadata, identity, text)
 

@@ -96,6 +96,8 @@ async def test_retry_now_names_what_still_holds_the_record_back(name: str) -> No
             await orders.obey(HandlerCommand(id=verb, verb=verb))
         told = await orders.command("retry-now", 0)
         assert (told["refused"], told["text"]) == (None, f"due now; {gates}")
+        await orders.command("hold", 0)
+        assert (await orders.command("release", 0))["text"] == f"due now; {gates}"
 
 
 async def test_retry_now_names_earlier_records_of_its_key() -> None:
