@@ -58,6 +58,11 @@ def _begins(_self: PartitionEngine, _run: Run) -> bool:
     return False
 
 
+def _share(self: Suspects, run: Run) -> bool:
+    """Only rows between those of a group may be more."""
+    return run.claim is not None and self._found.size > 0
+
+
 SUSPECTS: Final[tuple[tuple[str, int, tuple[Any, str, Any]], ...]] = (
     ("nobody counts crashes", 11, (suspects, "Mark", _Forgetful)),
     ("a settled neighbour clears the crash mark", 3392, (Notes, "_going_on", _moved_on)),
@@ -73,5 +78,6 @@ SUSPECTS: Final[tuple[tuple[str, int, tuple[Any, str, Any]], ...]] = (
         (PartitionEngine, "_keeps_still", _begins),
     ),
     ("halving drops the second half", 172, (Suspects, "_run_group", _half)),
+    ("rows of all circuits share the places of suspects", 16_486_698, (Suspects, "_may_be_more", _share)),
 )
 """Name, a seed that finds it, and what is replaced: owner, attribute, by what."""

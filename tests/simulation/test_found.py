@@ -205,3 +205,9 @@ def test_a_letter_whose_row_is_damaged_has_no_mark() -> None:
 def test_the_marks_of_a_job_count_before_readers_see_them() -> None:
     """Its end was visible first: on the dead-letter topic an older transaction was still open before its marks."""
     assert History(draw_plan(18299500)).run().violation is None
+
+
+@pytest.mark.parametrize("seed", [12955550, 16486698])
+def test_a_record_that_ends_its_workers_is_suspect_whichever_rows_go_first(seed: int) -> None:
+    """Rows of other circuits, or the next of sequences, took the suspects' places in a life: it was trusted again."""
+    assert History(draw_plan(seed)).run().violation is None

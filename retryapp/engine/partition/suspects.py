@@ -16,14 +16,14 @@ these lives decides, so nothing at all runs beside it there: what is no suspect 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.marks import Kind, Mark, Place, Suspected, after, place_of, rows_text
-from retryapp.core.row_keys import parse_row_key
+from retryapp.core.row_keys import parse_row_key, queue_in
 from retryapp.engine.delivery.alone import STILL_S
 from retryapp.engine.delivery.deliver import crashed
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Run
@@ -58,6 +58,8 @@ class Suspects:
         self._found = found
         self._crashes = found.crashes
         self._left = found.size or context.handler.max_in_flight  # those after them cannot have run before
+        self._queued: Counter[int] = Counter()
+        """Suspect rows by the queue of their circuit."""
         self._size = 1
         """Of a group."""
         self._clear = Mark(Kind.LIFE, 0, context.life)
@@ -86,6 +88,8 @@ class Suspects:
             self._submit(run)
         elif self._found.first <= place < self._found.end and (self._left > 0 or self._may_be_more(run)):
             self._left = max(0, self._left - 1)
+            if run.claim is not None:
+                self._queued[queue_in(run.claim.key)] += 1
             self._cleared = False
             self._queue.append(run)
         elif self._cleared:
@@ -96,8 +100,16 @@ class Suspects:
         self._wake.set()
 
     def _may_be_more(self, run: Run) -> bool:
-        """Tell whether there may be more suspects than ran: rows between those of a group may have come since."""
-        return run.claim is not None and self._found.size > 0
+        """Tell whether there may be more suspects than ran: other rows may go first now.
+
+        Rows between those of a group may have come since. Circuits let their queues go at other times in each life, so
+        each queue has places of its own; and where an order is kept, a row that ends lets the next of its sequence go.
+        """
+        if run.claim is None:
+            return False
+        handler = self._context.handler
+        most = handler.max_in_flight * (1 if handler.order is Order.NONE else 2)
+        return self._found.size > 0 or self._queued[queue_in(run.claim.key)] < most
 
     def settled(self) -> None:
         """Note that claims of rows have ended: their turns are applied, or they were given back."""

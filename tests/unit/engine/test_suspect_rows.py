@@ -9,10 +9,12 @@ import pytest
 from doubles import MAIN, BankDownError, Gate
 from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, names, rows_marks, with_rows
 
+from retryapp import Unavailable
+from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.marks import place_of
 from retryapp.core.rates import parse_rate
 from retryapp.core.rows import decode_row
-from retryapp.engine.handler.handler import Order
+from retryapp.engine.handler.handler import Delivery, Order
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 
@@ -203,3 +205,52 @@ async def test_a_suspect_that_comes_late_runs_alone() -> None:
         for _ in range(100):
             await orders.advance(100)
         assert (beside, orders.waiting) == ([[]], {})
+
+
+class Marked:
+    """Notes the mark that is there when a row runs; a first delivery fails, and in the first life rows hang."""
+
+    def __init__(self) -> None:
+        self.transport = MemoryLaneTransport()
+        self.marks: dict[bytes, str] = {}
+        self.hangs = True
+
+    async def __call__(self, value: bytes, delivery: Delivery) -> None:
+        """Fail, hang, or be done."""
+        if delivery.number == 1 and self.hangs:
+            raise Unavailable("ledger") if value == b"kill" else BankDownError
+        if self.hangs:
+            await asyncio.Event().wait()
+        self.marks[value] = rows_marks(self.transport)[-1]
+
+    async def lives(self, *sent: tuple[bytes, bytes], **options: Any) -> None:
+        """Have two rows in flight, once when a worker has died beside them twice."""
+        options |= {"transport": self.transport, "concurrency": 2}
+        async with MemoryPartition(self, "1s 1h", **options) as orders:
+            for key, value in sent:
+                await orders.send(value, key=key)
+            await orders.advance(1_500)
+            end_ms = orders.clock.wall_ms()
+        self.hangs = False
+        self.transport.broker.notes[MAIN] = f"r0:old wr1:old<{end_ms}.0"
+        async with MemoryPartition(self, "1s 1h", max_in_flight=2, **options) as orders:
+            for _ in range(50):
+                await orders.advance(100)
+            assert orders.waiting == {}
+
+
+async def test_a_row_that_its_circuit_lets_go_after_others_is_a_suspect() -> None:
+    """A bucket is empty at first, so in each life others filled the places of suspects, and it killed once more."""
+    handler = Marked()
+    limited = CircuitBreaker(minimum_calls=1_000, rate_limit="1/s")
+    sent = [(b"k%d" % n, value) for n, value in enumerate((b"kill", *names(4)))]
+    await handler.lives(*sent, circuits={"ledger": limited})
+    assert list(handler.marks)[-1] == b"kill"
+    assert handler.marks[b"kill"] == "ws1"
+
+
+async def test_a_row_that_follows_a_suspect_takes_no_place_of_others() -> None:
+    """Where an order is kept, the next of a sequence may go before rows that have waited for longer."""
+    handler = Marked()
+    await handler.lives((b"a", b"a1"), (b"a", b"a2"), (b"b", b"b"), (b"c", b"kill"), order=Order.KEY)
+    assert handler.marks[b"kill"] == "ws1"
