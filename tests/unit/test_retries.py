@@ -136,6 +136,7 @@ async def test_a_length_without_a_unit_is_named(argument: str) -> None:
         ("app", None),
         ("create_main_partitions", "6"),
         ("create_main_partitions", 0),
+        ("allow_low_replication", "no"),
         ("admin_options", 5),
         ("login", "ann"),
     ],

@@ -108,7 +108,25 @@ def test_pages_that_others_reach_need_somebody_who_may(
         settled(monkeypatch, tmp_path, operators, web_bind=bind)
     if refused:
         assert error.value.exit_code == 2
+        assert "RETRYAPP_WEB_BIND or web_bind=" in str(error.value)
     settled(monkeypatch, tmp_path, "anyone:look", web_bind=bind)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("consumer_auto_offset_reset", "newest"),
+        ("consumer_auto_offset_reset", "none"),
+        ("canonical_url", "ops.example.com:8080"),
+        ("canonical_url", "//ops.example.com"),
+    ],
+)
+def test_a_setting_of_faust_that_no_worker_can_use_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str, value: str
+) -> None:
+    """A new group's workers ended in a traceback at the first; with the second no other worker could ask this one."""
+    with pytest.raises(InvalidSettingError, match=rf"setting {setting}='?{value}'?: expected"):
+        settled(monkeypatch, tmp_path, **{setting: value})
 
 
 def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
