@@ -217,3 +217,11 @@ def test_nothing_is_sent_unasked(asked: list[Any], words: list[str], answer: str
     """Nor with a filter beside failure ids, nor without either."""
     assert CliRunner().invoke(pending.command, ["cancel", *PLACE, "--why", "x", *words], input=answer).exit_code == code
     assert all(isinstance(each, LetterFilter) for each in asked)
+
+
+def test_a_record_without_a_dead_letter_may_have_been_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What names all that may have become of it, and is silent of that, says that it is done."""
+    monkeypatch.setattr(dead, "resolve_failure", lambda _place, _name: (None, None, None))
+    monkeypatch.setattr(dead, "find_dead", lambda *_where: None)
+    done = CliRunner().invoke(dead.command, ["show", *PLACE, NAMES[0]])
+    assert (done.exit_code, "dead_letters='drop'" in done.output) == (1, True)
