@@ -282,6 +282,8 @@ async def test_a_handler_of_dead_letters_belongs_to_a_handler(retries: Retries) 
     for topic, named in (("refunds", None), ("app.orders.dlq", None), ("orders", "invalid"), ("views", None)):
         with pytest.raises(InvalidSettingError, match=r"dead_letters|named"):
             retries.dead_letters(topic, policy="1m", named=named)
+    with pytest.raises(InvalidSettingError, match="it has none, as it has dead_letters='drop'"):
+        retries.dead_letters("views", policy="1m")
     with pytest.raises(DuplicateHandlerError):
         retries.dead_letters("orders", policy="1m")(charge)
     with pytest.raises(InvalidSettingError, match="concurrency"):
