@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn, cast
 
 import faust
-from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError
+from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError, InvalidSessionTimeoutError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 from mode.utils.logging import level_number, setup_logging
@@ -100,6 +100,11 @@ class RetryWorker(Worker):
         """Stop; if the group does not take this worker, say why: the client library gives up."""
         try:
             super().stop_and_shutdown()
+        except InvalidSessionTimeoutError:
+            expected = "the brokers refuse it: set it within their group.min.session.timeout.ms and "
+            expected += "group.max.session.timeout.ms ('retryapp doctor' shows them)"
+            session = f"{self.app.conf.broker_session_timeout:g} s"
+            _leave(InvalidSettingError("broker_session_timeout", session, expected))
         except (GroupAuthorizationFailedError, InconsistentGroupProtocolError) as exc:
             doing, where = f"be a member of group {self.app.conf.id}", addresses(cast("faust.App", self.app))
             if isinstance(exc, GroupAuthorizationFailedError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import faust
 import pytest
-from aiokafka.errors import InconsistentGroupProtocolError
+from aiokafka.errors import InconsistentGroupProtocolError, InvalidSessionTimeoutError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 
@@ -141,6 +141,23 @@ def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     assert str(settled(monkeypatch, tmp_path, canonical_url=own, **bind).canonical_url) == own
     assert str(settled(monkeypatch, tmp_path).canonical_url) == "http://127.0.0.1:6070"
     assert local_address("nowhere.invalid:9092") is None
+
+
+def test_a_session_that_the_brokers_refuse_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in a traceback and exit code 1, with which a supervisor starts the worker again and again."""
+
+    def stop(_self: Worker) -> None:
+        raise InvalidSessionTimeoutError
+
+    monkeypatch.setattr(Worker, "stop_and_shutdown", stop)
+    worker = RetryWorker.__new__(RetryWorker)
+    worker.app = faust.App("billing", broker_session_timeout=0.5)
+    with pytest.raises(SystemExit) as end:
+        worker.stop_and_shutdown()
+    assert end.value.code == 2
+    assert "setting broker_session_timeout='0.5 s': the brokers refuse it" in capsys.readouterr().err
 
 
 def test_a_group_of_other_programs_is_named(
