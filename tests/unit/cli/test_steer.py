@@ -223,5 +223,5 @@ def test_a_record_without_a_dead_letter_may_have_been_dropped(monkeypatch: pytes
     """What names all that may have become of it, and is silent of that, says that it is done."""
     monkeypatch.setattr(dead, "resolve_failure", lambda _place, _name: (None, None, None))
     monkeypatch.setattr(dead, "find_dead", lambda *_where: None)
-    done = CliRunner().invoke(dead.command, ["show", *PLACE, NAMES[0]])
-    assert (done.exit_code, "dead_letters='drop'" in done.output) == (1, True)
+    done = CliRunner().invoke(dead.command, ["show", *PLACE, NAMES[0]], standalone_mode=False)
+    assert (done.return_value, "dead_letters='drop'" in done.output) == (ExitCode.FINDING, True)
