@@ -112,6 +112,7 @@ class Retries:
             )
         if create_main_partitions is not None:
             check_count("create_main_partitions", create_main_partitions)
+        check_kind("allow_low_replication", allow_low_replication, bool, "True or False")
         check_kind("admin_options", admin_options or {}, Mapping, "properties by name, as {'ssl.ca.location': ...}")
         if login and not callable(login):
             raise InvalidSettingError("login", login, "expected a function of the request")

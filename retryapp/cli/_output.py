@@ -28,6 +28,9 @@ _APART: Final = {
 }  # fmt: skip
 """Facts with a place of their own, or shown as part of another."""
 
+_OF_A_TRY: Final = {"started_ms", "fingerprint"}
+"""Metadata that says nothing of a record that was never delivered."""
+
 _USUAL: Final = {"replays": 0, "hot_attempts": 1, "rule_failures": -1, "no_payload": False}
 """Facts that say nothing where they have this value."""
 
@@ -87,9 +90,8 @@ def _cell(facts: Mapping[str, Any], name: str, now_ms: int) -> str:
 def _record_text(facts: Mapping[str, Any], *, now_ms: int) -> str:
     """Return one record at length: metadata, the user's headers, key and value decoded."""
     metadata = facts.get("metadata") or {}
-    named = {name: value for name, value in facts.items() if name not in _APART} | {
-        name: value for name, value in metadata.items() if name not in {"origin", "null_value", "version"}
-    }
+    apart = _APART | {"null_value", "version"} | (_OF_A_TRY if facts.get("last_failed_ms") is None else set())
+    named = {name: value for name, value in {**facts, **metadata, **facts}.items() if name not in apart}
     if metadata:
         named.pop("message", None)  # it has the whole one
     lines = [_line("failure id", facts.get("failure_id"))]

@@ -149,7 +149,7 @@ def _fitting(verb: Verb, failure_ids: Sequence[str], place: Place, wanted: Lette
     only: Any = {"partition": None, "before_ms": None, "wanted": wanted, "decoding": decoding_of(place)}
     found = list_waiting(*resolve(place), **only, limit=None)
     names = [record["failure_id"] for record in found.records if record["failure_id"] is not None]
-    causes = Counter(record["cause"] for record in found.records)
+    causes = Counter(record["cause"] or record["damaged"] or "not tried yet" for record in found.records)
     lines = [f"{count:>9}  {cause}" for cause, count in causes.most_common(20)]
     lines.append(f"{verb}: {len(names)} that wait")
     if damaged := len(found.records) - len(names):

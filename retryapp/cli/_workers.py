@@ -230,7 +230,7 @@ def _due_text(figures: Mapping[str, Any], now_ms: int) -> str:
     if (due_ms := figures["next_due_ms"]) is None:
         return ""
     late_ms = now_ms - due_ms
-    return f" (overdue {length_text(late_ms)})" if late_ms > 0 else f" (next due in {-late_ms / 1000:.1f} s)"
+    return f" (overdue {length_text(late_ms)})" if late_ms > 0 else f" (next due in {length_text(-late_ms)})"
 
 
 def _error_text(lane: Mapping[str, Any], now_ms: int) -> str:

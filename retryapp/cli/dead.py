@@ -155,7 +155,10 @@ def show(*, failure_id: str, place: Place, raw: bool, as_json: bool) -> ExitCode
     connection, topology, origin = resolve_failure(place, failure_id)
     found = find_dead(connection, topology, origin)
     if found is None:
-        text = "has no dead letter: it is done, waits ('retryapp pending show'), or was deleted by retention"
+        text = (
+            "has no dead letter: it is done, waits ('retryapp pending show'), was discarded without one "
+            "(dead_letters='drop'), or its letter was deleted by retention"
+        )
         return show_missing(failure_id, text, as_json=as_json)
     record, mark = found
     facts = {

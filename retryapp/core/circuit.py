@@ -153,7 +153,7 @@ class CircuitBreaker:
         max_concurrent: int | None = None,
     ) -> None:
         """Validate the fields; all but the last two are for each partition."""
-        if not 0 < failure_ratio <= 1:
+        if type(failure_ratio) not in (int, float) or not 0 < failure_ratio <= 1:
             raise InvalidSettingError("failure_ratio", failure_ratio, "expected a number above 0, and at most 1")
         if type(minimum_calls) is not int or minimum_calls < _LEAST_FAILED:
             raise InvalidSettingError(

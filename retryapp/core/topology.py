@@ -232,7 +232,7 @@ def letters_topic(known: Iterable[HandlerTopology], main: str, named: str | None
         problem = f"declare its handler first, with @retries.handler({main!r}, ...); group= names another application's"
         raise InvalidSettingError("dead_letters", main, problem)
     if (letters := of.dlq_named(named)) not in of.dlqs:
-        have = ", ".join(of.dlqs) or "none"
+        have = ", ".join(of.dlqs) or "none, as it has dead_letters='drop'"
         raise InvalidSettingError("named", named, f"the handler of {main} has no such dead-letter topic; it has {have}")
     return letters
 

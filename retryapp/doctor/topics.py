@@ -69,7 +69,7 @@ def judge_level(main: str, levels: Mapping[int, Level], ends: str, *, now_ms: in
         f"{first.text}, for {_length(for_ms)}, {counted(len(levels), 'partition')}",
         expected="deliveries",
         why="nothing is delivered",
-        remedy=f"Have it go on: retryapp {ends} --topic {main} --why '…'",
+        remedy=f"Have it go on: 'retryapp {ends} -A MODULE --topic {main} --why TEXT'",
     )
 
 

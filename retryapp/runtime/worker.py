@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn, cast
 
 import faust
-from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError
+from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError, InvalidSessionTimeoutError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 from mode.utils.logging import level_number, setup_logging
@@ -100,6 +100,11 @@ class RetryWorker(Worker):
         """Stop; if the group does not take this worker, say why: the client library gives up."""
         try:
             super().stop_and_shutdown()
+        except InvalidSessionTimeoutError:
+            expected = "the brokers refuse it: set it within their group.min.session.timeout.ms and "
+            expected += "group.max.session.timeout.ms ('retryapp doctor' shows them)"
+            session = f"{self.app.conf.broker_session_timeout:g} s"
+            _leave(InvalidSettingError("broker_session_timeout", session, expected))
         except (GroupAuthorizationFailedError, InconsistentGroupProtocolError) as exc:
             doing, where = f"be a member of group {self.app.conf.id}", addresses(cast("faust.App", self.app))
             if isinstance(exc, GroupAuthorizationFailedError):
@@ -174,6 +179,12 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
         conf.web_bind = settings.web_bind
     if conf.web_enabled:
         _refuse_unguarded(app)
+    start, url = conf.consumer_auto_offset_reset, conf.canonical_url
+    if start not in ("earliest", "latest"):  # the client takes any other as "none", and a new group ends
+        raise InvalidSettingError("consumer_auto_offset_reset", start, "expected 'earliest' or 'latest'")
+    if url.scheme not in ("http", "https") or not url.host:
+        expected = "expected the address of this worker's pages with its scheme, as http://10.0.0.5:6066"
+        raise InvalidSettingError("canonical_url", str(url), expected)
     chosen = str(conf.canonical_url) != f"http://{conf.web_host}:{conf.web_port}"
     base = Path(conf.datadir)
     if str(base) == f"{conf.name}-data":  # the user chose none
@@ -206,7 +217,7 @@ def _refuse_unguarded(app: faust.App) -> None:
             "other machines reach this address: set who may use the pages, in RETRYAPP_WEB_OPERATORS (tokens, as "
         )
         expected += "ann:SHA256, or anyone:look) or Retries(app, login=...), or listen on 127.0.0.1 (docs/operating.md)"
-        raise InvalidSettingError("RETRYAPP_WEB_BIND", bind, expected)
+        raise InvalidSettingError("RETRYAPP_WEB_BIND or web_bind", bind, expected)
 
 
 def _is_loopback(host: str) -> bool:

@@ -211,8 +211,8 @@ def parse_operators(
             local = role
         elif name == ANYONE and not rest and role and ":" in entry:  # said in so many words
             anyone = role
-        elif _NAME.fullmatch(name) and len(rest) == 1 and _HASH.fullmatch(rest[0]) and role:
-            tokens[rest[0]] = Person(name, role)
+        elif _NAME.fullmatch(name) and len(rest) == 1 and _HASH.fullmatch(rest[0].lower()) and role:
+            tokens[rest[0].lower()] = Person(name, role)
         else:
             expected = "expected entries with commas between them, each local, local:ROLE, anyone:ROLE, NAME:SHA256 or "
             expected += "NAME:SHA256:ROLE; ROLE is look, operate or admin, SHA256 the hash of a token in hexadecimal"
@@ -239,9 +239,8 @@ def _network(text: str) -> Network:
     try:
         return ipaddress.ip_network(text)
     except ValueError as error:
-        raise InvalidSettingError(
-            "RETRYAPP_WEB_PROXIES", text, "expected addresses or networks, as 10.0.0.0/24"
-        ) from error
+        expected = f"expected addresses or networks, as 10.0.0.0/24: {error}"
+        raise InvalidSettingError("RETRYAPP_WEB_PROXIES", text, expected) from error
 
 
 def _host(text: str) -> str | None:

@@ -95,8 +95,13 @@ class History:
         try:
             judge()
         except Violation as exc:
-            if self.violation is None:
-                self.violation = f"{exc} (at {self.loop.time() - BEGAN_S:.3f} s)"
+            self._violated(str(exc))
+        except Exception as exc:  # noqa: BLE001 - the engine would take it for a fault of the broker
+            self._violated(f"judge: {exc!r}")
+
+    def _violated(self, what: str) -> None:
+        if self.violation is None:
+            self.violation = f"{what} (at {self.loop.time() - BEGAN_S:.3f} s)"
 
     def _appeared(self, tp: TopicPartition, records: list[Record]) -> None:
         self._note("visible", tp, [record.offset for record in records])

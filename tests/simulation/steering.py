@@ -198,7 +198,8 @@ class Steering:
     def _released(self, name: str, told: Mapping[str, Any], now_ms: float) -> None:
         """Take what was said of a release by token."""
         origin, delivery = self._tokens[name]
-        story = self._stories[origin]
+        if (story := self._stories.get(origin)) is None:  # somebody has given its record up
+            return
         if told["refused"] is None:
             story.freed.add(delivery)
             self.reached["a release came early"] += told["after"] == "released"
@@ -369,7 +370,9 @@ class Steering:
 
     def _hold(self, verb: str, name: str, now_ms: float, *, loudly: bool) -> None:
         story = self._stories[key_in(name)]
-        story.away_ms += now_ms - min(story.held_ms, now_ms) if verb == "release" else 0.0
+        if verb == "release":  # a deadline counts from the first failure
+            failed_ms = min((call.ended_ms for call in story.calls[1]), default=inf)
+            story.away_ms += max(0.0, now_ms - max(story.held_ms, failed_ms))
         story.held_ms = inf if verb == "release" else min(story.held_ms, now_ms)
         story.freed_ms = now_ms if verb == "release" else story.freed_ms
         self.reached[f"{verb} by its deadline or a crash"] += loudly

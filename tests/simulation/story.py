@@ -154,7 +154,7 @@ class Story:
     holding: bool = False
     """It was claimed when it was held. A release counts for the claim at once: it is durable, though not obeyed yet."""
     away_ms: float = 0.0
-    """For how long it was held, as far as readers see."""
+    """For how long it was held since its first failure, as far as readers see."""
     freed_ms: float = -inf
     """When it was visible last that a hold has ended."""
     deferred: dict[int, int] = field(default_factory=dict)

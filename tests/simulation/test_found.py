@@ -211,3 +211,13 @@ def test_the_marks_of_a_job_count_before_readers_see_them() -> None:
 def test_a_record_that_ends_its_workers_is_suspect_whichever_rows_go_first(seed: int) -> None:
     """Rows of other circuits, or the next of sequences, took the suspects' places in a life: it was trusted again."""
     assert History(draw_plan(seed)).run().violation is None
+
+
+def test_a_release_of_a_record_that_somebody_has_given_up_is_answered() -> None:
+    """The judge looked for its story; the engine took that error for a transaction that had failed."""
+    assert History(draw_plan(20857382)).run().violation is None
+
+
+def test_a_hold_before_the_first_failure_is_no_part_of_the_time_until_a_record_expires() -> None:
+    """The judge took the time of the hold off, and the record for one that died too soon."""
+    assert History(draw_plan(22976333)).run().violation is None

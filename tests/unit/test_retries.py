@@ -136,6 +136,7 @@ async def test_a_length_without_a_unit_is_named(argument: str) -> None:
         ("app", None),
         ("create_main_partitions", "6"),
         ("create_main_partitions", 0),
+        ("allow_low_replication", "no"),
         ("admin_options", 5),
         ("login", "ann"),
     ],
@@ -281,6 +282,8 @@ async def test_a_handler_of_dead_letters_belongs_to_a_handler(retries: Retries) 
     for topic, named in (("refunds", None), ("app.orders.dlq", None), ("orders", "invalid"), ("views", None)):
         with pytest.raises(InvalidSettingError, match=r"dead_letters|named"):
             retries.dead_letters(topic, policy="1m", named=named)
+    with pytest.raises(InvalidSettingError, match="it has none, as it has dead_letters='drop'"):
+        retries.dead_letters("views", policy="1m")
     with pytest.raises(DuplicateHandlerError):
         retries.dead_letters("orders", policy="1m")(charge)
     with pytest.raises(InvalidSettingError, match="concurrency"):

@@ -250,11 +250,11 @@ class Handler:
             if self.circuit is not None and getattr(self.circuit, limit) is not None:
                 problem = f"only circuits= have a {limit}; for all retries set {limit}= of the handler"
                 raise InvalidSettingError("circuit", self.circuit.text, problem)
-        for breaker in self.breakers.values():
+        for name, breaker in self.breakers.items():
             if self.order is Order.PARTITION:
                 problem = "it cannot be combined with order='partition', where one record is tried at a time: a circuit"
                 problem += " opens when different records fail. Use the policy 'forever(10s)' instead"
-                raise InvalidSettingError("circuit", breaker.text, problem)
+                raise InvalidSettingError("circuits" if name else "circuit", breaker.text, problem)
         for rule in self.policy.on:
             if rule.circuit and rule.circuit not in self.circuits:
                 missing = f"circuits={{{rule.circuit!r}: CircuitBreaker()}}"

@@ -55,7 +55,7 @@ def drawn(group: Group) -> str:
 def test_figures_and_lanes_are_shown() -> None:
     """What needs action, what waits, rates, lateness, the note, and each lane; brackets in an error are text."""
     shown = drawn(GROUP)
-    facts = ("1,200 (next due in 2.5 s)", "48,744 delivered, 186 failed", "p99 > 1m", *GROUP.todo, "1 of 3 members")
+    facts = ("1,200 (next due in 2.5s)", "48,744 delivered, 186 failed", "p99 > 1m", *GROUP.todo, "1 of 3 members")
     lanes = ("2 workers", "127.0.0.1:6066", "open", "1m", "17", "opening", "1m ago: no [broker]")
     assert [fact for fact in (*facts, *lanes) if fact not in shown] == []
 
@@ -64,6 +64,8 @@ def test_what_is_overdue_is_not_due_now() -> None:
     """What an outage holds back for minutes was "next due in 0.0 s", beside a line that it is overdue."""
     late = {**GROUP.handlers[0], "next_due_ms": 100_000 - 252_900}
     assert "1,200 (overdue 4m 12s)" in drawn(replace(GROUP, handlers=[late]))
+    early = {**GROUP.handlers[0], "next_due_ms": 100_000 + 252_900}
+    assert "1,200 (next due in 4m 12s)" in drawn(replace(GROUP, handlers=[early]))
 
 
 def test_a_long_error_does_not_hide_whose_it_is() -> None:

@@ -249,6 +249,19 @@ def test_a_setting_that_says_something_else_is_refused(text: str, proxies: str) 
     assert "g" * 64 not in str(error.value)
 
 
+def test_a_network_with_bits_of_a_host_is_refused_as_that() -> None:
+    """It looks like the example."""
+    with pytest.raises(InvalidSettingError, match=r"as 10\.0\.0\.0/24: 10\.0\.0\.1/8 has host bits set"):
+        parse_operators("", proxies="10.0.0.1/8")
+
+
+def test_a_hash_in_capitals_is_that_of_the_same_token() -> None:
+    """Some tools print them."""
+    found = parse_operators(f"ann:{hashlib.sha256(b'word').hexdigest().upper()}:look").owner_of("word")
+    assert found is not None
+    assert (found.name, found.role) == ("ann", Role.LOOK)
+
+
 @pytest.mark.parametrize(("path", "form"), list(product(ADDRESSES, ("html", "json"))))
 async def test_who_may_only_look_sees_metadata(worker: FakeWorker, path: str, form: str) -> None:
     """No key, value, header or message of any record, on any page: their sizes and places only."""

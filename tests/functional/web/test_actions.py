@@ -17,10 +17,11 @@ from functional.web.server import serving
 from functional.web.worker import BASE, GROUP, MAIN, NOW_MS, FakeWorker, dead_metadata
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Edit, Verb
-from retryapp.core.headers import decode_metadata
+from retryapp.core.headers import decode_metadata, encode_metadata
 from retryapp.core.hops import to_stopped_row
+from retryapp.core.metadata import HELD
 from retryapp.core.row_keys import BEFORE_STOPPED, IDENTITY_AT, parse_row_key, row_key
-from retryapp.core.rows import decode_row, encode_row
+from retryapp.core.rows import SEQUENCE, decode_row, encode_row
 from retryapp.web.access import COOKIE, Operators, Role, parse_operators
 
 TOKEN = "a-secret-of-ann"  # noqa: S105
@@ -91,6 +92,24 @@ async def test_a_held_record_says_so_and_has_a_button_to_release_it(worker: Fake
         assert "held back by the operator" in await site.get(f"{BASE}/pending?partition={place.partition}")
         other = parse_row_key(worker.waiting[1].key)
         assert 'value="release"' not in await site.get(f"{BASE}/pending/{other.partition}/{other.origin_offset}")
+
+
+async def test_a_record_that_was_never_delivered_has_no_last_failure(worker: FakeWorker) -> None:
+    """It waits for earlier ones of its key: its page shows no error without a name, and no time of a failure."""
+    entry = worker.waiting[0]
+    place, row = parse_row_key(entry.key), decode_row(entry.value)
+    page = f"{BASE}/pending/{place.partition}/{place.origin_offset}"
+    metadata = decode_metadata(row.headers)
+    assert metadata is not None
+    held = replace(metadata, tier=HELD, attempt=0, delivery=0, history=())
+    row = replace(row, headers=encode_metadata(held), hold=SEQUENCE, failure=b"")
+    async with pages(worker, LOCAL) as site:
+        said = {word: word in await site.get(page) for word in ("Last failure", "First failed")}
+        worker.waiting[0] = replace(entry, value=encode_row(row))
+        held_page = await site.get(page)
+    assert all(said.values())
+    assert "First delivery" in held_page
+    assert not any(word in held_page for word in said)
 
 
 async def test_a_stopped_sequence_says_what_to_do(worker: FakeWorker) -> None:

@@ -7,16 +7,19 @@ from dataclasses import replace
 import click
 import pytest
 from rich.console import Console
-from samples import dead
+from samples import dead, waiting_row
 
 from retryapp.cli._options import when
 from retryapp.cli._output import show_record, table
 from retryapp.cli._workers import Group, group_table
 from retryapp.cli.console import emit, emit_error
 from retryapp.core.headers import encode_metadata
+from retryapp.core.metadata import MAX_EPOCH_MS
 from retryapp.core.record import Record
+from retryapp.core.rows import SEQUENCE, decode_row, encode_row, key_of_row
 from retryapp.lookup.decoding import undecoded
-from retryapp.lookup.records import dead_detail, dead_entry, payloads
+from retryapp.lookup.records import dead_detail, dead_entry, payloads, pending_detail
+from retryapp.ports import PendingEntry
 
 
 def test_a_table_shows_text_as_it_is():
@@ -74,6 +77,21 @@ def test_a_dead_letter_is_shown_in_words(capsys):
         "tries in place": "4",
         "no payload": "yes",
     }
+
+
+def test_a_record_that_was_never_delivered_is_shown_without_a_time_and_a_failure(capsys):
+    """As in lists: its due time is the end of time, and its failure has no name."""
+    row = waiting_row(7, due_at_ms=MAX_EPOCH_MS, failed=False)
+    held = encode_row(replace(decode_row(row.value), hold=SEQUENCE))
+    show_record(
+        pending_detail(PendingEntry(partition=0, key=key_of_row(held, row.identity), value=held)),
+        b"v",
+        raw=False,
+        as_json=False,
+    )
+    shown = capsys.readouterr().out
+    assert "sequence" in shown
+    assert [word for word in ("9999", "due ", "failed", "started", "error type", "?") if word in shown] == []
 
 
 @pytest.mark.parametrize(

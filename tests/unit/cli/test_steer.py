@@ -24,12 +24,13 @@ PLACE = ["--broker", "127.0.0.1:1", "--group", "billing"]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Filters that were asked for, and commands that were sent; three records fit, one of them is damaged."""
+    """Filters that were asked for, and commands that were sent; a damaged record and one not tried yet fit, too."""
     told: list[Any] = []
 
     def listed(*_args: Any, wanted: LetterFilter, **_more: Any) -> Listed:
         told.append(wanted)
-        return Listed([*({"failure_id": name, "cause": "it is down\x1b]0;owned\x07"} for name in NAMES), DAMAGED], 4)
+        down = {"cause": "it is down\x1b]0;owned\x07", "damaged": None}
+        return Listed([*({"failure_id": name, **down} for name in NAMES), DAMAGED, HELD], 5)
 
     def send(_connection: Any, _topology: Any, commands: list[Command], **_more: Any) -> dict[str, Commanded]:
         told.extend((str(command.verb), command.failure_id, command.why) for command in commands)
@@ -42,7 +43,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return told
 
 
-DAMAGED: dict[str, Any] = {"failure_id": None, "cause": None}
+DAMAGED: dict[str, Any] = {"failure_id": None, "cause": None, "damaged": "its row cannot be read"}
+HELD: dict[str, Any] = {"failure_id": "billing/orders@kq8G0bTz/0/7", "cause": None, "damaged": None}
+FITTING = [*NAMES, HELD["failure_id"]]
 
 
 @pytest.mark.parametrize("verb", ["retry-now", "cancel", "hold", "release"])
@@ -50,9 +53,10 @@ def test_all_that_fit_are_steered(asked: list[Any], verb: str) -> None:
     """One command each, in one job, after it was asked; a damaged row has no failure id to name."""
     words = [verb, *PLACE, "--field", "/id=3", "--cause", "c1-3f9ca81b02", "--why", "mended"]
     done = CliRunner().invoke(pending.command, words, input="y\n")
-    assert asked == [LetterFilter(field="/id=3", cause="c1-3f9ca81b02"), *((verb, name, "mended") for name in NAMES)]
-    assert f"{verb}: 3 that wait\n1 more fit, and are left out" in done.output
-    assert "it is down" in done.output
+    assert asked == [LetterFilter(field="/id=3", cause="c1-3f9ca81b02"), *((verb, name, "mended") for name in FITTING)]
+    assert f"{verb}: 4 that wait\n1 more fit, and are left out" in done.output
+    assert all(f"1  {text}\n" in done.output for text in ("its row cannot be read", "not tried yet"))
+    assert "3  it is down" in done.output
     assert not {"\x1b", "\x07"} & {*done.output}, "an error's text does not steer a terminal"
 
 
@@ -213,3 +217,11 @@ def test_nothing_is_sent_unasked(asked: list[Any], words: list[str], answer: str
     """Nor with a filter beside failure ids, nor without either."""
     assert CliRunner().invoke(pending.command, ["cancel", *PLACE, "--why", "x", *words], input=answer).exit_code == code
     assert all(isinstance(each, LetterFilter) for each in asked)
+
+
+def test_a_record_without_a_dead_letter_may_have_been_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What names all that may have become of it, and is silent of that, says that it is done."""
+    monkeypatch.setattr(dead, "resolve_failure", lambda _place, _name: (None, None, None))
+    monkeypatch.setattr(dead, "find_dead", lambda *_where: None)
+    done = CliRunner().invoke(dead.command, ["show", *PLACE, NAMES[0]], standalone_mode=False)
+    assert (done.return_value, "dead_letters='drop'" in done.output) == (ExitCode.FINDING, True)

@@ -46,6 +46,8 @@ def probe(circuit: Circuit, now_ms: float, *outcomes: bool, first: int = 10) -> 
     [
         {"failure_ratio": 0},
         {"failure_ratio": 1.5},
+        {"failure_ratio": "0.5"},
+        {"failure_ratio": True},
         {"minimum_calls": 1},
         {"minimum_calls": 2.5},
         {"probes": 0},

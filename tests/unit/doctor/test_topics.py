@@ -94,7 +94,7 @@ def test_a_pause_is_a_warning_that_names_who_has_paused_it_first() -> None:
     assert (found.severity, found.seen) == (
         Severity.WARNING, "paused by ann: migration, for 1h, 2 partitions",
     )  # fmt: skip
-    assert "retryapp handler resume --topic orders" in found.remedy
+    assert "'retryapp handler resume -A MODULE --topic orders --why TEXT'" in found.remedy
 
 
 def test_a_pause_has_a_length_from_its_first_moment_on() -> None:

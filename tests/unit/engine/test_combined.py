@@ -107,8 +107,10 @@ async def test_an_outage_keeps_order_and_attempts() -> None:
 
 def test_a_partition_that_stops_at_a_record_has_no_circuit() -> None:
     """It would never open: no second record can fail."""
-    with pytest.raises(InvalidSettingError, match="cannot be combined with order='partition'"):
+    with pytest.raises(InvalidSettingError, match=r"setting circuit=.* cannot be combined with order='partition'"):
         MemoryPartition(Service(), "1s", circuit=BREAKER, order=Order.PARTITION)
+    with pytest.raises(InvalidSettingError, match=r"setting circuits=.* cannot be combined with order='partition'"):
+        MemoryPartition(Service(), "1s", circuits={"bank": BREAKER}, order=Order.PARTITION)
 
 
 async def test_a_run_that_takes_too_long_is_a_time_out_for_rules() -> None:

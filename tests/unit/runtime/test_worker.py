@@ -13,7 +13,7 @@ from typing import Any
 
 import faust
 import pytest
-from aiokafka.errors import InconsistentGroupProtocolError
+from aiokafka.errors import InconsistentGroupProtocolError, InvalidSessionTimeoutError
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 
@@ -108,7 +108,25 @@ def test_pages_that_others_reach_need_somebody_who_may(
         settled(monkeypatch, tmp_path, operators, web_bind=bind)
     if refused:
         assert error.value.exit_code == 2
+        assert "RETRYAPP_WEB_BIND or web_bind=" in str(error.value)
     settled(monkeypatch, tmp_path, "anyone:look", web_bind=bind)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("consumer_auto_offset_reset", "newest"),
+        ("consumer_auto_offset_reset", "none"),
+        ("canonical_url", "ops.example.com:8080"),
+        ("canonical_url", "//ops.example.com"),
+    ],
+)
+def test_a_setting_of_faust_that_no_worker_can_use_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str, value: str
+) -> None:
+    """A new group's workers ended in a traceback at the first; with the second no other worker could ask this one."""
+    with pytest.raises(InvalidSettingError, match=rf"setting {setting}='?{value}'?: expected"):
+        settled(monkeypatch, tmp_path, **{setting: value})
 
 
 def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
@@ -123,6 +141,23 @@ def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     assert str(settled(monkeypatch, tmp_path, canonical_url=own, **bind).canonical_url) == own
     assert str(settled(monkeypatch, tmp_path).canonical_url) == "http://127.0.0.1:6070"
     assert local_address("nowhere.invalid:9092") is None
+
+
+def test_a_session_that_the_brokers_refuse_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended in a traceback and exit code 1, with which a supervisor starts the worker again and again."""
+
+    def stop(_self: Worker) -> None:
+        raise InvalidSessionTimeoutError
+
+    monkeypatch.setattr(Worker, "stop_and_shutdown", stop)
+    worker = RetryWorker.__new__(RetryWorker)
+    worker.app = faust.App("billing", broker_session_timeout=0.5)
+    with pytest.raises(SystemExit) as end:
+        worker.stop_and_shutdown()
+    assert end.value.code == 2
+    assert "setting broker_session_timeout='0.5 s': the brokers refuse it" in capsys.readouterr().err
 
 
 def test_a_group_of_other_programs_is_named(
