@@ -98,8 +98,7 @@ def compare(spec: TopicSpec, state: TopicState, *, brokers: int, allow_low_repli
     """Yield what is wrong with an existing topic of ours; `brokers`: how many the cluster has."""
     if state.partitions != spec.partitions:
         remedy = (
-            f"{GROW}: it adds what is missing to all topics of the handler (to this one alone: kafka-topics.sh "
-            f"--alter --topic {spec.name} --partitions {spec.partitions})"
+            f"{GROW}: it adds what is missing to all topics of the handler"
             if state.partitions < spec.partitions
             else "Kafka cannot remove partitions: give the main topic as many, or let everything in it end, delete it "
             "and let it be made again"

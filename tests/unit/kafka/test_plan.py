@@ -167,7 +167,7 @@ def test_more_than_needed_is_fine(name, changes):
     assert steps(served(name, changes))[name].action is Action.OK
 
 
-@pytest.mark.parametrize(("partitions", "remedy"), [(2, "--partitions 4"), (8, "cannot remove partitions")])
+@pytest.mark.parametrize(("partitions", "remedy"), [(2, "topics grow"), (8, "cannot remove partitions")])
 def test_another_partition_count_is_a_mismatch(partitions, remedy):
     """The remedy differs: Kafka adds partitions and never removes them."""
     (problem,) = steps(served(TOPOLOGY.dlq, partitions=partitions))[TOPOLOGY.dlq].problems
