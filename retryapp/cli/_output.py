@@ -91,7 +91,8 @@ def _record_text(facts: Mapping[str, Any], *, now_ms: int) -> str:
     """Return one record at length: metadata, the user's headers, key and value decoded."""
     metadata = facts.get("metadata") or {}
     apart = _APART | {"null_value", "version"} | (_OF_A_TRY if facts.get("last_failed_ms") is None else set())
-    named = {name: value for name, value in {**facts, **metadata, **facts}.items() if name not in apart}
+    both = {**facts, **metadata, **facts}  # in the order of facts, which are None where metadata has a filler
+    named = {name: value for name, value in both.items() if name not in apart}
     if metadata:
         named.pop("message", None)  # it has the whole one
     lines = [_line("failure id", facts.get("failure_id"))]

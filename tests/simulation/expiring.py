@@ -65,7 +65,7 @@ def _with_policies(plan: Plan, random: Random) -> Plan:
     scripts = (*plan.letters, "S", "FS", "FFS")
     scripts += TRIED * ("hot" in kinds) + VERDICTS * ("ruled" in kinds) + GATED * ("ruled" in kinds and plan.levels)
     letters = tuple(random.choice(scripts) for _ in range(random.randint(2, 7)))
-    if not plan.commands:  # else nobody would resume a paused partition
+    if not plan.commands:  # only a command resumes a paused partition
         letters = tuple(script.replace("Q", "Y") for script in letters)
     return replace(plan, letters_policy=kinds, letters=letters)
 

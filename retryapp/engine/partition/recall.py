@@ -19,10 +19,9 @@ from itertools import takewhile
 from typing import Final
 
 from retryapp.core.errors import RecordError
-from retryapp.core.headers import RETRY_TIER
 from retryapp.core.record import Record
 from retryapp.core.row_keys import IDENTITY_AT, origin_offset
-from retryapp.core.rows import CANCELLED, PendingRow, decode_row, encode_row, is_reference, row_header
+from retryapp.core.rows import CANCELLED, PendingRow, decode_row, encode_row, is_reference, tier_of
 from retryapp.engine.delivery.reference import safe_until_ms, whole
 from retryapp.engine.delivery.run import Claim, DeliveryContext
 from retryapp.engine.lane.turn import Turn
@@ -215,14 +214,13 @@ class Recall:
             return
         if claim is not None:
             self._fill(claim, row)
-        tier = (row_header(value, RETRY_TIER.encode()) or b"?").decode("ascii", "replace")
 
         def settled(_committed: bool, _offsets: tuple[int, ...]) -> None:
             self.scheduler.copied(key)
             self._written.set()
 
         # held back where the changelog refuses it, it would put back a row that is settled meanwhile
-        self._submit(Turn(rows=(Row(identity, copy, tier),), on_settled=settled, spare=True))
+        self._submit(Turn(rows=(Row(identity, copy, tier_of(value)),), on_settled=settled, spare=True))
         copying[key] = len(copy)
 
     def _fill(self, claim: Claim, copy: PendingRow) -> None:
