@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from retryapp.core.control import Command, Verb
 from retryapp.ports import TopicPartition
 from simulation import History, Plan
 from simulation.drawing import draw_plan
@@ -221,3 +222,37 @@ def test_a_release_of_a_record_that_somebody_has_given_up_is_answered() -> None:
 def test_a_hold_before_the_first_failure_is_no_part_of_the_time_until_a_record_expires() -> None:
     """The judge took the time of the hold off, and the record for one that died too soon."""
     assert History(draw_plan(22976333)).run().violation is None
+
+
+def test_a_letter_that_is_restored_since_its_lane_has_opened_begins() -> None:
+    """The judge went by what was durable at the opening: there it was discarded."""
+    assert History(draw_plan(18892788)).run().violation is None
+
+
+def test_a_restore_that_the_broker_takes_back_counts_where_it_was_acknowledged() -> None:
+    """The judge went by the marks that readers see: the letter was discarded, and its row began when it was due."""
+    plan = Plan(
+        seed=1,
+        partitions=1,
+        workers=1,
+        offsets_ms=(0.0, 0.0, 0.0),
+        records=((0.5, 0, "R"),),
+        faults=(Fault(2.6, "terminate", 0, 0.0), Fault(4.2, "broker stopped", 0, 0.1)),
+        letters=("FFFS",),
+        commands=(20.0,),
+    )
+    history = History(plan)
+
+    def send(verb: Verb) -> None:
+        assert history.first.oracle.steering is not None
+        history.first.oracle.steering.asked[verb.value] = verb.value, (0, 0)
+        tp = TopicPartition(history.first.topology.control, 0)
+        command = Command(id=verb.value, verb=verb, failure_id="sim/orders@simulated/0/0")
+        history.broker.append(tp, command.to_record(*tp))
+
+    for at_s, verb in ((2.3, Verb.DISCARD), (4.2, Verb.RESTORE)):
+        history.loop.call_later(at_s, send, verb, context=history.network.context)
+    result = history.run()
+    assert result.violation is None
+    assert result.reached["a commit was taken back"] == 1
+    assert (result.reached["discard obeyed"], result.reached["restore refused"]) == (1, 1)  # it was handled meanwhile
