@@ -208,11 +208,6 @@ def test_a_restore_that_the_broker_takes_back_counts_where_it_was_acknowledged()
     assert (result.reached["discard obeyed"], result.reached["restore refused"]) == (1, 1)  # it was handled meanwhile
 
 
-def test_a_hold_before_the_first_failure_is_no_part_of_the_time_until_a_record_expires() -> None:
-    """The judge took the time of the hold off, and the record for one that died too soon."""
-    assert History(draw_plan(22976333)).run().violation is None
-
-
 def test_a_store_is_rebuilt_in_less_than_half_the_time_that_removals_stay() -> None:
     """So small were the readings and so short the openings that it never was: each one after a wait began anew."""
     result = History(draw_plan(20892740)).run()
