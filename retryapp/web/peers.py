@@ -38,7 +38,7 @@ PART: Final = f"{PAGES_PREFIX}/part"
 SIGNATURE: Final = "X-Retryapp-Peer"
 """Header of a question: when it was asked, epoch milliseconds, and the HMAC of that and the address, as ``ms:hex``."""
 ASKING: Final = "X-Retryapp-Group"
-"""Header of a question: the group that asks. A worker of another group may listen at an address that was one of ours."""
+"""Header of a question: the group that asks. A worker of another group may listen where one of ours did."""
 SIGNED_MS: Final = 60_000
 """How far clocks may differ."""
 
