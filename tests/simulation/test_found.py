@@ -221,3 +221,10 @@ def test_a_release_of_a_record_that_somebody_has_given_up_is_answered() -> None:
 def test_a_hold_before_the_first_failure_is_no_part_of_the_time_until_a_record_expires() -> None:
     """The judge took the time of the hold off, and the record for one that died too soon."""
     assert History(draw_plan(22976333)).run().violation is None
+
+
+def test_a_record_behind_many_outcomes_on_their_way_ends_few_workers() -> None:
+    """In every second life one more of them was suspect and went well, and nothing counted against those behind it."""
+    result = History(draw_plan(14897735)).run()
+    assert result.violation is None
+    assert result.reached["a handler ended its worker"] == 7
