@@ -387,6 +387,7 @@ class Circuit:
         if self.state is CircuitState.FORCED_OPEN:
             spell = self._end_spell(now_ms)
             self._left_ms, self._absent_ms, self._opened = now_ms, 0.0, 0
+            self.cause = f"was {self.cause}"
             return self._probe(now_ms)._replace(spell=spell)
         return self._probe(now_ms) if self.state is CircuitState.OPEN else None
 

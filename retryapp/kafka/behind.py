@@ -40,7 +40,7 @@ def wait_for_old(
     """Wait until nothing is left on the old partitions of main topics that have grown; return what is.
 
     What comes after the call does not count: producers know the new partitions by then. `on_wait` gets what is left
-    each time that it is looked again.
+    each time that it has changed.
 
     Raises:
         OpenTransactionError: a transaction does not end.
@@ -50,11 +50,14 @@ def wait_for_old(
     grown = {topology: _old(positions, topology) for topology in topologies}
     ends = {topology: positions.ends(old) for topology, old in grown.items() if old}
     waited_s = 0.0
+    told: tuple[Behind, ...] = ()
     while True:
         left = tuple(found for topology in ends for found in _left(positions, topology, ends[topology]))
         if not left or waited_s >= wait_s:
             return left
-        on_wait(left)
+        if left != told:
+            on_wait(left)
+            told = left
         threading.Event().wait(LOOK_S)
         waited_s += LOOK_S
 

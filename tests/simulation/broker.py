@@ -117,6 +117,10 @@ class Broker(MemoryBroker):
     def visible(self, tp: TopicPartition) -> list[Record]:
         return self.read(tp, self.logs[tp].start)[0]
 
+    def acknowledged_in_vain(self, tp: TopicPartition) -> list[Record]:
+        """Return the records of transactions that it has acknowledged, and that never were or will not be."""
+        return [entry.record for entry in self.logs[tp].entries if entry.txn in self._unwritten]
+
     def compact(self, tp: TopicPartition) -> int:
         """Leave the last record of each key; those of aborted transactions go. Return how many tombstones expired.
 

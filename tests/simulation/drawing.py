@@ -11,7 +11,7 @@ from simulation.basic import faults as _faults
 from simulation.basic import more as _more
 from simulation.basic import widened as _with
 from simulation.born_again import BORN, born_again
-from simulation.bounds import bounded
+from simulation.bounds import SLICE, bounded
 from simulation.expiring import EXPIRE, STRAYED, expiring, strayed
 from simulation.faults import (
     DAMAGED,
@@ -478,6 +478,8 @@ def _shorter(plan: Plan, random: Random) -> Plan:
 def _forgetful(plan: Plan, random: Random) -> Plan:
     """Return the plan with tombstones that expire, and workers that come back after a while with old stores."""
     plan = replace(plan, forgets_s=random.choice((4.0, 8.0)), workers=max(2, plan.workers), offsets_ms=(0.0,) * 3)
+    if SLICE in dict(plan.bounds):  # else a rebuild takes openings with 5 s between them, and has half of that time
+        plan = replace(plan, bounds=tuple(each for each in plan.bounds if each[0] != "open_s"))
     kept = tuple(fault for fault in plan.faults if fault.kind not in {"clock jump", WRONG_TIME, LONG_WAY})
     kinds = ("terminate", "kill", "kill", "kill at step", "kill at step", "slow handover", "pause at step", "start")
     often = tuple(Fault(at_s + random.uniform(0.0, 3.0), "compact", 0, 0.0) for at_s in range(2, 42, 3))

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from retryapp.core.letters import Letter
+from retryapp.core.record import Origin as Place
 from retryapp.core.record import Record
 from retryapp.ports import TopicPartition
 from simulation.broker import Broker
@@ -47,10 +48,8 @@ class Letters:
         self._plan = plan
         self._topic = topic
         self._oracle = oracle
-        self._marks: defaultdict[Origin, list[tuple[str, float]]] = defaultdict(list)
-        """Marks of each letter, and when they were visible."""
-        self._marked_at: dict[Origin, int] = {}
-        """Where the first mark of a letter is."""
+        self._marks: defaultdict[Origin, list[tuple[str, float, int]]] = defaultdict(list)
+        """Marks of each letter, when they were visible, and where they are."""
         self._headers: dict[Origin, dict[str, bytes | None]] = {}
         self._odd: dict[Origin, str] = {}
         """Letters that are not as others, and how."""
@@ -92,11 +91,12 @@ class Letters:
         of = (self._headers[place]["retry-origin"] or b"").decode()
         must(told["failure_id"] == f"sim/{of}", "I28", place, f"{mark} as a letter of {told['failure_id']}, not {of}")
         marks, story = self._marks[place], self._oracle.story(place)
-        before, last = [kind for kind, _ in marks], marks[-1][0] if marks else "none"
+        before, last = [kind for kind, *_ in marks], marks[-1][0] if marks else "none"
         reached = self._oracle.named
         if mark in _FATES:
             must(not _FATES.keys() & {*before}, "I28", place, f"{mark}, and it was {before}")
-            must(last not in _CLOSED, "I28", place, f"{mark} by its handler, and it is {last}")
+            shut = last in _CLOSED and not self._restored_in_vain(place)
+            must(not shut, "I28", place, f"{mark} by its handler, and it is {last}")
             fine = any(call.fine for calls in story.calls.values() for call in calls)
             must(fine or mark != "handled", "I28", place, "handled, and no call of it was fine")
             reached["a letter of a rule has its end"] += self._topic == NAMED
@@ -109,15 +109,20 @@ class Letters:
             runs = calm and any(now_ms - each.cancelled_ms < GIVEN_UP_MS for each in story.going)
             must(not runs, "I28", place, f"{mark} by {name}, and its handler has it")
             reached[f"a letter is {mark}, and it was {last}"] += 1
-        marks.append((mark, now_ms))
-        self._marked_at.setdefault(place, record.offset)
+        marks.append((mark, now_ms, record.offset))
+
+    def _restored_in_vain(self, place: Origin) -> bool:
+        """Tell whether somebody may take the letter for restored, whatever its marks say: the broker took that back."""
+        if self.steering is None:
+            return False
+        return self.steering.restored_in_vain(Place(self._topic, "", *place), self._marks[place][-1][2])
 
     def retain(self, broker: Broker) -> None:
         """Have retention delete what the handler's offset has passed; no mark of a letter that the handler has yet."""
         for number in range(broker.partitions):
             tp = TopicPartition(self._topic, number)
             stories = {place: each for place, each in self._oracle.stories.items() if place[0] == number}
-            needed = [at for place, at in self._marked_at.items() if place in stories and not stories[place].fates]
+            needed = [self._marks[place][0][2] for place in stories if self._marks[place] and not stories[place].fates]
             offset = min([broker.committed.get(tp, 0), *needed])
             broker.delete_before(tp, offset)
             self._gone.update(place for place in self._oracle.stories if place[0] == number and place[1] < offset)
@@ -138,16 +143,17 @@ class Letters:
         if opening is None or not (marks := self._marks[place]):
             return
         calm = self._oracle.steering is not None and self._oracle.steering.calm
-        known = [kind for kind, at_ms in marks if calm or at_ms < opening.fenced_ms]
-        ended = known and (known[-1] in _CLOSED or _FATES.keys() & {*known})
-        must(not ended, "I28", place, f"begins, and it was {known}")
+        known = [kind for kind, at_ms, _ in marks if calm or at_ms < opening.fenced_ms]
+        restored = "restored" in [kind for kind, *_ in marks[len(known) :]]  # its lane may have heard of these, too
+        shut = bool(known) and known[-1] in _CLOSED and not (restored or self._restored_in_vain(place))
+        must(not (shut or _FATES.keys() & {*known}), "I28", place, f"begins, and it was {known}")
 
     # -- the end --------------------------------------------------------------------------------------------------
 
     def at_rest(self) -> None:
         """Judge the end: each letter has the mark of what became of it, or a command has decided about it."""
         for place, story in self._oracle.stories.items():
-            kinds = [kind for kind, _ in self._marks[place]]
+            kinds = [kind for kind, *_ in self._marks[place]]
             if self._odd.get(place, COUNTLESS) != COUNTLESS:
                 continue
             mine = [kind for kind in kinds if kind in _FATES]

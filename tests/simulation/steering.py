@@ -218,6 +218,15 @@ class Steering:
         newer = (each for (number, at), each in self._stories.items() if number == origin[0] and at > origin[1])
         return story.sent_key is not None and any(each.sent_key == story.sent_key for each in newer)
 
+    def restored_in_vain(self, letter: Place, since: int) -> bool:
+        """Tell whether the broker has acknowledged that a letter is restored, and takes that back.
+
+        Its mark, which no reader sees, is behind the offset `since`. Who has the acknowledgement goes by it.
+        """
+        records = self._broker.acknowledged_in_vain(TopicPartition(letter.topic, letter.partition))
+        marks = (mark_of(each.headers, each.value) for each in records if each.offset > since)
+        return any(mark and (mark.letter, mark.mark) == (letter.offset, MarkKind.RESTORED) for mark in marks)
+
     def _edit(self, name: str, now_ms: float) -> Edit | None:
         random = Random(f"{name} at {now_ms}")  # of its own: without edits a seed takes the same course
         if random.random() < 0.5:

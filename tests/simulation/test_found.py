@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from retryapp.core.control import Command, Verb
 from retryapp.ports import TopicPartition
 from simulation import History, Plan
 from simulation.drawing import draw_plan
@@ -48,6 +49,8 @@ FOUND = {
     "The judge looked for its story; the engine took that error for a transaction that had failed.",
     22976333: "A hold before the first failure is no part of the time until a record expires. "
     "The judge took the time of the hold off, and the record for one that died too soon.",
+    18892788: "A letter that is restored since its handler's lane has opened begins. "
+    "The judge went by what was durable at the opening: there it was discarded.",
 }
 """What each history has found, by its seed."""
 
@@ -174,6 +177,49 @@ def test_a_record_that_comes_again_waits_beside_the_cap_where_rows_wait_for_it()
 def test_a_record_that_ends_its_workers_is_suspect_whichever_rows_go_first(seed: int) -> None:
     """Rows of other circuits, or the next of sequences, took the suspects' places in a life: it was trusted again."""
     assert History(draw_plan(seed)).run().violation is None
+
+
+def test_a_restore_that_the_broker_takes_back_counts_where_it_was_acknowledged() -> None:
+    """The judge went by the marks that readers see: the letter was discarded, and its row began when it was due."""
+    plan = Plan(
+        seed=1,
+        partitions=1,
+        workers=1,
+        offsets_ms=(0.0, 0.0, 0.0),
+        records=((0.5, 0, "R"),),
+        faults=(Fault(2.6, "terminate", 0, 0.0), Fault(4.2, "broker stopped", 0, 0.1)),
+        letters=("FFFS",),
+        commands=(20.0,),
+    )
+    history = History(plan)
+
+    def send(verb: Verb) -> None:
+        assert history.first.oracle.steering is not None
+        history.first.oracle.steering.asked[verb.value] = verb.value, (0, 0)
+        tp = TopicPartition(history.first.topology.control, 0)
+        command = Command(id=verb.value, verb=verb, failure_id="sim/orders@simulated/0/0")
+        history.broker.append(tp, command.to_record(*tp))
+
+    for at_s, verb in ((2.3, Verb.DISCARD), (4.2, Verb.RESTORE)):
+        history.loop.call_later(at_s, send, verb, context=history.network.context)
+    result = history.run()
+    assert result.violation is None
+    assert result.reached["a commit was taken back"] == 1
+    assert (result.reached["discard obeyed"], result.reached["restore refused"]) == (1, 1)  # it was handled meanwhile
+
+
+def test_a_record_behind_many_outcomes_on_their_way_ends_few_workers() -> None:
+    """In every second life one more of them was suspect and went well, and nothing counted against those behind it."""
+    result = History(draw_plan(14897735)).run()
+    assert result.violation is None
+    assert result.reached["a handler ended its worker"] == 7
+
+
+def test_a_store_is_rebuilt_in_less_than_half_the_time_that_removals_stay() -> None:
+    """So small were the readings and so short the openings that it never was: each one after a wait began anew."""
+    result = History(draw_plan(20892740)).run()
+    assert result.violation is None
+    assert result.reached["a store was too old"] > 0
 
 
 @pytest.mark.parametrize("seed", FOUND)

@@ -47,10 +47,10 @@ class Told:
     def call(self, *, fine: bool = True) -> None:
         self.oracle.ended((0, 0), 1, Call("w", 0, 10, fine))
 
-    def mark(self, kind: str, *, of: str = "sim/orders@x/0/3", letter: int = 0) -> None:
+    def mark(self, kind: str, *, of: str = "sim/orders@x/0/3", letter: int = 0, at_ms: float = 2_000) -> None:
         told = json.dumps({"failure_id": of, "letter": letter, "command": "c1"}).encode()
         headers = (("retry-mark", kind.encode()),)
-        self.letters.appeared([Record(TOPIC, 0, 9, 7, None, told, headers)], 2_000)
+        self.letters.appeared([Record(TOPIC, 0, 9, 7, None, told, headers)], at_ms)
 
     def begin(self, *, fenced_ms: float = 0.0, reason: bytes = b"rejected") -> None:
         told = read_letter(tuple((name, reason if name == "retry-reason" else value) for name, value in HEADERS))
@@ -73,6 +73,10 @@ REST = do("at_rest")
         pytest.param([*HANDLED, REST], id="handled"),
         pytest.param([do("begin"), do("mark", "failed"), do("end", "dead"), do("mark", "replayed"), REST], id="failed"),
         pytest.param([do("mark", "discarded"), do("mark", "restored"), *HANDLED, REST], id="restored"),
+        pytest.param(
+            [do("mark", "discarded"), do("mark", "restored", at_ms=3_000), do("begin", fenced_ms=2_500)],
+            id="restored since its lane opened",
+        ),
         pytest.param([do("mark", "replayed"), do("end", "skipped"), REST], id="passed"),
         pytest.param([*HANDLED, do("begin", fenced_ms=1_500), REST], id="begins where nobody can know"),
         *(
@@ -102,6 +106,22 @@ def test_what_may_be_holds(steps: list[methodcaller]) -> None:
         pytest.param([do("call", fine=False), do("mark", "handled")], id="handled by a failure"),
         pytest.param([*HANDLED, do("begin", fenced_ms=2_500)], id="begins after its mark"),
         pytest.param([do("mark", "discarded"), do("begin", fenced_ms=2_500)], id="begins, and is discarded"),
+        pytest.param(
+            [
+                *(do("mark", kind) for kind in ("discarded", "restored", "discarded")),
+                do("begin", fenced_ms=2_500),
+            ],
+            id="begins, and is discarded once more",
+        ),
+        pytest.param(
+            [
+                do("mark", "failed"),
+                do("mark", "discarded"),
+                do("mark", "restored", at_ms=3_000),
+                do("begin", fenced_ms=2_500),
+            ],
+            id="begins, and had failed before it was restored",
+        ),
         pytest.param([do("begin", reason=b"exhausted")], id="another reason"),
         pytest.param([do("mark", "failed", of="sim/orders@x/0/4")], id="a mark of another record"),
         pytest.param([do("mark", "failed", letter=5)], id="a mark of none"),

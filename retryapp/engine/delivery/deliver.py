@@ -74,6 +74,8 @@ logger = logging.getLogger("retryapp.events")
 class HandlerTimeoutError(RetryAppError, TimeoutError):
     """A handler ran longer than its policy allows: a retryable failure, and rules for `TimeoutError` match it."""
 
+    __module__ = "retryapp"  # records name it as rules and people do
+
     def __init__(self, handler: Handler) -> None:
         self.timeout_ms = handler.policy.timeout_ms
         super().__init__(f"handler {handler.name} did not finish within {self.timeout_ms} ms (RetryPolicy(timeout=…))")
@@ -92,6 +94,8 @@ class WorkerCrashedError(RetryAppError):
 
 class ReleaseTimeoutError(RetryAppError, TimeoutError):
     """Nobody has released a record before the deadline of `Defer`: a retryable failure, which spends the attempt."""
+
+    __module__ = "retryapp"  # records name it as rules and people do
 
     def __init__(self, handler: str, waited_ms: int) -> None:
         self.waited_ms = waited_ms

@@ -40,6 +40,7 @@ async def test_nothing_begins_until_it_is_let_go_and_then_a_few_try() -> None:
         service.down = None
         outcome = await tell(orders, CLOSE)
         assert (outcome["before"], outcome["after"]) == ("forced open by ann: ledger down", "half-open")
+        assert orders.engine.context.pace.gates[""].circuit.cause == "was forced open by ann: ledger down"
         assert len(service.calls) == 1 + BREAKER.probes
         await orders.to_rest()
         assert (len(service.done), orders.dead_letters) == (21, [])
