@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from retryapp import web
 from retryapp.core.batch import Batch
-from retryapp.core.checks import check_count, check_kind, check_word
+from retryapp.core.checks import check_count, check_kind, check_word, problem_text
 from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.control import Command, Edit, Verb, named_by
 from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
@@ -401,7 +401,7 @@ class Retries:
             facts: dict[str, Any] = {"by": by, "why": why, "due_at_ms": due_at_ms, "hold_ms": hold_ms}
             command = Command(id=secrets.token_hex(8), verb=Verb(verb), force=force, edit=edit, **named, **facts)
         except (DamagedMetadataError, ValueError) as error:
-            problem = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            problem = problem_text(error) if isinstance(error, ValidationError) else str(error)
             raise InvalidSettingError("command", f"{verb} {failure_id}", problem) from error
         found = [known for known in self.topologies if (known.group, known.main) == (group, origin.topic)]
         if not found:

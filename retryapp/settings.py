@@ -15,6 +15,7 @@ import platformdirs
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from retryapp.core.checks import first_problem
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError, InvalidSettingError
 
@@ -104,6 +105,5 @@ def load_settings() -> Settings:
     try:
         return Settings()
     except ValidationError as error:
-        first = error.errors()[0]
-        problem = first["msg"].removeprefix("Value error, ")  # pydantic's, before ours
-        raise InvalidSettingError(variable_of(str(first["loc"][0])), first["input"], problem) from error
+        name, given, problem = first_problem(error)
+        raise InvalidSettingError(variable_of(name), given, problem) from error

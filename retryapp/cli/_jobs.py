@@ -16,6 +16,7 @@ from retryapp.cli._output import table
 from retryapp.cli._target import decoding_of, resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
 from retryapp.core.causes import OTHER_CAUSE, cause_bytes
+from retryapp.core.checks import problem_text
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Refusal, Verb
 from retryapp.core.jobs import LetterFilter, Part, PartState
@@ -44,8 +45,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             wanted = LetterFilter(**fields) if given else None
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise click.UsageError(f"{first['loc'][0]}: {first['msg']}") from error
+            raise click.UsageError(problem_text(error)) from error
         return command(wanted=wanted, **values)
 
     return decorated(

@@ -17,6 +17,7 @@ from retryapp.cli._options import LENGTH, RATE, REASON, WORDS, Place, decorated,
 from retryapp.cli._output import table, undecoded_text
 from retryapp.cli._target import decoding_of, origin_named, resolve, resolve_failure
 from retryapp.cli.console import ExitCode, emit
+from retryapp.core.checks import problem_text
 from retryapp.core.control import Command, Verb, named_by
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.lifecycle import Commanded
@@ -200,8 +201,7 @@ def _send(
             for number, name in enumerate(targets, start=first)
         }
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        raise click.UsageError(": ".join([*map(str, fault["loc"]), fault["msg"]])) from error
+        raise click.UsageError(problem_text(error)) from error
     for target in dict.fromkeys(targets.values()):
         some = [command for name, command in commands.items() if targets[name] == target]
         send_commands(*target, some, wait_s=wait_ms / 1000, outcomes=outcomes)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
 
 from retryapp.core.errors import InvalidSettingError
 
@@ -24,3 +27,15 @@ def check_kind(name: str, given: object, kind: type, expected: str) -> None:
     """Check that an argument is of a type; raise `InvalidSettingError`."""
     if not isinstance(given, kind):
         raise InvalidSettingError(name, given, f"expected {expected}")
+
+
+def first_problem(error: ValidationError) -> tuple[str, Any, str]:
+    """Return the first wrong field (empty: all together), what was given, and what is wrong in our words."""
+    first = error.errors(include_url=False)[0]
+    return str((*first["loc"], "")[0]), first["input"], first["msg"].removeprefix("Value error, ")
+
+
+def problem_text(error: ValidationError) -> str:
+    """Return the first wrong field and what is wrong, without what was given."""
+    name, _, problem = first_problem(error)
+    return f"{name}: {problem}" if name else problem

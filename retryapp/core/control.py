@@ -154,17 +154,20 @@ class Edit(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_done(self) -> Edit:
-        if not self.parts:
+        if self.value is None and self.key is None and not self.headers and not self.drop:
             raise ValueError("it changes nothing: give a value, a key, headers or drop")
         for text in (self.value, self.key, *self.headers.values()):
             self._bytes(text)
         return self
 
-    @property
-    def parts(self) -> str:
-        changed = {"value": self.value is not None, "key": self.key is not None}
-        changed["headers"] = bool(self.headers or self.drop)
-        return ", ".join(name for name, is_changed in changed.items() if is_changed)
+    def parts(self, letter: Record, value: bytes | None) -> str:
+        """Return the parts of a dead letter with this value that it changes: a page sends the whole value again."""
+        changed = {
+            "value": self.value is not None and self._bytes(self.value) != value,
+            "key": self.key is not None and self._bytes(self.key) != letter.key,
+            "headers": self.applied_to(letter).headers != split_headers(letter.headers)[0],
+        }
+        return ", ".join(name for name, is_changed in changed.items() if is_changed) or "nothing"
 
     def _bytes(self, text: str | None) -> bytes:
         return b64decode(text or "", validate=True) if self.encoding == "base64" else (text or "").encode()

@@ -7,6 +7,7 @@ that there are, with spaces between:
 ``m:kq8G0bTz`` : the offset is one of the main topic with this topic id (its beginning).
 ``r0:3f9c`` : the life ``3f9c`` works from this offset on.
 ``r2:3f9c<140`` : so it does, and two lives before it ended uncleanly; what may have run in them is before offset 140.
+``r2:3f9c@100<140`` : the same, and it has outlived the suspects from offset 100 on: others may have ended those.
 ``g20:3f9c@100-120<140`` : the 20 records from offset 100 on, before 120, were started together; those up to 140 follow.
 ``s1:3f9c@100`` : the record at offset 100 was started alone, for the first time.
 ``p1:100-140@1700000000000:40,38,1`` : of the offsets from 100 on, before 140, 40 records were settled, 38 of them done
@@ -97,7 +98,8 @@ class Mark:
     """Lives that ended uncleanly; or the size of the group that was started; or how often a record started alone."""
     life: str
     first: Place = ()
-    """The first record of the group, or the one that started alone; empty: the first of all."""
+    """The first record of the group, or the one that started alone; empty: the first of all. Of a life, where the
+    suspects began that it has outlived."""
     end: Place = ()
     """After the last record of the group."""
     upto: Place = ()
@@ -150,6 +152,8 @@ class Suspected(NamedTuple):
     """How many there are at most; 0: as many as may run at once."""
     crashes: int = 0
     """How often a worker ended while it ran the one at `first` alone."""
+    more: int = 0
+    """Unclean ends beyond those that make records suspect: the one that ends workers was not among the first."""
 
 
 class Suspicion(NamedTuple):
@@ -204,7 +208,9 @@ def _judge(found: Mark | None, life: str, start: Place, end: Place) -> Suspicion
     else:
         before += 1
         mark = Mark(Kind.LIFE, before, life, upto=end)
-    return Suspicion(mark, Suspected(start, end) if before >= SUSPECT_AFTER else None)
+    if before < SUSPECT_AFTER or (own and found.first):
+        return Suspicion(mark, None)
+    return Suspicion(mark, Suspected(start, end, more=before - SUSPECT_AFTER))
 
 
 def rows_text(mark: Mark) -> str:

@@ -29,7 +29,7 @@ def mark_held_back(record: Facts, holding: Holding, now_ms: int) -> None:
     """Add `held_back_by` to a waiting record: who holds it, or what holds due records as this back."""
     words = holding.get(record["partition"], {}) if _is_due(record, now_ms) else {}
     due = words.get("") or words.get(record["circuit"] or "")
-    record["held_back_by"] = due if record["held_by"] in (None, "sequence") else record["held_by"]
+    record["held_back_by"] = record["held_by"] or due
 
 
 def mark_circuits(

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from retryapp.core.checks import check_kind, check_word
+from retryapp.core.checks import check_kind, check_word, first_problem
 from retryapp.core.control import MAX_WORDS, OF_LETTERS, Verb
 from retryapp.core.durations import Duration, named_duration_ms
 from retryapp.core.errors import InvalidSettingError
@@ -69,8 +69,7 @@ class HandlerJobs:
         try:
             chosen = LetterFilter.model_validate(wanted)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise InvalidSettingError(str(first["loc"][0]), first["input"], str(first["msg"])) from error
+            raise InvalidSettingError(*first_problem(error)) from error
         if chosen == LetterFilter() and not all:
             raise InvalidSettingError("all", all, "expected all=True, or which letters: cause=..., reason=..., key=...")
         order = Order(Verb(verb), chosen)

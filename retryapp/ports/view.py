@@ -121,6 +121,8 @@ class PartitionInfo:
     """Parts of jobs here that are not over, by state."""
     holds_due: str | None = None
     """What holds due records back although the lane is open: `pause`, `circuit` or `rate`; None: nothing."""
+    blocked: str | None = None
+    """What waits in the table and keeps records on the main topic, by the order of the handler; None: nothing."""
     session: int = 0
     since_ms: int | None = None
     last_error: str | None = None

@@ -330,6 +330,7 @@ class RuntimeView:
             jobs=dict(Counter(str(part.state) for part in commands.parts if not part.over)) if commands else {},
             circuit_cause="" if own is None else own.cause,
             holds_due=pace.holds_due if is_open else None,
+            blocked=placed.engine.blocked if is_open else None,
             session=lane.session,
             since_ms=seen.since_ms,
             last_error=seen.error,

@@ -14,6 +14,7 @@ from aiohttp import web
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
+from retryapp.core.checks import problem_text
 from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, Verb, named_by
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import DamagedMetadataError, InvalidDurationError, shown
@@ -194,8 +195,7 @@ def _command(sent: Mapping[str, str], by: str, main: str, now_ms: int) -> Comman
         origin = parse_failure_id(facts["failure_id"])[1]
         command = Command(id=secrets.token_hex(8), verb=verb, by=by, force=force, **facts)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise PageError(400, "bad-command", str(first["msg"]), f"Send {', '.join(_FIELDS)}") from error
+        raise PageError(400, "bad-command", problem_text(error), f"Send {', '.join(_FIELDS)}") from error
     except (ValueError, DamagedMetadataError, InvalidDurationError) as error:
         raise PageError(400, "bad-command", str(error), f"Send {', '.join(_FIELDS)}") from error
     if origin.topic != main:

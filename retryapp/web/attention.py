@@ -61,6 +61,9 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
         what = f"{count:,} sequences have" if count > 1 else "a sequence has"
         text = f"{what} stopped behind dead records ({_named(stopped)}): replay, discard or release them"
         yield _CIRCUIT, text, f"pending?after={BEFORE_STOPPED.hex()}"
+    if blocked := [item for item in infos if item.blocked]:
+        others = f"; blocked as well: {_named(blocked[1:])}" if blocked[1:] else ""
+        yield _LATE, f"{_named(blocked[:1])}: {blocked[0].blocked}{others}", "pending"
     dues = [item.next_due_ms for item in infos if item.next_due_ms is not None]
     if dues and now_ms - min(dues) > LATE_MS:
         yield _LATE, f"the oldest waiting record is {spaced(due_text(min(dues), now_ms))}", "pending"

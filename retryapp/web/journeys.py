@@ -31,6 +31,8 @@ from retryapp.web.turns import Turns
 READ_S: Final = 5.0
 """How long a page reads topics for one record."""
 MOST_PLANNED: Final = 20
+_REPLAYED: Final = ""
+"""Kind of a copy whose letter's mark is the step that is shown."""
 _UNKNOWN: Final = dict.fromkeys(
     (
         "attempt",
@@ -65,13 +67,12 @@ async def journey(answers: Answers, question: Question) -> Facts:
         raise not_found("no-journey", f"no topic of {info.main} says anything of {name}", hint)
     last: Facts = next((step for step in reversed(found.steps) if "attempt" in step), {})
     waits = last.get("kind") == "failed" and last.get("due_at_ms") is not None
-    edited = next((step["edited"] for step in reversed(found.steps) if step.get("edited")), None)
     item = answers.view.partition(info.main, origin.partition)
     owner = "" if item is None or item.state != ELSEWHERE else web_url(item.owner_url) or ""
     return {
         "main": info.main,
         "failure_id": name,
-        "idempotency_key": idempotency_key(name, edited),
+        "idempotency_key": idempotency_key(name, found.edited),
         "origin": {"partition": origin.partition, "offset": origin.offset},
         "steps": [{**_UNKNOWN, **step} for step in found.steps],
         "looked": found.looked,
@@ -113,6 +114,8 @@ class Journey(NamedTuple):
     looked: int
     complete: bool
     """Whether all that may be about it was read."""
+    edited: int | None = None
+    """How often it was edited with a new idempotency key."""
 
 
 def read_journey(
@@ -131,7 +134,8 @@ def read_journey(
         for record in reading.since(topic, [origin.partition], since_ms or 0):
             steps += told(record, topology, origin)
     steps.sort(key=lambda step: step["at_ms"])
-    return Journey(steps, reading.looked, reading.complete)
+    edited = max((step.get("edited") or 0 for step in steps), default=0)
+    return Journey([step for step in steps if step["kind"] != _REPLAYED], reading.looked, reading.complete, edited)
 
 
 def _failed(record: Record, topology: HandlerTopology, origin: Origin) -> Iterator[dict[str, Any]]:
@@ -145,8 +149,9 @@ def _failed(record: Record, topology: HandlerTopology, origin: Origin) -> Iterat
         return
     with suppress(DamagedMetadataError):
         read = decode_metadata(record.headers)
-        if read is not None and read.group == topology.group and read.tier != REPLAY:  # its letter's mark says it
-            yield _attempt(read) if read.delivery else {"kind": "waits", "at_ms": record.timestamp_ms}
+        if read is not None and read.group == topology.group:
+            copied = {"kind": _REPLAYED if read.tier == REPLAY else "waits", "at_ms": record.timestamp_ms}
+            yield _attempt(read) if read.delivery and read.tier != REPLAY else {**copied, "edited": read.edited}
 
 
 def _attempt(read: RetryMetadata) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from retryapp.core.record import Record
@@ -19,6 +19,7 @@ from retryapp.ports import TopicPartition
 from simulation.again import Again
 from simulation.damaging import Damages
 from simulation.elapsed import Elapsed
+from simulation.kills import Kills
 from simulation.lives import key_in
 from simulation.newest import SUPERSEDED, check_newest, check_replaced
 from simulation.odd_letters import ODD
@@ -65,7 +66,7 @@ class Oracle:
         own_ms: Sequence[int] = (),
         per_delay: bool = False,
         timeout_ms: float = 1e9,
-        max_kills: int = 12,
+        max_kills: Callable[[int], int] = lambda _ahead: 12,
         pace: Pacing | None = None,
         endless: bool = False,
         most_ms: int | None = None,
@@ -103,8 +104,7 @@ class Oracle:
         """Set where what is due again goes through the main topic."""
         self._endless = endless
         """Copies after the first one are without payload."""
-        self._max_kills = max_kills
-        """Workers that one record may end."""
+        self._kills = Kills(max_kills, self.stories, self.offsets)
         self._events: dict[str, Origin] = {}
         self.cut = 0
         """Failures of attempts whose second try would have been fine."""
@@ -179,9 +179,7 @@ class Oracle:
             self.repeated += 1
         story.seen.add((attempt, due_at_ms))
         story.begun[attempt] += 1
-        kills = story.begun[attempt] - len(story.calls[attempt]) if step(story.script, attempt) in "XK" else 0
-        few = kills <= self._max_kills or kills <= self._max_kills * Story.killers(self.stories)
-        must(few, "I5", origin, "ended too many workers")
+        self._kills.begun(origin, attempt, is_row=due_at_ms is not None)
 
     def given_back(self, origin: Origin, attempt: int, due_at_ms: int | None) -> None:
         """A list has raised while its partition drains: its records have no outcome and run once more elsewhere."""

@@ -157,19 +157,18 @@ class Plan:
         paced = paced or self.max_concurrent is not None or not self.steps_of_scripts.isdisjoint("XKH")
         return kinds.issuperset(fault.kind for fault in self.faults) and not paced
 
-    @property
-    def max_kills(self) -> int:
-        """Workers that one record may end.
+    def max_kills(self, ahead: int) -> int:
+        """Workers that one record may end; `ahead`: those between the committed offset and it, at most.
 
         One that had no mark yet, two until it is suspect, those that halve the records in flight, and three of which it
         is the only one. What goes wrong besides may take a mark back: a clean end does. And where each life has another
-        order, a group of so many records may be others. Two more if one alone is in flight: one before it, on its way
-        into a transaction, is the one that is suspect; with the next it begins anew.
+        order, a group of so many records may be others. What is on its way into a transaction is not in flight: where
+        more are before it than are suspect at first, it ends one more before each time that these are doubled.
         """
         again = len(self.faults) + (self.changes and self.order != "none")
         halved = max(self.in_flight - 1, 1).bit_length()  # what is on its way into a transaction counts, too
-        beyond = 2 * (self.in_flight == 1)
-        return (3 + halved + 3 + beyond) * (1 + again)
+        doubled = (ahead // self.in_flight + 1).bit_length() - 1
+        return (3 + halved + 3 + doubled) * (1 + again)
 
     @property
     def steps(self) -> list[tuple[float, float]]:

@@ -78,6 +78,7 @@ SUSPECTS: Final[tuple[tuple[str, int, tuple[Any, str, Any]], ...]] = (
         (PartitionEngine, "_keeps_still", _begins),
     ),
     ("halving drops the second half", 172, (Suspects, "_run_group", _half)),
+    ("who outlives its suspects trusts what comes after them", 14_897_735, (suspects, "SUSPECT_AFTER", 0)),
     ("rows of all circuits share the places of suspects", 16_486_698, (Suspects, "_may_be_more", _share)),
 )
 """Name, a seed that finds it, and what is replaced: owner, attribute, by what."""

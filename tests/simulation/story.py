@@ -105,6 +105,8 @@ class Story:
     """By attempt."""
     going: list[Going] = field(default_factory=list)
     begun: Counter[int] = field(default_factory=Counter)
+    ahead: int = 0
+    """Records between the committed offset and it when its first delivery began, at most."""
     copies: Counter[int] = field(default_factory=Counter)
     """Visible copies on the retry topic, by the delivery that ended."""
     stopped: bool = False
@@ -198,15 +200,6 @@ class Story:
     def once(self, origin: Origin, count: int, what: str, invariant: str = "I1") -> None:
         """Judge how often something is there."""
         must(count <= 1 + self.again, invariant, origin, f"{count} visible copies of a {what}")
-
-    @staticmethod
-    def killers(stories: Mapping[Origin, Story]) -> int:
-        """Return how many records end their workers: each delays what is found of the others.
-
-        Also on other partitions: the group moves them, and a lane that is let go takes its mark back.
-        """
-        scripts = (story.script for story in stories.values() if story.begun)
-        return sum(not {*"XK"}.isdisjoint(script) for script in scripts)
 
 
 def named_wrongly(stories: dict[Origin, Story], origin: Origin) -> Story | None:

@@ -16,9 +16,12 @@ class Caps:
         self._holding = holding
         self.parked: set[bytes] = set()
         """Sequences that wait: those with rows."""
+        self.crowded: dict[bytes, Line] = {}
+        """Those of which no more records may wait in the table, and some would."""
 
     def count(self, name: bytes, line: Line) -> None:
         """Note whether a sequence waits."""
+        self.crowded.pop(name, None)
         if line.rows:
             self.parked.add(name)
         else:
@@ -28,6 +31,16 @@ class Caps:
     def full(self) -> bool:
         """Whether no record may come in, as so many sequences wait."""
         return len(self.parked) >= self._holding.max_sequences and not self._holding.releases
+
+    @property
+    def blocked(self) -> str | None:
+        """What keeps records on the main topic, for people; None: no cap does."""
+        if self.full:
+            return f"no new records come in: as many keys wait as may (max_sequences={self._holding.max_sequences})"
+        size = self._holding.max_sequence_size
+        for line in self.crowded.values():
+            return f"later records of a key stay out: as many wait for {line.head} as may (max_sequence_size={size})"
+        return None
 
     def reached(self, line: Line) -> bool:
         """Tell whether no more records of a sequence may wait in the table, and some would."""

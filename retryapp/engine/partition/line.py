@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from retryapp.core.row_keys import origin_offset
 from retryapp.engine.delivery.run import Run
 
 
@@ -25,3 +26,8 @@ class Line:
         """First deliveries in the window; nearly always behind all rows."""
         self.older: list[bytes] = []
         """Rows that end with the next outcome (`engine.partition.latest`)."""
+
+    @property
+    def head(self) -> str:
+        """The record that others wait for, for people."""
+        return f"offset {origin_offset(self.rows[0])}"

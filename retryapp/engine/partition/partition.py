@@ -100,6 +100,11 @@ class PartitionEngine(RunOwner):
         return 0 if oldest_ms is None else max(0, self.context.clock.wall_ms() - oldest_ms)
 
     @property
+    def blocked(self) -> str | None:
+        """What keeps records on the main topic, by the order of the handler; None: nothing."""
+        return self.session.sequences.blocked if self.session is not None and self.session.sequences else None
+
+    @property
     def looked_ms(self) -> int | None:
         """When the session last scanned for due rows, epoch milliseconds; None without a session."""
         return None if self.session is None else self.session.scheduler.looked_ms

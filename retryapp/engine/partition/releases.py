@@ -57,7 +57,7 @@ class Releases:
             RefusedError: the delivery has ended, or too many are kept.
         """
         if delivery != (last or 0) + 1 or (last is None and not self._goes_on(origin)):
-            text = f"delivery {delivery} has ended otherwise, or its deadline has passed"
+            text = f"delivery {delivery} has ended otherwise, was released before, or its deadline has passed"
             raise RefusedError(Refusal.TOO_LATE, text)
         if sum(map(len, self._steering.releases.values())) >= MOST_EARLY:
             text = f"{MOST_EARLY} records are released whose deliveries go on: send it again once some have ended"

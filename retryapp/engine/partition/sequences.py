@@ -345,6 +345,14 @@ class Sequences:
         """Whether no record may come in, as so many sequences wait: not while rows wait for what is not read yet."""
         return self._caps.full and not self._early
 
+    @property
+    def blocked(self) -> str | None:
+        """What waits in the table and keeps records on the main topic, for people; None: nothing."""
+        line = self._lines.get(b"")
+        if self.by_key or line is None or not line.waiting or not line.rows or line.running:
+            return self._caps.blocked
+        return f"later records wait for {line.head}"
+
     def is_surplus(self, row: PendingRow) -> bool:
         """Tell whether a row that is claimed is dead instead, as too many wait for it."""
         name = self.name(row.key)
@@ -478,6 +486,7 @@ class Sequences:
         waits_long = line.failed and not line.running
         while self._holds and line.waiting and not line.first and (waits_long or len(line.rows) > FEW):
             if self._caps.reached(line):
+                self._caps.crowded[name] = line
                 if waits_long and self._holding.releases and line.rows[0] not in self._unwritten:
                     self._ready[name] = None
                     self.wake()

@@ -6,11 +6,15 @@ records (`core.marks`):
 1. The suspects are taken in, and half of them make a group. Records after them wait.
 2. The group's mark is durable; its records run, with the handler's concurrency.
 3. All of them have durable outcomes, also what a topic had refused; the mark of the next group replaces theirs.
-4. After the last group the mark is taken back, and what has waited runs as always.
+4. After the last group what has waited runs as always, and no mark counts against those that have run.
 
 A worker that dies leaves the group that its mark names, and the next one runs half of that first. A group of one runs
 alone in its worker (`engine.delivery.alone`), and its mark counts: after `max_crashes` the record is dead. The last of
 these lives decides, so nothing at all runs beside it there: what is no suspect yet could kill the worker in its place.
+
+As many first deliveries are suspect as may be in flight. Outcomes on their way to a commit are not: any number of them
+may have been before the record that killed. So the unclean ends go on to count against what comes after the suspects,
+and if the worker dies of that, twice as many are suspect in the next one.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from contextlib import suppress
 from typing import Final
 
 from retryapp.core.lane_errors import LaneClosedError
-from retryapp.core.marks import Kind, Mark, Place, Suspected, after, place_of, rows_text
+from retryapp.core.marks import SUSPECT_AFTER, Kind, Mark, Place, Suspected, after, place_of, rows_text
 from retryapp.core.row_keys import parse_row_key, queue_in
 from retryapp.engine.delivery.alone import STILL_S
 from retryapp.engine.delivery.deliver import crashed
@@ -34,6 +38,8 @@ from retryapp.ports import Event, Observation, TopicPartition
 
 GATHER_S: Final = 0.5
 """Longest wait for more suspects before a group is made. Nothing says that no more will come: offsets have gaps."""
+DOUBLINGS: Final = 6
+"""Most of them: more outcomes are hardly on their way to a commit."""
 MOST_NAMED: Final = 5
 """Records of a group that are named where it is said to be suspect."""
 
@@ -57,13 +63,17 @@ class Suspects:
         self._session = session
         self._found = found
         self._crashes = found.crashes
-        self._left = found.size or context.handler.max_in_flight  # those after them cannot have run before
+        rows = len(found.first) > 1  # they count as in flight until their outcomes are durable
+        most = context.handler.max_in_flight << (0 if rows else min(found.more, DOUBLINGS))
+        self._left = found.size or most  # of a group, those after them cannot have run before
         self._queued: Counter[int] = Counter()
         """Suspect rows by the queue of their circuit."""
         self._size = 1
         """Of a group."""
         self._clear = Mark(Kind.LIFE, 0, context.life)
-        """Counts against no record."""
+        """Counts against none of those that have run."""
+        if not (rows or found.size):
+            self._clear = Mark(Kind.LIFE, SUSPECT_AFTER + found.more, context.life, found.first, upto=found.end)
         self._submit = submit
         self._release = release
         """Has the outcomes of first deliveries go to the lane, also those that wait for a record before them."""
@@ -74,7 +84,7 @@ class Suspects:
         self._passed = False
         """A record after the suspects has come: all of them are there."""
         self._cleared = False
-        """No mark counts against a record."""
+        """No mark counts against a record that has come."""
         self._wake = asyncio.Event()
 
     def add(self, run: Run) -> None:
@@ -146,12 +156,12 @@ class Suspects:
         return sum(claim.arrived for claim in self._claimed.values())
 
     async def _gather(self) -> None:
-        """Wait for the first record, and for as many suspects as there may be."""
+        """Wait for the first record, and for as many suspects as there may be at once."""
         while not self._queue and not self._held:
             await self._woken()
         with suppress(TimeoutError):
             async with asyncio.timeout(GATHER_S):
-                while self._left > 0 and not self._passed:
+                while self._left > 0 and not self._passed and self._waiting < self._context.handler.max_in_flight:
                     await self._woken()
 
     async def _woken(self) -> None:
@@ -269,7 +279,8 @@ class Suspects:
             offset = run.record.next_offset if past else run.record.offset
             if handler.order is not Order.NONE or (self._held and self._held[0].record.offset < offset):
                 offset = 0  # it stays: others wait before it, of their sequences, or of a mark when there were some
-            turn = Turn(source=source, next_offset=offset, note=mark.text, on_settled=settled)
+            noted = mark.beside(offset) if offset else mark
+            turn = Turn(source=source, next_offset=offset, note=noted.text, on_settled=settled)
         else:  # the offset stays: lanes never move one back
             turn = Turn(source=source, next_offset=0, rows_note=rows_text(mark), on_settled=settled)
         turn.observations = observations

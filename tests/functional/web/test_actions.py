@@ -107,6 +107,13 @@ async def test_a_record_that_was_never_delivered_has_no_last_failure(worker: Fak
         said = {word: word in await site.get(page) for word in ("Last failure", "First failed")}
         worker.waiting[0] = replace(entry, value=encode_row(row))
         held_page = await site.get(page)
+        assert "waits behind earlier records of its key" in await site.get(
+            f"{BASE}/pending?partition={place.partition}"
+        )
+    assert "waits behind earlier records of its key" in held_page
+    assert [verb for verb in ("retry-now", "reschedule", "hold", "cancel") if f'value="{verb}"' in held_page] == [
+        "hold", "cancel",
+    ], "the others would be refused"  # fmt: skip
     assert all(said.values())
     assert "First delivery" in held_page
     assert not any(word in held_page for word in said)
@@ -356,6 +363,15 @@ async def test_a_verb_that_is_none_is_refused_with_those_that_are(worker: FakeWo
         error = json.loads((await site.post({**REPLAY, "verb": "retrynow"}))[1])["error"]
     assert error["message"] == "verb='retrynow' is not known"
     assert error["hint"] == "Send retry-now, reschedule, cancel, hold, release, replay, discard or restore"
+
+
+async def test_a_field_that_is_wrong_is_named(worker: FakeWorker) -> None:
+    """The answer was "Field required", or began with a word of the library that checks."""
+    async with pages(worker, LOCAL) as site:
+        edits = {"value": "x"}, {"idempotency": "keep", "valu": "x"}, {"idempotency": "keep"}
+        said = [json.loads((await site.post({**REPLAY, "edit": edit}))[1])["error"]["message"] for edit in edits]
+    nothing = "it changes nothing: give a value, a key, headers or drop"
+    assert said == ["idempotency: Field required", "valu: Extra inputs are not permitted", nothing]
 
 
 @pytest.mark.parametrize("name", BAD)

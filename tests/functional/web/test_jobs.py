@@ -392,6 +392,18 @@ async def test_a_handler_of_which_every_delivery_fails_needs_action(
     assert [each["text"] for each in todo if "fails" in each["text"]] == said
 
 
+async def test_a_partition_that_is_blocked_needs_action(site: Site, worker: FakeWorker) -> None:
+    """The overview and the partition say what keeps its records on the main topic."""
+    worker.parts["flights"] = [
+        partition(number, blocked=f"later records wait for offset {number}") for number in (0, 1)
+    ]
+    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
+    blocked = next(each for each in todo if "later records" in each["text"])
+    assert blocked["text"] == "partition 0: later records wait for offset 0; blocked as well: partition 1"
+    assert blocked["path"] == "/retries/flights/pending"
+    assert "later records wait for offset 1" in (await site.get("/retries/flights/"))[2]
+
+
 async def test_a_job_that_is_over_needs_no_action(site: Site, worker: FakeWorker) -> None:
     """However its parts have ended: why stays on its own page, under its own word."""
     (job,) = [part for part in worker.remembered[MAIN][0] if part.paused]

@@ -50,6 +50,7 @@ def placed(table: RocksPendingTable) -> Any:
             commands=None,
             in_flight=0,
             release_lag_ms=0,
+            blocked=None,
             looked_ms=NOW_MS,
             sources=(),
             claimed=(),

@@ -242,7 +242,7 @@ class FakeWorker(RuntimeView):
         return {number: self._told(number, verb) for number in range(2)}
 
     def read_journey(self, main: str, origin: Origin, since_ms: int | None, go_on: Callable[[], bool]) -> Journey:
-        return Journey([] if origin.offset == UNTOLD else steps(), 12, complete=True)
+        return Journey([] if origin.offset == UNTOLD else steps(), 12, complete=True, edited=1)
 
     def read_refused(self, main: str, job: str, parts: Any, go_on: Callable[[], bool], *, most: int) -> Refused:
         assert [part.job for part in parts.values()] == [job] * len(parts)
@@ -406,7 +406,6 @@ def steps() -> list[dict[str, Any]]:
             "at_ms": NOW_MS - 80_000,
             "attempt": 1,
             "replays": 1,
-            "edited": 1,
             "duration_ms": 9,
             "due_at_ms": NOW_MS + 220_000,
         },

@@ -9,6 +9,7 @@ from samples import dead, waiting
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.headers import encode_metadata
+from retryapp.core.hops import REPLAY
 from retryapp.core.lifecycle import Commanded
 from retryapp.kafka.commands import send_commands
 from retryapp.lookup.outcomes import read_outcome
@@ -54,6 +55,8 @@ def test_a_journey_is_in_the_topics_of_its_handler(connection, make_topic, publi
         make_topic(2, topic)
     for topic, metadata in ((retry, waiting(7)), (retry, waiting(8)), (topology.dlq, dead(7))):
         publish(topic, 0, b"k", b"{}", encode_metadata(replace(metadata, **facts)))
+    again = replace(waiting(7), tier=REPLAY, replays=1, edited=2, **facts)
+    publish(retry, 0, b"k", b"{}", encode_metadata(again))
     replay = Commanded(group=topology.group, handler="h", main="orders", partition=0, at_ms=9, verb="replay",
                        command="c", failure_id=f"{topology.group}/{dead(7).origin.text}", text="it waits")  # fmt: skip
     publish(topology.events, 0, replay.key, replay.to_json())
@@ -61,3 +64,4 @@ def test_a_journey_is_in_the_topics_of_its_handler(connection, make_topic, publi
     for since_ms, kinds in ((None, ["failed", "dead", "replay"]), (1_000, ["failed", "dead", "replay"]), (2**42, [])):
         found = read_journey(connection, topology, ours, since_ms, lambda: True)
         assert ([step["kind"] for step in found.steps], found.complete) == (kinds, True)
+        assert found.edited == (2 if kinds else 0), "the last one may have succeeded"

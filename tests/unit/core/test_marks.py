@@ -49,9 +49,14 @@ def group(size: int, life: str = "old", upto: Place = ()) -> Mark:
     return Mark(Kind.GROUP, size, life, (7,), (7 + size,), upto)
 
 
+OUTLIVED = Mark(Kind.LIFE, 2, "old", (3,), upto=(18,))
+"""A life that has run all suspects."""
+
+
 @pytest.mark.parametrize(
     ("text", "mark"),
     [
+        ("r2:old@3<18", OUTLIVED),
         ("r0:3f9c", runs(0, "3f9c")),
         ("r2:3f9c<140", runs(2, "3f9c", (140,))),
         ("s1:3f9c@7", alone(1, "3f9c")),
@@ -90,7 +95,9 @@ def test_what_somebody_else_wrote_is_no_mark(text: str | None) -> None:
         (runs(1), "new", runs(2, "new", (20,)), Suspected((7,), (20,))),
         (runs(1, upto=(8,)), "new", runs(2, "new", (20,)), Suspected((7,), (20,))),
         (runs(1, upto=(7,)), "new", runs(1, "new", (20,)), None),
-        (runs(7), "new", runs(8, "new", (20,)), Suspected((7,), (20,))),
+        (runs(7), "new", runs(8, "new", (20,)), Suspected((7,), (20,), more=6)),
+        (OUTLIVED, "new", runs(3, "new", (20,)), Suspected((7,), (20,), more=1)),
+        (OUTLIVED, "old", OUTLIVED, None),
         (runs(1), "old", runs(1), None),
         (runs(2), "old", runs(2), Suspected((7,), (20,))),
         (group(8), "new", group(8), Suspected((7,), (15,), 8)),

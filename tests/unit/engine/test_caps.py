@@ -46,7 +46,10 @@ async def test_a_full_sequence_fills_the_window_and_stops_its_partition() -> Non
         await orders.send(*(b"%d" % n for n in range(9)), key=b"a")
         await orders.send(b"b", key=b"b")
         assert (sum(orders.waiting.values()), held(orders), committed(orders), orders.engine.in_flight) == (3, 2, 3, 4)
+        why = "later records of a key stay out: as many wait for offset 0 as may (max_sequence_size=3)"
+        assert orders.engine.blocked == why
         await reopen(orders)
+        assert orders.engine.blocked == why
         await orders.advance(60_000)
         assert (sum(orders.waiting.values()), service.seen) == (3, [b"0"])
         service.down.clear()
@@ -54,6 +57,7 @@ async def test_a_full_sequence_fills_the_window_and_stops_its_partition() -> Non
         await orders.to_rest()
         assert [value for value in service.seen if value != b"b"] == [b"0"] + [b"%d" % n for n in range(9)]
         assert b"b" in service.seen
+        assert orders.engine.blocked is None
 
 
 async def test_a_partition_with_so_many_waiting_sequences_takes_in_no_more() -> None:
@@ -63,6 +67,7 @@ async def test_a_partition_with_so_many_waiting_sequences_takes_in_no_more() -> 
         for n in range(9):
             await orders.send(b"%d" % n, key=b"%d" % n)
         assert (service.seen, orders.waiting) == ([b"0", b"1"], {"1h": 2})
+        assert orders.engine.blocked == "no new records come in: as many keys wait as may (max_sequences=2)"
         assert (await orders.command("cancel", 0))["refused"] is None
         assert service.seen == [b"0", b"1", b"2", b"3"], "as many as are in flight at once"
         service.down.clear()

@@ -52,6 +52,18 @@ async def test_an_edited_replay_has_the_new_bytes_and_tells_of_the_original() ->
         assert [mark.mark for mark in marks(orders)][-1] == MarkKind.RECOVERED
 
 
+async def test_a_part_that_is_sent_as_it_was_is_not_called_edited() -> None:
+    """A page sends the whole value, and a header that is to go may have another name."""
+    async with MemoryPartition(Calls(), "1s") as orders:
+        await orders.send(b"old", key=b"k", headers=(("trace", b"7"),))
+        for change, edited in (
+            (Edit.of("new", value=b"old", headers={"trace": b"8"}), "headers"),
+            (Edit.of("new", value=b"old", key=b"k", headers={"trace": b"8"}, drop=("trase",)), "nothing"),
+        ):
+            await orders.to_rest()
+            assert (await orders.command("replay", 0, edit=change))["edited"] == edited
+
+
 async def test_null_and_empty_values_are_edited_apart() -> None:
     """A null value becomes bytes, and stays null where other parts are edited."""
     calls = Calls()

@@ -157,6 +157,7 @@ async def test_a_partition_in_order_waits_in_the_window() -> None:
         assert orders.engine.running == 0
         assert orders.engine.session is not None
         assert len(orders.engine.session.window) == 9
+        assert orders.engine.blocked == "later records wait for offset 0"
         gate.let_all()
         await orders.to_rest()
         assert gate.done == [b"%02d" % n for n in range(20)]

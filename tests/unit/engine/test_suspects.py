@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from doubles import MAIN, BankDownError, Gate, Refusing, committed, reopen
@@ -15,6 +16,7 @@ from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
 from retryapp.engine.delivery.alone import STILL_S
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, Step
@@ -31,7 +33,12 @@ async def test_half_of_the_suspects_run_together_and_then_the_other_half() -> No
         gate.let_all()
         await orders.settle()
         assert gate.done == names(9)
-        assert (gate.most, marks(orders)[2:]) == (4, [(4, "g4@4-8"), (8, "r0")])
+        assert (gate.most, marks(orders)[2:]) == (4, [(4, "g4@4-8"), (8, "r2@0<9")])
+        await orders.advance(1_000)
+        assert (orders.transport.offsets[MAIN], without_life(orders.transport.broker.notes[MAIN].split()[0])) == (
+            9,
+            "r0",
+        )
 
 
 @pytest.mark.parametrize("rows", [False, True])
@@ -105,6 +112,51 @@ async def test_one_that_kills_is_found_by_halves(at: int) -> None:
         (letter,) = orders.dead_letters
         assert (letter.reason, letter.attempt, letter.origin.offset) == ("crashed", 1, at)
         assert "3 workers ended while this record ran alone" in letter.error_message
+
+
+@pytest.mark.parametrize(
+    ("order", "most", "ends"),
+    [
+        (Order.NONE, 1, 4 + 3),
+        (Order.NONE, 2, 3 + 3),
+        (Order.NONE, 5, 2 + 2 + 3),
+        (Order.PARTITION, 1, 4 + 3),
+        (Order.PARTITION, 5, 2 + 3),
+    ],
+)
+async def test_one_that_kills_behind_many_outcomes_on_their_way_is_found(order: Order, most: int, ends: int) -> None:
+    """They are not in flight: each death with no suspect running doubles the suspects. In an order each runs alone."""
+    killer = Killer(b"12")
+    transport = found("r0:old", *names(20))
+    options: Any = {"concurrency": 1, "max_in_flight": most, "max_crashes": 3, "order": order}
+    found_after = 0
+    while found_after < 20 and await killer.ends_a_life(transport, **options):
+        found_after += 1
+    assert found_after == ends
+    async with MemoryPartition(killer, "1s 1h", transport=transport) as orders:
+        assert [letter.origin.offset for letter in orders.dead_letters] == [12]
+        assert (transport.offsets[MAIN], without_life(transport.broker.notes[MAIN].split()[0])) == (20, "r0")
+
+
+async def test_a_lane_that_opens_again_does_not_suspect_what_its_life_has_outlived() -> None:
+    """Nor what comes after it, until a worker dies of that."""
+    gate, transport = Gate(), found("r1:old", *names(9))
+    async with MemoryPartition(gate, transport=transport, max_in_flight=2, concurrency=2) as orders:
+        for name in names(2):
+            gate.let(name)
+            await orders.settle()
+        await orders.advance(1_000)
+        assert marks(orders)[-1] == (2, "r2@0<9")
+        await reopen(orders)
+        await orders.settle()
+        assert list(gate.running) == [b"2", b"3"]
+    gate.running.clear()
+    async with MemoryPartition(gate, transport=transport, max_in_flight=2, concurrency=2) as orders:
+        for name in names(6)[2:]:
+            assert (list(gate.running), marks(orders)[-1][1].partition("@")[0]) == ([name], "s1")
+            gate.let(name)
+            await orders.settle()
+        assert list(gate.running) == [b"6", b"7"]
 
 
 async def test_only_the_group_that_ran_is_suspect_in_the_next_life() -> None:
