@@ -353,7 +353,7 @@ class RuntimeView:
                 state=_IDLE,
                 pending=sum(counts.values()),
                 pending_by_tier=counts,
-                next_due_ms=_next_due_ms(pending, placed.engine.claimed) if counts else None,
+                next_due_ms=_next_due_ms(pending, placed.engine.begun_rows) if counts else None,
                 dead=sum(table.count() for table in dead.values()) if whole else None,
                 session=placed.lane.session,
             )
@@ -377,8 +377,8 @@ def _circuits(placed: Placed, now_ms: int) -> dict[str, CircuitInfo]:
     }
 
 
-def _next_due_ms(pending: PendingTable, claimed: Collection[bytes]) -> int | None:
-    due_at_ms = pending.due(0, 0, claimed)[1]
+def _next_due_ms(pending: PendingTable, running: Collection[bytes]) -> int | None:
+    due_at_ms = pending.due(0, 0, running)[1]
     return None if due_at_ms is not None and due_at_ms >= STOPPED_MS else due_at_ms  # only what is held is there
 
 

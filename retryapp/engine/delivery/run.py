@@ -64,6 +64,8 @@ class Claim:
     size: int
     counted: tuple[int, int] = (0, 0)
     """Attempt and delivery that ended last, as the row says; 0 where that cannot be read."""
+    begun: bool = False
+    """A runner has it, or none will; before that the row waits, as one that is not claimed."""
     alone: bool = False
     """No other record is in its call, where the handler takes several."""
     cancelled: bool = False

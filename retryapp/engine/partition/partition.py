@@ -90,8 +90,14 @@ class PartitionEngine(RunOwner):
 
     @property
     def claimed(self) -> Collection[bytes]:
-        """Keys of the due rows that are being delivered."""
+        """Keys of the due rows that are being delivered, or wait for a runner."""
         return () if self.session is None else self.session.scheduler.claimed.keys()
+
+    @property
+    def begun_rows(self) -> Collection[bytes]:
+        """Keys of those of them that do not wait."""
+        claims = () if self.session is None else [*self.session.scheduler.claimed.values()]
+        return {claim.key for claim in claims if claim.begun or claim.changing}
 
     @property
     def release_lag_ms(self) -> int:

@@ -121,6 +121,7 @@ class Scheduler:
 
     def begun(self, claim: Claim) -> None:
         """Note that a runner has a claim, or that it will have none."""
+        claim.begun = True
         self.waiting -= 1
         if claim.circuit:
             self._waiting_in[claim.circuit] -= 1

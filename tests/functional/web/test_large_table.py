@@ -53,7 +53,7 @@ def placed(table: RocksPendingTable) -> Any:
             blocked=None,
             looked_ms=NOW_MS,
             sources=(),
-            claimed=(),
+            begun_rows=(),
             context=SimpleNamespace(pace=Pace()),
         ),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from doubles import BACKOFF_MS, BankDownError, Gate, fine, reopen, scheduler_of
 
+from retryapp.core.row_keys import parse_row_key
 from retryapp.core.verdicts import RetryLater
 from retryapp.engine.handler.handler import Delivery
 from retryapp.engine.partition import scheduler
@@ -30,6 +31,10 @@ async def test_few_claims_wait_for_a_runner(monkeypatch: pytest.MonkeyPatch) -> 
         await orders.advance(10_000)
         claims = scheduler_of(orders)
         assert (len(gate.running), claims.waiting, len(claims.claimed), sum(orders.waiting.values())) == (2, 4, 6, 12)
+        running, (third, *_) = orders.engine.begun_rows, sorted(claims.claimed)[2:]
+        assert running == {*sorted(claims.claimed)[:2]}, "the others wait, and are overdue when they are late"
+        next_due_ms = claims._pending.due(0, 0, running)[1]
+        assert next_due_ms == parse_row_key(third).due_at_ms
         gate.let(b"00")
         await orders.advance(60_000)
         assert (len(gate.running), len(claims.claimed), sum(orders.waiting.values())) == (2, 6, 11)
