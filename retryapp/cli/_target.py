@@ -51,7 +51,8 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
     handlers = find_handlers(admin, place.group)
     if not handlers:
         where = f"group {place.group!r} has no handlers on {connection.bootstrap}"
-        raise GroupMissingError(f"{where}. Correct --group (the Faust app's id) or --broker")
+        hidden = "" if connection.protocol == "PLAINTEXT" else ", or grant this login DESCRIBE on the group's topics"
+        raise GroupMissingError(f"{where}. Correct --group (the Faust app's id) or --broker{hidden}")
     return Target(connection, _only(handlers, place.topic))
 
 

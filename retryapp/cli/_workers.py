@@ -80,6 +80,8 @@ class Workers:
         self._headers = dict.fromkeys(self.urls, {"Authorization": f"Bearer {token}"} if token else {})
         """By address; those that a worker names are not trusted with a token."""
         self._only = only
+        self.refused: set[str] = set()
+        """Addresses of pages that want a token, or another one."""
 
     def ask(self, now_ms: int) -> Group:
         """Return the group's figures; without workers if none answers."""
@@ -125,8 +127,11 @@ class Workers:
                 if self._only in (None, main):
                     page = await ask(f"{url}{PAGES_PREFIX}/{quote(main, safe='')}/partitions?routed=1")
                     worker.partitions[main] = page["partitions"]
-        except _ERRORS:
+        except _ERRORS as error:
+            if isinstance(error, aiohttp.ClientResponseError) and error.status in (401, 403):
+                self.refused.add(url)
             return None
+        self.refused.discard(url)
         return worker
 
     @staticmethod

@@ -16,7 +16,8 @@ from retryapp.cli._target import Target, resolve
 from retryapp.cli._workers import Group, Workers, group_table
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.errors import BrokerUnreachableError
-from retryapp.kafka import KafkaAdmin, KafkaRequestError
+from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaRequestError
+from retryapp.kafka.errors import CertificateRefusedError
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 
@@ -95,6 +96,8 @@ class _Watch:
         missing = self._members - len(group.workers)
         if not self._workers.urls:
             note = "the group has no running members"
+        elif refused := ", ".join(sorted(self._workers.refused)):
+            note = f"not let in by {refused}: set RETRYAPP_TOKEN to a token of theirs, and give a --url for each"
         elif not group.workers:
             note = f"no worker's pages answer at {self._looked_at} (--url says where they are)"
         elif missing > 0:
@@ -114,7 +117,9 @@ def _hosts(target: Target) -> tuple[list[str], int]:
         members = admin.describe_group(target.topologies[0].group).members
     except BrokerUnreachableError:
         return ["127.0.0.1"], 0
-    except KafkaRequestError:
+    except (AccessDeniedError, CertificateRefusedError):
+        raise
+    except KafkaRequestError:  # there is no such group
         return [], 0
     hosts = sorted({member.host.lstrip("/") for member in members})
     return [f"[{host}]" if ":" in host else host for host in hosts], len(members)

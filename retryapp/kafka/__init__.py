@@ -2,7 +2,7 @@
 
 from retryapp.kafka.admin import ClusterState, KafkaAdmin, TopicState
 from retryapp.kafka.connection import KafkaConnection
-from retryapp.kafka.discovery import GroupMissingError, find_handlers, with_dead_letters
+from retryapp.kafka.discovery import GroupMissingError, dead_letter_topics, find_handlers, with_dead_letters
 from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaRequestError, LoginRefusedError
 from retryapp.kafka.plan import Action, Plan, PlanOptions, PlanStep, ensure_topics, grow_topics, plan_topics
 from retryapp.kafka.positions import Positions
@@ -23,6 +23,7 @@ __all__ = [
     "PlanStep",
     "Positions",
     "TopicState",
+    "dead_letter_topics",
     "ensure_topics",
     "find_handlers",
     "first_ms",

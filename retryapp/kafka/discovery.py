@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from retryapp.core.errors import EnvironmentFault
@@ -29,6 +29,18 @@ def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:
     foreign = {main for main, owner in owners.items() if owner is not None and owner.group != group}
     found = (HandlerTopology(group=group, main=main) for main in sorted(mains - foreign))
     return tuple(with_dead_letters(topology, names) for topology in found)
+
+
+def dead_letter_topics(admin: KafkaAdmin, topology: HandlerTopology) -> Sequence[str]:
+    """Return the dead-letter topics of a handler that there are, of this policy or not.
+
+    Raises:
+        AccessDeniedError: the brokers may hide one from this login, which lists as if there were none.
+    """
+    names = admin.topic_names()
+    if topology.dlq not in names:
+        admin.describe_topics([topology.dlq])
+    return with_dead_letters(topology, names).dlqs
 
 
 def with_dead_letters(topology: HandlerTopology, names: Iterable[str]) -> HandlerTopology:

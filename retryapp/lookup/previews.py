@@ -24,7 +24,7 @@ from retryapp.core.jobs import LetterFilter
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic, with_dead_letters
+from retryapp.kafka import KafkaAdmin, KafkaConnection, dead_letter_topics, read_topic
 
 MOST_SAMPLES: Final = 5
 _KEPT_SAMPLES: Final = 100
@@ -205,7 +205,7 @@ def preview(
     admin, count = KafkaAdmin(connection), _Count(verb, wanted)
     found, stops = count.found, dict[str, dict[int, int]]()
     found.complete = False
-    for topic in with_dead_letters(topology, admin.topic_names()).dlqs:
+    for topic in dead_letter_topics(admin, topology):
         for number, kept in admin.offsets(topic).items():
             stops.setdefault(topic, {})[number] = kept.stop
             found.upto.setdefault(number, {})[topic] = kept.stop

@@ -43,7 +43,7 @@ from retryapp.core.rows import (
     key_of_row,
 )
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, fold_changelog, read_topic, with_dead_letters
+from retryapp.kafka import KafkaAdmin, KafkaConnection, dead_letter_topics, fold_changelog, read_topic
 from retryapp.lookup.decoding import KEY, VALUE, Decoding, Searching, Show, undecoded
 from retryapp.lookup.payloads import header_text
 from retryapp.ports import DeadEntry, PendingEntry
@@ -390,7 +390,7 @@ def read_letters(
 
     `marks` gets what has become of them, and is whole once all are read.
     """
-    for topic in with_dead_letters(topology, KafkaAdmin(connection).topic_names()).dlqs:
+    for topic in dead_letter_topics(KafkaAdmin(connection), topology):
         for record in read_topic(connection, topic, partitions=partitions):
             if not is_mark(record.headers):
                 yield record

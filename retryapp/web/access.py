@@ -45,6 +45,7 @@ _NAME: Final = re.compile(r"[\w.@-]{1,64}", re.ASCII)
 _HOST: Final = re.compile(r"[\w.-]+")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _FORWARDED: Final = ("Forwarded", "Via", "X-Forwarded-For", "X-Real-IP")
+_OWN_PAGES: Final = "Send it from retryapp's own pages; a proxy before them must pass on the browser's header Host"
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -282,4 +283,4 @@ def refuse_other_sites(request: web.Request) -> None:
         foreign = True
     unsaid = origin is site is None and "text/html" in request.headers.get("Accept", "")
     if foreign or unsaid or site not in (None, "same-origin", "none"):
-        raise PageError(403, "other-site", "another site has sent this request", "Send it from retryapp's own pages")
+        raise PageError(403, "other-site", "another site has sent this request", _OWN_PAGES)

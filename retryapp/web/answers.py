@@ -45,7 +45,7 @@ from retryapp.web.errors import SOON, PageError, bad_parameter, elsewhere, not_f
 from retryapp.web.figures import OPEN, partition_facts, totals, web_url
 from retryapp.web.group import Causes, Group, group_of
 from retryapp.web.lists import Listing, chosen_of, dead_here, merged_facts, waiting_here
-from retryapp.web.peers import PART, SIGNATURE, Peers, spread
+from retryapp.web.peers import ASKING, PART, SIGNATURE, Peers, spread
 from retryapp.web.query import Question
 from retryapp.web.turns import Turns
 
@@ -81,10 +81,23 @@ class Answers:
         self.clock = clock
         self._due = DueCounts(view)
         self.counting = Counting(view)
-        self.peers = Peers(self.now_ms, operators.peer_secret)
+        self.peers = Peers(self.now_ms, operators.peer_secret, self._group)
 
     def now_ms(self) -> int:
         return self.clock.wall_ms()
+
+    def _group(self) -> str:
+        return next((info.group for info in self.view.handlers()), "")
+
+    def refuse_other_groups(self, request: Any) -> None:
+        """Refuse the question of a worker of another group.
+
+        Raises:
+            PageError: 404.
+        """
+        asking = request.headers.get(ASKING)
+        if asking is not None and asking != (ours := self._group()):
+            raise not_found("other-group", f"this is a worker of group {ours}", "Ask workers of your own group")
 
     async def person(self, request: Any, needs: Role) -> Person:
         """Return who asks for something that needs a role."""
@@ -109,7 +122,7 @@ class Answers:
                 todo += needs_action(info.main, group.partitions, group.causes, group.parts, group.rates, now_ms)
             return {
                 "silent": sorted({url for handler in handlers for url in handler["group"]["silent"]}),
-                "group": infos[0].group if infos else None,
+                "group": self._group() or None,
                 "url": url,
                 "ready": ready,
                 "todo": sorted(todo, key=lambda each: -each["weight"]),

@@ -48,6 +48,7 @@ class Page:
         person = await self.answers.person(request, self.needs)
         try:
             self._refuse_other_methods(request)
+            self.answers.refuse_other_groups(request)
             person.require(self.needs)
             return await self.answer(request, person)
         except PageError as error:

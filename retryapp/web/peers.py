@@ -37,6 +37,8 @@ MAX_BYTES: Final = 1 << 20
 PART: Final = f"{PAGES_PREFIX}/part"
 SIGNATURE: Final = "X-Retryapp-Peer"
 """Header of a question: when it was asked, epoch milliseconds, and the HMAC of that and the address, as ``ms:hex``."""
+ASKING: Final = "X-Retryapp-Group"
+"""Header of a question: the group that asks. A worker of another group may listen where one of ours did."""
 SIGNED_MS: Final = 60_000
 """How far clocks may differ."""
 
@@ -102,8 +104,9 @@ _PARTS: Final = TypeAdapter(WorkerPart)
 class Peers:
     """Asks the other workers."""
 
-    def __init__(self, now_ms: Callable[[], int], secret: str = "") -> None:
+    def __init__(self, now_ms: Callable[[], int], secret: str = "", group: Callable[[], str] = str) -> None:
         self._now_ms = now_ms
+        self._group = group
         self._secret = secret.encode()
         self._refused: set[str] = set()
         self._owners: dict[str, set[str]] = {}
@@ -150,7 +153,7 @@ class Peers:
                 if await _is_link_local(url):
                     return None
                 signed = {SIGNATURE: self._signature(url + path, self._now_ms())} if self._secret else {}
-                asked: Any = {"allow_redirects": False, "headers": signed}
+                asked: Any = {"allow_redirects": False, "headers": {ASKING: self._group(), **signed}}
                 where = URL(url + path, encoded=True)
                 async with aiohttp.ClientSession() as session, session.get(where, **asked) as answer:
                     if answer.status in (401, 403) and url not in self._refused:

@@ -89,7 +89,7 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "dead_letters": ("Dead letters in the tables here; absent while no partition's number is known.", ("handler",)),
     "dead_letters_by_cause": (
-        f"The same by cause, the {TOP_CAUSES} most frequent ones of a worker; all others are '{OTHER}'.",
+        f"Dead letters here by cause, the {TOP_CAUSES} most frequent ones of a worker; all others are '{OTHER}'.",
         ("handler", "cause"),
     ),
     "pending_by_cause": (
@@ -136,7 +136,7 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "clock_trusted": ("1 while retries start by this worker's clock; 0 while it and the broker's do not agree.", ()),
     "clock_correction_seconds": ("What this machine's clock is corrected by to agree with the broker's.", ()),
-    "clock_error_seconds": ("How wrong that may be, as of the last acknowledgement.", ()),
+    "clock_error_seconds": ("How wrong the corrected clock may be, as of the last acknowledgement.", ()),
     "broker_silent_seconds": ("Time since a broker answered this worker last.", ()),
     "rebalancing_seconds": ("How long the current rebalance has lasted; 0 when there is none.", ()),
 }

@@ -163,6 +163,9 @@ def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_
     refused = retryapp("doctor", "-A", group, "--json")
     assert refused.code == 1
     assert "Topic authorization failed" in json.dumps(refused.json)
+    for words in ("dead list", "top"):  # they showed no dead letters, and no members
+        hidden = retryapp(*words.split(), "-A", group, "--json")
+        assert (hidden.code, hidden.json["error"]["type"]) == (3, "AccessDeniedError"), (words, hidden)
 
     acls = retryapp("plan", "-A", group, "--acls", "--json").json["acls"]
     grant(operator, [acl for acl in acls if acl["needed"]])
@@ -203,6 +206,10 @@ def test_a_worker_with_exactly_these_rights_works(retryapp, secured, group, tmp_
     assert "rights on the cluster" not in found
     assert found[f"group {group}"]["seen"].startswith("stable, 1 member")
     assert fine.code == 0, fine.out
+    admin.grow(main, 3)
+    assert retryapp("topics", "grow", "-A", group, "--json").json["error"]["type"] == "AccessDeniedError"
+    grant(operator, rights_of_people("grow", billing=group))
+    assert retryapp("topics", "grow", "-A", group).code == 0
     assert "AuthorizationFailed" not in worker.log
     assert "retryapp.lane_failed" not in worker.log
 
@@ -258,6 +265,7 @@ def test_people_need_the_rights_that_the_docs_name(retryapp, secured, group, tmp
     def run(*words: str) -> Any:
         return retryapp(*words, "--broker", secured.sasl, "--group", group, "--client-config", config, "--json")
 
+    assert "grant this login DESCRIBE on the group's topics" in run("dead", "list").json["error"]["message"]
     look, steer = (rights_of_people(to, billing=group, orders=main) for to in ("look", "steer"))
     grant(operator, look, "olga")
     wait_for(lambda: len(run("dead", "list").json.get("records", ())) == 3, "three are dead")

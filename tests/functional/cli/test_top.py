@@ -6,8 +6,10 @@ import io
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -115,6 +117,25 @@ def test_without_workers_it_says_where_it_looked(shop: Any, retryapp: Callable[.
     shown = retryapp("top", *shop.place, "--url", NOBODY, "--once")
     assert shown.code == 1
     assert f"no worker's pages answer at {NOBODY} (--url says where they are)" in shown.out
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_pages_that_want_a_token_are_named(retryapp: Callable[..., Any], status: int) -> None:
+    """They answer: "no worker's pages answer" sent people to look for workers and networks."""
+
+    class Guarded(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, *_words: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        shown = retryapp("top", "--url", url, "--once")
+        server.shutdown()
+    assert shown.code == 1
+    assert f"not let in by {url}: set RETRYAPP_TOKEN" in shown.out
 
 
 def test_looking_does_not_load_the_runtime() -> None:

@@ -182,6 +182,17 @@ async def test_a_bad_neighbour_costs_a_page_little(reply: Reply) -> None:
             assert not {"Authorization", "Cookie"} & set(request.headers)
 
 
+async def test_a_worker_of_another_group_is_no_neighbour() -> None:
+    """It may have got the address, and a handler of the same topic: its numbers were shown as this group's."""
+    stranger = other()
+    stranger.infos = [replace(info, group="shipping") for info in stranger.infos]
+    async with serving(stranger) as peer, serving(owner(peer)) as url:
+        group = (await facts(url))["handler"]["group"]
+        assert (group["pending"], group["silent"]) == (3, [peer])
+        assert "not in this list" in await page(url, f"{BASE}/dead")
+        assert (await facts(peer, peers.PART))["handlers"], "who says no group is an earlier version"
+
+
 async def test_a_worker_is_asked_once_for_many_readers() -> None:
     """At the same time, and for a while after."""
 
