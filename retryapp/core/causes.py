@@ -50,15 +50,17 @@ _CODE: Final = rf"""(?<!\w)(?:
     | \[?(?i:errno|winerror|(?:error|exit|return)[ _-]?code){_IS}-?\d{{1,5}}(?!\w)\]?
     | (?i:sqlstate)[\s:=([]{{0,3}}[\dA-Z]{{5}}(?!\w)\]? | \[[\dA-Z]{{5}}\](?=[ ]?[\[A-Z]|\Z) | ORA-\d{{1,5}}(?!\w)
 )"""
+# Repeated groups are not possessive: Python before 3.11.5 matches such wrongly (its issue 106052). They need not be:
+# what follows them matches wherever they end, or nothing follows.
 _QUOTED_CODES: Final = re.compile(
-    rf"{_CODE}(?:[ ](?:{_ERROR_WORDS})\b)*+ | \b(?:[A-Z]+_[A-Z_]+|E[A-Z]{{4,}})\b", re.VERBOSE
+    rf"{_CODE}(?:[ ](?:{_ERROR_WORDS})\b)* | \b(?:[A-Z]+_[A-Z_]+|E[A-Z]{{4,}})\b", re.VERBOSE
 )
 _PART: Final = re.compile(
     rf"""<(?:text|url|name|value|data|email|time|ip|path|number|id)> | (?P<code>{_CODE}) | (?P<brackets>[{{}}\[\]]+)
-    | (?P<text>(?<!\w)(?:"(?:[^"\\]|\\.?)*+(?:"|\Z)|'(?:[^'\\]|\\.?|(?<=\w)'(?=\w))*+(?:'|\Z)|`[^`]*+(?:`|\Z)))
+    | (?P<text>(?<!\w)(?:"(?:[^"\\]|\\.?)*(?:"|\Z)|'(?:[^'\\]|\\.?|(?<=\w)'(?=\w))*(?:'|\Z)|`[^`]*+(?:`|\Z)))
     | (?P<url>[A-Za-z][\w+.-]{{1,15}}://[^\s"'<>]*+)
-    | (?P<name>[A-ZÀ-ÖØ-Þ](?:'[A-Z])?[a-zß-öø-ÿ]++(?:-[A-Z][a-z]++)?+(?=[\s,;)\]}}("]|[.:!?]?(?:\s|\Z)))
-    | (?P<word>(?:[^\s"'`,;()\[\]{{}}<>|.:!?…]|[.:!?](?=[\w/\\.:@=+-])|(?<=\w)'(?=\w))++)""",
+    | (?P<name>[A-ZÀ-ÖØ-Þ](?:'[A-Z])?[a-zß-öø-ÿ]++(?:-[A-Z][a-z]++)?(?=[\s,;)\]}}("]|[.:!?]?(?:\s|\Z)))
+    | (?P<word>(?:[^\s"'`,;()\[\]{{}}<>|.:!?…]|[.:!?](?=[\w/\\.:@=+-])|(?<=\w)'(?=\w))+)""",
     re.VERBOSE | re.DOTALL,
 )
 _KIND: Final = re.compile(
