@@ -26,8 +26,12 @@ STOPPED_MS: Final = 30_000.0
 class Elapsed:
     """Judges the deadlines of one handler."""
 
-    def __init__(self, most_ms: int | None, waits: Waits, *, skew_ms: float, stops: bool, plain: bool) -> None:
+    def __init__(
+        self, most_ms: int | None, waits: Waits, *, skew_ms: float, stops: bool, plain: bool, list_ms: float
+    ) -> None:
         self._most_ms = most_ms
+        self._list_ms = list_ms
+        """The time-out of a call with several records: one that has failed may fail with the others by then."""
         self._waits = waits
         self._slack_ms = SLACK_MS + skew_ms + STOPPED_MS * stops
         self._plain = plain
@@ -67,5 +71,8 @@ class Elapsed:
     def _over_ms(self, story: Story, attempt: int) -> float:
         """Return by how much the wait after an attempt would have ended too late."""
         first_ms = min((call.ended_ms for call in story.calls[1]), default=inf)
-        ends_ms = [self._waits.most_ms(story, attempt, call.worker) + call.ended_ms for call in story.calls[attempt]]
+        ends_ms = (
+            self._waits.most_ms(story, attempt, call.worker) + max(call.ended_ms, call.started_ms + self._list_ms)
+            for call in story.calls[attempt]
+        )
         return max(ends_ms) - first_ms - (self._most_ms or 0)

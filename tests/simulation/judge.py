@@ -84,6 +84,7 @@ class Judge:
             max_kills=plan.max_kills,
             most_ms=plan.elapsed_ms,
             stops=any("pause" in fault.kind for fault in plan.faults),
+            lists=plan.batch,
             plain=not (plan.commands or plan.outage or plan.services or "Q" in plan.steps_of_scripts),
             pace=Pacing(
                 self.rate.share_ms(plan.partitions) if self.rate else 0.0,

@@ -72,6 +72,7 @@ class Oracle:
         most_ms: int | None = None,
         stops: bool = False,
         plain: bool = False,
+        lists: bool = False,
     ) -> None:
         self.stories: dict[Origin, Story] = {}
         self._lost: dict[Origin, Story] = {}
@@ -84,7 +85,8 @@ class Oracle:
         """Largest lateness of a call."""
         self._topics = topics
         self.waits = Waits(waits_ms, {"L": later_ms, "N": 0, "B": BEYOND_MS, "W": 0}, own_ms, per_delay=per_delay)
-        self.elapsed = Elapsed(most_ms, self.waits, skew_ms=skew_ms, stops=stops, plain=plain)
+        list_ms = timeout_ms if lists else 0.0
+        self.elapsed = Elapsed(most_ms, self.waits, skew_ms=skew_ms, stops=stops, plain=plain, list_ms=list_ms)
         self._skew_ms = skew_ms
         self._timeout_ms = timeout_ms
         self.pace = pace or Pacing()

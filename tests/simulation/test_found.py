@@ -47,6 +47,8 @@ FOUND = {
     "Its end was visible first: on the dead-letter topic an older transaction was still open before its marks.",
     20857382: "A release of a record that somebody has given up is answered. "
     "The judge looked for its story; the engine took that error for a transaction that had failed.",
+    22460561: "A record fails with the others of its list where that times out. "
+    "The judge took the end of its own call for its failure, and the record for one that died too soon.",
     22976333: "A hold before the first failure is no part of the time until a record expires. "
     "The judge took the time of the hold off, and the record for one that died too soon.",
     18892788: "A letter that is restored since its handler's lane has opened begins. "
