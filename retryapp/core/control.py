@@ -160,12 +160,12 @@ class Edit(BaseModel):
             self._bytes(text)
         return self
 
-    def parts(self, letter: Record, value: bytes | None) -> str:
-        """Return the parts of a dead letter with this value that it changes: a page sends the whole value again."""
+    def parts(self, letter: Record, value: bytes | None, edited: Record) -> str:
+        """Return the parts of a dead letter, with this value, that it has changed: a page sends all of it."""
         changed = {
-            "value": self.value is not None and self._bytes(self.value) != value,
-            "key": self.key is not None and self._bytes(self.key) != letter.key,
-            "headers": self.applied_to(letter).headers != split_headers(letter.headers)[0],
+            "value": self.value is not None and edited.value != value,
+            "key": edited.key != letter.key,
+            "headers": edited.headers != split_headers(letter.headers)[0],
         }
         return ", ".join(name for name, is_changed in changed.items() if is_changed) or "nothing"
 

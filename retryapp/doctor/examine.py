@@ -83,16 +83,16 @@ def examine(subject: Subject, *, wall_ms: Callable[[], int]) -> Report:
         for finding in _Cluster(subject, wall_ms).check():
             findings.append(finding)  # noqa: PERF402 - findings before a broker went silent are kept
     except (BrokerUnreachableError, KafkaRequestError) as error:
-        start = "Start it ('retryapp broker start' for development), or correct address and security settings"
+        remedy = "Fix what the error names, and try again"
+        if isinstance(error, BrokerUnreachableError):
+            remedy = "Start it ('retryapp broker start' for development), or correct address and security settings"
         findings.append(
             problem(
                 "broker",
                 error.problem if isinstance(error, BrokerUnreachableError) else str(error),
                 expected=f"a broker at {error.bootstrap} that accepts this client",
                 why="nothing about the cluster could be checked",
-                remedy=start
-                if isinstance(error, BrokerUnreachableError)
-                else "Fix what the error names, and try again",
+                remedy=remedy,
             )
         )
         return Report(tuple(findings), reachable=False)

@@ -119,7 +119,7 @@ def outcomes(told: Told) -> list[dict[str, Any]]:
 
 
 def passed(part: Part) -> int:
-    """Return how many of the refused letters were done with before: nobody has to act on them."""
+    """Return how many of the refused letters need nobody to act."""
     return sum(count for word, count in part.refused.items() if word in _PASSED)
 
 

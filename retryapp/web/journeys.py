@@ -114,7 +114,7 @@ class Journey(NamedTuple):
     looked: int
     complete: bool
     """Whether all that may be about it was read."""
-    edited: int | None = None
+    edited: int
     """How often it was edited with a new idempotency key."""
 
 

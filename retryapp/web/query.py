@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 
 from pydantic import ValidationError
 
+from retryapp.core.checks import first_problem
 from retryapp.core.jobs import LetterFilter
 from retryapp.core.row_keys import ROW_KEY_BYTES
 from retryapp.lookup.instants import INSTANT, parse_instant
@@ -142,9 +143,9 @@ def _filter(given: Mapping[str, str], now_ms: int) -> LetterFilter:
     try:
         return LetterFilter(**fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        name = {"from_ms": "since", "until_ms": "until"}.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise bad_parameter(name, given[name], _FORMS.get(name, str(first["msg"]))) from error
+        field, _, problem = first_problem(error)
+        name = {"from_ms": "since", "until_ms": "until"}.get(field, field)
+        raise bad_parameter(name, given[name], _FORMS.get(name, problem)) from error
 
 
 def is_number(text: str) -> bool:

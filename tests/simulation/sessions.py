@@ -42,7 +42,7 @@ def taken_in(worker: SimWorker, main: str, number: int) -> int:
 def claimed(worker: SimWorker, main: str, number: int) -> int:
     """Return how many rows of a partition a worker delivers, or has delivered without a durable outcome."""
     placed = worker.ownership.placed.get((main, number))
-    return 0 if placed is None else len(placed.engine.claimed)
+    return 0 if placed is None or placed.engine.session is None else len(placed.engine.session.scheduler.claimed)
 
 
 def opened_store(worker: SimWorker, main: str, number: int) -> PendingTable | None:

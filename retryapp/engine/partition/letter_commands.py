@@ -350,8 +350,9 @@ class LetterCommands:
             if edit.key is not None and context.handler.order is not Order.NONE:
                 raise RefusedError(Refusal.ORDERED, f"with order={context.handler.order} its key cannot be edited")
             original = None if metadata.null_value and not record.value else record.value
-            before, parts = f"{record.coordinates} {digest_of(original)}", edit.parts(record, original)
             record, edited = edit.applied_to(record), (metadata.edited or 0) + (edit.idempotency == "new")
+            before = f"{letter.record.coordinates} {digest_of(original)}"
+            parts = edit.parts(letter.record, original, record)
             anew = replace(anew, edited=edited, null_value=original is None and edit.value is None)
         copy = to_tier(record, topology=context.handler.topology, metadata=anew)
         timed_out = context.handler.batch is not None and metadata.error_type == _TIMED_OUT

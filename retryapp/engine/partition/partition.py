@@ -89,13 +89,8 @@ class PartitionEngine(RunOwner):
         return len(self._running)
 
     @property
-    def claimed(self) -> Collection[bytes]:
-        """Keys of the due rows that are being delivered, or wait for a runner."""
-        return () if self.session is None else self.session.scheduler.claimed.keys()
-
-    @property
     def begun_rows(self) -> Collection[bytes]:
-        """Keys of those of them that do not wait."""
+        """Keys of the due rows that are being delivered; those that wait for a runner are not among them."""
         claims = () if self.session is None else [*self.session.scheduler.claimed.values()]
         return {claim.key for claim in claims if claim.begun or claim.changing}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from doubles import BACKOFF_MS, MAIN, RETRY, MakeRig, Refusing, Rig
+from doubles import BACKOFF_MS, MAIN, RETRY, MakeRig, Refusing, Rig, scheduler_of
 
 from retryapp.core import marks
 from retryapp.core.hops import Outgoing
@@ -288,7 +288,7 @@ async def test_a_dead_letter_that_is_refused_runs_no_handler_again() -> None:
         await orders.advance(10_000)
         assert runs == [b"again", BIG, b"more", b"again", BIG]
         assert orders.lane.refusal is not None
-        assert len(orders.engine.claimed) == 1, "the row is not delivered again"
+        assert len(scheduler_of(orders).claimed) == 1, "the row is not delivered again"
         for n in range(5):
             await orders.send(b"healthy%d" % n)
         await orders.advance(60_000)
@@ -298,7 +298,7 @@ async def test_a_dead_letter_that_is_refused_runs_no_handler_again() -> None:
         await orders.advance(30_000)
         assert [record.value for record in orders.records("app.orders.dlq")] == [BIG]
         assert (len(runs), orders.lane.session, orders.lane.refusal) == (10, 1, None)
-        assert not orders.engine.claimed
+        assert not scheduler_of(orders).claimed
 
 
 @pytest.mark.parametrize("passing", ["mark of rows", "repeated offset"])
