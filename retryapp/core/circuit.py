@@ -45,7 +45,7 @@ MAX_CIRCUITS: Final = 16
 MAX_DOUBLINGS: Final = 3
 """The longest break is eight times the first."""
 MOST_SPELLS: Final = 10
-"""Outages that are written down after their end, for each circuit: deadlines do not count them."""
+"""Outages that are written down after their end, for each circuit, and pauses: deadlines do not count them."""
 
 _LEAST_FAILED: Final = 2
 _RAMP_DOUBLINGS: Final = 10

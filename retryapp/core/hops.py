@@ -410,8 +410,10 @@ def due_anew(row: PendingRow, metadata: RetryMetadata, due_at_ms: int) -> Pendin
     return replace(row, headers=headers, due_at_ms=until_ms, revision=row.revision + 1)
 
 
-def released(row: PendingRow, metadata: RetryMetadata, now_ms: int, holds: int) -> tuple[PendingRow, RetryMetadata]:
-    """Return a row and its metadata without some of its `holds`; ``max_elapsed`` does not count the time.
+def released(
+    row: PendingRow, metadata: RetryMetadata, now_ms: int, holds: int, counted_ms: int
+) -> tuple[PendingRow, RetryMetadata]:
+    """Return a row and its metadata without some of its `holds`; ``max_elapsed`` counts from `counted_ms` on.
 
     An operator's: it waits as it did before. Its handler's: it is due now.
     """
@@ -419,14 +421,14 @@ def released(row: PendingRow, metadata: RetryMetadata, now_ms: int, holds: int) 
     free = replace(free, since_ms=now_ms) if row.hold else free  # what it has waited so far is counted here
     if free.held:  # it waits for earlier records of its sequence, as before
         return replace(free, due_at_ms=MAX_EPOCH_MS, revision=row.revision + 1), metadata
-    later = waited(metadata, now_ms - row.since_ms) if row.hold else metadata
+    later = counted_from(metadata, counted_ms) if row.hold else metadata
     later = replace(later, tier=RELEASED) if by_token else later
     return due_anew(free, later, now_ms if by_token else max(now_ms, metadata.due_at_ms or 0)), later
 
 
-def waited(metadata: RetryMetadata, held_ms: int) -> RetryMetadata:
-    """Return the metadata of a record that somebody has held for a time, which ``max_elapsed`` does not count."""
-    return replace(metadata, counted_from_ms=clamped(counted_from_ms(metadata) + max(0, held_ms)))
+def counted_from(metadata: RetryMetadata, counted_ms: int) -> RetryMetadata:
+    """Return the metadata of a record that somebody has held: ``max_elapsed`` counts from a later time."""
+    return replace(metadata, counted_from_ms=clamped(counted_ms))
 
 
 def counted_from_ms(metadata: RetryMetadata) -> int:

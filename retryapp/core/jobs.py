@@ -32,7 +32,7 @@ from pydantic import (
 )
 
 from retryapp.core.causes import cause_id
-from retryapp.core.circuit import KeptCircuit
+from retryapp.core.circuit import MOST_SPELLS, KeptCircuit
 from retryapp.core.control import JOB_ID, MAX_COMMAND_BYTES, MAX_WORDS, OF_LETTERS, Command, Verb
 from retryapp.core.errors import DamagedCommandError
 from retryapp.core.foreign import split_headers, unshield
@@ -49,8 +49,6 @@ MOST_ENDED: Final = 5
 """Jobs that are remembered after their end: each transaction writes them. Events have all."""
 MOST_NAMED: Final = 1_000
 """Letters that a part refuses and says so of each, with an event; the others are counted alone."""
-MOST_PAUSES: Final = 5
-"""Pauses that are remembered after their end: deadlines do not count them."""
 MOST_EARLY: Final = 1_000
 """Releases that are kept because their deliveries go on."""
 CANARY: Final = 10
@@ -345,7 +343,7 @@ class Steering(BaseModel):
             case HandlerVerb.CLOSE if command.circuit:
                 if (level := self.outages.pop(command.circuit, None)) is not None:
                     some = [*self.ended.get(command.circuit, ()), (level.since_ms, now_ms)]
-                    self.ended[command.circuit] = some[-MOST_PAUSES:]
+                    self.ended[command.circuit] = some[-MOST_SPELLS:]
             case HandlerVerb.OPEN:
                 self.forced = self.forced or Level(how="forced open", **facts)
             case HandlerVerb.RESUME:
@@ -357,7 +355,7 @@ class Steering(BaseModel):
 
     def _note_end(self, level: Level | None, now_ms: int) -> None:
         if level is not None:
-            self.pauses = [*self.pauses, (level.since_ms, now_ms)][-MOST_PAUSES:]
+            self.pauses = [*self.pauses, (level.since_ms, now_ms)][-MOST_SPELLS:]
 
     def over(self, part: Part, state: PartState) -> None:
         """Note that a part is over; of those, a few are kept."""

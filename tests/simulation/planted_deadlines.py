@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from retryapp.core import hops
 from retryapp.core.decide import decide
-from retryapp.core.metadata import RetryMetadata
 from retryapp.engine.delivery import judge
 from retryapp.engine.delivery.pace import Pace
 from simulation.plan import EXPIRING
@@ -22,9 +20,9 @@ def _by_the_record(policy: Any, **told: Any) -> Any:
     return decide(policy, **{**told, "first_failed_ms": told["first_failed_ms"] - 1_000})
 
 
-def _held_counts(metadata: RetryMetadata, _held_ms: int) -> RetryMetadata:
+def _held_counts(_self: Pace, counted_ms: int, *_held: Any) -> int:
     """The time of holds counts."""
-    return metadata
+    return counted_ms
 
 
 def _pause_counts(_self: Pace, _since_ms: int, _now_ms: int, *_circuits: str) -> int:
@@ -35,7 +33,7 @@ def _pause_counts(_self: Pace, _since_ms: int, _now_ms: int, *_circuits: str) ->
 DEADLINES: Final[tuple[tuple[str, tuple[tuple[Any, str, Any], ...], int], ...]] = (
     ("a deadline is that of the last failure", ((judge, "decide", _endless),), EXPIRING + 6),
     ("a deadline comes too soon", ((judge, "decide", _by_the_record),), EXPIRING + 6),
-    ("a deadline counts holds", ((hops, "waited", _held_counts),), EXPIRING + 8_749),
+    ("a deadline counts holds", ((Pace, "later_ms", _held_counts),), EXPIRING + 8_749),
     ("a deadline counts pauses", ((Pace, "away_ms", _pause_counts),), EXPIRING + 661),
 )
 """Names, what is replaced (owner, attribute, by what), and a seed that finds it."""

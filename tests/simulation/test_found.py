@@ -53,6 +53,8 @@ FOUND = {
     "The judge took the time of the hold off, and the record for one that died too soon.",
     18892788: "A letter that is restored since its handler's lane has opened begins. "
     "The judge went by what was durable at the opening: there it was discarded.",
+    22914702: "A deadline counts none of the last ten pauses. "
+    "Five were remembered, so a record that was paused and held again and again died too soon.",
 }
 """What each history has found, by its seed."""
 

@@ -26,11 +26,12 @@ from retryapp.core.hops import (
     Outgoing,
     after_failure,
     arriving,
+    counted_from,
+    counted_from_ms,
     restore,
     to_row,
     to_tier,
     too_large_to_wait,
-    waited,
     waiting_size,
     without_payload,
 )
@@ -195,7 +196,8 @@ def _expired(run: Run, metadata: RetryMetadata) -> Turn:
     """Return the turn of a record that nobody has released: its attempt has failed, and the next begins at once."""
     context, due_at_ms = run.context, metadata.due_at_ms or 0
     now_ms = run.started_ms = context.clock.wall_ms()
-    run.metadata = waited(metadata, due_at_ms - run.record.timestamp_ms)  # since another hold ended, or its delivery
+    held = counted_from_ms(metadata), run.record.timestamp_ms, due_at_ms  # since another hold ended, or its delivery
+    run.metadata = counted_from(metadata, context.pace.later_ms(*held, now_ms, run.circuit))
     error = ReleaseTimeoutError(context.handler.name, max(0, due_at_ms - metadata.last_failed_ms))
     decision = decision_of(run, judge(error, run, now_ms), now_ms)
     if isinstance(decision, RetryAt):

@@ -377,6 +377,19 @@ class Pace:
             at_ms = max(at_ms, end_ms)
         return away_ms
 
+    def later_ms(self, counted_ms: int, since_ms: int, until_ms: int, now_ms: int, circuit: str) -> int:
+        """Return from when a deadline counts that counted from `counted_ms`, after a hold between two times.
+
+        What nothing was to be tried in is left out once (`away_ms` from then on), also before and in the hold.
+        """
+        spells_ms = [self.away_ms(each, now_ms, circuit) for each in (counted_ms, since_ms, until_ms)]
+        since_counts_ms = max(0, since_ms - counted_ms - spells_ms[0] + spells_ms[1])
+        counts_ms = since_counts_ms + max(0, now_ms - until_ms - spells_ms[2])
+        later_ms = now_ms - counts_ms
+        while (earlier_ms := now_ms - counts_ms - self.away_ms(later_ms, now_ms, circuit)) < later_ms:
+            later_ms = earlier_ms
+        return max(counted_ms, later_ms)
+
     # -- the circuits' own time ---------------------------------------------------------------------------------
 
     def _told(self, gate: Gate, change: Transition | None) -> None:

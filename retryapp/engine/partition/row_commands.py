@@ -13,7 +13,7 @@ from typing import Final
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import HOLD_MS, Command, Refusal, Verb, row_state
 from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms
-from retryapp.core.hops import cancelled, due_anew, released, restore
+from retryapp.core.hops import cancelled, counted_from_ms, due_anew, released, restore
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Record
 from retryapp.core.row_keys import IDENTITY_AT
@@ -128,7 +128,9 @@ class RowCommands:
     def released(self, row: PendingRow, metadata: RetryMetadata, identity: bytes, holds: int = TOKEN) -> Effect:
         """Return what it comes to that a row loses some of its holds."""
         now_ms = self._context.clock.wall_ms()
-        free, metadata = released(row, metadata, now_ms, holds)
+        held = counted_from_ms(metadata), row.since_ms, now_ms
+        counted_ms = self._context.pace.later_ms(*held, now_ms, row.circuit)
+        free, metadata = released(row, metadata, now_ms, holds, counted_ms)
         due = "; ".join([_due_text(free.due_at_ms - now_ms), *self._context.pace.gates_of(free.circuit)])
         text = "it runs after the earlier records of its key" if free.held else due
         text = "somebody holds it on" if free.hold & OPERATOR else text

@@ -16,6 +16,7 @@ from retryapp.core.headers import decode_metadata, encode_metadata
 from retryapp.core.hops import (
     Outgoing,
     after_failure,
+    counted_from,
     counted_from_ms,
     due_anew,
     failures_in_a_row,
@@ -27,7 +28,6 @@ from retryapp.core.hops import (
     to_row,
     to_stopped_row,
     to_tier,
-    waited,
 )
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.record import Origin, Record
@@ -122,7 +122,7 @@ def test_a_row_says_what_its_record_has_failed_of_last() -> None:
     told = cause_hash(metadata.error_type, metadata.fingerprint, "shard 8"), 1, 2_000
     row = to_row(to_tier(ORDER, topology=TOPOLOGY, metadata=metadata), metadata)
     held = due_anew(row.held_until(8_000, 3_000), metadata, 9_500)
-    for each in (row, held, released(held, metadata, 4_000, OPERATOR)[0], to_stopped_row(b"key", metadata)):
+    for each in (row, held, released(held, metadata, 4_000, OPERATOR, 3_000)[0], to_stopped_row(b"key", metadata)):
         assert failure_in(encode_row(each)) == told
     anew = replayed(metadata, letter="0", replay_id="r", now_ms=5_000)
     again = to_row(to_tier(ORDER, topology=TOPOLOGY, metadata=anew), anew)
@@ -195,9 +195,9 @@ def test_a_replay_starts_attempts_and_the_deadline_again() -> None:
 def test_holds_and_failures_for_free_do_not_move_the_first_failure() -> None:
     """An erasure meanwhile is about this record, too; `max_elapsed` counts neither."""
     free = after(AGAIN, attempt=0, failed_ms=10_000)
-    spent = after(AGAIN, attempt=1, failed_ms=20_000, previous=waited(free, 5_000))
+    spent = after(AGAIN, attempt=1, failed_ms=20_000, previous=counted_from(free, 15_000))
     assert (spent.first_failed_ms, counted_from_ms(spent)) == (10_000, 20_000)
-    held = after(AGAIN, attempt=2, failed_ms=90_000, previous=waited(waited(spent, 30_000), 2_000))
+    held = after(AGAIN, attempt=2, failed_ms=90_000, previous=counted_from(spent, 52_000))
     assert (held.first_failed_ms, held.counted_from_ms) == (10_000, 52_000)
     again = replace(held, attempt=0, delivery=4, replays=1, tier=hops.REPLAY)
     assert after(AGAIN, attempt=1, failed_ms=95_000, previous=again).first_failed_ms == 95_000

@@ -442,3 +442,17 @@ async def test_a_fault_of_ours_reopens_the_lane(monkeypatch: pytest.MonkeyPatch)
         await pass_time(orders, 30_000)
         assert [seen.event for seen in orders.observer.seen].count(Event.LANE_FAILED) == 1
         assert len(service.done) == 12
+
+
+@pytest.mark.parametrize(
+    ("held", "counts_s"),
+    [((40, 45), 28), ((25, 45), 23), ((5, 7), 28), ((3, 55), 8), ((58, 60), 28), ((70, 50), 30)],
+    ids=("after the pauses", "over one", "before them", "over all", "now", "by another clock"),
+)
+def test_a_hold_and_pauses_count_once_in_a_deadline(held: tuple[int, int], counts_s: int) -> None:
+    """Before a hold, in it, and after it; a record failed at 0 s, and it is 60 s now."""
+    pace = Pace()
+    pace.pauses = {"": [(10_000, 20_000), (30_000, 40_000), (42_000, 52_000)]}
+    since_ms, until_ms = (each * 1_000 for each in held)
+    counted_ms = pace.later_ms(0, since_ms, until_ms, 60_000, "")
+    assert 60_000 - counted_ms - pace.away_ms(counted_ms, 60_000) == counts_s * 1_000

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from retryapp import CircuitBreaker, RetryPolicy
+from retryapp.core.circuit import MOST_SPELLS
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.engine.handler.handler import Order
@@ -149,6 +150,27 @@ async def test_a_deadline_does_not_count_a_pause() -> None:
         calls.failing = False
         await orders.to_rest()
         assert orders.dead_letters == []
+
+
+async def test_a_deadline_counts_neither_a_hold_nor_pauses_before_it_and_after_it() -> None:
+    """Several, and one that the hold overlaps: what is left out for one is not counted again for another."""
+    calls = Calls()
+    async with MemoryPartition(calls, RetryPolicy("1s*3", max_elapsed="10s")) as orders:
+        await orders.send(b"one")
+        await tell(orders, HandlerVerb.PAUSE)
+        await orders.advance(60_000)
+        await orders.command("hold", 0)
+        await orders.advance(60_000)
+        await tell(orders, HandlerVerb.RESUME)
+        await orders.advance(60_000)
+        for _ in range(MOST_SPELLS - 1):
+            await tell(orders, HandlerVerb.PAUSE)
+            await orders.advance(5_000)
+            await tell(orders, HandlerVerb.RESUME)
+        assert calls.begun == [b"one"]
+        await orders.command("release", 0)
+        await orders.settle()
+        assert (len(calls.begun), orders.dead_letters) == (2, [])
 
 
 async def test_commands_about_records_are_obeyed_meanwhile() -> None:
