@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from retryapp.core.headers import decode_metadata
@@ -173,6 +173,12 @@ async def deliver_once(
     return outcome
 
 
+class Settling(Protocol):
+    """A partition, or what has some."""
+
+    async def settle(self) -> None: ...
+
+
 class Gate:
     """A handler whose runs wait until the test lets them go."""
 
@@ -206,6 +212,16 @@ class Gate:
             self.running[value].set_result(None)
         else:
             self.running[value].set_exception(error)
+
+    async def end(self, partition: Settling, value: bytes, error: Exception | None = None) -> None:
+        """Let a run end, and what follows from that."""
+        self.let(value, error)
+        await partition.settle()
+
+    async def end_all(self, partition: MemoryPartition) -> None:
+        """Let all runs end, and those that come, until nothing is left to do."""
+        self.let_all()
+        await partition.to_rest()
 
 
 class Refusing:
@@ -378,6 +394,11 @@ class Rig:
     def submit(self, name: str, next_offset: int = -1, *, publishes: int = 0, **more: object) -> None:
         """Submit such a turn in the lane's session."""
         self.lane.submit(self.lane.session, self.turn(name, next_offset, publishes=publishes, **more))  # type: ignore[arg-type]
+
+    async def hand_over(self, name: str, next_offset: int = -1, **more: Any) -> None:
+        """Submit such a turn, and let the lane do what it can."""
+        self.submit(name, next_offset, **more)
+        await self.settle()
 
 
 MakeRig = Callable[..., Rig]

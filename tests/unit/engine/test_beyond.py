@@ -51,10 +51,8 @@ async def test_a_retry_behind_a_hung_record_is_on_time() -> None:
     gate = Gate()
     async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
         await orders.send(b"hung", b"fails", b"fine")
-        gate.let(b"fails", BankDownError())
-        await orders.settle()
-        gate.let(b"fine")
-        await orders.settle()
+        await gate.end(orders, b"fails", BankDownError())
+        await gate.end(orders, b"fine")
         began_ms = orders.clock.wall_ms()
         await orders.advance(LOOK_MS)
         assert orders.waiting == {}, "a short while they wait: the offset may soon pass them"
@@ -63,8 +61,7 @@ async def test_a_retry_behind_a_hung_record_is_on_time() -> None:
         assert offsets(orders.records(RETRY.topic)) == [1]
         await orders.advance(began_ms + 1_000 - orders.clock.wall_ms())
         assert sorted(gate.running) == [b"fails", b"hung"]
-        gate.let(b"fails")
-        await orders.settle()
+        await gate.end(orders, b"fails")
         assert len(orders.records(EVENTS)) == 1
         assert (orders.transport.offsets[MAIN], noted(orders.transport)) == (0, {1: False, 2: True})
         firsts = [seen for seen in orders.observer.of(Event.SUCCEEDED) if seen.attempt == 1]
@@ -76,18 +73,15 @@ async def test_what_is_settled_does_not_run_again_in_the_next_life() -> None:
     gate = Gate()
     async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
         await orders.send(b"hung", b"fails", b"fine", b"late")
-        gate.let(b"fails", BankDownError())
-        await orders.settle()
-        gate.let(b"fine")
-        await orders.settle()
+        await gate.end(orders, b"fails", BankDownError())
+        await gate.end(orders, b"fine")
         await looks(orders)
         transport = orders.transport
     gate = Gate()
     async with MemoryPartition(gate, HUNG, concurrency=2, transport=transport) as orders:
         assert gate.started == [b"hung", b"late"]
         assert (orders.waiting, orders.engine.in_flight) == ({"1s": 1}, 4)
-        gate.let(b"hung")
-        await orders.settle()
+        await gate.end(orders, b"hung")
         await orders.advance(250)
         assert transport.offsets[MAIN] == 3
         tally = parse_tally(split_note(transport.broker.notes[MAIN]).tally, 3)

@@ -61,8 +61,7 @@ async def test_records_that_were_held_are_first_deliveries_and_no_rate_holds_the
     gate = Gate()
     async with MemoryPartition(gate, "1s", order=Order.KEY, rate_limit=parse_rate("1/m")) as orders:
         await orders.send(*(b"%d" % number for number in range(6)), key=b"a")
-        gate.let(b"0", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"0", BankDownError())
         await pass_time(orders, 59_000)
         assert gate.started == [b"0"]
         await pass_time(orders, 1_100)
@@ -78,8 +77,7 @@ async def test_rows_that_are_put_aside_take_nothing_of_the_rate() -> None:
     async with MemoryPartition(gate, "1s 1h", concurrency=9) as orders:
         for value, key in ((b"1", b"a"), (b"2", b"a"), (b"3", b"a"), (b"4", b"b")):
             await orders.send(value, key=key)
-            gate.let(value, BankDownError())
-            await orders.settle()
+            await gate.end(orders, value, BankDownError())
     gate = Gate()
     options = {"order": Order.KEY, "rate_limit": parse_rate("1/s"), "concurrency": 9, "transport": orders.transport}
     async with MemoryPartition(gate, "1s 1h", **options) as orders:
@@ -185,8 +183,7 @@ async def test_rows_that_were_put_aside_keep_to_the_rate_when_their_turn_comes()
     async with MemoryPartition(gate, "1s 1h", concurrency=9) as orders:
         for value in (b"1", b"2", b"3"):
             await orders.send(value, key=b"a")
-            gate.let(value, BankDownError())
-            await orders.settle()
+            await gate.end(orders, value, BankDownError())
     gate = Gate()
     options = {"order": Order.KEY, "rate_limit": parse_rate("1/s"), "transport": orders.transport}
     async with MemoryPartition(gate, "1s 1h", **options) as orders:

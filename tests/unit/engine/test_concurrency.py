@@ -24,18 +24,15 @@ async def test_outcomes_are_committed_in_offset_order_however_handlers_end() -> 
         await orders.send(b"a", b"b", b"c", b"d")
         assert gate.started == [b"a", b"b", b"c"]
         gate.let(b"c", BankDownError())
-        gate.let(b"b")
-        await orders.settle()
+        await gate.end(orders, b"b")
         assert (gate.started, orders.transport.offsets[MAIN], orders.records(RETRY.topic)) == (
             [b"a", b"b", b"c", b"d"],
             0,
             [],
         )
-        gate.let(b"a", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"a", BankDownError())
         assert (orders.transport.offsets[MAIN], offsets(orders.records(RETRY.topic))) == (3, [0, 2])
-        gate.let(b"d")
-        await orders.settle()
+        await gate.end(orders, b"d")
         await orders.advance(1_000)
         assert orders.transport.offsets[MAIN] == 4
 
@@ -68,11 +65,9 @@ async def test_one_slow_record_does_not_stop_other_partitions() -> None:
         await slow.send(b"slow")
         for n in range(5):
             await quick.send(b"%d" % n)
-            gate.let(b"%d" % n, BankDownError() if n == 0 else None)
-            await quick.settle()
+            await gate.end(quick, b"%d" % n, BankDownError() if n == 0 else None)
         await quick.advance(1_000)
-        gate.let(b"0")
-        await quick.settle()
+        await gate.end(quick, b"0")
         assert quick.transport.offsets[TopicPartition("orders", 1)] == 5
         assert len(quick.records(EVENTS)) == 1
         assert (slow.transport.offsets[MAIN], list(gate.running)) == (0, [b"slow"])
@@ -122,11 +117,9 @@ async def test_records_in_flight_are_bounded_in_number() -> None:
     async with MemoryPartition(gate, "5m", concurrency=9, max_in_flight=3) as orders:
         await orders.send(*(b"%d" % n for n in range(5)))
         assert (gate.started, orders.engine.in_flight, orders.engine.room(MAIN)) == ([b"0", b"1", b"2"], 3, 0)
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         assert orders.engine.room(MAIN) == 0
-        gate.let(b"0")
-        await orders.settle()
+        await gate.end(orders, b"0")
         assert (gate.started, orders.engine.in_flight) == ([b"0", b"1", b"2", b"3", b"4"], 3)
 
 
@@ -153,11 +146,9 @@ async def test_the_release_lag_is_the_age_of_the_oldest_record_in_flight() -> No
         await orders.advance(3_000)
         await orders.send(b"b")
         await orders.advance(1_000)
-        gate.let(b"b")
-        await orders.settle()
+        await gate.end(orders, b"b")
         seen.append(orders.engine.release_lag_ms)
-        gate.let(b"a")
-        await orders.settle()
+        await gate.end(orders, b"a")
         seen.append(orders.engine.release_lag_ms)
         assert seen == [0, 4_000, 0]
 

@@ -98,8 +98,7 @@ async def test_a_failure_that_was_on_its_way_spends_no_attempt() -> None:
         assert (gate.started, orders.dead_letters) == ([b"one"], [])
         await tell(orders, CLOSE)
         await pass_time(orders, 4_000)
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert orders.dead_letters == []
 
 

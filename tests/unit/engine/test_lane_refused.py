@@ -36,8 +36,7 @@ async def test_what_is_before_a_refused_turn_is_committed_and_what_is_after_wait
     for n in range(7):
         rig.submit(f"good{n}", n + 1, publishes=1)
     rig.submit("bad", 8, publishes=1)
-    rig.submit("late", 9, publishes=1)
-    await rig.settle()
+    await rig.hand_over("late", 9, publishes=1)
     assert settled(rig) == [(f"good{n}", True) for n in range(7)]
     assert rig.transport.offsets[MAIN] == 7
     assert values(rig) == [b"good%d" % n for n in range(7)]
@@ -54,8 +53,7 @@ async def test_what_is_before_a_refused_turn_is_committed_and_what_is_after_wait
 async def test_a_refused_turn_is_tried_with_back_off_and_said_once(rig: Rig) -> None:
     """A line for each change; the page has the reason until it is over."""
     refusing = Refusing(rig.transport, b"bad")
-    rig.submit("bad", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", 1, publishes=1)
     began_ms = refusing.tries[0]
     del refusing.tries[:]
     for _ in range(90):
@@ -76,8 +74,7 @@ async def test_due_rows_go_on_beside_refused_turns_of_both_kinds(rig: Rig) -> No
     refusing = Refusing(rig.transport, b"bad")
     rig.submit("bad", 1, publishes=1)
     rig.submit("bad row", publishes=1)
-    rig.submit("row", publishes=1)
-    await rig.settle()
+    await rig.hand_over("row", publishes=1)
     for n in range(30):
         rig.submit(f"row{n}", publishes=1)
         rig.submit(f"late{n}", n + 2)
@@ -193,8 +190,7 @@ async def test_many_refused_turns_are_retried_one_in_a_second_and_at_once_when_o
 async def test_a_mark_of_rows_does_not_wait_for_a_refused_turn(rig: Rig) -> None:
     """It moves no offset: suspect rows go on."""
     Refusing(rig.transport, b"bad")
-    rig.submit("bad", 5, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", 5, publishes=1)
     rig.submit("mark", 0, rows_note="r1:life")
     await rig.advance(100)
     assert settled(rig) == [("mark", True)]
@@ -202,8 +198,7 @@ async def test_a_mark_of_rows_does_not_wait_for_a_refused_turn(rig: Rig) -> None
 
 async def test_a_session_that_fails_while_a_held_turn_is_retried_gives_each_back_once(rig: Rig) -> None:
     refusing = Refusing(rig.transport, b"bad")
-    rig.submit("bad", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", 1, publishes=1)
     rig.submit("late", 2)
     await rig.advance(500)
     refusing.prefixes = ()
@@ -237,8 +232,7 @@ async def test_a_worker_that_lost_its_membership_takes_no_producer_after_a_refus
     Refusing(rig.transport, b"bad")
     monkeypatch.setattr(rig.transport.broker, "heartbeat", lambda *_: Standing.GONE)
     rig.transport.calls.clear()
-    rig.submit("bad", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", 1, publishes=1)
     assert rig.transport.calls == [Step.PROVE, Step.CLOSE]
     assert (rig.state, settled(rig)) == ("idle", [("bad", False)])
 
@@ -247,8 +241,7 @@ async def test_a_lane_that_ends_gives_back_what_it_holds(rig: Rig) -> None:
     """The next owner reads it again; nothing is tried after the end."""
     refusing = Refusing(rig.transport, b"bad")
     rig.submit("bad", 1, publishes=1)
-    rig.submit("late", 2)
-    await rig.settle()
+    await rig.hand_over("late", 2)
     tries = len(refusing.tries)
     rig.lane.finish()
     await rig.settle()
@@ -305,11 +298,9 @@ async def test_a_dead_letter_that_is_refused_runs_no_handler_again() -> None:
 async def test_what_is_after_a_held_turn_waits_although_another_was_held_and_passed(rig: Rig, passing: str) -> None:
     """A turn that moves no offset passes a held one; refused in its turn, it does not take its place."""
     Refusing(rig.transport, b"bad")
-    rig.submit("good", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("good", 1, publishes=1)
     rig.submit("bad", 5, publishes=1)
-    rig.submit("late", 6)
-    await rig.settle()
+    await rig.hand_over("late", 6)
     produce, rig.transport.broker.produce = rig.transport.broker.produce, denied  # type: ignore[method-assign]
     await rig.advance(300)
     if passing == "mark of rows":
@@ -332,8 +323,7 @@ def denied(_name: str, _epoch: int, _records: Sequence[Outgoing]) -> list[int]:
 async def test_a_refusal_while_the_group_rebalances_ends_no_session(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lane drains: what its handlers finish meanwhile is committed."""
     Refusing(rig.transport, b"bad")
-    rig.submit("bad", publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", publishes=1)
     monkeypatch.setattr(rig.transport.broker, "heartbeat", lambda *_: Standing.REBALANCING)
     await rig.advance(1_000)
     rig.submit("drained", 3)
@@ -344,10 +334,8 @@ async def test_a_refusal_while_the_group_rebalances_ends_no_session(rig: Rig, mo
 async def test_a_refusal_leaves_the_confirmation_of_what_was_handed_off_before(rig: Rig) -> None:
     """Else a lane with nothing to do would never learn that the broker took the hand-off back."""
     Refusing(rig.transport, b"bad")
-    rig.submit("bad", publishes=1)
-    await rig.settle()
-    rig.submit("fine", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", publishes=1)
+    await rig.hand_over("fine", 1, publishes=1)
     commits = rig.transport.calls.count(Step.COMMIT)
     for _ in range(15):
         await rig.advance(1_000)
@@ -363,8 +351,7 @@ async def test_a_clean_end_leaves_the_marks_while_a_turn_is_held(rig: Rig, monke
 
     monkeypatch.setattr(MemoryLaneTransport, "rest", rest)
     Refusing(rig.transport, b"bad")
-    rig.submit("bad", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", 1, publishes=1)
     rig.lane.finish()
     await rig.settle()
     assert (rig.done, rested) == (True, [])

@@ -107,8 +107,7 @@ async def test_claims_that_no_runner_begins_are_no_store() -> None:
     async with MemoryPartition(gate, "1s", concurrency=1, rate_limit=parse_rate("10/s")) as orders:
         for n in range(30):
             await orders.send(b"%02d" % n)
-            gate.let(b"%02d" % n, BankDownError())
-            await orders.settle()
+            await gate.end(orders, b"%02d" % n, BankDownError())
         gate.started.clear()
         await pass_time(orders, 5_000)
         assert gate.started == [b"00"]
@@ -248,8 +247,7 @@ async def test_a_hung_probe_holds_up_nothing() -> None:
         gate.let(other)
         await pass_time(orders, 2_000)
         assert state(orders) is CircuitState.CLOSED
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
 
 
 async def test_first_deliveries_do_not_wait_for_rows_that_hang_as_probes() -> None:
@@ -295,8 +293,7 @@ async def test_what_comes_in_a_recovery_waits_for_its_turn_and_not_for_the_end_o
         await pass_time(orders, 1_000)
         assert len(gate.running) == 4
         gate.open = True
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
 
 
 async def test_a_circuit_outlives_its_session_and_its_assignment() -> None:
@@ -331,8 +328,7 @@ async def test_probes_of_a_session_that_is_over_are_forgotten() -> None:
         await reopen(orders)
         assert not probes & gate_of.admitted
         gate.open = True
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
 
 
 async def test_a_drain_leaves_what_waits_for_the_circuit() -> None:

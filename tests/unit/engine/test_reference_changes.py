@@ -63,8 +63,7 @@ async def pass_on(partition: MemoryPartition) -> None:
 async def fail(partition: MemoryPartition, gate: Gate) -> int:
     """Have the run of a record fail; return when."""
     failed_ms = partition.clock.wall_ms()
-    gate.let(b"a", ConnectionError("down"))
-    await partition.settle()
+    await gate.end(partition, b"a", ConnectionError("down"))
     return failed_ms
 
 
@@ -136,8 +135,7 @@ async def test_no_row_comes_back_after_its_outcome() -> None:
         await fail(orders, gate)
         await orders.advance(600_000)
         await orders.send(b"x")
-        gate.let(b"x", ConnectionError("down"))
-        await orders.settle()
+        await gate.end(orders, b"x", ConnectionError("down"))
         await orders.advance(3_000_000)
         await orders.advance(1_000)
         assert gate.started == [b"a", b"x", b"a"]
@@ -150,16 +148,14 @@ async def test_no_row_comes_back_after_its_outcome() -> None:
         copy, outcome = orders.transport.pause(Step.COMMIT), orders.transport.pause(Step.COMMIT)
         await orders.advance(LOOK_MS)
         assert copy.reached
-        gate.let(b"a")
-        await orders.settle()
+        await gate.end(orders, b"a")
         copy.set()
         await pass_on(orders)
         assert outcome.reached
         read.set()
         await orders.settle()
         outcome.set()
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert rows(orders) == []
         assert gate.done.count(b"a") == 1
 
@@ -272,8 +268,7 @@ async def test_a_newer_record_replaces_a_row_also_while_that_is_copied() -> None
         read = orders.transport.pause("records")  # type: ignore[arg-type]
         await orders.advance(60_000)
         assert read.reached
-        gate.let(b"new")
-        await orders.settle()
+        await gate.end(orders, b"new")
         read.set()
         await pass_on(orders)
         assert rows(orders) == []
@@ -418,8 +413,7 @@ async def test_a_record_that_is_replaced_while_a_cancel_reads_it_is_not_dead() -
         await orders.send(b"new", key=b"k")
         read.set()
         await orders.settle()
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (gate.done, orders.dead_letters) == ([b"new"], [])
         assert refusals(orders) == ["not-waiting"]
 

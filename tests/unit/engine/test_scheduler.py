@@ -25,8 +25,7 @@ async def test_few_claims_wait_for_a_runner(monkeypatch: pytest.MonkeyPatch) -> 
     async with MemoryPartition(gate, "1s", concurrency=2) as orders:
         for n in range(12):
             await orders.send(b"%02d" % n)
-            gate.let(b"%02d" % n, BankDownError())
-            await orders.settle()
+            await gate.end(orders, b"%02d" % n, BankDownError())
         gate.started.clear()
         await orders.advance(10_000)
         claims = scheduler_of(orders)
@@ -81,8 +80,7 @@ async def one_runs_and_one_is_claimed(orders: MemoryPartition, gate: Gate) -> No
     """Have two rows due, `a` and `b`, and a runner for the first."""
     for name in (b"a", b"b"):
         await orders.send(name)
-        gate.let(name, BankDownError())
-        await orders.settle()
+        await gate.end(orders, name, BankDownError())
     await orders.advance(1_000)
     assert (list(gate.running), len(scheduler_of(orders).claimed)) == ([b"a"], 2)
 
@@ -93,8 +91,7 @@ async def test_a_row_that_is_not_due_any_more_at_the_call_waits_on() -> None:
     async with MemoryPartition(gate, "1s", concurrency=1) as orders:
         await one_runs_and_one_is_claimed(orders, gate)
         orders.clock.jump_wall(-5_000)
-        gate.let(b"a")
-        await orders.settle()
+        await gate.end(orders, b"a")
         assert (gate.running, scheduler_of(orders).claimed) == ({}, {})
         await orders.advance(4_999)
         assert not gate.running
@@ -182,8 +179,7 @@ async def test_nothing_is_claimed_for_a_turn_that_an_older_session_left() -> Non
     gate = Gate()
     async with MemoryPartition(gate, "1s") as orders:
         await orders.send(b"a")
-        gate.let(b"a", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"a", BankDownError())
         await orders.advance(1_000)
         assert list(gate.running) == [b"a"]
         await reopen(orders)

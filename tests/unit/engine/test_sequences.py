@@ -32,11 +32,9 @@ async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orph
         for value, key in ((b"a1", b"a"), (b"a2", b"a"), (b"b1", b"b"), (b"n1", None), (b"n2", None)):
             await orders.send(value, key=key)
         assert gate.started == [b"a1", b"b1", b"n1", b"n2"]
-        gate.let(b"a1")
-        await orders.settle()
+        await gate.end(orders, b"a1")
         assert gate.started[4:] == [b"a2"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
 
     hangs, goes_on = threading.Event(), threading.Event()
     seen: list[bytes] = []
@@ -72,22 +70,18 @@ async def test_behind_a_head_that_waits_records_are_held_and_the_offset_goes_on(
     gate = Gate()
     async with MemoryPartition(gate, "1s 1s", concurrency=9, order=Order.KEY) as orders:
         await orders.send(b"1", b"2", b"3", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         await orders.send(b"4", key=b"a")
         assert (held(orders), sum(orders.waiting.values()), committed(orders)) == (3, 4, 4)
         assert len(orders.observer.of(Event.HELD)) == 3
         await orders.advance(1_000)
         assert gate.started == [b"1", b"1"]
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         assert gate.started == [b"1", b"1", b"2"]
-        gate.let(b"2", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"2", BankDownError())
         await orders.advance(1_000)
         assert gate.started == [b"1", b"1", b"2", b"2"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.done == [b"1", b"2", b"3", b"4"]
 
 
@@ -121,17 +115,14 @@ async def test_the_next_session_finds_the_heads(lost: bool) -> None:
     transport = MemoryLaneTransport()
     async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, transport=transport) as orders:
         await orders.send(b"1", b"2", b"3", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         await orders.advance(1_000)
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         assert gate.started == [b"1", b"1", b"2"]
         if not lost:
             await reopen(orders)
             assert gate.started == [b"1", b"1", b"2", b"2"]
-            gate.let_all()
-            await orders.to_rest()
+            await gate.end_all(orders)
     if lost:
         gate = Gate()
         async with MemoryPartition(gate, "1s", order=Order.KEY, transport=transport) as orders:
@@ -139,8 +130,7 @@ async def test_the_next_session_finds_the_heads(lost: bool) -> None:
             assert gate.started == [b"2"]
             await orders.send(b"4", key=b"a")
             assert gate.started == [b"2"]
-            gate.let_all()
-            await orders.to_rest()
+            await gate.end_all(orders)
             assert gate.started == [b"2", b"3", b"4"]
 
 
@@ -151,15 +141,13 @@ async def test_a_partition_in_order_waits_in_the_window() -> None:
         for n in range(20):
             await orders.send(b"%02d" % n, key=b"%d" % n)
         assert (orders.engine.running, orders.engine.in_flight) == (1, 9)
-        gate.let(b"00", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"00", BankDownError())
         assert (gate.started, held(orders), sum(orders.waiting.values())) == ([b"00"], 0, 1)
         assert orders.engine.running == 0
         assert orders.engine.session is not None
         assert len(orders.engine.session.window) == 9
         assert orders.engine.blocked == "later records wait for offset 0"
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.done == [b"%02d" % n for n in range(20)]
 
 
@@ -169,8 +157,7 @@ async def test_behind_a_refused_turn_everything_waits() -> None:
     async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9) as orders:
         refusing = Refusing(orders.transport, b"bad")
         await orders.send(b"bad", key=b"a")
-        gate.let(b"bad", Reject("wrong"))
-        await orders.settle()
+        await gate.end(orders, b"bad", Reject("wrong"))
         assert orders.lane.refusal is not None
         await orders.send(b"1", key=b"b")
         gate.let_all()
@@ -216,11 +203,9 @@ async def test_a_held_row_is_before_a_later_row_of_a_handler_without_an_order() 
     gate = Gate()
     async with MemoryPartition(gate, "1s*5", concurrency=9, order=Order.KEY, transport=transport) as orders:
         await orders.advance(5_000)
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         assert (gate.started, held(orders)) == ([b"1"], 1)
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.started == [b"1", b"1", b"2", b"3"]
 
 
@@ -230,8 +215,7 @@ async def test_a_head_whose_row_is_not_written_yet_is_claimed_once_it_is(monkeyp
     gate = Gate()
     async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
         await orders.send(b"1", b"2", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         commits = orders.transport.pause(Step.COMMIT)
         await orders.send(b"3", key=b"a")
         await orders.advance(1_000)
@@ -244,8 +228,7 @@ async def test_a_head_whose_row_is_not_written_yet_is_claimed_once_it_is(monkeyp
             session.sequences.advance(b"a")  # as each record that comes in does
         await orders.settle()
         assert gate.started == [b"1", b"1", b"2"]
-        gate.let(b"2")
-        await orders.settle()
+        await gate.end(orders, b"2")
         session.scheduler.changed(0)  # another row is due
         await orders.settle()
         assert (gate.started[3:], orders.observer.of(Event.LANE_FAILED)) == ([], [])
@@ -261,10 +244,8 @@ async def test_what_goes_ahead_of_the_offset_goes_in_order() -> None:
     async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, limits=few, transport=transport) as orders:
         await orders.send(b"hung", key=b"b")
         await orders.send(b"1", b"2", key=b"a")
-        gate.let(b"1")
-        await orders.settle()
-        gate.let(b"2", Reject("wrong"))
-        await orders.settle()
+        await gate.end(orders, b"1")
+        await gate.end(orders, b"2", Reject("wrong"))
         first, second = transport.pause(Step.COMMIT), transport.pause(Step.COMMIT)
         await orders.advance(150)
         await orders.advance(150)
@@ -314,12 +295,10 @@ async def test_a_command_about_a_record_whose_outcome_a_topic_refuses_says_so() 
     gate = Gate()
     async with MemoryPartition(gate, "1s", order=Order.KEY) as orders:
         await orders.send(b"a", key=b"k")
-        gate.let(b"a", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"a", BankDownError())
         await orders.advance(1_000)
         refusing = Refusing(orders.transport, b"a")
-        gate.let(b"a", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"a", BankDownError())
         assert refusing.tries
         origin = Origin("orders", orders.engine.context.topic_id, 0, 0)
         sent = Command(id="h", verb=Verb.HOLD, failure_id=failure_id("app", origin)).to_record("app.orders.control", 0)

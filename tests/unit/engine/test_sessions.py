@@ -35,15 +35,13 @@ async def test_no_record_starts_where_the_group_may_have_given_it_to_another(mon
         await orders.send(b"a", b"b")
         lapsed[0] = True
         hearing = orders.transport.pause(Step.PROVE)
-        gate.let(b"a")
-        await orders.settle()
+        await gate.end(orders, b"a")
         assert (gate.started, orders.engine.in_flight) == ([b"a"], 0)
         assert "MembershipLapsedError" in str(orders.lane.last_error)
         lapsed[0] = False
         hearing.set()
         await orders.advance(200)
-        gate.let(b"a")
-        await orders.settle()
+        await gate.end(orders, b"a")
         assert gate.started == [b"a", b"a", b"b"]
 
 
@@ -116,8 +114,7 @@ async def test_drain_waits_for_running_handlers_and_commits_their_outcomes() -> 
             assert orders.engine.room(MAIN) == 0
             await orders.advance(9_000)
             gate.let(b"a")
-            gate.let(b"b", BankDownError())
-            await orders.settle()
+            await gate.end(orders, b"b", BankDownError())
 
         await orders.finish(10.0, meanwhile)
         assert (gate.started, orders.transport.offsets[MAIN]) == ([b"a", b"b"], 2)
@@ -148,8 +145,7 @@ async def test_nothing_fires_while_the_partition_drains() -> None:
     gate = Gate()
     async with MemoryPartition(gate, "1s", concurrency=2) as orders:
         await orders.send(b"a", b"slow")
-        gate.let(b"a", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"a", BankDownError())
 
         async def meanwhile() -> None:
             await orders.advance(5_000)

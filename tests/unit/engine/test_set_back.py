@@ -47,8 +47,7 @@ async def test_a_record_that_waits_keeps_its_row_and_the_others_run_again(order:
         assert gate.started == [b"fine", b"dead"]
         await orders.advance(60_000)
         assert gate.started == [b"fine", b"dead", b"waits"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert orders.waiting == {}
         assert [letter.value for letter in orders.records(DLQ)] == [b"dead"]
 
@@ -123,8 +122,7 @@ async def test_a_row_that_has_ended_stays_so_although_the_offset_has_not_passed_
     gate = Gate()
     async with MemoryPartition(gate, SHORT, concurrency=3, order=order, transport=transport) as orders:
         assert gate.started == [b"hangs"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (gate.done, transport.offsets[MAIN]) == ([b"hangs"], 3)
 
 
@@ -164,8 +162,7 @@ async def test_behind_an_outcome_that_waits_for_the_offset_no_row_begins_in_an_o
         for _ in range(10):
             await orders.advance(200)
         assert (gate.started, orders.waiting) == ([b"hangs", b"twin"], {"1s": 1})
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.done == [b"hangs", b"twin", b"waits"]
 
 
@@ -187,6 +184,5 @@ async def test_a_record_that_is_replayed_before_it_is_read_again_runs_once(order
         gate.let(b"hangs")
         await orders.advance(500)
         assert gate.started == [b"hangs", b"dead"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (gate.done, transport.offsets[MAIN]) == ([b"hangs", b"dead"], 2)
