@@ -178,6 +178,14 @@ class Settling(Protocol):
 
     async def settle(self) -> None: ...
 
+    async def advance(self, ms: int) -> None: ...
+
+
+async def pass_time(partition: Settling, ms: int, step_ms: int = 200) -> None:
+    """Let time pass in small steps, as it does."""
+    for _ in range(ms // step_ms):
+        await partition.advance(step_ms)
+
 
 class Gate:
     """A handler whose runs wait until the test lets them go."""

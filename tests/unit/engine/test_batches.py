@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import chain
 
 import pytest
-from doubles import BankDownError, Owner, make_context, make_record, running_clock
+from doubles import BankDownError, Owner, make_context, make_record, pass_time, running_clock
 from listed import Listed, failed, out
 from suspected import found, names
 
@@ -85,8 +85,7 @@ async def test_what_has_an_outcome_keeps_it_when_the_time_is_up() -> None:
 
     async with MemoryPartition(handler, RetryPolicy("1h", timeout="10s"), batch=BATCH) as orders:
         await orders.send(b"a", b"b", b"c", b"d")
-        for _ in range(10):
-            await orders.advance(1_000)
+        await pass_time(orders, 10_000, 1_000)
         assert calls == [[b"a", b"b", b"c", b"d"], [b"a", b"b"], [b"c", b"d"]]
         assert (set(failed(orders)), orders.engine.in_flight) == ({b"c", b"d"}, 0)
 
@@ -176,8 +175,7 @@ async def test_suspects_run_alone() -> None:
     """They may kill the worker, and nobody else is to blame."""
     handler = Listed()
     async with MemoryPartition(handler, "1h", batch=BATCH, transport=found("g4:old@0-4", *names(4))) as orders:
-        for _ in range(4):
-            await orders.advance(1_000)
+        await pass_time(orders, 4_000, 1_000)
         assert sorted(handler.calls) == [[value] for value in names(4)]
 
 
@@ -354,8 +352,7 @@ async def test_a_list_has_one_record_of_a_key_and_keeps_all_its_keys_while_it_ha
         for value, key in ((b"a1", b"a"), (b"a2", b"a"), (b"b1", b"b"), (b"b2", b"b"), (b"c1", b"c"), (b"d1", b"d")):
             await orders.send(value, key=key)
         assert called == [[b"a1", b"b1", b"c1", b"d1"]]
-        for _ in range(3):
-            await orders.advance(2_001)
+        await pass_time(orders, 6_003, 2_001)
         assert orders.waiting == {"1s": 4, "held": 2}
         await orders.advance(60_000)
         assert len(called) == 1

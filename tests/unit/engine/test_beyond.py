@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import DLQ, EVENTS, MAIN, RETRY, BankDownError, Gate, offsets, reopen
+from doubles import DLQ, EVENTS, MAIN, RETRY, BankDownError, Gate, offsets, pass_time, reopen
 from test_lane_refused import Refusing
 
 from retryapp.core import settled
@@ -163,13 +163,11 @@ async def test_two_refused_turns_are_passed_by_none() -> None:
         gate.let(b"hung")
         await looks(orders)
         refusing.prefixes = (b"worse",)
-        for _ in range(8):
-            await orders.advance(1_000)
+        await pass_time(orders, 8_000, 1_000)
         assert (orders.transport.offsets[MAIN], noted(orders.transport)) == (3, {})
         assert offsets(orders.records(RETRY.topic)) == [1]
         refusing.prefixes = ()
-        for _ in range(40):
-            await orders.advance(1_000)
+        await pass_time(orders, 40_000, 1_000)
         assert orders.transport.offsets[MAIN] == 4
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import EVENTS, MAIN, RETRY, BankDownError, Gate, fine, offsets
+from doubles import EVENTS, MAIN, RETRY, BankDownError, Gate, fine, offsets, pass_time
 
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import RunAbortedError
@@ -163,8 +163,7 @@ async def test_there_is_no_room_while_the_lane_is_not_open_or_full() -> None:
         assert orders.engine.room(MAIN) == 0
         assert len(orders.observer.of(Event.SUCCEEDED)) == 0
         gate.set()
-        for _ in range(50):
-            await orders.advance(250)
+        await pass_time(orders, 12_500, 250)
         assert orders.transport.offsets[MAIN] == 50
         orders.lane.fail(RuntimeError())
         await orders.settle()

@@ -6,8 +6,8 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate
-from test_pace import BREAKER, Service, partition, pass_time, state, told
+from doubles import BankDownError, Gate, pass_time
+from test_pace import BREAKER, Service, partition, state, told
 
 from retryapp import Defer, RetryPolicy
 from retryapp.core.circuit import CircuitBreaker, CircuitState

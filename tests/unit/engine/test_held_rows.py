@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, committed, held
+from doubles import BankDownError, Gate, committed, held, pass_time
 
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Delivery, Order
@@ -145,8 +145,7 @@ async def test_a_row_does_not_overtake_the_record_before_it_that_waits_for_the_o
         await orders.send(b"hung", key=b"b")
         await orders.send(b"1", b"2", key=b"a")
         gate.let(b"2", BankDownError())
-        for _ in range(4):
-            await orders.advance(100)
+        await pass_time(orders, 400, 100)
         assert orders.waiting == {"1s": 1}
     gate = Gate()
     async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, transport=transport) as orders:

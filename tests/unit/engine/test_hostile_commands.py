@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import Refusing
+from doubles import Refusing, pass_time
 from test_commands import CONTROL, FIRST, Calls
-from test_jobs import Service, begin, letters, part_of, partition, told
+from test_jobs import begin, part_of, partition, told, with_letters
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
@@ -62,9 +62,7 @@ def single(more: str, number: str = "0", verb: str = "cancel") -> bytes:
 )
 async def test_no_command_stops_a_lane(value: bytes, refused: str | None) -> None:
     """Not on the way, and not after a restart; what is told of it is short."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 5)
+    async with with_letters(5) as (orders, service):
         orders.transport.append(CONTROL, None, value)
         await orders.advance(100)
         await orders.to_rest()
@@ -231,9 +229,7 @@ async def test_a_cancelled_run_that_ends_while_a_topic_refuses_the_command_has_o
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 async def test_a_letter_is_replayed_once_while_what_comes_before_is_refused(order: Order) -> None:
     """Of an ordered handler everything waits then, so the second command must know of the first."""
-    service = Service()
-    async with partition(service, order=order) as orders:
-        await letters(orders, service, 1)
+    async with with_letters(1, order=order) as (orders, service):
         refusing = Refusing(orders.transport, b"bad")
         service.down.add(b"bad")
         await orders.send(b"bad", key=b"k")
@@ -275,8 +271,7 @@ async def test_a_cancelled_record_has_one_end_wherever_its_worker_dies(
         orders.transport.append(CONTROL, None, single(""))
         await orders.advance(10)
         gate.set()
-        for _ in range(5):
-            await orders.advance(300)
+        await pass_time(orders, 1_500, 300)
     async with MemoryPartition(handle, "1s 1h", transport=orders.transport) as orders:
         await orders.to_rest()
         assert len([event for event in told(orders) if event["command"] == "a"]) == 1
@@ -288,9 +283,7 @@ async def test_a_cancelled_record_has_one_end_wherever_its_worker_dies(
 
 async def test_no_command_is_obeyed_again_after_a_reset_of_all_offsets() -> None:
     """Also a pause stays, and a job has ended; the group's metadata is gone with its offsets."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 10)
+    async with with_letters(10) as (orders, service):
         await orders.command("replay", 3)
         await orders.command("discard", 4)
         await orders.command("restore", 4)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_commands import CONTROL, DLQ
 from test_hostile_commands import failures, single
-from test_jobs import Service, begin, letters, part_of, partition, tell, told
+from test_jobs import Service, begin, letters, part_of, partition, tell, told, with_letters
 from typing_extensions import override
 
 from retryapp.core.control import MarkKind, Verb, mark_of
@@ -37,9 +37,7 @@ def marks_in(table: Any) -> set[str | None]:
 
 async def test_no_letter_stops_a_job() -> None:
     """Whatever its headers say: each is replayed or refused, and the job ends."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 3)
+    async with with_letters(3) as (orders, service):
         letter = orders.records(DLQ)[0]
         more = ("retry-replays", "retry-replay-id", "retry-letter", "retry-delivery", "retry-due-ms", "retry-tier")
         values = b"", b"0", b"-1", b"9" * 30, b"4294967295", b"253402300799999", b"\xff", None, b"x" * 5_000
@@ -59,9 +57,7 @@ async def test_no_letter_stops_a_job() -> None:
 
 async def test_a_job_replays_no_record_that_ended_its_workers() -> None:
     """Not with `force` either, which is for single replays of these: a hundred of them would end all workers."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 3)
+    async with with_letters(3) as (orders, service):
         for letter in orders.records(DLQ)[:2]:
             orders.transport.append(
                 TopicPartition(DLQ, 0), letter.key, letter.value, changed(letter, "retry-reason", b"crashed")
@@ -136,9 +132,7 @@ async def test_the_letters_of_many_commands_are_read_together(monkeypatch: pytes
 
 async def test_letters_of_commands_that_came_too_late_are_not_kept() -> None:
     """They may be as large as records, and the next commands may come in a month."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 8)
+    async with with_letters(8) as (orders, _):
         for number in range(8):
             orders.transport.append(CONTROL, None, single("", str(number), "replay"))
         orders.clock.advance(3_600_000)
@@ -270,9 +264,7 @@ async def test_a_part_that_fails_and_has_nothing_left_ends(more: int, state: str
 
 async def test_what_was_recovered_stays_so_without_history_and_disk() -> None:
     """The retry topic and events are expired, the stores gone: the same job sends nothing."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 10)
+    async with with_letters(10) as (orders, service):
         await begin(orders)
         await orders.to_rest()
     for name in ("app.orders.retry", "app.orders.events"):
@@ -290,9 +282,7 @@ async def test_what_was_recovered_stays_so_without_history_and_disk() -> None:
 
 async def test_a_mark_that_comes_while_letters_are_read_stays() -> None:
     """The reading finds an older mark of its letter behind it."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 1)
+    async with with_letters(1) as (orders, _):
         await orders.command("replay", 0)
         await orders.to_rest()
         found, reading = orders.records(DLQ), asyncio.Event()
@@ -322,9 +312,7 @@ async def test_a_mark_that_comes_while_letters_are_read_stays() -> None:
 
 async def test_a_table_that_fails_while_it_is_filled_is_made_anew() -> None:
     """With an error of any kind: read on, each reading failed on it, and no letter was ever known."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 1)
+    async with with_letters(1) as (orders, _):
 
         class Broken(MemoryDeadLetterTable):
             @override

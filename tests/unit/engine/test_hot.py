@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from doubles import BankDownError, crowd
+from doubles import BankDownError, crowd, pass_time
 from suspected import found, names
 
 from retryapp.core.classify import non_retryable
@@ -59,8 +59,7 @@ async def test_a_failure_that_stays_is_one_attempt_and_says_how_many_tries_it_to
     tries = Tries(9)
     async with MemoryPartition(tries, HOT) as orders:
         await orders.send(b"a")
-        for _ in range(2):
-            await orders.advance(50)
+        await pass_time(orders, 100, 50)
         assert orders.waiting == {"1h": 1}
         (copy,) = orders.records("app.orders.retry")
         assert dict(copy.headers)["retry-hot-attempts"] == b"3"
@@ -83,8 +82,7 @@ async def test_a_rule_has_tries_in_place_of_its_own() -> None:
             tries = Tries(9, error)
             async with MemoryPartition(tries, policy) as orders:
                 await orders.send(b"a")
-                for _ in range(4):
-                    await orders.advance(50)
+                await pass_time(orders, 200, 50)
                 assert (tries.seen, orders.waiting) == (seen, {"1h": 1})
 
 
@@ -176,8 +174,7 @@ async def test_the_time_in_the_handler_is_that_of_the_delivery_with_its_tries() 
 
     async with MemoryPartition(slow, RetryPolicy("1h", hot="300ms", timeout="2s")) as orders:
         await orders.send(b"400", b"200", b"9000")
-        for _ in range(40):
-            await orders.advance(100)
+        await pass_time(orders, 4_000, 100)
         counts = zip((*DURATION_BOUNDS_S, None), orders.handler.durations.counts, strict=True)
         assert {bound: count for bound, count in counts if count} == {0.25: 1, 2.5: 2}
         assert orders.handler.durations.total_s == pytest.approx(0.4 + 0.3 + 0.4 + 0.2 + 2.0)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from doubles import BankDownError
-from test_pace import BREAKER, Service, partition, pass_time, state, told
+from doubles import BankDownError, pass_time
+from test_pace import BREAKER, Service, partition, state, told
 
 from retryapp import RetryPolicy, Unavailable
 from retryapp.core.circuit import MOST_SPELLS, Circuit, CircuitBreaker, CircuitState, KeptCircuit

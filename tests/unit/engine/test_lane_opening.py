@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, MakeRig, Rig
+from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, MakeRig, Rig, pass_time
 
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
@@ -175,8 +175,7 @@ async def test_a_renewal_never_takes_an_offset_back(rig: Rig) -> None:
     rig.submit("c", 10, publishes=1)
     await rig.advance(500)
     gate.set()
-    for _ in range(3):
-        await rig.advance(500)
+    await pass_time(rig, 1_500, 500)
     assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 8}, {MAIN: 8}, {MAIN: 9}, {MAIN: 10}]
 
 
@@ -187,6 +186,5 @@ async def test_a_lane_that_goes_on_or_moves_offsets_only_does_not_ask(rig: Rig) 
         await rig.advance(6_000)
     await rig.advance(3_000)
     rig.submit("b", 6)
-    for _ in range(5):
-        await rig.advance(10_000)
+    await pass_time(rig, 50_000, 10_000)
     assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: at} for at in range(1, 7)]

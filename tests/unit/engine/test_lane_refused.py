@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from doubles import BACKOFF_MS, MAIN, RETRY, MakeRig, Refusing, Rig, scheduler_of
+from doubles import BACKOFF_MS, MAIN, RETRY, MakeRig, Refusing, Rig, pass_time, scheduler_of
 
 from retryapp.core import marks
 from retryapp.core.hops import Outgoing
@@ -56,8 +56,7 @@ async def test_a_refused_turn_is_tried_with_back_off_and_said_once(rig: Rig) -> 
     await rig.hand_over("bad", 1, publishes=1)
     began_ms = refusing.tries[0]
     del refusing.tries[:]
-    for _ in range(90):
-        await rig.advance(1_000)
+    await pass_time(rig, 90_000, 1_000)
     assert [(at - began_ms) // 1_000 for at in refusing.tries] == [1, 3, 7, 15, 31, 61]
     (refused,) = rig.observer.of(Event.HAND_OFF_REFUSED)
     assert (refused.topic, refused.offset, refused.error_type) == (MAIN.topic, 0, "HandOffRefusedError")
@@ -105,8 +104,7 @@ async def test_what_waited_for_a_refused_turn_keeps_its_order(rig: Rig) -> None:
         rig.submit(f"late{offset}", offset)
     await rig.settle()
     refusing.prefixes = ()
-    for _ in range(5):
-        await rig.advance(1_000)
+    await pass_time(rig, 5_000, 1_000)
     ahead = ("bad ahead", "row0", "row1", "row2")
     assert [name for name, _ in settled(rig) if name not in ahead] == ["bad", "late2", "late3", "late4"]
 
@@ -151,13 +149,11 @@ async def test_outcomes_of_rows_go_on_without_a_look_at_all_that_wait(rig: Rig) 
     await rig.advance(1_000)
     for n in [*range(1_000, 1_200), 0]:
         rig.submit(f"row{n}", rows=gone(n), claim=bytes(IDENTITY_AT) + identity(n))
-    for _ in range(10):
-        await rig.advance(100)
+    await pass_time(rig, 1_000, 100)
     assert settled(rig) == [(f"row{n}", True) for n in range(1_000, 1_200)], "not the one that the command is about"
     assert looks < 20 * 400
     refusing.prefixes = ()
-    for _ in range(30):
-        await rig.advance(1_000)
+    await pass_time(rig, 30_000, 1_000)
     names = [name for name, committed in settled(rig) if committed]
     assert len(names) == 402
     assert names.index("bad command") < names.index("row0")
@@ -174,15 +170,12 @@ async def test_many_refused_turns_are_retried_one_in_a_second_and_at_once_when_o
     for n in range(200):
         rig.submit(f"bad{n}", publishes=1)
     await rig.advance(1)
-    for _ in range(60):
-        await rig.advance(1_000)
+    await pass_time(rig, 60_000, 1_000)
     del refusing.tries[:]
-    for _ in range(60):
-        await rig.advance(1_000)
+    await pass_time(rig, 60_000, 1_000)
     assert 55 <= len(refusing.tries) <= 61
     refusing.prefixes = ()
-    for _ in range(20):
-        await rig.advance(100)
+    await pass_time(rig, 2_000, 100)
     assert len(settled(rig)) == 200
     assert rig.lane.refusal is None
 
@@ -309,8 +302,7 @@ async def test_what_is_after_a_held_turn_waits_although_another_was_held_and_pas
         rig.lane._repeat_offset()
     await rig.advance(600)
     rig.transport.broker.produce = produce  # type: ignore[method-assign]
-    for _ in range(30):
-        await rig.advance(1_000)
+    await pass_time(rig, 30_000, 1_000)
     assert rig.lane.refusal is not None
     assert rig.transport.offsets[MAIN] <= 4
     assert ("late", True) not in settled(rig)
@@ -337,8 +329,7 @@ async def test_a_refusal_leaves_the_confirmation_of_what_was_handed_off_before(r
     await rig.hand_over("bad", publishes=1)
     await rig.hand_over("fine", 1, publishes=1)
     commits = rig.transport.calls.count(Step.COMMIT)
-    for _ in range(15):
-        await rig.advance(1_000)
+    await pass_time(rig, 15_000, 1_000)
     assert rig.transport.calls.count(Step.COMMIT) > commits
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, committed, held, reopen
+from doubles import BankDownError, Gate, Refusing, committed, held, pass_time, reopen
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.lifecycle import Superseded, decode_event
@@ -246,8 +246,7 @@ async def test_no_command_brings_a_row_back_that_a_newer_record_has_replaced() -
         assert commit.reached
         await gate.end(orders, b"new")
         commit.set()
-        for _ in range(4):
-            await orders.advance(100)
+        await pass_time(orders, 400, 100)
         assert superseded(orders) == [(1, 2, 1, 1)]
         assert orders.waiting == {"1h": 1}
         gate.let_all()

@@ -6,8 +6,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, fine, scheduler_of
-from test_pace import pass_time
+from doubles import BankDownError, Gate, fine, pass_time, scheduler_of
 
 from retryapp import RetryLater, RetryPolicy, Unavailable, retryable
 from retryapp.core.circuit import CircuitBreaker, CircuitState

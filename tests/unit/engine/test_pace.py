@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, reopen
+from doubles import BankDownError, Gate, pass_time, reopen
 
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.headers import decode_metadata
@@ -47,12 +47,6 @@ def partition(service: Any, policy: RetryPolicy | str = "1s 10s", **options: Any
     return MemoryPartition(service, policy, **{"circuit": BREAKER, "concurrency": 4, **options})
 
 
-async def pass_time(orders: MemoryPartition, ms: int, step_ms: int = 200) -> None:
-    """Let time pass in small steps, as it does."""
-    for _ in range(ms // step_ms):
-        await orders.advance(step_ms)
-
-
 def state(orders: MemoryPartition) -> CircuitState:
     circuit = orders.engine.context.pace.circuit
     assert circuit is not None
@@ -74,8 +68,7 @@ async def test_no_second_has_more_retries_than_the_rate() -> None:
         await orders.send(*(b"%02d" % n for n in range(30)))
         service.down = None
         assert len(service.calls) == 30
-        for _ in range(900):
-            await orders.advance(5)
+        await pass_time(orders, 4_500, 5)
         assert service.done == [b"%02d" % n for n in range(30)]
         times = [at for at, _, attempt in service.calls if attempt == 2]
         most = max(sum(at <= each < at + 1 for each in times) for at in times)

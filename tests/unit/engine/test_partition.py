@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from doubles import EVENTS, SITE, BankDownError, down
+from doubles import EVENTS, SITE, BankDownError, down, pass_time
 
 from retryapp.core.record import Origin
 from retryapp.core.row_keys import identity_of, is_identity
@@ -89,8 +89,7 @@ async def test_nothing_fires_by_a_clock_that_is_doubted() -> None:
         clock.trusted = False
         await orders.advance(500)
         clock.jump_wall(7_200_000)
-        for _ in range(8):
-            await orders.advance(250)
+        await pass_time(orders, 2_000, 250)
         assert not orders.dead_letters
         clock.jump_wall(-7_200_000)
         clock.trusted = True

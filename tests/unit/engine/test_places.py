@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from doubles import MAIN, BankDownError, Gate, fine, reopen, scheduler_of
+from doubles import MAIN, BankDownError, Gate, fine, pass_time, reopen, scheduler_of
 from typing_extensions import override
 
 from retryapp import RetryPolicy, Unavailable
@@ -193,8 +193,7 @@ async def test_each_record_of_a_list_has_a_place() -> None:
         await orders.advance(10)
         assert [*gate.running] == [b"0,1"]
         gate.let_all()
-        for _ in range(10):
-            await orders.advance(10)
+        await pass_time(orders, 100, 10)
         assert gate.done == [b"0,1", b"2,3", b"4"]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from doubles import Gate, Refusing
+from doubles import Gate, Refusing, pass_time
 
 from retryapp import RetryPolicy
 from retryapp.core.control import Command, Verb
@@ -56,8 +56,7 @@ def refusals(partition: MemoryPartition) -> list[str | None]:
 
 async def pass_on(partition: MemoryPartition) -> None:
     """Have the lane rest, and go on."""
-    for _ in range(3):
-        await partition.advance(100)
+    await pass_time(partition, 300, 100)
 
 
 async def fail(partition: MemoryPartition, gate: Gate) -> int:

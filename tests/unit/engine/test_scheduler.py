@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import BACKOFF_MS, BankDownError, Gate, fine, reopen, scheduler_of
+from doubles import BACKOFF_MS, BankDownError, Gate, fine, pass_time, reopen, scheduler_of
 
 from retryapp.core.row_keys import parse_row_key
 from retryapp.core.verdicts import RetryLater
@@ -71,8 +71,7 @@ async def test_claims_end_with_their_session() -> None:
     async with MemoryPartition(script, "1s") as orders:
         await orders.send(b"a" + bytes(ROW_BYTES))
         orders.transport.fail(Step.COMMIT, ConnectionError("cut"), after=0, times=2)
-        for _ in range(5):
-            await orders.advance(1_000)
+        await pass_time(orders, 5_000, 1_000)
         assert (orders.waiting, scheduler_of(orders).claimed, scheduler_of(orders).claimed_bytes) == ({}, {}, 0)
 
 

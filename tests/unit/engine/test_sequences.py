@@ -7,7 +7,7 @@ import json
 import threading
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, Stubborn, committed, held, reopen
+from doubles import BankDownError, Gate, Refusing, Stubborn, committed, held, pass_time, reopen
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.record import Origin, failure_id
@@ -198,8 +198,7 @@ async def test_a_held_row_is_before_a_later_row_of_a_handler_without_an_order() 
         await orders.send(b"1", b"2", b"3", key=b"a")
         gate.let(b"1", BankDownError())
         gate.let(b"3", BankDownError())
-        for _ in range(9):
-            await orders.advance(100)
+        await pass_time(orders, 900, 100)
     gate = Gate()
     async with MemoryPartition(gate, "1s*5", concurrency=9, order=Order.KEY, transport=transport) as orders:
         await orders.advance(5_000)
@@ -285,8 +284,7 @@ async def test_a_run_that_goes_on_over_two_sessions_keeps_its_key_until_it_ends(
         await orders.advance(200)
         assert (orders.lane.state, orders.lane.session, handler.started) == (LaneState.OPEN, 3, [b"1"])
         handler.over.set()
-        for _ in range(3):
-            await orders.advance(1_000)
+        await pass_time(orders, 3_000, 1_000)
         assert handler.started == [b"1", b"1", b"1", b"fine"]
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from doubles import DLQ, MAIN, BankDownError, Gate
+from doubles import DLQ, MAIN, BankDownError, Gate, pass_time
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.deduplicate import Deduplicate
@@ -159,8 +159,7 @@ async def test_behind_an_outcome_that_waits_for_the_offset_no_row_begins_in_an_o
     assert transport.offsets[MAIN] == 4
     transport.broker.notes[MAIN], transport.offsets[MAIN], gate = "", 0, Gate()
     async with MemoryPartition(gate, SHORT, transport=transport, **settings) as orders:
-        for _ in range(10):
-            await orders.advance(200)
+        await pass_time(orders, 2_000, 200)
         assert (gate.started, orders.waiting) == ([b"hangs", b"twin"], {"1s": 1})
         await gate.end_all(orders)
         assert gate.done == [b"hangs", b"twin", b"waits"]

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import MAIN, BankDownError, Gate
+from doubles import MAIN, BankDownError, Gate, pass_time
 from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, names, rows_marks, with_rows
 
 from retryapp import Unavailable
@@ -198,8 +198,7 @@ async def test_a_suspect_that_comes_late_runs_alone() -> None:
     async with MemoryPartition(handle, "1s 1h", rate_limit=parse_rate("1/s"), **options) as orders:
         await orders.advance(GATHER_MS)
         assert running == [b"slow"]
-        for _ in range(100):
-            await orders.advance(100)
+        await pass_time(orders, 10_000, 100)
         assert (beside, orders.waiting) == ([[]], {})
 
 
@@ -230,8 +229,7 @@ class Marked:
         self.hangs = False
         self.transport.broker.notes[MAIN] = f"r0:old wr1:old<{end_ms}.0"
         async with MemoryPartition(self, "1s 1h", max_in_flight=2, **options) as orders:
-            for _ in range(50):
-                await orders.advance(100)
+            await pass_time(orders, 5_000, 100)
             assert orders.waiting == {}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, reopen, resumed_before
+from doubles import BankDownError, Gate, pass_time, reopen, resumed_before
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import is_mark
@@ -336,8 +336,7 @@ async def test_the_letter_of_an_offset_that_was_set_back_is_newer_than_that_of_a
         await orders.send(b"0")
         if damaged:
             damage(orders, 0, version=True)
-        for _ in range(5):
-            await orders.advance(3_600_000)
+        await pass_time(orders, 18_000_000, 3_600_000)
         assert dead(orders) == [(0, "damaged" if damaged else "exhausted")]
         bank.fault = ValueError()
         orders.transport.offsets[orders.engine.sources[0]] = 0
