@@ -12,6 +12,7 @@ from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.core.lifecycle import decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
@@ -63,6 +64,12 @@ def failing(error: BaseException) -> Callable[[Any], Any]:
 
 
 _clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, VirtualClock] = WeakKeyDictionary()
+
+
+def events_of(partition: MemoryPartition, *kinds: type) -> list[Any]:
+    """Return the events of a handler that are of these kinds, in order."""
+    found = (decode_event(record.value or b"") for record in partition.records(partition.handler.topology.events))
+    return [event for event in found if isinstance(event, kinds)]
 
 
 def running_clock() -> VirtualClock:

@@ -7,9 +7,11 @@ from hashlib import sha256
 from typing import Any, Final
 
 import pytest
+from doubles import events_of
 from test_commands import CONTROL, DLQ, FIRST, Calls, marks
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, MarkKind, Verb, mark_of
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import idempotency_key
 from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryPartition
@@ -105,8 +107,7 @@ async def test_an_edit_that_cannot_be_done_changes_nothing() -> None:
             sent = {"v": 1, "id": f"e{number}", "verb": "replay", "failure_id": FIRST, "edit": edit}
             orders.transport.append(CONTROL, None, json.dumps(sent).encode())
         await orders.settle()
-        told = [json.loads(event.value or b"") for event in orders.records("app.orders.events")]
-        assert [each["refused"] for each in told if each["kind"] == "command"] == ["malformed"] * 5
+        assert [each.refused for each in events_of(orders, Commanded)] == ["malformed"] * 5
         assert orders.waiting == {}
     with pytest.raises(ValueError, match=r"takes 2\d+ bytes, and a command at most 262144"):
         Command(id="x", verb=Verb.REPLAY, failure_id=FIRST, edit=Edit.of("keep", value=b"x" * MAX_COMMAND_BYTES))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from typing import Any
 
 import pytest
+from doubles import events_of
 
 from retryapp import RetryPolicy
 from retryapp.core.control import HOLD_MS
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.rows import OPERATOR, SEQUENCE, decode_row
 from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryPartition
@@ -41,8 +42,7 @@ def holds(partition: MemoryPartition) -> list[int]:
 
 def told(partition: MemoryPartition) -> list[tuple[str, str]]:
     """Return verb and sender of each command event."""
-    events = [json.loads(event.value or b"") for event in partition.records("app.orders.events")]
-    return [(event["verb"], event["command"]) for event in events if event["kind"] == "command"]
+    return [(event.verb, event.command) for event in events_of(partition, Commanded)]
 
 
 async def test_a_held_record_waits_until_it_is_released_and_then_for_its_own_time() -> None:

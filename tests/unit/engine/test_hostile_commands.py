@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import Refusing, pass_time
+from doubles import Refusing, events_of, pass_time
 from test_commands import CONTROL, FIRST, Calls
-from test_jobs import begin, part_of, partition, told, with_letters
+from test_jobs import begin, part_of, partition, with_letters
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.commands import MOST_UNSETTLED, Commands
@@ -66,9 +67,9 @@ async def test_no_command_stops_a_lane(value: bytes, refused: str | None) -> Non
         orders.transport.append(CONTROL, None, value)
         await orders.advance(100)
         await orders.to_rest()
-        event = told(orders)[0]
-        assert event["refused"] == refused
-        assert len(event["text"]) <= 1_000
+        event = events_of(orders, Commanded)[0]
+        assert event.refused == refused
+        assert len(event.text) <= 1_000
         assert len(service.again) == (5 if b"app.orders.dlq" in value else 0)
         assert failures(orders) == []
     async with partition(service, transport=orders.transport) as orders:
@@ -136,7 +137,7 @@ async def test_a_kill_at_each_commit_of_its_opening_leaves_a_replay_to_be_obeyed
             async with MemoryPartition(handle, "1h", order=Order.KEY, transport=orders.transport) as orders:
                 await orders.settle()
                 assert failures(orders) == []
-        assert [event["refused"] for event in told(orders)] == [None], after
+        assert [event.refused for event in events_of(orders, Commanded)] == [None], after
         assert calls[:2] == [b"dead", b"waits"]
         assert {*calls[2:]} == {b"dead"}, after
         if not dying.reached:
@@ -163,7 +164,7 @@ async def test_a_good_command_waits_for_no_bad_ones(monkeypatch: pytest.MonkeyPa
         await orders.until(lambda: orders.dead_letters)
         assert len(waits) == 10_000 // MOST_UNSETTLED
         await orders.settle()
-        assert len(told(orders)) == 10_001
+        assert len(events_of(orders, Commanded)) == 10_001
 
 
 async def test_a_control_topic_that_was_cut_is_read_on_from_its_end() -> None:
@@ -195,7 +196,7 @@ async def test_the_oldest_commands_of_a_control_topic_may_be_gone() -> None:
     log.start = 2
     async with MemoryPartition(calls, "1h*3", transport=orders.transport) as orders:
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
-        assert len(told(orders)) == 1
+        assert len(events_of(orders, Commanded)) == 1
 
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
@@ -223,7 +224,7 @@ async def test_a_cancelled_run_that_ends_while_a_topic_refuses_the_command_has_o
         await orders.advance(60_000)
         await orders.to_rest()
         assert (len(orders.dead_letters), calls) == (1, [1, 2])
-        assert [event["after"] for event in told(orders)] == ["cancelling"]
+        assert [event.after for event in events_of(orders, Commanded)] == ["cancelling"]
 
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
@@ -240,9 +241,9 @@ async def test_a_letter_is_replayed_once_while_what_comes_before_is_refused(orde
         refusing.prefixes = ()
         await orders.advance(60_000)
         await orders.to_rest()
-        first, second = told(orders)
-        assert first["refused"] is None
-        assert second["refused"] in ("running", "replayed")
+        first, second = events_of(orders, Commanded)
+        assert first.refused is None
+        assert second.refused in ("running", "replayed")
         assert service.again == [b"0"]
 
 
@@ -274,7 +275,7 @@ async def test_a_cancelled_record_has_one_end_wherever_its_worker_dies(
         await pass_time(orders, 1_500, 300)
     async with MemoryPartition(handle, "1s 1h", transport=orders.transport) as orders:
         await orders.to_rest()
-        assert len([event for event in told(orders) if event["command"] == "a"]) == 1
+        assert len([event for event in events_of(orders, Commanded) if event.command == "a"]) == 1
         succeeded = [each for each in orders.records("app.orders.events") if b'"succeeded"' in (each.value or b"")]
         ends = [*(letter.reason for letter in orders.dead_letters), *("done" for _ in succeeded)]
         assert ends == (["cancelled"] if not (fine and waits) else ends[:1])
@@ -290,13 +291,14 @@ async def test_no_command_is_obeyed_again_after_a_reset_of_all_offsets() -> None
         await begin(orders)
         await orders.to_rest()
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
-        before, again = len(told(orders)), len(service.again)
+        before, again = len(events_of(orders, Commanded)), len(service.again)
     orders.transport.broker.notes.clear()
     orders.transport.broker.committed[TopicPartition("orders", 0)] = 0
     orders.transport.lose_store()
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(1_000)
-        assert (len(told(orders)), len(service.again), part_of(orders).state) == (before, again, "ended")
+        assert (len(events_of(orders, Commanded)), len(service.again)) == (before, again)
+        assert part_of(orders).state == "ended"
         calls = len(service.calls)
         await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
         await orders.to_rest()

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from doubles import events_of
 from test_commands import CONTROL, DLQ
 from test_hostile_commands import failures, single
-from test_jobs import Service, begin, letters, part_of, partition, tell, told, with_letters
+from test_jobs import Service, begin, letters, part_of, partition, tell, with_letters
 from typing_extensions import override
 
 from retryapp.core.control import MarkKind, Verb, mark_of
 from retryapp.core.jobs import JobPart, JobVerb, LetterFilter
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Headers, Record
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
 from retryapp.engine.partition.jobs import MOST_AHEAD_BYTES, Jobs
@@ -124,7 +126,7 @@ async def test_the_letters_of_many_commands_are_read_together(monkeypatch: pytes
             orders.transport.append(CONTROL, None, single("", str(number), "replay"))
         await orders.settle()
         await orders.to_rest()
-        assert [event["refused"] for event in told(orders)] == [None] * 120 + ["waiting"]
+        assert [event.refused for event in events_of(orders, Commanded)] == [None] * 120 + ["waiting"]
         assert sorted(service.again, key=int) == [b"%d" % number for number in range(120)]
         assert (sum(together), len(together)) == (121, 3)
         assert len(alone) == (121 if fails else 0)
@@ -137,7 +139,7 @@ async def test_letters_of_commands_that_came_too_late_are_not_kept() -> None:
             orders.transport.append(CONTROL, None, single("", str(number), "replay"))
         orders.clock.advance(3_600_000)
         await orders.settle()
-        assert [event["refused"] for event in told(orders)] == ["expired"] * 8
+        assert [event.refused for event in events_of(orders, Commanded)] == ["expired"] * 8
         assert not orders.engine.commands._letters._ahead  # type: ignore[union-attr]
 
 
@@ -160,7 +162,7 @@ async def test_large_letters_are_read_a_few_at_a_time(monkeypatch: pytest.Monkey
             orders.transport.append(CONTROL, None, single("", str(number), "replay"))
         await orders.settle()
         await orders.to_rest()
-        assert [event["refused"] for event in told(orders)] == [None] * 10
+        assert [event.refused for event in events_of(orders, Commanded)] == [None] * 10
         assert sorted(service.again) == large
         assert sizes
         assert max(sizes) < 1_500_000
@@ -256,10 +258,10 @@ async def test_a_part_that_fails_and_has_nothing_left_ends(more: int, state: str
         part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), canary=1, upto=upto)
         await tell(orders, JobVerb.START, part=part)
         await orders.advance(1_000)
-        ended, event = part_of(orders), told(orders)[-1]
+        ended, event = part_of(orders), events_of(orders, Commanded)[-1]
         assert (ended.state, ended.done, ended.paused) == (state, 1, "1 of the last 1 replays failed again")
-        assert (event["verb"], event["after"]) == ("job-pause" if more else "job-end", state)
-        assert event["text"].startswith("1 of the last 1 replays failed again; 1 done")
+        assert (event.verb, event.after) == ("job-pause" if more else "job-end", state)
+        assert event.text.startswith("1 of the last 1 replays failed again; 1 done")
 
 
 async def test_what_was_recovered_stays_so_without_history_and_disk() -> None:

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import pass_time, reopen
+from doubles import events_of, pass_time, reopen
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
@@ -25,6 +25,7 @@ from retryapp.core.jobs import (
     Part,
     read_steering,
 )
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.rows import PendingRow, decode_row
 from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.partition import scheduler
@@ -101,11 +102,6 @@ def part_of(orders: MemoryPartition, job: str = "j1") -> Part:
     found = read_steering(json.loads(last or b"{}")["steering"]).part(job)
     assert found is not None
     return found
-
-
-def told(orders: MemoryPartition) -> list[dict[str, Any]]:
-    events = [json.loads(record.value or b"{}") for record in orders.records("app.orders.events")]
-    return [event for event in events if event["kind"] == "command"]
 
 
 def marks(orders: MemoryPartition, kind: MarkKind) -> list[LetterMark]:
@@ -242,7 +238,7 @@ async def test_a_pause_while_a_job_looks_at_letters_skips_none_over_a_crash(monk
         await begin(orders)
         service.down, service.fault = {b"closed"}, KeyError
         await orders.send(b"closed")
-        assert [event["verb"] for event in told(orders)] == ["job-start", "handler-pause"]
+        assert [event.verb for event in events_of(orders, Commanded)] == ["job-start", "handler-pause"]
     service.down.clear()
     async with MemoryPartition(service, policy, transport=orders.transport) as orders:
         await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
@@ -315,7 +311,7 @@ async def test_the_others_wait_for_the_canary() -> None:
         part = part_of(orders)
         assert (part.state, part.done, len(service.again)) == ("paused", 10, 10)
         assert part.paused == "10 of the last 10 replays failed again"
-        assert [event["verb"] for event in told(orders)][-1] == "job-pause"
+        assert [event.verb for event in events_of(orders, Commanded)][-1] == "job-pause"
         service.all_down = False
         await tell(orders, JobVerb.RESUME)
         await orders.advance(100)
@@ -365,11 +361,10 @@ async def test_each_letter_that_a_job_refuses_has_its_event_over_a_crash(durable
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(100)
         await orders.to_rest()
-        refused = [event for event in told(orders) if event["refused"] is not None]
-        shown = [{name: event[name] for name in ("job", "verb", "by", "why", "refused", "text")} for event in refused]
-        assert shown == [{"job": "j1", "verb": "replay", "by": "ann", "why": "mended", "refused": "replayed",
-                          "text": "this letter is recovered already"}]  # fmt: skip
-        assert refused[0]["failure_id"].endswith("/0/1")
+        (told,) = [event for event in events_of(orders, Commanded) if event.refused is not None]
+        assert (told.job, told.verb, told.by, told.why) == ("j1", "replay", "ann", "mended")
+        assert (told.refused, told.text) == ("replayed", "this letter is recovered already")
+        assert told.failure_id.endswith("/0/1")
         assert (sorted(service.again), part_of(orders).refused) == ([b"0", b"1", b"2"], {"replayed": 1})
 
 
@@ -381,7 +376,7 @@ async def test_so_many_refused_letters_have_events(monkeypatch: pytest.MonkeyPat
         await orders.to_rest()
         await begin(orders, "j2")
         await orders.to_rest()
-        assert [event["job"] for event in told(orders) if event["refused"] is not None] == ["j2"] * 5
+        assert [event.job for event in events_of(orders, Commanded) if event.refused is not None] == ["j2"] * 5
         assert part_of(orders, "j2").refused == {"replayed": 8}
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, committed, held, pass_time, reopen
+from doubles import BankDownError, Gate, Refusing, committed, events_of, held, pass_time, reopen
 
 from retryapp.core.control import Command, Verb
-from retryapp.core.lifecycle import Superseded, decode_event
+from retryapp.core.lifecycle import Superseded
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.verdicts import Reject, Skip
 from retryapp.engine.handler.handler import Delivery, Order
@@ -23,11 +23,9 @@ def latest(handler: object, policy: str = "1m 1m", **options: object) -> MemoryP
 
 def superseded(partition: MemoryPartition) -> list[tuple[int, int, int, int]]:
     """Return what events say: offset, by which one it was replaced, delivery and attempt."""
-    events = [decode_event(record.value or b"") for record in partition.records("app.orders.events")]
     return [
         (int(event.origin.rsplit("/", 1)[1]), event.by_offset, event.delivery, event.attempt)
-        for event in events
-        if isinstance(event, Superseded)
+        for event in events_of(partition, Superseded)
     ]
 
 

@@ -6,21 +6,20 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, pass_time, reopen
+from doubles import BankDownError, Gate, events_of, pass_time, reopen
 
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.headers import decode_metadata
-from retryapp.core.lifecycle import CircuitChanged, decode_event
+from retryapp.core.lifecycle import CircuitChanged
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
 from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Delivery
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, ScriptedRandom
 from retryapp.testing.lane import Step
 
-EVENTS = TopicPartition("app.orders.events", 0)
 BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="10s", max_open="10m")
 
 
@@ -54,8 +53,7 @@ def state(orders: MemoryPartition) -> CircuitState:
 
 
 def told(orders: MemoryPartition) -> list[str]:
-    events = [decode_event(record.value or b"") for record in orders.transport.read(EVENTS)]
-    return [event.to_state for event in events if isinstance(event, CircuitChanged)]
+    return [event.to_state for event in events_of(orders, CircuitChanged)]
 
 
 # -- the rate ---------------------------------------------------------------------------------------------------------

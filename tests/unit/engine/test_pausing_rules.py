@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from itertools import count
 from typing import Any
 
 import pytest
-from doubles import resumed_before
+from doubles import events_of, resumed_before
 
 from retryapp import Batch, CircuitBreaker, RetryPolicy, pausing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.traces import qualified_name
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import Event
@@ -57,10 +57,9 @@ async def go_on(orders: MemoryPartition) -> dict[str, Any]:
     return await orders.obey(HandlerCommand(id=f"g{next(COMMANDS)}", verb=HandlerVerb.RESUME))
 
 
-def told(orders: MemoryPartition) -> list[dict[str, Any]]:
+def told(orders: MemoryPartition) -> list[Commanded]:
     """Return what events say of pauses by rules."""
-    events = [json.loads(event.value or b"{}") for event in orders.records(orders.handler.topology.events)]
-    return [each for each in events if each["kind"] == "command" and not each["command"]]
+    return [each for each in events_of(orders, Commanded) if not each.command]
 
 
 @pytest.mark.parametrize("order", list(Order))
@@ -89,8 +88,8 @@ async def test_the_gate_says_which_record_and_why_loudly() -> None:
         (event,) = told(orders)
         name = qualified_name(LedgerClosedError)
         text = f"paused by rule pausing={name}: {name}: since noon, order <number>"
-        assert (event["verb"], event["text"], event["after"]) == ("handler-pause", text, text)
-        assert event["failure_id"] == "app/orders@kq8G0bTz/0/0"
+        assert (event.verb, event.text, event.after) == ("handler-pause", text, text)
+        assert event.failure_id == "app/orders@kq8G0bTz/0/0"
         (seen,) = [each for each in orders.observer.seen if each.event is Event.PAUSED]
         assert (seen.failure_id, seen.message) == ("app/orders@kq8G0bTz/0/0", text)
         assert (await go_on(orders))["before"] == text
@@ -152,8 +151,7 @@ async def test_a_resume_of_before_the_pause_does_not_end_it_whenever_its_worker_
     async with MemoryPartition(calls, POLICY, transport=orders.transport) as orders:
         await orders.advance(60_000)
         assert (calls.begun, len(told(orders))) == ([b"one"], 1)
-        events = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
-        assert [each["refused"] for each in events if each.get("command") == "early"] == ["changed"]
+        assert [each.refused for each in events_of(orders, Commanded) if each.command == "early"] == ["changed"]
         calls.closed = False
         await go_on(orders)
         await orders.to_rest()

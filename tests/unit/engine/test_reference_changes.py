@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from doubles import Gate, Refusing, pass_time
+from doubles import Gate, Refusing, events_of, pass_time
 
 from retryapp import RetryPolicy
 from retryapp.core.control import Command, Verb
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.rows import OPERATOR, decode_row
 from retryapp.core.verdicts import Reject
@@ -50,8 +50,7 @@ def lose(partition: MemoryPartition) -> None:
 
 def refusals(partition: MemoryPartition) -> list[str | None]:
     """Return why commands were refused, in their order."""
-    events = (json.loads(event.value or b"{}") for event in partition.records(partition.handler.topology.events))
-    return [event["refused"] for event in events if event.get("command")]
+    return [event.refused for event in events_of(partition, Commanded) if event.command]
 
 
 async def pass_on(partition: MemoryPartition) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, Stubborn, committed, held, pass_time, reopen
+from doubles import BankDownError, Gate, Refusing, Stubborn, committed, events_of, held, pass_time, reopen
 
 from retryapp.core.control import Command, Verb
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.rows import decode_row
 from retryapp.core.verdicts import Reject
@@ -304,6 +304,5 @@ async def test_a_command_about_a_record_whose_outcome_a_topic_refuses_says_so() 
         await orders.settle()
         refusing.prefixes = ()
         await orders.to_rest()
-        events = [json.loads(event.value or b"{}") for event in orders.records("app.orders.events")]
-    (told,) = (event for event in events if event.get("command") == "h")
-    assert told["refused"] == "running", told["text"]
+    (told,) = (event for event in events_of(orders, Commanded) if event.command == "h")
+    assert told.refused == "running", told.text

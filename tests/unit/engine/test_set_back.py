@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from doubles import DLQ, MAIN, BankDownError, Gate, pass_time
+from doubles import DLQ, MAIN, BankDownError, Gate, events_of, pass_time
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.deduplicate import Deduplicate
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
@@ -75,8 +75,7 @@ async def test_a_replay_is_refused_of_a_record_that_is_to_come_again(order: Orde
     async with MemoryPartition(gate, POLICY, concurrency=3, order=order, transport=transport) as orders:
         await orders.advance(1_000)
         assert gate.started == [b"fine", b"dead"]
-        events = [json.loads(event.value or b"{}") for event in orders.records("app.orders.events")]
-        assert [event["refused"] for event in events if event["kind"] == "command"] == ["running"]
+        assert [event.refused for event in events_of(orders, Commanded)] == ["running"]
         gate.let(b"dead", Reject())
         gate.let(b"fine")
         await orders.advance(1_000)

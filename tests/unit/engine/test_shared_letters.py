@@ -6,14 +6,14 @@ import asyncio
 from unittest.mock import Mock
 
 import pytest
-from doubles import reopen
+from doubles import events_of, reopen
 from two_lanes import LETTERS, ORDERS, Bad, Tickets, Worker, half_open, worker
 
 from retryapp import Reject, Skip
 from retryapp.core.control import Command, Verb, is_mark, mark_of
 from retryapp.core.errors import DiskFullError
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.core.lifecycle import Discarded, Handled, Skipped
+from retryapp.core.lifecycle import Discarded, Handled, Progress, Skipped
 from retryapp.core.record import Origin, failure_id
 from retryapp.engine.partition.letter_commands import LETTERS_S
 from retryapp.ports import Event, TopicPartition
@@ -26,7 +26,7 @@ async def test_a_handled_letter_is_replayed_by_force_alone() -> None:
     bad, tickets = Bad(), Tickets()
     async with worker(bad, tickets) as both:
         await both.die(b"1")
-        assert (tickets.seen, both.marks, len(both.events(Handled))) == ([b"1"], ["handled"], 1)
+        assert (tickets.seen, both.marks, len(events_of(both.letters, Handled))) == ([b"1"], ["handled"], 1)
         (mark,) = [r for r in both.orders.records(ORDERS.dlq) if is_mark(r.headers)]
         (batch,) = [b for b in both.letters.transport.batches if any(out.topic == ORDERS.dlq for out in b.publishes)]
         assert both.letters.engine.sources[0] in batch.offsets
@@ -74,7 +74,7 @@ async def test_what_was_replayed_or_discarded_before_is_passed(verb: str) -> Non
         await both.settle()
         assert tickets.seen == [b"1", b"3"]
         why = f"the letter is {'recovered' if verb == 'replay' else 'discarded'}"
-        assert [(event.why, event.delivery) for event in both.events(Skipped)] == [(why, 0), (why, 2)]
+        assert [(event.why, event.delivery) for event in events_of(both.letters, Skipped)] == [(why, 0), (why, 2)]
         told = [seen for seen in both.letters.observer.seen if seen.event is Event.SKIPPED]
         assert [seen.reason for seen in told] == [why, why]
         assert sorted(both.marks) == sorted(
@@ -87,7 +87,7 @@ async def test_what_was_replayed_or_discarded_before_is_passed(verb: str) -> Non
         )
         both.letters.engine.session.note_progress()  # type: ignore[union-attr]
         await both.settle()
-        (counted,) = [json_of for json_of in both.events(object) if json_of.kind == "progress"]
+        (counted,) = events_of(both.letters, Progress)
         assert (counted.received, counted.skipped, counted.failed) == (3, 1, 1), "marks are no records"
 
 
@@ -123,7 +123,7 @@ async def test_a_letter_that_is_being_replayed_is_not_handled() -> None:
         await both.orders.advance(200)  # the table reads on each minute, past transactions that are open
         await both.settle()
         assert (tickets.seen, both.letters.waiting, bad.seen) == ([b"1"], {}, [b"1", b"1"])
-        assert [event.why[:13] for event in both.events(Skipped)] == ["the letter is"]
+        assert [event.why[:13] for event in events_of(both.letters, Skipped)] == ["the letter is"]
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -198,7 +198,7 @@ async def test_a_mark_that_the_broker_has_taken_back_is_forgotten(late: bool) ->
         await both.letters.advance(1_000)
         await both.settle()
         assert (tickets.seen, both.marks, both.letters.waiting) == ([b"1"] * 3, ["handled"], {})
-        assert both.events(Skipped) == []
+        assert events_of(both.letters, Skipped) == []
 
 
 async def test_a_kill_while_the_table_is_waited_for_leaves_the_next_worker_to_find_it() -> None:
@@ -364,11 +364,11 @@ async def test_a_letter_that_has_ended_its_workers_is_marked() -> None:
             opening.set()
             await made.settle()
             await made.letters.advance(1_000)
-            assert made.events(Discarded) == []
+            assert events_of(made.letters, Discarded) == []
             shared.let_go((0,))
             await made.settle()
             before = made
-    assert [(event.kind, event.reason) for event in before.events(Discarded)] == [("failed", "crashed")]
+    assert [(event.kind, event.reason) for event in events_of(before.letters, Discarded)] == [("failed", "crashed")]
     assert before.marks == ["failed"]
 
 
@@ -385,10 +385,10 @@ async def test_a_letter_that_waits_and_is_cancelled_is_marked() -> None:
         sent = Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)).to_record(LETTERS.control, 0)
         made.letters.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
         await made.letters.settle()
-        assert (made.marks, made.events(Discarded)) == ([], [])
+        assert (made.marks, events_of(made.letters, Discarded)) == ([], [])
         opening.set()
         await made.settle()
-        assert [(event.kind, event.reason) for event in made.events(Discarded)] == [("failed", "cancelled")]
+        assert [(event.kind, event.reason) for event in events_of(made.letters, Discarded)] == [("failed", "cancelled")]
         assert (made.marks, tickets.seen) == (["failed"], [b"1"])
 
 
