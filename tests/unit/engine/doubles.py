@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from retryapp.core.headers import decode_metadata
@@ -70,6 +70,20 @@ def events_of(partition: MemoryPartition, *kinds: type) -> list[Any]:
     """Return the events of a handler that are of these kinds, in order."""
     found = (decode_event(record.value or b"") for record in partition.records(partition.handler.topology.events))
     return [event for event in found if isinstance(event, kinds)]
+
+
+Function = TypeVar("Function", bound=HandlerFunction)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    function: Function, policy: RetryPolicy | str, *values: bytes | None, key: bytes | None = None,
+    headers: Headers = (), **options: Any,
+) -> AsyncIterator[tuple[MemoryPartition, Function]]:  # fmt: skip
+    """Run a partition that was sent records; options are those of the partition."""
+    async with MemoryPartition(function, policy, **options) as orders:
+        await orders.send(*values, key=key, headers=headers)
+        yield orders, function
 
 
 def running_clock() -> VirtualClock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import DLQ, EVENTS, MAIN, RETRY, BankDownError, Gate, offsets, pass_time, reopen
+from doubles import DLQ, EVENTS, MAIN, RETRY, BankDownError, Gate, offsets, pass_time, reopen, serving
 from test_lane_refused import Refusing
 
 from retryapp.core import settled
@@ -48,9 +48,7 @@ async def looks(orders: MemoryPartition, count: int = 3) -> None:
 
 async def test_a_retry_behind_a_hung_record_is_on_time() -> None:
     """It waits for no one: its row, its copy and its next attempt come as if it were alone."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-        await orders.send(b"hung", b"fails", b"fine")
+    async with serving(Gate(), HUNG, b"hung", b"fails", b"fine", concurrency=2) as (orders, gate):
         await gate.end(orders, b"fails", BankDownError())
         await gate.end(orders, b"fine")
         began_ms = orders.clock.wall_ms()
@@ -70,9 +68,7 @@ async def test_a_retry_behind_a_hung_record_is_on_time() -> None:
 
 async def test_what_is_settled_does_not_run_again_in_the_next_life() -> None:
     """The hung one does; and each is counted once, when the offset has passed it."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-        await orders.send(b"hung", b"fails", b"fine", b"late")
+    async with serving(Gate(), HUNG, b"hung", b"fails", b"fine", b"late", concurrency=2) as (orders, gate):
         await gate.end(orders, b"fails", BankDownError())
         await gate.end(orders, b"fine")
         await looks(orders)
@@ -94,9 +90,7 @@ async def test_what_is_settled_does_not_run_again_in_the_next_life() -> None:
 
 async def test_the_note_ends_with_what_the_offset_has_passed() -> None:
     """In the same transaction: what it still names is beyond."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=5) as orders:
-        await orders.send(b"a", b"b", b"c", b"d")
+    async with serving(Gate(), HUNG, b"a", b"b", b"c", b"d", concurrency=5) as (orders, gate):
         gate.let(b"b")
         gate.let(b"d", BankDownError())
         await looks(orders)
@@ -112,9 +106,7 @@ async def test_the_note_ends_with_what_the_offset_has_passed() -> None:
 
 async def test_records_that_end_soon_are_committed_as_before() -> None:
     """No note, no turn more: the offset passes them together."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=3) as orders:
-        await orders.send(b"a", b"b", b"c")
+    async with serving(Gate(), "1s", b"a", b"b", b"c", concurrency=3) as (orders, gate):
         gate.let(b"c")
         gate.let(b"b", BankDownError())
         await orders.advance(LOOK_MS)
@@ -187,9 +179,7 @@ async def test_a_refused_turn_leaves_no_note_when_its_session_ends() -> None:
 async def test_a_commit_of_unknown_outcome_is_settled_by_reading_the_note() -> None:
     """Lost, the record runs again; durable, it does not."""
     for durable in (False, True):
-        gate = Gate()
-        async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-            await orders.send(b"hung", b"fails")
+        async with serving(Gate(), HUNG, b"hung", b"fails", concurrency=2) as (orders, gate):
             gate.let(b"fails", BankDownError())
             orders.transport.fail(Step.COMMIT, TimeoutError(), durable=durable)
             await looks(orders)
@@ -200,9 +190,7 @@ async def test_a_commit_of_unknown_outcome_is_settled_by_reading_the_note() -> N
 
 async def test_a_drain_leaves_only_what_still_runs() -> None:
     """At its end nothing that is done waits for a hung record."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-        await orders.send(b"hung", b"fails")
+    async with serving(Gate(), HUNG, b"hung", b"fails", concurrency=2) as (orders, gate):
         gate.let(b"fails", BankDownError())
         draining = asyncio.create_task(orders.finish(0.01))
         await orders.settle()
@@ -214,9 +202,7 @@ async def test_a_drain_leaves_only_what_still_runs() -> None:
 
 async def test_an_offset_that_was_set_by_hand_has_no_note() -> None:
     """All records after it run again: that is what it was set for."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-        await orders.send(b"hung", b"fine")
+    async with serving(Gate(), HUNG, b"hung", b"fine", concurrency=2) as (orders, gate):
         gate.let(b"fine")
         await looks(orders)
         transport = orders.transport
@@ -228,9 +214,7 @@ async def test_an_offset_that_was_set_by_hand_has_no_note() -> None:
 
 async def test_a_note_that_was_copied_to_another_offset_skips_nothing() -> None:
     """Rather twice than not at all."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=3) as orders:
-        await orders.send(b"a", b"b", b"c", b"d")
+    async with serving(Gate(), HUNG, b"a", b"b", b"c", b"d", concurrency=3) as (orders, gate):
         gate.let(b"b")
         await looks(orders)
         transport = orders.transport
@@ -242,9 +226,7 @@ async def test_a_note_that_was_copied_to_another_offset_skips_nothing() -> None:
 
 async def test_offsets_that_are_forgotten_have_their_note_in_the_changelog() -> None:
     """Nothing runs again then either."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-        await orders.send(b"hung", b"fails")
+    async with serving(Gate(), HUNG, b"hung", b"fails", concurrency=2) as (orders, gate):
         gate.let(b"fails", BankDownError())
         await looks(orders)
         transport = orders.transport
@@ -274,9 +256,7 @@ async def test_outcomes_that_do_not_fit_into_the_note_wait(monkeypatch: pytest.M
 
 async def test_a_hung_record_stops_the_intake_at_the_bound() -> None:
     """What is settled beyond the offset counts until that has passed it: the note is bounded, too."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2, max_in_flight=3) as orders:
-        await orders.send(b"hung", b"a", b"b", b"c")
+    async with serving(Gate(), HUNG, b"hung", b"a", b"b", b"c", concurrency=2, max_in_flight=3) as (orders, gate):
         for value in (b"a", b"b"):
             gate.let(value)
             await looks(orders)
@@ -334,9 +314,7 @@ async def test_an_event_is_known_as_seen_as_soon_as_its_first_record_is_settled(
 
 async def test_a_suspect_does_not_take_with_it_what_was_settled() -> None:
     """After two lives that ended at the hung one, it runs alone; what is settled does not run at all."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=4) as orders:
-        await orders.send(b"hung", b"fine", b"waits")
+    async with serving(Gate(), HUNG, b"hung", b"fine", b"waits", concurrency=4) as (orders, gate):
         gate.let(b"fine")
         await looks(orders)
         transport = orders.transport
@@ -355,9 +333,7 @@ async def test_a_suspect_does_not_take_with_it_what_was_settled() -> None:
 
 async def test_a_smaller_window_changes_nothing_of_what_is_settled() -> None:
     """It is taken in as far as there is room, and never runs."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=4) as orders:
-        await orders.send(b"hung", b"a", b"b", b"c", b"d")
+    async with serving(Gate(), HUNG, b"hung", b"a", b"b", b"c", b"d", concurrency=4) as (orders, gate):
         for value in (b"a", b"b", b"c"):
             gate.let(value)
         await looks(orders)
@@ -372,9 +348,7 @@ async def test_a_smaller_window_changes_nothing_of_what_is_settled() -> None:
 
 async def test_a_settled_record_at_the_offset_itself_is_passed_at_once() -> None:
     """The worker died between two transactions: no run will end that would move the offset."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1h", concurrency=2, limits=LaneLimits(turns=1)) as orders:
-        await orders.send(b"hung", b"fine")
+    async with serving(Gate(), "1h", b"hung", b"fine", concurrency=2, limits=LaneLimits(turns=1)) as (orders, gate):
         gate.let(b"fine")
         await looks(orders)
         orders.transport.pause(Step.COMMIT, after=1)

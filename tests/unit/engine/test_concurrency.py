@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import EVENTS, MAIN, RETRY, BankDownError, Gate, fine, offsets, pass_time
+from doubles import EVENTS, MAIN, RETRY, BankDownError, Gate, fine, offsets, pass_time, serving
 
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import RunAbortedError
@@ -19,9 +19,7 @@ from retryapp.testing import MemoryPartition, Step, VirtualClock
 
 async def test_outcomes_are_committed_in_offset_order_however_handlers_end() -> None:
     """For a short time what a record publishes waits for those before it; `test_beyond` has the rest."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=3) as orders:
-        await orders.send(b"a", b"b", b"c", b"d")
+    async with serving(Gate(), "5m", b"a", b"b", b"c", b"d", concurrency=3) as (orders, gate):
         assert gate.started == [b"a", b"b", b"c"]
         gate.let(b"c", BankDownError())
         await gate.end(orders, b"b")
@@ -39,9 +37,7 @@ async def test_outcomes_are_committed_in_offset_order_however_handlers_end() -> 
 
 async def test_no_more_than_concurrency_handlers_run_at_once() -> None:
     """First deliveries and redeliveries have a share each."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=2) as orders:
-        await orders.send(b"a", b"b", b"c", b"d", b"e", b"f")
+    async with serving(Gate(), "1s", b"a", b"b", b"c", b"d", b"e", b"f", concurrency=2) as (orders, gate):
         for value in (b"a", b"b"):
             gate.let(value, BankDownError())
         await orders.settle()
@@ -113,9 +109,7 @@ async def test_whatever_handlers_raise_the_pool_keeps_its_worker_and_the_lane_it
 
 async def test_records_in_flight_are_bounded_in_number() -> None:
     """The head that is not settled holds everything behind it."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=9, max_in_flight=3) as orders:
-        await orders.send(*(b"%d" % n for n in range(5)))
+    async with serving(Gate(), "5m", *(b"%d" % n for n in range(5)), concurrency=9, max_in_flight=3) as (orders, gate):
         assert (gate.started, orders.engine.in_flight, orders.engine.room(MAIN)) == ([b"0", b"1", b"2"], 3, 0)
         await gate.end(orders, b"1")
         assert orders.engine.room(MAIN) == 0

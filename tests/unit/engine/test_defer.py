@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+from doubles import serving
 
 from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
 from retryapp.core.control import Command, Verb, named_by, token_of
@@ -54,9 +55,7 @@ def early(partition: MemoryPartition) -> list[str]:
 
 async def test_a_deferred_record_waits_for_its_token_and_spends_no_attempt() -> None:
     """Over a restart; it is delivered at once, with the same attempt number."""
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*2") as orders:
-        await orders.send(b"one")
+    async with serving(Caller(), "1s*2", b"one") as (orders, caller):
         assert orders.waiting == {"deferred": 1}
         assert [seen.event for seen in orders.observer.seen if seen.offset == 0] == [Event.DEFERRED]
     async with MemoryPartition(caller, "1s*2", transport=orders.transport) as orders:
@@ -102,9 +101,7 @@ async def test_a_rule_may_end_a_record_at_its_deadline() -> None:
 @pytest.mark.parametrize("crash", [False, True])
 async def test_a_release_that_comes_while_the_delivery_goes_on_is_kept(again: bool, crash: bool) -> None:
     """At the first delivery and at a later one; also if its worker dies before the record waits."""
-    caller = Caller("1s")
-    async with MemoryPartition(caller, "1s*9") as orders:
-        await orders.send(b"one")
+    async with serving(Caller("1s"), "1s*9", b"one") as (orders, caller):
         caller.gate.clear()
         await (orders.advance(1_000) if again else orders.send(b"two"))
         assert (await orders.command("release", caller.tokens[-1]))["after"] == "released"
@@ -119,9 +116,7 @@ async def test_a_release_that_comes_while_the_delivery_goes_on_is_kept(again: bo
 
 async def test_a_kept_release_of_a_damaged_row_ends_no_lane() -> None:
     """The record is dead with its bytes, as without a release."""
-    caller = Caller("1s")
-    async with MemoryPartition(caller, "1s*9") as orders:
-        await orders.send(b"one")
+    async with serving(Caller("1s"), "1s*9", b"one") as (orders, caller):
         caller.gate.clear()
         await orders.advance(1_000)
         await orders.command("release", caller.tokens[-1])
@@ -221,9 +216,7 @@ async def test_a_release_is_for_one_delivery() -> None:
 
 async def test_an_operator_may_hold_a_deferred_record_on() -> None:
     """The token takes away its own hold only; an operator's release takes both."""
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*9") as orders:
-        await orders.send(b"one", b"two")
+    async with serving(Caller(), "1s*9", b"one", b"two") as (orders, caller):
         for offset in (0, 1):
             await orders.command("hold", offset)
         assert "holds it on" in (await orders.command("release", caller.tokens[0]))["text"]
@@ -235,9 +228,7 @@ async def test_an_operator_may_hold_a_deferred_record_on() -> None:
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
 async def test_in_order_others_wait_for_a_deferred_record(order: Order) -> None:
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*9", order=order) as orders:
-        await orders.send(b"one", b"two", key=b"k")
+    async with serving(Caller(), "1s*9", b"one", b"two", key=b"k", order=order) as (orders, caller):
         assert [call[0] for call in caller.seen] == [b"one"]
         await orders.command("release", caller.tokens[0])
         assert [call[0] for call in caller.seen] == [b"one", b"one", b"two"]

@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 import pytest
-from doubles import events_of
+from doubles import events_of, serving
 from test_commands import CONTROL, DLQ, FIRST, Calls, marks
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, MarkKind, Verb, mark_of
@@ -68,9 +68,7 @@ async def test_a_part_that_is_sent_as_it_was_is_not_called_edited() -> None:
 
 async def test_null_and_empty_values_are_edited_apart() -> None:
     """A null value becomes bytes, and stays null where other parts are edited."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s", value_type=bytes) as orders:
-        await orders.send(None)
+    async with serving(Calls(), "1s", None, value_type=bytes) as (orders, calls):
         await orders.to_rest()
         outcome = await orders.command("replay", 0, edit=Edit.of("keep", headers={"a": b"1"}))
         assert outcome["original"].endswith("@0 null")
@@ -127,9 +125,7 @@ async def test_an_edited_record_that_fits_no_longer_is_refused() -> None:
 
 async def test_an_edited_record_of_a_handler_by_reference_waits_as_a_copy() -> None:
     """The main topic does not have it: each later retry has the edited bytes, too."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*2", by_reference=True) as orders:
-        await orders.send(b"one" * 1_000)
+    async with serving(Calls(), "1s*2", b"one" * 1_000, by_reference=True) as (orders, calls):
         await orders.to_rest()
         await orders.command("replay", 0, edit=Edit.of("new", value=b"two" * 1_000))
         await orders.to_rest()

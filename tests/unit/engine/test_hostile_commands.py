@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import Refusing, events_of, pass_time
+from doubles import Refusing, events_of, pass_time, serving
 from test_commands import CONTROL, FIRST, Calls
 from test_jobs import begin, part_of, partition, with_letters
 
@@ -169,9 +169,7 @@ async def test_a_good_command_waits_for_no_bad_ones(monkeypatch: pytest.MonkeyPa
 
 async def test_a_control_topic_that_was_cut_is_read_on_from_its_end() -> None:
     """As when it was made again: its lane opens once more, and the next command is obeyed."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1h*3", b"one") as (orders, _):
         for _ in range(3):
             await orders.command("retry-now", 0, state="other")
         log = orders.transport.broker.logs[CONTROL]

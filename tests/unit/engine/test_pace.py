@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, events_of, pass_time, reopen
+from doubles import BankDownError, Gate, events_of, pass_time, reopen, serving
 
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.headers import decode_metadata
@@ -112,9 +112,7 @@ async def test_claims_that_no_runner_begins_are_no_store() -> None:
 
 async def test_no_more_retries_run_at_once_than_allowed() -> None:
     """First deliveries have the handler's own concurrency."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=6, max_concurrent=2) as orders:
-        await orders.send(*(b"%d" % n for n in range(6)))
+    async with serving(Gate(), "1s", *(b"%d" % n for n in range(6)), concurrency=6, max_concurrent=2) as (orders, gate):
         assert gate.most == 6
         for n in range(6):
             gate.let(b"%d" % n, BankDownError())

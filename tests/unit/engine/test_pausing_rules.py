@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import events_of, resumed_before
+from doubles import events_of, resumed_before, serving
 
 from retryapp import Batch, CircuitBreaker, RetryPolicy, pausing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
@@ -65,9 +65,7 @@ def told(orders: MemoryPartition) -> list[Commanded]:
 @pytest.mark.parametrize("order", list(Order))
 async def test_the_partition_waits_for_somebody_and_the_record_goes_first_with_its_attempts(order: Order) -> None:
     """Also where it fails at once again; others do not begin."""
-    calls = Calls()
-    async with MemoryPartition(calls, POLICY, order=order) as orders:
-        await orders.send(b"one", b"two", key=b"a")
+    async with serving(Calls(), POLICY, b"one", b"two", key=b"a", order=order) as (orders, calls):
         for _ in range(6):  # more often than there are attempts
             await orders.advance(3_600_000)
             await go_on(orders)
@@ -82,9 +80,7 @@ async def test_the_partition_waits_for_somebody_and_the_record_goes_first_with_i
 
 async def test_the_gate_says_which_record_and_why_loudly() -> None:
     """In an event, in the log, and to whoever asks."""
-    calls = Calls()
-    async with MemoryPartition(calls, POLICY) as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), POLICY, b"one") as (orders, _):
         (event,) = told(orders)
         name = qualified_name(LedgerClosedError)
         text = f"paused by rule pausing={name}: {name}: since noon, order <number>"
@@ -211,9 +207,7 @@ async def test_it_says_nothing_about_an_outage_and_is_not_tried_in_place() -> No
 
 async def test_a_record_that_pauses_can_be_cancelled_meanwhile() -> None:
     """Where nobody can make it succeed."""
-    calls = Calls()
-    async with MemoryPartition(calls, POLICY) as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), POLICY, b"one") as (orders, calls):
         assert (await orders.command("cancel", 0))["refused"] is None
         calls.closed = False
         await go_on(orders)

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, Final
 
 import pytest
+from doubles import serving
 
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import InvalidSettingError
@@ -87,9 +88,7 @@ async def test_it_comes_behind_what_waits_on_the_main_topic() -> None:
 @pytest.mark.parametrize("lost", [False, True])
 async def test_a_kill_between_copy_and_outcome_publishes_no_second_one(read: bool, lost: bool) -> None:
     """The row says that it was sent; the next session delivers it once the main topic is read to its end."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", through_main=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), "1s", b"a", through_main=True) as (orders, script):
         if not read:
             orders.engine.room = lambda _: 0  # type: ignore[method-assign]
         else:
@@ -110,9 +109,7 @@ async def test_a_kill_between_copy_and_outcome_publishes_no_second_one(read: boo
 @pytest.mark.parametrize("durable", [False, True])
 async def test_a_kill_in_the_commit_of_the_copy_leaves_both_or_none(durable: bool) -> None:
     """One copy is visible in the end, and the record is delivered once."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", through_main=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), "1s", b"a", through_main=True) as (orders, script):
         orders.transport.pause(Step.COMMIT, durable=durable)
         await orders.advance(1_000)
         transport = orders.transport
@@ -151,9 +148,7 @@ async def test_what_only_looks_like_a_copy_is_a_record() -> None:
 
 async def test_a_copy_without_its_row_delivers_nothing() -> None:
     """Offsets that were set back, or a copy that somebody has copied: only the session's own claims are delivered."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1h", through_main=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), "1h", b"a", through_main=True) as (orders, script):
         await orders.send(b"a", headers=copy_of("app", 2))
         await orders.advance(60_000)
     assert [seen.attempt for seen in script.calls] == [1]
@@ -161,9 +156,7 @@ async def test_a_copy_without_its_row_delivers_nothing() -> None:
 
 async def test_a_cancel_while_its_copy_is_on_the_way_is_obeyed_before_the_call() -> None:
     """A retry-now is refused: it is on its way."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", through_main=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), "1s", b"a", through_main=True) as (orders, script):
         orders.engine.room = lambda _: 0  # type: ignore[method-assign]
         await orders.advance(1_000)
         assert (await orders.command("retry-now", 0))["refused"] == "running"
@@ -178,9 +171,7 @@ async def test_a_cancel_while_its_copy_is_on_the_way_is_obeyed_before_the_call()
 
 async def test_a_command_waits_for_the_turn_that_notes_the_copy() -> None:
     """Or one of the two would be taken back by the other, once the worker has died."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", through_main=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), "1s", b"a", through_main=True) as (orders, _):
         orders.engine.room = lambda _: 0  # type: ignore[method-assign]
         commit = orders.transport.pause(Step.COMMIT)
         await orders.advance(1_000)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
-from doubles import reopen, scheduler_of
+from doubles import reopen, scheduler_of, serving
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
@@ -129,9 +129,7 @@ async def test_a_topic_that_was_made_again_has_other_records() -> None:
 
 async def test_a_fault_of_the_broker_costs_no_attempt() -> None:
     """The record waits, and comes a little later."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", by_reference=True) as orders:
-        await orders.send(LARGE)
+    async with serving(Script("fail"), "1s", LARGE, by_reference=True) as (orders, script):
         orders.transport.fail("records", ConnectionError("the leader is away"), times=3)
         took_ms = await orders.to_rest()
     assert [(seen.attempt, seen.came_to) for seen in script.calls] == [(1, "ConnectionError"), (2, "ok")]
@@ -154,9 +152,7 @@ async def test_what_would_wait_longer_than_the_topic_keeps_it_waits_as_a_copy() 
 @pytest.mark.parametrize("way", ["pause", "hold", "reschedule"])
 async def test_a_row_that_waits_on_becomes_a_copy_before_the_topic_may_lose_it(way: str) -> None:
     """After which it comes as ever, whatever the topic still has."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
-        await orders.send(LARGE)
+    async with serving(Script("fail"), "1h", LARGE, by_reference=True, kept_ms=2 * DAY_MS) as (orders, script):
         if way == "pause":
             await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
         elif way == "hold":
@@ -182,9 +178,7 @@ async def test_a_row_that_waits_on_becomes_a_copy_before_the_topic_may_lose_it(w
 @pytest.mark.parametrize("command", ["", "hold", "cancel"])
 async def test_a_claimed_row_that_does_not_begin_becomes_a_copy_too(command: str, dies: bool) -> None:
     """It was due and read again when somebody paused the handler; commands meanwhile wait for the run, too."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
-        await orders.send(LARGE)
+    async with serving(Script("fail"), "1h", LARGE, by_reference=True, kept_ms=2 * DAY_MS) as (orders, script):
         orders.transport.fail("records", ConnectionError("the leader is away"), times=2)
         await orders.advance(3_600_000)
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
@@ -214,9 +208,7 @@ async def test_a_claimed_row_that_does_not_begin_becomes_a_copy_too(command: str
 
 async def test_what_waits_by_reference_becomes_a_copy_also_where_records_wait_as_copies_now() -> None:
     """The handler was declared otherwise when it failed, and its pause outlasts what the topic keeps."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
-        await orders.send(LARGE)
+    async with serving(Script("fail"), "1h", LARGE, by_reference=True, kept_ms=2 * DAY_MS) as (orders, script):
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
     async with MemoryPartition(script, "1h", kept_ms=2 * DAY_MS, transport=orders.transport) as orders:
         await orders.advance(27 * 3_600_000)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from doubles import Gate, Refusing, events_of, pass_time
+from doubles import Gate, Refusing, events_of, pass_time, serving
 
 from retryapp import RetryPolicy
 from retryapp.core.control import Command, Verb
@@ -127,9 +127,7 @@ async def test_a_copy_that_the_changelog_refuses_is_dropped() -> None:
 
 async def test_no_row_comes_back_after_its_outcome() -> None:
     """Its copy is durable, its outcome is not yet, and a command is next that was taken before both."""
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
-        await orders.send(b"a")
+    async with serving(Gate(), POLICY, b"a", **OPTIONS) as (orders, gate):
         await fail(orders, gate)
         await orders.advance(600_000)
         await orders.send(b"x")
@@ -286,9 +284,7 @@ async def test_a_run_that_fails_waits_by_what_the_topic_keeps_now() -> None:
 @pytest.mark.parametrize("durable", [True, False])
 async def test_a_claimed_row_whose_copy_was_made_is_not_gone(durable: bool) -> None:
     """The topic deletes the record while the read is tried again; its copy was read before that."""
-    script = Script("fail")
-    async with MemoryPartition(script, POLICY, **OPTIONS) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), POLICY, b"a", **OPTIONS) as (orders, script):
         read = orders.transport.pause("records")  # type: ignore[arg-type]
         await orders.advance(HOUR_MS)
         await orders.advance(1)
@@ -312,9 +308,7 @@ async def test_a_claimed_row_whose_copy_was_made_is_not_gone(durable: bool) -> N
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 async def test_a_hold_that_ends_while_its_copy_is_on_the_way_keeps_the_copy(order: Order) -> None:
     """It would be a reference again, and the topic may lose it."""
-    script = Script("fail")
-    async with MemoryPartition(script, POLICY, order=order, **OPTIONS) as orders:
-        await orders.send(b"a", key=b"k")
+    async with serving(Script("fail"), POLICY, b"a", key=b"k", order=order, **OPTIONS) as (orders, script):
         assert (await orders.command("hold", 0, hold_ms=HOUR_MS + LOOK_MS + 1_000))["refused"] is None
         commit = orders.transport.pause(Step.COMMIT)
         await orders.advance(HOUR_MS)
@@ -353,9 +347,7 @@ async def test_a_copy_that_begins_while_a_command_waits_is_waited_for_too() -> N
 
 async def test_a_copy_behind_a_refused_turn_keeps_nobody_waiting() -> None:
     """In an ordered handler all wait for that, and a command about the copy's record is refused meanwhile."""
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, order=Order.KEY, **OPTIONS) as orders:
-        await orders.send(b"a", key=b"a")
+    async with serving(Gate(), POLICY, b"a", key=b"a", order=Order.KEY, **OPTIONS) as (orders, gate):
         await fail(orders, gate)
         await orders.command("hold", 0, hold_ms=9 * HOUR_MS)
         refusing = Refusing(orders.transport, b"b")

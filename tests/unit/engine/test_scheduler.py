@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import BACKOFF_MS, BankDownError, Gate, fine, pass_time, reopen, scheduler_of
+from doubles import BACKOFF_MS, BankDownError, Gate, fine, pass_time, reopen, scheduler_of, serving
 
 from retryapp.core.row_keys import parse_row_key
 from retryapp.core.verdicts import RetryLater
@@ -67,9 +67,7 @@ async def test_outcomes_that_are_not_durable_count(bound: str) -> None:
 
 async def test_claims_end_with_their_session() -> None:
     """Else each fault of the lane would leave less room, in the end none; the rows are delivered again."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s") as orders:
-        await orders.send(b"a" + bytes(ROW_BYTES))
+    async with serving(Script("fail"), "1s", b"a" + bytes(ROW_BYTES)) as (orders, _):
         orders.transport.fail(Step.COMMIT, ConnectionError("cut"), after=0, times=2)
         await pass_time(orders, 5_000, 1_000)
         assert (orders.waiting, scheduler_of(orders).claimed, scheduler_of(orders).claimed_bytes) == ({}, {}, 0)
@@ -114,9 +112,7 @@ async def test_a_row_that_was_claimed_before_the_clock_was_doubted_waits_on() ->
 
 async def test_a_row_due_in_the_millisecond_of_its_failure_is_not_lost() -> None:
     """The next row has the key of the former one: it takes its place."""
-    script = Script(RetryLater(0), RetryLater(0), RetryLater(0))
-    async with MemoryPartition(script, "1s*5") as orders:
-        await orders.send(b"a")
+    async with serving(Script(RetryLater(0), RetryLater(0), RetryLater(0)), "1s*5", b"a") as (orders, script):
         await orders.to_rest()
         assert [call.attempt for call in script.calls] == [1, 2, 3, 4]
         assert (orders.waiting, orders.dead_letters) == ({}, [])
@@ -175,9 +171,7 @@ async def test_a_fault_of_ours_makes_the_lane_open_again(monkeypatch: pytest.Mon
 
 async def test_nothing_is_claimed_for_a_turn_that_an_older_session_left() -> None:
     """Its outcome is ignored, and the row is delivered in the new session."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s") as orders:
-        await orders.send(b"a")
+    async with serving(Gate(), "1s", b"a") as (orders, gate):
         await gate.end(orders, b"a", BankDownError())
         await orders.advance(1_000)
         assert list(gate.running) == [b"a"]

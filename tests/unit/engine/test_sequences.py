@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, Stubborn, committed, events_of, held, pass_time, reopen
+from doubles import BankDownError, Gate, Refusing, Stubborn, committed, events_of, held, pass_time, reopen, serving
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.lifecycle import Commanded
@@ -67,9 +67,7 @@ async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orph
 
 async def test_behind_a_head_that_waits_records_are_held_and_the_offset_goes_on() -> None:
     """They run in order after it, each counted once; those that fail there are retried like any other."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s 1s", concurrency=9, order=Order.KEY) as orders:
-        await orders.send(b"1", b"2", b"3", key=b"a")
+    async with serving(Gate(), "1s 1s", b"1", b"2", b"3", key=b"a", concurrency=9, order=Order.KEY) as (orders, gate):
         await gate.end(orders, b"1", BankDownError())
         await orders.send(b"4", key=b"a")
         assert (held(orders), sum(orders.waiting.values()), committed(orders)) == (3, 4, 4)
@@ -211,9 +209,7 @@ async def test_a_held_row_is_before_a_later_row_of_a_handler_without_an_order() 
 async def test_a_head_whose_row_is_not_written_yet_is_claimed_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transaction of the second held row hangs while the first one ends; that fails no lane."""
     monkeypatch.setattr(scheduler, "CLAIM_LIMIT", 1)
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
-        await orders.send(b"1", b"2", key=b"a")
+    async with serving(Gate(), "1s", b"1", b"2", key=b"a", concurrency=9, order=Order.KEY) as (orders, gate):
         await gate.end(orders, b"1", BankDownError())
         commits = orders.transport.pause(Step.COMMIT)
         await orders.send(b"3", key=b"a")
@@ -276,9 +272,7 @@ async def test_nothing_begins_behind_a_first_delivery_that_may_not() -> None:
 
 async def test_a_run_that_goes_on_over_two_sessions_keeps_its_key_until_it_ends() -> None:
     """It does not heed its cancellation; and then the record, which has no outcome, runs again."""
-    handler = Stubborn()
-    async with MemoryPartition(handler, "1s", order=Order.KEY) as orders:
-        await orders.send(b"1", b"fine", key=b"a")
+    async with serving(Stubborn(), "1s", b"1", b"fine", key=b"a", order=Order.KEY) as (orders, handler):
         await reopen(orders)
         await reopen(orders)
         await orders.advance(200)
@@ -290,9 +284,7 @@ async def test_a_run_that_goes_on_over_two_sessions_keeps_its_key_until_it_ends(
 
 async def test_a_command_about_a_record_whose_outcome_a_topic_refuses_says_so() -> None:
     """It is no record that a newer one has replaced."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.KEY) as orders:
-        await orders.send(b"a", key=b"k")
+    async with serving(Gate(), "1s", b"a", key=b"k", order=Order.KEY) as (orders, gate):
         await gate.end(orders, b"a", BankDownError())
         await orders.advance(1_000)
         refusing = Refusing(orders.transport, b"a")

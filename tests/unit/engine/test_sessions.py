@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import MAIN, RETRY, BankDownError, Gate, Stubborn, down, fine, offsets, reopen
+from doubles import MAIN, RETRY, BankDownError, Gate, Stubborn, down, fine, offsets, reopen, serving
 
 from retryapp.core.record import Record
 from retryapp.engine.delivery import pool as engine_pool
@@ -16,9 +16,7 @@ from retryapp.testing import MemoryPartition, Step
 
 async def test_running_handlers_are_cancelled_when_their_session_ends() -> None:
     """And jobs that had not begun never begin."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=1) as orders:
-        await orders.send(b"a", b"b")
+    async with serving(Gate(), "5m", b"a", b"b", concurrency=1) as (orders, gate):
         gate_of_release = orders.transport.pause(Step.PROVE)
         await reopen(orders)
         assert (gate.running, gate.started, orders.engine.in_flight) == ({}, [b"a"], 0)
@@ -124,9 +122,7 @@ async def test_drain_waits_for_running_handlers_and_commits_their_outcomes() -> 
 
 async def test_drain_gives_handlers_up_at_its_deadline() -> None:
     """They are cancelled and waited for; what they held is not committed."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=2) as orders:
-        await orders.send(b"a", b"b")
+    async with serving(Gate(), "5m", b"a", b"b", concurrency=2) as (orders, gate):
         gate.let(b"a")
 
         async def meanwhile() -> None:
@@ -142,9 +138,7 @@ async def test_drain_gives_handlers_up_at_its_deadline() -> None:
 
 async def test_nothing_fires_while_the_partition_drains() -> None:
     """The next owner does it."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=2) as orders:
-        await orders.send(b"a", b"slow")
+    async with serving(Gate(), "1s", b"a", b"slow", concurrency=2) as (orders, gate):
         await gate.end(orders, b"a", BankDownError())
 
         async def meanwhile() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import DLQ, MAIN, BankDownError, Gate, events_of, pass_time
+from doubles import DLQ, MAIN, BankDownError, Gate, events_of, pass_time, serving
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.deduplicate import Deduplicate
@@ -23,9 +23,7 @@ SHORT = RetryPolicy("1s*3", timeout="30s")
 
 async def set_back() -> MemoryLaneTransport:
     """Return what a worker has left that has failed one record, done another and rejected a third: all come again."""
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, concurrency=3) as orders:
-        await orders.send(b"waits", b"fine", b"dead")
+    async with serving(Gate(), POLICY, b"waits", b"fine", b"dead", concurrency=3) as (orders, gate):
         gate.let(b"waits", BankDownError())
         gate.let(b"fine")
         gate.let(b"dead", Reject())
@@ -85,9 +83,7 @@ async def test_a_replay_is_refused_of_a_record_that_is_to_come_again(order: Orde
 
 async def set_back_before_a_row() -> MemoryLaneTransport:
     """Return what a worker has left that has done one record and failed another one: both come again."""
-    gate = Gate()
-    async with MemoryPartition(gate, SHORT, concurrency=3, order=Order.KEY) as orders:
-        await orders.send(b"hangs", key=b"a")
+    async with serving(Gate(), SHORT, b"hangs", key=b"a", concurrency=3, order=Order.KEY) as (orders, gate):
         gate.let(b"hangs")
         await orders.send(b"waits", key=b"b")
         gate.let(b"waits", BankDownError())

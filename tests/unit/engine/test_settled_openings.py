@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doubles import MAIN, BankDownError, Gate
+from doubles import MAIN, BankDownError, Gate, serving
 from test_beyond import HUNG, looks, noted
 
 from retryapp.core.hops import Outgoing
@@ -21,9 +21,7 @@ NEW = (b"new 2", b"new 3", b"new 4")
 
 async def behind_a_hung_one(*values: bytes) -> MemoryLaneTransport:
     """Settle records behind one that hangs, and end the life; return what is left."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8) as orders:
-        await orders.send(b"hung", *values)
+    async with serving(Gate(), HUNG, b"hung", *values, concurrency=8) as (orders, gate):
         for value in values:
             gate.let(value)
         await looks(orders)
@@ -42,9 +40,7 @@ async def test_new_records_in_place_of_lost_ones_run() -> None:
     transport = await behind_a_hung_one(b"a", b"b", b"c")
     assert noted(transport) == {1: True, 2: True, 3: True}
     lose_the_end(transport, 2)
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8, transport=transport) as orders:
-        await orders.send(*NEW)
+    async with serving(Gate(), HUNG, *NEW, concurrency=8, transport=transport) as (orders, gate):
         await orders.settle()
         assert sorted(gate.running) == [b"hung", *NEW]
 
