@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -44,6 +46,17 @@ class Service:
 
 def partition(service: Any, policy: RetryPolicy | str = "1s 10s", **options: Any) -> MemoryPartition:
     return MemoryPartition(service, policy, **{"circuit": BREAKER, "concurrency": 4, **options})
+
+
+@asynccontextmanager
+async def outage(
+    *values: bytes, policy: RetryPolicy | str = "1s 10s", **options: Any
+) -> AsyncIterator[tuple[MemoryPartition, Service]]:
+    """Run such a partition whose service is down, with records on it."""
+    service = Service(BankDownError())
+    async with partition(service, policy, **options) as orders:
+        await orders.send(*values)
+        yield orders, service
 
 
 def state(orders: MemoryPartition) -> CircuitState:
@@ -156,9 +169,7 @@ async def test_an_outage_spends_no_attempts_and_everything_is_done_after_it() ->
 
 async def test_first_deliveries_wait_too_and_the_partition_is_not_paused() -> None:
     """They stay unread but for those that probe; nothing runs in the break."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*(b"%02d" % n for n in range(40)))
+    async with outage(*(b"%02d" % n for n in range(40))) as (orders, service):
         assert len(service.calls) <= 8
         assert orders.engine.room(orders.engine.sources[0]) == 0
         before = len(service.calls)
@@ -172,9 +183,7 @@ async def test_first_deliveries_wait_too_and_the_partition_is_not_paused() -> No
 
 async def test_a_row_of_an_outage_keeps_its_attempt_and_counts_its_deliveries() -> None:
     """Also at the last attempt, and at the first, where none is spent yet."""
-    service = Service(BankDownError())
-    async with partition(service, "1s") as orders:
-        await orders.send(*(b"%02d" % n for n in range(8)))
+    async with outage(*(b"%02d" % n for n in range(8)), policy="1s") as (orders, service):
         await pass_time(orders, 30_000)
         rows = [decode_metadata(record.headers) for record in orders.transport.read(orders.engine.rows)]
         found = {(row.attempt, row.delivery) for row in rows if row is not None}
@@ -287,9 +296,7 @@ async def test_what_comes_in_a_recovery_waits_for_its_turn_and_not_for_the_end_o
 
 async def test_a_circuit_outlives_its_session_and_its_assignment() -> None:
     """A lane that opens again, here, does not spend attempts to find out once more."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*(b"%d" % n for n in range(12)))
+    async with outage(*(b"%d" % n for n in range(12))) as (orders, service):
         await reopen(orders)
         assert state(orders) is CircuitState.OPEN
         service.down = None
@@ -322,9 +329,7 @@ async def test_probes_of_a_session_that_is_over_are_forgotten() -> None:
 
 async def test_a_drain_leaves_what_waits_for_the_circuit() -> None:
     """It has not begun: the next owner reads it again."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*(b"%d" % n for n in range(12)))
+    async with outage(*(b"%d" % n for n in range(12))) as (orders, service):
         calls = len(service.calls)
         await orders.engine.drain(1.0)
         assert len(service.calls) == calls
@@ -412,9 +417,7 @@ async def test_an_outage_that_lasts_until_its_partition_is_back_costs_no_attempt
 
 async def test_a_fault_of_ours_reopens_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what the circuit holds would wait for ever."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*(b"%d" % n for n in range(12)))
+    async with outage(*(b"%d" % n for n in range(12))) as (orders, service):
         release, broken = Pace._release, [True]
 
         def fail_once(pace: Pace) -> None:

@@ -126,6 +126,17 @@ async def worker(bad: Bad, tickets: Tickets, before: Worker | None = None) -> As
 
 
 @asynccontextmanager
+async def with_letter(*errors: BaseException | None, shut: bool = False) -> AsyncIterator[tuple[Worker, Bad, Tickets]]:
+    """Run a first worker in which a record has died; where its handler of letters is shut, that one waits."""
+    bad, tickets = Bad(), Tickets(*errors)
+    if shut:
+        tickets.open.clear()
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        yield both, bad, tickets
+
+
+@asynccontextmanager
 async def half_open(bad: Bad, tickets: Tickets, before: Worker) -> AsyncIterator[tuple[Worker, asyncio.Event]]:
     """Run a worker, after another that was killed; the lane of the records opens once the event is set."""
     made = Worker(bad, tickets, before)
