@@ -80,7 +80,7 @@ async def serving(
     function: Function, policy: RetryPolicy | str, *values: bytes | None, key: bytes | None = None,
     headers: Headers = (), **options: Any,
 ) -> AsyncIterator[tuple[MemoryPartition, Function]]:  # fmt: skip
-    """Run a partition that was sent records; options are those of the partition."""
+    """Run a partition that was sent these records, or none yet; options are those of the partition."""
     async with MemoryPartition(function, policy, **options) as orders:
         await orders.send(*values, key=key, headers=headers)
         yield orders, function

@@ -167,16 +167,14 @@ async def test_a_session_that_ends_leaves_no_outcome() -> None:
 
 async def test_suspects_run_alone() -> None:
     """They may kill the worker, and nobody else is to blame."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1h", batch=BATCH, transport=found("g4:old@0-4", *names(4))) as orders:
+    async with serving(Listed(), "1h", batch=BATCH, transport=found("g4:old@0-4", *names(4))) as (orders, handler):
         await pass_time(orders, 4_000, 1_000)
         assert sorted(handler.calls) == [[value] for value in names(4)]
 
 
 async def test_due_rows_come_in_batches_too() -> None:
     """As many as are there, beyond the rows of one look at the table."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1s", batch=Batch(150), max_in_flight=300) as orders:
+    async with serving(Listed(), "1s", batch=Batch(150), max_in_flight=300) as (orders, handler):
         await orders.send(*(b"fail %d" % n for n in range(150)))
         await orders.advance(1_000)
         assert [len(call) for call in handler.calls] == [150, 150]

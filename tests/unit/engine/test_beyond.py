@@ -73,8 +73,7 @@ async def test_what_is_settled_does_not_run_again_in_the_next_life() -> None:
         await gate.end(orders, b"fine")
         await looks(orders)
         transport = orders.transport
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2, transport=transport) as orders:
+    async with serving(Gate(), HUNG, concurrency=2, transport=transport) as (orders, gate):
         assert gate.started == [b"hung", b"late"]
         assert (orders.waiting, orders.engine.in_flight) == ({"1s": 1}, 4)
         await gate.end(orders, b"hung")
@@ -119,8 +118,7 @@ async def test_records_that_end_soon_are_committed_as_before() -> None:
 @pytest.mark.parametrize("retry", ["while the first one runs", "after it"])
 async def test_no_offset_passes_a_record_whose_outcome_a_topic_refuses(retry: str) -> None:
     """Its note is not durable either: a crash would lose it."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=4) as orders:
+    async with serving(Gate(), HUNG, concurrency=4) as (orders, gate):
         refusing = Refusing(orders.transport, b"bad")
         await orders.send(b"hung", b"bad", b"fine", b"fails")
         for value, error in ((b"bad", BankDownError()), (b"fine", None), (b"fails", BankDownError())):
@@ -144,8 +142,7 @@ async def test_no_offset_passes_a_record_whose_outcome_a_topic_refuses(retry: st
 
 async def test_two_refused_turns_are_passed_by_none() -> None:
     """The second stays unpassed once the first is through."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=4) as orders:
+    async with serving(Gate(), HUNG, concurrency=4) as (orders, gate):
         refusing = Refusing(orders.transport, b"bad", b"worse")
         await orders.send(b"hung", b"bad", b"fine", b"worse")
         for value in (b"bad", b"worse"):
@@ -165,8 +162,7 @@ async def test_two_refused_turns_are_passed_by_none() -> None:
 
 async def test_a_refused_turn_leaves_no_note_when_its_session_ends() -> None:
     """It runs again, the settled one does not."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=3) as orders:
+    async with serving(Gate(), HUNG, concurrency=3) as (orders, gate):
         Refusing(orders.transport, b"bad")
         await orders.send(b"hung", b"bad", b"fine")
         gate.let(b"bad", BankDownError())
@@ -207,8 +203,7 @@ async def test_an_offset_that_was_set_by_hand_has_no_note() -> None:
         await looks(orders)
         transport = orders.transport
     transport.broker.notes[MAIN] = ""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2, transport=transport):
+    async with serving(Gate(), HUNG, concurrency=2, transport=transport) as (_, gate):
         assert gate.started == [b"hung", b"fine"]
 
 
@@ -219,8 +214,7 @@ async def test_a_note_that_was_copied_to_another_offset_skips_nothing() -> None:
         await looks(orders)
         transport = orders.transport
     transport.offsets[MAIN] = 1
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=3, transport=transport):
+    async with serving(Gate(), HUNG, concurrency=3, transport=transport) as (_, gate):
         assert gate.started == [b"b", b"c", b"d"]
 
 
@@ -231,8 +225,7 @@ async def test_offsets_that_are_forgotten_have_their_note_in_the_changelog() -> 
         await looks(orders)
         transport = orders.transport
     transport.broker.committed, transport.broker.notes = Forgotten(), {}
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2, transport=transport):
+    async with serving(Gate(), HUNG, concurrency=2, transport=transport) as (_, gate):
         assert gate.started == [b"hung"]
         assert noted(transport) == {1: False}, "and the group has it again"
 
@@ -240,8 +233,7 @@ async def test_offsets_that_are_forgotten_have_their_note_in_the_changelog() -> 
 async def test_outcomes_that_do_not_fit_into_the_note_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The note stays below what a broker takes; the others go when the offset moves."""
     monkeypatch.setattr(settled, "MAX_PAYLOAD_BYTES", 3)
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8) as orders:
+    async with serving(Gate(), HUNG, concurrency=8) as (orders, gate):
         values = [b"%d" % n for n in range(6)]
         await orders.send(b"hung", *values)
         for value in values:
@@ -299,9 +291,7 @@ async def test_an_event_is_known_as_seen_as_soon_as_its_first_record_is_settled(
         await looks(orders)
         assert noted(orders.transport) == {1: True}
         assert len(orders.records("app.orders.seen.changelog")) == 1
-        transport = orders.transport
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, transport=transport, **options) as orders:
+    async with serving(Gate(), HUNG, transport=orders.transport, **options) as (orders, gate):
         await send(orders, b"fine at last")
         assert gate.started == [b"hung"]
         assert orders.records(EVENTS) == []
@@ -320,8 +310,7 @@ async def test_a_suspect_does_not_take_with_it_what_was_settled() -> None:
         transport = orders.transport
     started = []
     for _ in range(2):
-        gate = Gate()
-        async with MemoryPartition(gate, HUNG, concurrency=4, transport=transport) as orders:
+        async with serving(Gate(), HUNG, concurrency=4, transport=transport) as (orders, gate):
             await orders.settle()
             started.append(gate.started)
             if len(started) == 2:
@@ -338,8 +327,7 @@ async def test_a_smaller_window_changes_nothing_of_what_is_settled() -> None:
             gate.let(value)
         await looks(orders)
         transport = orders.transport
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=4, max_in_flight=2, transport=transport) as orders:
+    async with serving(Gate(), HUNG, concurrency=4, max_in_flight=2, transport=transport) as (orders, gate):
         assert gate.started == [b"hung"]
         gate.let(b"hung")
         await looks(orders)
@@ -356,7 +344,6 @@ async def test_a_settled_record_at_the_offset_itself_is_passed_at_once() -> None
         await looks(orders)
         transport = orders.transport
         assert (transport.offsets[MAIN], noted(transport)) == (1, {1: True})
-    gate = Gate()
-    async with MemoryPartition(gate, "1h", transport=transport) as orders:
+    async with serving(Gate(), "1h", transport=transport) as (orders, gate):
         await looks(orders)
         assert (gate.started, transport.offsets[MAIN], orders.engine.in_flight) == ([], 2, 0)

@@ -7,7 +7,7 @@ import gc
 import weakref
 
 import pytest
-from doubles import BankDownError, Gate, pass_time
+from doubles import BankDownError, Gate, pass_time, serving
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker, CircuitState
@@ -52,8 +52,7 @@ def state(orders: MemoryPartition) -> CircuitState:
 
 async def test_records_that_were_held_are_first_deliveries_and_no_rate_holds_them_back() -> None:
     """Only what has failed is a retry."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.KEY, rate_limit=parse_rate("1/m")) as orders:
+    async with serving(Gate(), "1s", order=Order.KEY, rate_limit=parse_rate("1/m")) as (orders, gate):
         await orders.send(*(b"%d" % number for number in range(6)), key=b"a")
         await gate.end(orders, b"0", BankDownError())
         await pass_time(orders, 59_000, 100)
@@ -67,8 +66,7 @@ async def test_records_that_were_held_are_first_deliveries_and_no_rate_holds_the
 
 async def test_rows_that_are_put_aside_take_nothing_of_the_rate() -> None:
     """They were due before their handler had an order, and are behind one that waits."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s 1h", concurrency=9) as orders:
+    async with serving(Gate(), "1s 1h", concurrency=9) as (orders, gate):
         for value, key in ((b"1", b"a"), (b"2", b"a"), (b"3", b"a"), (b"4", b"b")):
             await orders.send(value, key=key)
             await gate.end(orders, value, BankDownError())
@@ -173,8 +171,7 @@ async def test_lists_probe_and_are_all_done_after_an_outage() -> None:
 
 async def test_rows_that_were_put_aside_keep_to_the_rate_when_their_turn_comes() -> None:
     """They are retries, one behind the other."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s 1h", concurrency=9) as orders:
+    async with serving(Gate(), "1s 1h", concurrency=9) as (orders, gate):
         for value in (b"1", b"2", b"3"):
             await orders.send(value, key=b"a")
             await gate.end(orders, value, BankDownError())

@@ -101,8 +101,7 @@ async def test_retry_now_names_what_still_holds_the_record_back(name: str) -> No
 
 async def test_retry_now_names_earlier_records_of_its_key() -> None:
     """A replay takes its place before one that has failed since."""
-    calls = Calls()
-    async with MemoryPartition(calls, RetryPolicy("1h*3", on=non_retryable(KeyError)), order="key") as orders:
+    async with serving(Calls(), RetryPolicy("1h*3", on=non_retryable(KeyError)), order="key") as (orders, calls):
         calls.error = KeyError
         await orders.send(b"one", key=b"k")
         calls.error = ValueError
@@ -278,8 +277,7 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
 @pytest.mark.usefixtures("slow_commands")
 async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_are_claimed() -> None:
     """However long their reading takes: else a cancelled record would run once more."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*5") as orders:
+    async with serving(Calls(), "1s*5") as (orders, calls):
         await orders.send(b"one")
     orders.clock.advance(2_000)
     command = Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
@@ -307,8 +305,7 @@ async def test_bad_commands_are_refused_and_stop_nothing() -> None:
 
 async def test_a_command_that_no_worker_took_in_time_is_refused() -> None:
     """Nobody expects it any more."""
-    calls = Calls()
-    async with MemoryPartition(calls, "10h*3") as orders:
+    async with serving(Calls(), "10h*3") as (orders, calls):
         await orders.send(b"one")
     command = Command(id="late", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
     orders.transport.append(CONTROL, command.key, command.value)

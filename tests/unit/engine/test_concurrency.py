@@ -133,8 +133,7 @@ async def test_whatever_a_record_holds_counts(what: str) -> None:
 
 async def test_the_release_lag_is_the_age_of_the_oldest_record_in_flight() -> None:
     """What finished behind it waits for it."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=2) as orders:
+    async with serving(Gate(), "5m", concurrency=2) as (orders, gate):
         seen = [orders.engine.release_lag_ms]
         await orders.send(b"a")
         await orders.advance(3_000)

@@ -131,8 +131,7 @@ async def test_a_kept_release_of_a_damaged_row_ends_no_lane() -> None:
 @pytest.mark.parametrize("first", [False, True])
 async def test_a_release_that_overtakes_the_commit_of_its_record_is_kept(first: bool, durable: bool) -> None:
     """The handler has ended, its row is on its way; and the worker dies in the commit of one or of the other."""
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*9") as orders:
+    async with serving(Caller(), "1s*9") as (orders, caller):
         dying = orders.transport.pause(Step.COMMIT, durable=durable)
         await orders.send(b"one")
         assert dying.reached
@@ -151,8 +150,7 @@ async def test_a_release_that_overtakes_the_commit_of_its_record_is_kept(first: 
 async def test_a_crash_in_the_commit_of_the_kept_release_does_not_forget_it() -> None:
     """Nor between that and the commit of its record."""
     for durable in (False, True):
-        caller = Caller()
-        async with MemoryPartition(caller, "1s*9") as orders:
+        async with serving(Caller(), "1s*9") as (orders, caller):
             caller.gate.clear()
             await orders.send(b"one")
             dying = orders.transport.pause(Step.COMMIT, durable=durable)
@@ -173,8 +171,7 @@ async def test_a_crash_in_the_commit_of_the_kept_release_does_not_forget_it() ->
 @pytest.mark.parametrize("again", [True, False])
 async def test_a_kept_release_is_for_a_record_of_its_own_topic(again: bool) -> None:
     """A main topic that was made again has another record at the same offset: nobody has released that one."""
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*9") as orders:
+    async with serving(Caller(), "1s*9") as (orders, caller):
         caller.gate.clear()
         await orders.send(b"one")
         assert (await orders.command("release", caller.tokens[0]))["after"] == "released"

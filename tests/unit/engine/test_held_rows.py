@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, committed, held, pass_time
+from doubles import BankDownError, Gate, committed, held, pass_time, serving
 
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Delivery, Order
@@ -147,8 +147,7 @@ async def test_a_row_does_not_overtake_the_record_before_it_that_waits_for_the_o
         gate.let(b"2", BankDownError())
         await pass_time(orders, 400, 100)
         assert orders.waiting == {"1s": 1}
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, transport=transport) as orders:
+    async with serving(Gate(), "1s", order=Order.KEY, concurrency=9, transport=transport) as (orders, gate):
         await orders.advance(1_000)
         assert gate.started == [b"hung", b"1"]
         for value in (b"1", b"2"):

@@ -79,8 +79,7 @@ async def test_no_command_stops_a_lane(value: bytes, refused: str | None) -> Non
 
 async def test_all_commands_that_were_there_are_obeyed_before_a_row_is_claimed() -> None:
     """However many there are."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*5") as orders:
+    async with serving(Calls(), "1s*5") as (orders, calls):
         await orders.send(b"one")
     orders.clock.advance(2_000)
     for _ in range(1_500):
@@ -184,8 +183,7 @@ async def test_a_control_topic_that_was_cut_is_read_on_from_its_end() -> None:
 
 async def test_the_oldest_commands_of_a_control_topic_may_be_gone() -> None:
     """Retention has deleted those that were not read."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
+    async with serving(Calls(), "1h*3") as (orders, calls):
         await orders.send(b"one")
     for _ in range(3):
         orders.transport.append(CONTROL, None, single(""))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from doubles import events_of
+from doubles import events_of, serving
 from test_commands import CONTROL, DLQ
 from test_hostile_commands import failures, single
 from test_jobs import Service, begin, letters, part_of, partition, tell, with_letters
@@ -20,7 +20,6 @@ from retryapp.core.record import Headers, Record
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
 from retryapp.engine.partition.jobs import MOST_AHEAD_BYTES, Jobs
 from retryapp.ports import TopicPartition
-from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import MemoryReader, Step
 from retryapp.testing.tables import MemoryDeadLetterTable
 
@@ -78,8 +77,7 @@ async def test_a_job_replays_no_record_that_ended_its_workers() -> None:
 
 async def test_letters_of_others_are_refused() -> None:
     """Of another group, main topic, partition or life of the topic; a row of the same offset is unharmed."""
-    service = Service()
-    async with MemoryPartition(service, "1s") as orders:
+    async with serving(Service(), "1s") as (orders, service):
         await letters(orders, service, 1)
         letter = orders.records(DLQ)[0]
         places = b"orders@kq8G0bTz/1/1", b"bills@kq8G0bTz/0/1", b"orders@former/0/1"

@@ -260,8 +260,7 @@ async def test_no_try_begins_where_no_run_may_begin() -> None:
 
 async def test_a_suspect_has_one_try() -> None:
     """It may kill the worker each time."""
-    tries = Tries(9)
-    async with MemoryPartition(tries, HOT, transport=found("s1:old@0", *names(1))) as orders:
+    async with serving(Tries(9), HOT, transport=found("s1:old@0", *names(1))) as (orders, tries):
         await orders.advance(1_000)
         assert (tries.seen, orders.waiting) == ([(1, 1)], {"1h": 1})
 

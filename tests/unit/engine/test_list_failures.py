@@ -30,8 +30,7 @@ async def test_an_exception_is_that_of_the_record_that_raises_alone() -> None:
 
 async def test_two_that_raise_are_both_found() -> None:
     """In different halves: that they fail alike proves nothing while others go well."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1h", batch=Batch(8)) as orders:
+    async with serving(Listed(), "1h", batch=Batch(8)) as (orders, _):
         await orders.send(b"0", b"raise 1", b"2", b"3", b"4", b"5", b"raise 6", b"7")
         assert set(failed(orders)) == {b"raise 1", b"raise 6"}
         assert len(out(orders)) == 6

@@ -107,8 +107,7 @@ async def test_a_session_begins_with_an_empty_bucket_and_keeps_it() -> None:
 
 async def test_claims_that_no_runner_begins_are_no_store() -> None:
     """While runners are busy the rate goes by; when they are free again there is no burst."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=1, rate_limit=parse_rate("10/s")) as orders:
+    async with serving(Gate(), "1s", concurrency=1, rate_limit=parse_rate("10/s")) as (orders, gate):
         for n in range(30):
             await orders.send(b"%02d" % n)
             await gate.end(orders, b"%02d" % n, BankDownError())

@@ -81,8 +81,7 @@ async def test_it_stays_paused_over_a_restart() -> None:
 @pytest.mark.usefixtures("slow_commands")
 async def test_a_pause_that_came_while_no_worker_ran_holds_back_first_deliveries_too(order: Order) -> None:
     """They wait until the commands are obeyed that an opening finds, however long their reading takes."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*3", order=order) as orders:
+    async with serving(Calls(), "1s*3", order=order) as (orders, calls):
         await orders.send(b"one", key=b"a")
     pause = HandlerCommand(id="h", verb=HandlerVerb.PAUSE).to_record(orders.handler.topology.control, 0)
     orders.transport.append(TopicPartition(pause.topic, 0), pause.key, pause.value)
@@ -182,8 +181,7 @@ async def test_commands_about_records_are_obeyed_meanwhile() -> None:
 
 
 async def test_paused_twice_is_paused_once() -> None:
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
+    async with serving(Calls(), "1h*3") as (orders, calls):
         await tell(orders, HandlerVerb.RESUME)
         await tell(orders, HandlerVerb.PAUSE, why="first")
         assert (await tell(orders, HandlerVerb.PAUSE, why="second"))["after"] == "paused: first"

@@ -178,8 +178,7 @@ async def test_one_that_fails_between_a_resume_and_its_commit_pauses_again() -> 
 
 async def test_a_list_pauses_after_three_calls_that_fail_alike() -> None:
     """It is not taken apart down to each record."""
-    calls = Lists()
-    async with MemoryPartition(calls, POLICY, batch=Batch(size=100, wait="1s")) as orders:
+    async with serving(Lists(), POLICY, batch=Batch(size=100, wait="1s")) as (orders, calls):
         await orders.send(*(b"%02d" % n for n in range(64)))
         await orders.advance(1_000)
         assert (len(calls.begun), len(told(orders)), dict(orders.waiting)) == (64 + 2 * 32 + 2 * 16, 1, {"1s": 64})

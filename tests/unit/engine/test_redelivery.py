@@ -112,8 +112,7 @@ async def test_a_kill_in_the_commit_of_the_copy_leaves_both_or_none(durable: boo
     async with serving(Script("fail"), "1s", b"a", through_main=True) as (orders, script):
         orders.transport.pause(Step.COMMIT, durable=durable)
         await orders.advance(1_000)
-        transport = orders.transport
-    async with MemoryPartition(script, "1s", through_main=True, transport=transport) as orders:
+    async with MemoryPartition(script, "1s", through_main=True, transport=orders.transport) as orders:
         await orders.to_rest()
         assert names(orders) == [f"app/{RECORD}:2".encode()]
     assert [seen.attempt for seen in script.calls] == [1, 2]
@@ -122,8 +121,7 @@ async def test_a_kill_in_the_commit_of_the_copy_leaves_both_or_none(durable: boo
 @pytest.mark.parametrize("options", [{}, {"through_main": True}, {"order": Order.KEY}, {"order": Order.LATEST}])
 async def test_copies_of_others_are_passed_in_every_mode(options: dict[str, Any]) -> None:
     """Also second ones of its own, before they are taken for duplicates."""
-    script = Script()
-    async with MemoryPartition(script, "1s", deduplicate=Deduplicate("header:id"), **options) as orders:
+    async with serving(Script(), "1s", deduplicate=Deduplicate("header:id"), **options) as (orders, script):
         await orders.send(b"a", headers=(("id", b"1"),))
         for headers in (copy_of("other", 2), copy_of("app", 2), copy_of("app", 7)):
             await orders.send(b"a", headers=(("id", b"1"), *headers))
@@ -161,8 +159,7 @@ async def test_a_cancel_while_its_copy_is_on_the_way_is_obeyed_before_the_call()
         await orders.advance(1_000)
         assert (await orders.command("retry-now", 0))["refused"] == "running"
         assert (await orders.command("cancel", 0))["refused"] is None
-        transport = orders.transport
-    async with MemoryPartition(script, "1s", through_main=True, transport=transport) as orders:
+    async with MemoryPartition(script, "1s", through_main=True, transport=orders.transport) as orders:
         await orders.to_rest()
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
         assert len(copies(orders)) == 1
@@ -187,8 +184,7 @@ async def test_a_command_waits_for_the_turn_that_notes_the_copy() -> None:
 
 async def test_what_the_main_topic_may_not_take_comes_at_once() -> None:
     """A record that its copy's header makes too large; and one without key and value, which no client sends."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", through_main=True) as orders:
+    async with serving(Script("fail"), "1s", through_main=True) as (orders, script):
         orders.handler.destinations.of("orders").max_bytes = 1_000
         await orders.send(b"x" * 900)
         await orders.send(None)

@@ -88,8 +88,7 @@ async def test_a_dead_letter_has_the_whole_record() -> None:
 )
 async def test_another_record_in_its_place_is_never_delivered(to: Callable[[Record], Record] | None) -> None:
     """Its dead letter is `gone`, spends no attempt, says that it has no payload, and is not replayed."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", by_reference=True) as orders:
+    async with serving(Script("fail"), "1s", by_reference=True) as (orders, script):
         await orders.send(LARGE, key=b"k", headers=(("trace", b"1"),))
         change(orders, 0, to)
         await orders.to_rest()
@@ -118,8 +117,7 @@ async def test_a_topic_that_was_made_again_has_other_records() -> None:
     """Also where one is equal."""
     async with MemoryPartition(Script("fail"), "1s", by_reference=True) as orders:
         await orders.send(LARGE)
-        transport = orders.transport
-    again = MemoryPartition(Script(), "1s", by_reference=True, transport=transport)
+    again = MemoryPartition(Script(), "1s", by_reference=True, transport=orders.transport)
     again.engine.context = replace(again.engine.context, topic_id="otherid8")
     async with again:
         await again.to_rest()
@@ -295,8 +293,7 @@ async def test_what_is_read_again_counts_as_in_flight() -> None:
 @pytest.mark.parametrize("order", ["key", "partition"])
 async def test_in_order_the_head_waits_by_reference(order: str) -> None:
     """Those behind it wait as copies: nothing says for how long."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", by_reference=True, order=Order(order)) as orders:
+    async with serving(Script("fail"), "1s", by_reference=True, order=Order(order)) as (orders, script):
         await orders.send(b"1", b"2", key=b"k")
         waiting = rows(orders)
         await orders.to_rest()

@@ -87,8 +87,7 @@ async def set_back(policy: RetryPolicy) -> MemoryPartition:
 
 async def test_no_command_changes_a_row_whose_outcome_a_topic_refuses() -> None:
     """Also where its copy was on the way when it ended."""
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
+    async with serving(Gate(), POLICY, **OPTIONS) as (orders, gate):
         await run_again(orders, gate)
         assert [row.reference is None for row in rows(orders)] == [False]
         commit = orders.transport.pause(Step.COMMIT)
@@ -109,8 +108,7 @@ async def test_no_command_changes_a_row_whose_outcome_a_topic_refuses() -> None:
 
 async def test_a_copy_that_the_changelog_refuses_is_dropped() -> None:
     """Else it would come later, behind the outcome: the record would run again. The next look makes another one."""
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
+    async with serving(Gate(), POLICY, **OPTIONS) as (orders, gate):
         await run_again(orders, gate)
         refusing = Refusing(orders.transport, b"\x02\x00")
         refusing.topics = orders.handler.topology.pending_changelog
@@ -410,8 +408,7 @@ async def test_a_record_that_is_replaced_while_a_cancel_reads_it_is_not_dead() -
 
 async def test_what_waits_by_reference_is_not_copied_to_the_main_topic_without_its_payload() -> None:
     """The handler waited by reference before; its record is on the main topic already."""
-    script = Script("fail")
-    async with MemoryPartition(script, POLICY, **OPTIONS) as orders:
+    async with serving(Script("fail"), POLICY, **OPTIONS) as (orders, script):
         await orders.send(b"a", headers=(("trace", b"1"),))
     async with MemoryPartition(script, POLICY, through_main=True, transport=orders.transport) as orders:
         await orders.to_rest()

@@ -21,8 +21,7 @@ async def test_few_claims_wait_for_a_runner(monkeypatch: pytest.MonkeyPatch) -> 
     """A flood waits in the table, and comes in due order."""
     monkeypatch.setattr(scheduler, "LEAST_AHEAD", 3)
     monkeypatch.setattr(scheduler, "CLAIM_LIMIT", 2)
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=2) as orders:
+    async with serving(Gate(), "1s", concurrency=2) as (orders, gate):
         for n in range(12):
             await orders.send(b"%02d" % n)
             await gate.end(orders, b"%02d" % n, BankDownError())
@@ -51,8 +50,7 @@ ROW_BYTES = 10_000
 async def test_outcomes_that_are_not_durable_count(bound: str) -> None:
     """Runners are free, the transaction is not through: no more than may be in flight is delivered meanwhile."""
     limit = {"records": {"max_in_flight": 3}, "bytes": {"max_in_flight_bytes": 2 * ROW_BYTES}}[bound]
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", concurrency=9, **limit) as orders:
+    async with serving(Script("fail"), "1s", concurrency=9, **limit) as (orders, _):
         for n in range(9):
             await orders.send(b"%d" % n + bytes(ROW_BYTES))
             await orders.advance(100)
@@ -84,8 +82,7 @@ async def one_runs_and_one_is_claimed(orders: MemoryPartition, gate: Gate) -> No
 
 async def test_a_row_that_is_not_due_any_more_at_the_call_waits_on() -> None:
     """The clock was set back since it was claimed; no runner sleeps meanwhile."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=1) as orders:
+    async with serving(Gate(), "1s", concurrency=1) as (orders, gate):
         await one_runs_and_one_is_claimed(orders, gate)
         orders.clock.jump_wall(-5_000)
         await gate.end(orders, b"a")
@@ -98,8 +95,7 @@ async def test_a_row_that_is_not_due_any_more_at_the_call_waits_on() -> None:
 
 async def test_a_row_that_was_claimed_before_the_clock_was_doubted_waits_on() -> None:
     """It is claimed again once the clock is trusted, and not once more meanwhile."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=1) as orders:
+    async with serving(Gate(), "1s", concurrency=1) as (orders, gate):
         await one_runs_and_one_is_claimed(orders, gate)
         orders.clock.trusted = False
         gate.let(b"a")
@@ -120,8 +116,7 @@ async def test_a_row_due_in_the_millisecond_of_its_failure_is_not_lost() -> None
 
 async def test_a_row_that_becomes_due_while_the_table_is_scanned_is_delivered_at_once() -> None:
     """Time that passes between the scan and the sleep must not be taken for a lack of room (it slept for a minute)."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s") as partition:
+    async with serving(Script("fail"), "1s") as (partition, script):
         await partition.send(b"x")
         table: Any = partition.transport.pending
         scan = table.due

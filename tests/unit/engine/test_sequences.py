@@ -27,8 +27,7 @@ def rows(partition: MemoryPartition) -> list[tuple[bytes, bytes]]:
 
 async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orphan() -> None:
     """Other keys, and records without one, do not wait. A thread that goes on keeps its key, up to a minute."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
+    async with serving(Gate(), "1s", concurrency=9, order=Order.KEY) as (orders, gate):
         for value, key in ((b"a1", b"a"), (b"a2", b"a"), (b"b1", b"b"), (b"n1", None), (b"n2", None)):
             await orders.send(value, key=key)
         assert gate.started == [b"a1", b"b1", b"n1", b"n2"]
@@ -85,8 +84,7 @@ async def test_behind_a_head_that_waits_records_are_held_and_the_offset_goes_on(
 
 async def test_a_head_that_runs_has_its_followers_in_the_window() -> None:
     """No row is written for them, and the offset waits."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
+    async with serving(Gate(), "1s", concurrency=9, order=Order.KEY) as (orders, gate):
         await orders.send(*(b"%02d" % n for n in range(20)), key=b"a")
         assert (gate.started, orders.waiting, committed(orders)) == ([b"00"], {}, 0)
 
@@ -122,8 +120,7 @@ async def test_the_next_session_finds_the_heads(lost: bool) -> None:
             assert gate.started == [b"1", b"1", b"2", b"2"]
             await gate.end_all(orders)
     if lost:
-        gate = Gate()
-        async with MemoryPartition(gate, "1s", order=Order.KEY, transport=transport) as orders:
+        async with serving(Gate(), "1s", order=Order.KEY, transport=transport) as (orders, gate):
             await orders.advance(100)
             assert gate.started == [b"2"]
             await orders.send(b"4", key=b"a")
@@ -134,8 +131,7 @@ async def test_the_next_session_finds_the_heads(lost: bool) -> None:
 
 async def test_a_partition_in_order_waits_in_the_window() -> None:
     """Nothing is held in rows, whatever the keys; room for more ends with the window."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.PARTITION, concurrency=9, max_in_flight=9) as orders:
+    async with serving(Gate(), "1s", order=Order.PARTITION, concurrency=9, max_in_flight=9) as (orders, gate):
         for n in range(20):
             await orders.send(b"%02d" % n, key=b"%d" % n)
         assert (orders.engine.running, orders.engine.in_flight) == (1, 9)
@@ -151,8 +147,7 @@ async def test_a_partition_in_order_waits_in_the_window() -> None:
 
 async def test_behind_a_refused_turn_everything_waits() -> None:
     """Also what belongs to other keys, and what could go ahead of the offset."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9) as orders:
+    async with serving(Gate(), "1s", order=Order.KEY, concurrency=9) as (orders, gate):
         refusing = Refusing(orders.transport, b"bad")
         await orders.send(b"bad", key=b"a")
         await gate.end(orders, b"bad", Reject("wrong"))
@@ -176,14 +171,12 @@ async def test_rows_of_a_handler_without_an_order_are_claimed_in_order_once_it_h
         for value in (b"2", b"1", b"3"):
             gate.let(value, BankDownError())
             await orders.advance(10)
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY, transport=transport) as orders:
+    async with serving(Gate(), "1s", concurrency=9, order=Order.KEY, transport=transport) as (orders, gate):
         await orders.send(b"4", key=b"a")
         await orders.advance(5_000)
         assert (gate.started, held(orders)) == ([b"1"], 1)
         assert {decode_row(value).held for _, value in rows(orders)} == {True, False}
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=9, transport=transport) as orders:
+    async with serving(Gate(), "1s", concurrency=9, transport=transport) as (orders, gate):
         await orders.advance(1_000)
         assert set(gate.started) == {b"1", b"2", b"3", b"4"}
 
@@ -197,8 +190,7 @@ async def test_a_held_row_is_before_a_later_row_of_a_handler_without_an_order() 
         gate.let(b"1", BankDownError())
         gate.let(b"3", BankDownError())
         await pass_time(orders, 900, 100)
-    gate = Gate()
-    async with MemoryPartition(gate, "1s*5", concurrency=9, order=Order.KEY, transport=transport) as orders:
+    async with serving(Gate(), "1s*5", concurrency=9, order=Order.KEY, transport=transport) as (orders, gate):
         await orders.advance(5_000)
         await gate.end(orders, b"1", BankDownError())
         assert (gate.started, held(orders)) == ([b"1"], 1)
@@ -249,8 +241,7 @@ async def test_what_goes_ahead_of_the_offset_goes_in_order() -> None:
         await orders.settle()
         await orders.advance(300)
         assert second.reached
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, transport=transport) as orders:
+    async with serving(Gate(), "1s", order=Order.KEY, concurrency=9, transport=transport) as (orders, gate):
         await orders.advance(1_000)
         assert gate.started == [b"hung", b"2"]
 

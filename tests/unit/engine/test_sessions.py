@@ -104,8 +104,7 @@ async def test_a_fault_of_ours_in_a_delivery_neither_ends_the_pool_nor_skips_the
 
 async def test_drain_waits_for_running_handlers_and_commits_their_outcomes() -> None:
     """It takes nothing new, and ends as soon as the last one is done."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=2) as orders:
+    async with serving(Gate(), "5m", concurrency=2) as (orders, gate):
         await orders.send(b"a", b"b", b"c")
 
         async def meanwhile() -> None:

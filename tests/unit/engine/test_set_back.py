@@ -58,8 +58,7 @@ async def test_another_record_at_its_offset_runs() -> None:
     log.end = 0
     transport.clock.advance(1)
     transport.append(MAIN, b"", b"another")
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, concurrency=3, transport=transport):
+    async with serving(Gate(), POLICY, concurrency=3, transport=transport) as (_, gate):
         assert gate.started == [b"another"]
 
 
@@ -114,8 +113,7 @@ async def test_a_row_that_has_ended_stays_so_although_the_offset_has_not_passed_
         await pass_what_waits(gate, orders)
         assert sorted(gate.done) == ([b"later"] if order is Order.LATEST else [b"later", b"waits"])
         assert (orders.waiting, transport.offsets[MAIN]) == ({}, 0)
-    gate = Gate()
-    async with MemoryPartition(gate, SHORT, concurrency=3, order=order, transport=transport) as orders:
+    async with serving(Gate(), SHORT, concurrency=3, order=order, transport=transport) as (orders, gate):
         assert gate.started == [b"hangs"]
         await gate.end_all(orders)
         assert (gate.done, transport.offsets[MAIN]) == ([b"hangs"], 3)

@@ -53,8 +53,7 @@ async def test_a_note_about_lost_records_is_corrected_before_any_record_runs() -
         pass
     for value in NEW:
         transport.broker.append(MAIN, Outgoing(*MAIN, None, value, ()))
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8, transport=transport) as orders:
+    async with serving(Gate(), HUNG, concurrency=8, transport=transport) as (orders, gate):
         await looks(orders)
         gate.open = True
         for value in list(gate.running):  # suspects: two lives ended here
@@ -66,8 +65,7 @@ async def test_a_note_about_lost_records_is_corrected_before_any_record_runs() -
 @pytest.mark.parametrize("compacted", [False, True])
 async def test_a_settled_record_counts_though_compaction_has_removed_it(compacted: bool) -> None:
     """The offset passes it like the others: received, and failed."""
-    gate = Gate()
-    async with MemoryPartition(gate, RetryPolicy("1h", timeout="30s"), concurrency=8) as orders:
+    async with serving(Gate(), RetryPolicy("1h", timeout="30s"), concurrency=8) as (orders, gate):
         await orders.send(b"hung", b"fails", b"fine")
         gate.let(b"fails", BankDownError())
         gate.let(b"fine")
@@ -75,8 +73,7 @@ async def test_a_settled_record_counts_though_compaction_has_removed_it(compacte
     transport = orders.transport
     if compacted:
         del transport.broker.logs[MAIN].entries[1]
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8, transport=transport) as orders:
+    async with serving(Gate(), HUNG, concurrency=8, transport=transport) as (orders, gate):
         gate.let(b"hung")
         await looks(orders)
         assert transport.offsets[MAIN] == 3
@@ -85,8 +82,7 @@ async def test_a_settled_record_counts_though_compaction_has_removed_it(compacte
 
 async def test_what_cannot_be_read_waits_for_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read again it may be a longer range, which would get a dead letter beside the first one."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8) as orders:
+    async with serving(Gate(), HUNG, concurrency=8) as (orders, gate):
         real = orders.transport.broker.read
 
         def read(*arguments: object, **options: object) -> tuple[list[Record], int]:

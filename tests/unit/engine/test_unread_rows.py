@@ -85,7 +85,6 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
     async with partition(bank, Order.KEY) as orders:
         await orders.send(b"0", b"1", b"2", key=b"a")
         damage(orders, offset)
-        transport = orders.transport
         if session == "this one":
             await orders.advance(3_600_000)
             bank.down.clear()
@@ -94,7 +93,7 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
             assert bank.seen[-1] == b"2"
             return
     bank.down.clear()
-    async with partition(bank, order, transport=transport) as orders:
+    async with partition(bank, order, transport=orders.transport) as orders:
         await orders.advance(3_600_000)
         assert (dead(orders), failed(orders), orders.waiting) == ([(offset, "damaged")], [], {})
         assert [value for value in bank.seen if value != b"%d" % offset][-1] == b"2"
