@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, committed, events_of, held, pass_time, reopen, serving
+from doubles import BankDownError, Gate, Refusing, committed, events_of, held, pass_time, post, reopen, serving
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.lifecycle import Superseded
@@ -218,9 +218,7 @@ async def test_no_command_brings_a_row_back_that_a_newer_record_has_replaced() -
         commit = orders.transport.pause(Step.COMMIT)
         for number, offset in enumerate((0, 0, 1)):
             origin = Origin("orders", orders.engine.context.topic_id, 0, offset)
-            command = Command(id=f"{number}", verb=Verb.HOLD, failure_id=failure_id("app", origin))
-            sent = command.to_record("app.orders.control", 0)
-            orders.transport.append(TopicPartition("app.orders.control", 0), sent.key, sent.value)
+            post(orders, Command(id=f"{number}", verb=Verb.HOLD, failure_id=failure_id("app", origin)))
         await orders.settle()
         assert commit.reached
         await gate.end(orders, b"new")

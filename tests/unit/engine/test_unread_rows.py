@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, events_of, pass_time, reopen, resumed_before, serving
+from doubles import BankDownError, Gate, events_of, pass_time, post, reopen, resumed_before, serving
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import is_mark
@@ -18,7 +18,7 @@ from retryapp.core.row_keys import IDENTITY_AT, OFFSET_AT
 from retryapp.core.verdicts import Reject
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import Event, Row, TopicPartition
+from retryapp.ports import Event, Row
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
@@ -237,8 +237,7 @@ async def test_a_kill_between_a_resume_and_the_pause_for_the_next_damaged_stop_f
         bank.seen.clear()
         async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
             kill = orders.transport.pause(Step.COMMIT, after=commit, durable=True)
-            sent = HandlerCommand(id="r", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
-            orders.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+            post(orders, HandlerCommand(id="r", verb=HandlerVerb.RESUME))
             await orders.settle()
             assert kill.reached
             last.append(events_of(orders, Commanded)[-1].verb)
@@ -258,8 +257,7 @@ async def test_a_resume_that_was_sent_before_a_damaged_stop_was_found_does_not_e
         if paused:
             await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="ann"))
         damage(orders, 0)
-    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
-    orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    post(orders, HandlerCommand(id="early", verb=HandlerVerb.RESUME))
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await orders.advance(1_000)
         outcome = _outcome(orders, "early")
@@ -279,8 +277,7 @@ async def test_a_resume_for_the_pause_of_a_rule_does_not_end_that_for_a_damaged_
         await orders.send(b"closed", key=b"b")
         damage(orders, 0)
     bank.down.clear()
-    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
-    orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    post(orders, HandlerCommand(id="early", verb=HandlerVerb.RESUME))
     for _ in range(2):
         async with MemoryPartition(bank, policy, order=Order.KEY, holding=HOLD, transport=orders.transport) as orders:
             await orders.advance(1_000)
