@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.core.lifecycle import decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
@@ -63,6 +64,26 @@ def failing(error: BaseException) -> Callable[[Any], Any]:
 
 
 _clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, VirtualClock] = WeakKeyDictionary()
+
+
+def events_of(partition: MemoryPartition, *kinds: type) -> list[Any]:
+    """Return the events of a handler that are of these kinds, in order."""
+    found = (decode_event(record.value or b"") for record in partition.records(partition.handler.topology.events))
+    return [event for event in found if isinstance(event, kinds)]
+
+
+Function = TypeVar("Function", bound=HandlerFunction)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    function: Function, policy: RetryPolicy | str, *values: bytes | None, key: bytes | None = None,
+    headers: Headers = (), **options: Any,
+) -> AsyncIterator[tuple[MemoryPartition, Function]]:  # fmt: skip
+    """Run a partition that was sent these records, or none yet; options are those of the partition."""
+    async with MemoryPartition(function, policy, **options) as orders:
+        await orders.send(*values, key=key, headers=headers)
+        yield orders, function
 
 
 def running_clock() -> VirtualClock:
@@ -173,6 +194,20 @@ async def deliver_once(
     return outcome
 
 
+class Settling(Protocol):
+    """A partition, or what has some."""
+
+    async def settle(self) -> None: ...
+
+    async def advance(self, ms: int) -> None: ...
+
+
+async def pass_time(partition: Settling, ms: int, step_ms: int = 200) -> None:
+    """Let time pass in small steps, as it does."""
+    for _ in range(ms // step_ms):
+        await partition.advance(step_ms)
+
+
 class Gate:
     """A handler whose runs wait until the test lets them go."""
 
@@ -206,6 +241,16 @@ class Gate:
             self.running[value].set_result(None)
         else:
             self.running[value].set_exception(error)
+
+    async def end(self, partition: Settling, value: bytes, error: Exception | None = None) -> None:
+        """Let a run end, and what follows from that."""
+        self.let(value, error)
+        await partition.settle()
+
+    async def end_all(self, partition: MemoryPartition) -> None:
+        """Let all runs end, and those that come, until nothing is left to do."""
+        self.let_all()
+        await partition.to_rest()
 
 
 class Refusing:
@@ -378,6 +423,11 @@ class Rig:
     def submit(self, name: str, next_offset: int = -1, *, publishes: int = 0, **more: object) -> None:
         """Submit such a turn in the lane's session."""
         self.lane.submit(self.lane.session, self.turn(name, next_offset, publishes=publishes, **more))  # type: ignore[arg-type]
+
+    async def hand_over(self, name: str, next_offset: int = -1, **more: Any) -> None:
+        """Submit such a turn, and let the lane do what it can."""
+        self.submit(name, next_offset, **more)
+        await self.settle()
 
 
 MakeRig = Callable[..., Rig]

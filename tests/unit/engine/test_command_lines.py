@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from test_commands import CONTROL, FIRST, Calls
-from test_jobs import Service, begin, letters, partition
+from test_jobs import begin, with_letters
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
@@ -76,9 +76,7 @@ async def test_many_records_that_are_no_commands_have_one_line(caplog: pytest.Lo
 
 async def test_a_job_has_lines_for_its_begin_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """And none for each letter: marks and events say what became of these."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 3)
+    async with with_letters(3) as (orders, _):
         await begin(orders)
         await orders.to_rest()
     assert lines(caplog) == [

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, committed, held, reopen
+from doubles import BankDownError, Gate, Refusing, committed, events_of, held, pass_time, reopen
 
 from retryapp.core.control import Command, Verb
-from retryapp.core.lifecycle import Superseded, decode_event
+from retryapp.core.lifecycle import Superseded
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.verdicts import Reject, Skip
 from retryapp.engine.handler.handler import Delivery, Order
@@ -23,11 +23,9 @@ def latest(handler: object, policy: str = "1m 1m", **options: object) -> MemoryP
 
 def superseded(partition: MemoryPartition) -> list[tuple[int, int, int, int]]:
     """Return what events say: offset, by which one it was replaced, delivery and attempt."""
-    events = [decode_event(record.value or b"") for record in partition.records("app.orders.events")]
     return [
         (int(event.origin.rsplit("/", 1)[1]), event.by_offset, event.delivery, event.attempt)
-        for event in events
-        if isinstance(event, Superseded)
+        for event in events_of(partition, Superseded)
     ]
 
 
@@ -39,21 +37,18 @@ async def test_a_newer_record_runs_at_once_and_its_outcome_removes_the_row_of_th
     gate = Gate()
     async with latest(gate) as orders:
         await orders.send(b"1", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         assert orders.waiting == {"1m": 1}
         await orders.send(b"2", key=b"a")
         await orders.advance(60_000)
         assert (gate.started, orders.waiting, superseded(orders)) == ([b"1", b"2"], {"1m": 1}, [])
-        gate.let(b"2", end)
-        await orders.settle()
+        await gate.end(orders, b"2", end)
         assert superseded(orders) == [(0, 1, 1, 1)]
         assert (sum(orders.waiting.values()), committed(orders)) == (isinstance(end, BankDownError), 2)
         (batch,) = (batch for batch in orders.transport.batches if any(row.value is None for row in batch.rows))
         assert batch.offsets == {MAIN: 2}
         assert len(orders.observer.of(Event.SUPERSEDED)) == 1
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.started == [b"1", b"2"] + [b"2"] * isinstance(end, BankDownError)
 
 
@@ -65,11 +60,9 @@ async def test_newer_records_wait_for_a_run_and_replace_each_other() -> None:
         await orders.send(b"b", key=b"b")
         await orders.send(b"n", b"m", key=None)
         assert gate.started == [b"1", b"b", b"n", b"m"]
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         assert gate.started[4:] == [None]  # type: ignore[comparison-overlap]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert superseded(orders) == [(1, 2, 0, 0), (2, 3, 0, 0)]
         assert (committed(orders), orders.dead_letters) == (7, [])
 
@@ -87,14 +80,11 @@ async def test_an_older_record_that_fails_while_a_newer_one_waits_is_superseded_
         for name, end in ((b"a", BankDownError()), (b"b", Reject("wrong"))):
             await orders.send(name + b"1", key=name)
             if row:
-                gate.let(name + b"1", BankDownError())
-                await orders.settle()
+                await gate.end(orders, name + b"1", BankDownError())
                 await orders.advance(1_000)
             await orders.send(name + b"2", key=name)
-            gate.let(name + b"1", end)
-            await orders.settle()
-            gate.let(name + b"2")
-            await orders.settle()
+            await gate.end(orders, name + b"1", end)
+            await gate.end(orders, name + b"2")
         await orders.to_rest()
         assert superseded(orders) == [(0, 1, 1 + row, 1 + row)]
         assert len(orders.records("app.orders.retry")) == 2 * row, "it waits for nothing, so it has no copy"
@@ -108,21 +98,18 @@ async def test_after_a_crash_the_newest_is_still_there_and_no_older_one_runs(die
     gate, transport = Gate(), MemoryLaneTransport()
     async with latest(gate, transport=transport) as orders:
         await orders.send(b"1", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         await orders.send(b"2", key=b"a")
         assert gate.started == [b"1", b"2"]
         if dies == "at its commit":
             transport.pause(Step.COMMIT)
-            gate.let(b"2")
-            await orders.settle()
+            await gate.end(orders, b"2")
     transport.clock.advance(120_000)
     gate = Gate()
     async with latest(gate, transport=transport) as orders:
         assert (gate.started, superseded(orders)) == ([b"2"], [])
         await reopen(orders)
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (set(gate.started), superseded(orders)) == ({b"2"}, [(0, 1, 1, 1)])
 
 
@@ -132,8 +119,7 @@ async def test_at_an_opening_rows_wait_until_the_main_topic_is_read() -> None:
         gate, transport = Gate(), MemoryLaneTransport()
         async with latest(gate, transport=transport) as orders:
             await orders.send(b"1", key=b"a")
-            gate.let(b"1", BankDownError())
-            await orders.settle()
+            await gate.end(orders, b"1", BankDownError())
         transport.clock.advance(120_000)
         transport.append(MAIN, b"b", b"other")
         transport.append(MAIN, b"a", b"2")
@@ -142,14 +128,12 @@ async def test_at_an_opening_rows_wait_until_the_main_topic_is_read() -> None:
             await orders.advance(int(READ_S * 1_000) - 1)
             assert gate.started == [b"other"]
             if patient:
-                gate.let(b"other")
-                await orders.settle()
+                await gate.end(orders, b"other")
                 assert gate.started == [b"other", b"2"]
             else:
                 await orders.advance(2)
                 assert gate.started == [b"other", b"1"]
-            gate.let_all()
-            await orders.to_rest()
+            await gate.end_all(orders)
             assert gate.done == ([b"other", b"2"] if patient else [b"other", b"1", b"2"])
             assert superseded(orders) == [(0, 2, 1, 1)] * patient
 
@@ -159,8 +143,7 @@ async def test_rows_do_not_wait_for_what_is_no_record() -> None:
     gate, transport = Gate(), MemoryLaneTransport()
     async with latest(gate, transport=transport) as orders:
         await orders.send(b"1", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
     transport.clock.advance(120_000)
     transport.append(MAIN, b"b", b"other")
     transport.broker.logs[MAIN].end += 1
@@ -177,8 +160,7 @@ async def test_a_duplicate_replaces_nothing() -> None:
         await orders.send(b"1", key=b"a", headers=(("id", b"1"),))
         await orders.send(b"2", key=b"a", headers=(("id", b"2"),))
         await orders.send(b"2", key=b"a", headers=(("id", b"2"),))
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (gate.done, superseded(orders)) == ([b"1", b"2"], [])
         assert len(orders.observer.of(Event.SKIPPED)) == 1
 
@@ -194,8 +176,7 @@ async def test_of_the_rows_that_another_order_has_left_only_the_newest_of_a_key_
     transport.offsets[MAIN], gate = 240, Gate()
     async with latest(gate, "1s", transport=transport) as orders:
         assert len(superseded(orders)) == 240, "those before the offset do not wait for the end of the newest"
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.done == [b"b", b"249"] or gate.done == [b"249", b"b"]
         gone = superseded(orders)
         assert sorted(gone) == [(0, 249, 1, 1), *((number, 249, 0, 0) for number in range(1, 249))]
@@ -207,11 +188,9 @@ async def test_a_record_before_a_row_of_its_key_is_superseded_by_it() -> None:
     gate, transport = Gate(), MemoryLaneTransport()
     async with latest(gate, "1s", transport=transport) as orders:
         await orders.send(b"1", key=b"a")
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         await orders.send(b"2", key=b"a")
-        gate.let(b"2", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"2", BankDownError())
     transport.offsets[MAIN], gate = 0, Gate()
     gate.let_all()
     async with latest(gate, "1s", transport=transport) as orders:
@@ -225,8 +204,7 @@ async def test_a_newer_record_waits_until_the_older_ones_row_is_in_the_table() -
     async with latest(gate, transport=transport) as orders:
         await orders.send(b"1", key=b"a")
         committing = transport.pause(Step.COMMIT)
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         await orders.send(b"2", key=b"a")
         assert (committing.reached, gate.started, held(orders)) == (True, [b"1"], 0)
         committing.set()
@@ -234,16 +212,14 @@ async def test_a_newer_record_waits_until_the_older_ones_row_is_in_the_table() -
         assert (gate.started, orders.waiting) == ([b"1", b"2"], {"1m": 1})
         refusing = Refusing(transport, b"2")
         refusing.topics = ".retry"
-        gate.let(b"2", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"2", BankDownError())
         await orders.send(b"3", key=b"a")
         await orders.advance(100)
         assert (gate.started, orders.waiting) == ([b"1", b"2"], {"1m": 1})
         refusing.prefixes = ()
         await orders.advance(60_000)
         assert gate.started == [b"1", b"2", b"3"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert superseded(orders) == [(0, 1, 1, 1), (1, 2, 1, 1)]
 
 
@@ -254,8 +230,7 @@ async def test_no_command_brings_a_row_back_that_a_newer_record_has_replaced() -
         await orders.send(b"other", key=b"b")
         await orders.send(b"old", key=b"a")
         gate.let(b"other", BankDownError())
-        gate.let(b"old", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"old", BankDownError())
         await orders.advance(60_000)
         await orders.advance(1_000)
         await orders.send(b"new", key=b"a")
@@ -267,11 +242,9 @@ async def test_no_command_brings_a_row_back_that_a_newer_record_has_replaced() -
             orders.transport.append(TopicPartition("app.orders.control", 0), sent.key, sent.value)
         await orders.settle()
         assert commit.reached
-        gate.let(b"new")
-        await orders.settle()
+        await gate.end(orders, b"new")
         commit.set()
-        for _ in range(4):
-            await orders.advance(100)
+        await pass_time(orders, 400, 100)
         assert superseded(orders) == [(1, 2, 1, 1)]
         assert orders.waiting == {"1h": 1}
         gate.let_all()
@@ -284,20 +257,17 @@ async def test_a_hold_that_ends_does_not_bring_back_what_a_newer_record_has_repl
     gate = Gate()
     async with latest(gate, "1h") as orders:
         await orders.send(b"old", key=b"a")
-        gate.let(b"old", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"old", BankDownError())
         assert (await orders.command("hold", 0, hold_ms=1_000))["refused"] is None
         await orders.send(b"new", key=b"a")
         commit = orders.transport.pause(Step.COMMIT)
-        gate.let(b"new")
-        await orders.settle()
+        await gate.end(orders, b"new")
         assert commit.reached
         await orders.advance(1_000)
         commit.set()
         await orders.settle()
         assert (superseded(orders), orders.waiting) == ([(0, 1, 1, 1)], {})
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.started == [b"old", b"new"]
 
 
@@ -306,20 +276,17 @@ async def test_a_replay_by_force_is_tried_again_until_a_newer_record_begins() ->
     gate = Gate()
     async with latest(gate) as orders:
         await orders.send(b"1", key=b"a")
-        gate.let(b"1", Reject("wrong"))
-        await orders.settle()
+        await gate.end(orders, b"1", Reject("wrong"))
         await orders.send(b"2", key=b"a")
         assert (await orders.command("replay", 0, force=True))["refused"] == "superseded"
-        gate.let(b"2")
-        await orders.settle()
+        await gate.end(orders, b"2")
         assert (await orders.command("replay", 0))["refused"] == "superseded"
         assert (await orders.command("replay", 0, force=True))["refused"] is None
         await orders.settle()
         assert gate.started == [b"1", b"2", b"1"]
         await reopen(orders)
         assert gate.started == [b"1", b"2", b"1", b"1"]
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         assert orders.waiting == {"1m": 1}
         await orders.send(b"3", key=b"a")
         await orders.advance(60_000)
@@ -335,8 +302,7 @@ async def test_what_is_replayed_by_force_waits_for_a_newer_record_that_is_not_re
     gate, transport = Gate(), MemoryLaneTransport()
     async with latest(gate, transport=transport) as orders:
         await orders.send(b"1", key=b"a")
-        gate.let(b"1", Reject("wrong"))
-        await orders.settle()
+        await gate.end(orders, b"1", Reject("wrong"))
         await orders.send(b"other", key=b"b")
         await orders.send(b"2", key=b"a")
         assert gate.started == [b"1", b"other", b"2"]
@@ -345,8 +311,7 @@ async def test_what_is_replayed_by_force_waits_for_a_newer_record_that_is_not_re
         assert (await orders.command("replay", 0, force=True))["refused"] is None
         await orders.advance(1_000)
         assert (gate.started, orders.waiting) == ([b"other"], {"replay": 1})
-        gate.let(b"other")
-        await orders.settle()
+        await gate.end(orders, b"other")
         gate.let(b"2")
         await orders.to_rest()
         assert (gate.started, [told[:2] for told in superseded(orders)]) == ([b"other", b"2"], [(0, 2)])

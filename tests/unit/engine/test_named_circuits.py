@@ -6,8 +6,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, fine, scheduler_of
-from test_pace import pass_time
+from doubles import BankDownError, Gate, events_of, fine, pass_time, scheduler_of
 
 from retryapp import RetryLater, RetryPolicy, Unavailable, retryable
 from retryapp.core.circuit import CircuitBreaker, CircuitState
@@ -15,14 +14,13 @@ from retryapp.core.control import Refusal
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.core.lifecycle import CircuitChanged, decode_event
+from retryapp.core.lifecycle import CircuitChanged
 from retryapp.core.row_keys import IDENTITY_AT, queue_in, queue_of
 from retryapp.core.rows import OPERATOR, decode_row, encode_row
 from retryapp.engine.handler.handler import Delivery, Order
-from retryapp.ports import Event, Row, TopicPartition
+from retryapp.ports import Event, Row
 from retryapp.testing import MemoryPartition
 
-EVENTS = TopicPartition("app.orders.events", 0)
 BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="10s", max_open="10m")
 CIRCUITS = {"ledger": BREAKER, "mail": BREAKER}
 OPEN, CLOSED, FORCED = CircuitState.OPEN, CircuitState.CLOSED, CircuitState.FORCED_OPEN
@@ -92,8 +90,7 @@ async def test_records_of_others_flow_while_one_service_is_down() -> None:
         spent = {value: attempt for value, attempt in services.calls if value.startswith(b"ledger")}
         assert sum(spent.values()) - 200 <= 4, "what had failed before it opened"
         assert not [seen for seen in orders.observer.seen if seen.event is Event.DEAD]
-        events = [decode_event(record.value or b"") for record in orders.transport.read(EVENTS)]
-        told = [(event.circuit, event.to_state) for event in events if isinstance(event, CircuitChanged)]
+        told = [(event.circuit, event.to_state) for event in events_of(orders, CircuitChanged)]
         assert told[0] == ("ledger", "open")
         assert told[-1] == ("ledger", "closed")
         assert {name for name, _ in told} == {"ledger"}
@@ -299,8 +296,7 @@ async def test_a_circuit_that_nothing_waits_for_closes_and_its_next_outage_is_a_
         assert (state(orders), services.done) == (CircuitState.HALF_OPEN, [b"ledger 1"])
         await pass_time(orders, 3_600_000, 60_000)
         assert state(orders) is CLOSED
-        events = [decode_event(record.value or b"") for record in orders.transport.read(EVENTS)]
-        (end,) = [each for each in events if isinstance(each, CircuitChanged) and each.to_state == "closed"]
+        (end,) = [each for each in events_of(orders, CircuitChanged) if each.to_state == "closed"]
         assert end.cause == "nothing waits for it"
         services.down = {b"ledger"}
         await orders.send(*(b"ledger %d" % n for n in range(30)))

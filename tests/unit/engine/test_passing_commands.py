@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
+from doubles import events_of
 
 from retryapp import CircuitBreaker
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.verdicts import Reject
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import control_queue
@@ -59,8 +60,7 @@ def of(name: str, verb: Verb, offset: int) -> Command:
 
 def told(orders: MemoryPartition) -> list[tuple[str, str | None]]:
     """Return the commands that have an event, in order, and why they were refused."""
-    events = [json.loads(record.value or b"") for record in orders.records("app.orders.events")]
-    return [(each["command"], each["refused"]) for each in events if each["kind"] == "command" and each["command"]]
+    return [(each.command, each.refused) for each in events_of(orders, Commanded) if each.command]
 
 
 OUTAGE = HandlerCommand(id="outage", verb=HandlerVerb.OPEN)

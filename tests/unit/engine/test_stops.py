@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 import pytest
-from doubles import committed, held, reopen
+from doubles import committed, events_of, held, reopen
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.holding import Holding
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.row_keys import IDENTITY_AT
 from retryapp.core.rows import STOPPED, decode_row
 from retryapp.core.verdicts import Reject
@@ -129,9 +129,8 @@ async def test_a_handler_that_does_not_hold_any_more_lets_stopped_sequences_go(o
         await orders.advance(60_000)
         assert calls.seen == ([b"1", b"3"] if order is Order.LATEST else [b"1", b"2", b"3"])
         assert orders.waiting == {}
-        events = [json.loads(event.value or b"") for event in orders.records("app.orders.events")]
-        (told,) = [event for event in events if event["kind"] == "command"]
-        assert (told["verb"], told["command"], told["after"]) == ("release", "", "dead")
+        (told,) = events_of(orders, Commanded)
+        assert (told.verb, told.command, told.after) == ("release", "", "dead")
 
 
 async def test_a_damaged_stop_that_holds_nothing_any_more_goes_with_its_letter() -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, reopen, resumed_before
+from doubles import BankDownError, Gate, events_of, pass_time, reopen, resumed_before
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import is_mark
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Damage, Record
 from retryapp.core.row_keys import IDENTITY_AT, OFFSET_AT
 from retryapp.core.verdicts import Reject
@@ -67,10 +67,9 @@ def failed(orders: MemoryPartition) -> list[Event]:
     return [seen.event for seen in orders.observer.seen if seen.event is Event.LANE_FAILED]
 
 
-def _outcome(orders: MemoryPartition, command: str) -> dict[str, Any]:
-    told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
-    (outcome,) = [each for each in told if each.get("command") == command]
-    return dict(outcome)
+def _outcome(orders: MemoryPartition, command: str) -> Commanded:
+    (outcome,) = [each for each in events_of(orders, Commanded) if each.command == command]
+    return outcome
 
 
 async def resume(orders: MemoryPartition, name: str) -> dict[str, Any]:
@@ -86,7 +85,6 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
     async with partition(bank, Order.KEY) as orders:
         await orders.send(b"0", b"1", b"2", key=b"a")
         damage(orders, offset)
-        transport = orders.transport
         if session == "this one":
             await orders.advance(3_600_000)
             bank.down.clear()
@@ -95,7 +93,7 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
             assert bank.seen[-1] == b"2"
             return
     bank.down.clear()
-    async with partition(bank, order, transport=transport) as orders:
+    async with partition(bank, order, transport=orders.transport) as orders:
         await orders.advance(3_600_000)
         assert (dead(orders), failed(orders), orders.waiting) == ([(offset, "damaged")], [], {})
         assert [value for value in bank.seen if value != b"%d" % offset][-1] == b"2"
@@ -132,12 +130,10 @@ async def test_of_latest_a_damaged_row_is_dead_when_a_newer_record_replaces_it()
     gate = Gate()
     async with partition(gate, Order.LATEST) as orders:
         await orders.send(b"1", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         await orders.send(b"2", key=b"a")
         damage(orders, 0)
-        gate.let(b"2")
-        await orders.settle()
+        await gate.end(orders, b"2")
         assert (dead(orders), failed(orders), orders.waiting) == ([(0, "damaged")], [], {})
         assert gate.started == [b"1", b"2"]
         await reopen(orders)
@@ -157,10 +153,9 @@ async def test_where_sequences_stop_a_damaged_row_pauses_the_partition(offset: i
             await orders.send(b"b", key=b"b%d" % life)
             await orders.advance(3_600_000)
             assert (dead(orders), bank.seen) == ([(offset, "damaged")], [b"0"])
-            events = [json.loads(each.value or b"") for each in orders.records("app.orders.events")]
-            (pause,) = [each for each in events if each["kind"] == "command"]
-            assert (pause["verb"], pause["failure_id"]) == ("handler-pause", f"app/orders@kq8G0bTz/0/{offset}")
-            assert "a damaged record" in pause["text"]
+            (pause,) = events_of(orders, Commanded)
+            assert (pause.verb, pause.failure_id) == ("handler-pause", f"app/orders@kq8G0bTz/0/{offset}")
+            assert "a damaged record" in pause.text
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await resume(orders, "r")
         await orders.advance(3_600_000)
@@ -261,8 +256,7 @@ async def test_a_kill_between_a_resume_and_the_pause_for_the_next_damaged_stop_f
             orders.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
             await orders.settle()
             assert kill.reached
-            told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
-            last.append([each["verb"] for each in told if each["kind"] == "command"][-1])
+            last.append(events_of(orders, Commanded)[-1].verb)
         async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
             for number in range(2):
                 assert orders.engine.commands.levels.paused.record.endswith(f"/{2 * number}")  # type: ignore[union-attr]
@@ -286,8 +280,8 @@ async def test_a_resume_that_was_sent_before_a_damaged_stop_was_found_does_not_e
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await orders.advance(1_000)
         outcome = _outcome(orders, "early")
-        assert (outcome["refused"], bank.seen) == ("changed", [b"1"])
-        assert "a damaged record" in outcome["text"]
+        assert (outcome.refused, bank.seen) == ("changed", [b"1"])
+        assert "a damaged record" in outcome.text
         assert ("paused by ann" in orders.engine.commands.levels.paused.text) is paused  # type: ignore[union-attr]
         await resume(orders, "late")
         assert bank.seen == [b"1", b"2"]
@@ -308,9 +302,8 @@ async def test_a_resume_for_the_pause_of_a_rule_does_not_end_that_for_a_damaged_
         async with MemoryPartition(bank, policy, order=Order.KEY, holding=HOLD, transport=orders.transport) as orders:
             await orders.advance(1_000)
             assert bank.seen == [b"1", b"closed"]
-            told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
-            (found,) = [each for each in told if "a damaged record" in (each.get("after") or "")]
-            assert "by rule" in found["before"]
+            (found,) = [each for each in events_of(orders, Commanded) if "a damaged record" in (each.after or "")]
+            assert "by rule" in found.before
 
 
 async def test_the_letter_of_a_damaged_row_is_newer_than_one_on_another_dead_letter_topic() -> None:
@@ -338,8 +331,7 @@ async def test_the_letter_of_an_offset_that_was_set_back_is_newer_than_that_of_a
         await orders.send(b"0")
         if damaged:
             damage(orders, 0, version=True)
-        for _ in range(5):
-            await orders.advance(3_600_000)
+        await pass_time(orders, 18_000_000, 3_600_000)
         assert dead(orders) == [(0, "damaged" if damaged else "exhausted")]
         bank.fault = ValueError()
         orders.transport.offsets[orders.engine.sources[0]] = 0
@@ -373,12 +365,12 @@ async def test_a_resume_that_came_since_the_topic_was_looked_at_does_not_end_a_p
         await orders.advance(3_600_000)
         assert all(kill.reached for kill in kills)
         if not killed:
-            assert _outcome(orders, "early")["refused"] == "changed"
+            assert _outcome(orders, "early").refused == "changed"
     bank.down.clear()
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await orders.advance(3_600_000)
         assert bank.seen == [b"0"]
-        assert _outcome(orders, "early")["refused"] == "changed"
+        assert _outcome(orders, "early").refused == "changed"
         if not dead(orders):  # its letter was not durable: it is found once more, and pauses the partition again
             await resume(orders, "late")
         assert (dead(orders), bank.seen) == ([(0, "damaged")], [b"0"])
