@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+from retryapp.core.control import Command
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
-from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobCommand
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.lifecycle import decode_event
 from retryapp.core.metadata import RetryMetadata
@@ -40,6 +42,7 @@ SITE = LaneSite(
 OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
 GIVEN_UP = [Step.HOLD, Step.CLOSE]
 BACKOFF_MS = 100
+TOLD = count(1)
 USER_HEADERS = (("trace", b"1"), ("trace", None))
 
 
@@ -323,6 +326,18 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+def post(partition: MemoryPartition, *commands: Command | HandlerCommand | JobCommand) -> None:
+    """Put commands on the control topic, and wait for nothing."""
+    for command in commands:
+        sent = command.to_record(partition.handler.topology.control, partition.engine.partition)
+        partition.transport.append(TopicPartition(sent.topic, sent.partition), sent.key, sent.value)
+
+
+async def tell(partition: MemoryPartition, verb: HandlerVerb, **words: Any) -> dict[str, Any]:
+    """Send a command about the handler; return its event."""
+    return await partition.obey(HandlerCommand(id=f"told-{next(TOLD)}", verb=verb, **words))
+
+
 async def reopen(partition: MemoryPartition) -> None:
     """Make the lane give up and open again."""
     partition.lane.fail(RuntimeError("lane"))
@@ -332,8 +347,7 @@ async def reopen(partition: MemoryPartition) -> None:
 
 def resumed_before(partition: MemoryPartition, killed: str) -> list[Any]:
     """Have a resume on the control topic just before a pause, and its worker killed at a step; return that step."""
-    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(partition.handler.topology.control, 0)
-    partition.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    post(partition, HandlerCommand(id="early", verb=HandlerVerb.RESUME))
     if killed == "at the look":
         return [partition.transport.pause("bounds")]  # type: ignore[arg-type]
     durable, after = killed != "after the look", killed != "after the pause"

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from doubles import post
 from test_commands import CONTROL, FIRST, Calls
 from test_jobs import begin, with_letters
 
@@ -53,9 +54,8 @@ async def test_a_command_that_a_crash_undoes_has_no_line(caplog: pytest.LogCaptu
     orders = MemoryPartition(Calls(), "1h*3")
     async with orders:
         await orders.send(b"one")
-        record = Command(id="c", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
         dying = orders.transport.pause(Step.COMMIT, durable=durable)
-        orders.transport.append(CONTROL, record.key, record.value)
+        post(orders, Command(id="c", verb=Verb.CANCEL, failure_id=FIRST))
         await orders.settle()
         assert dying.reached
         assert lines(caplog) == []

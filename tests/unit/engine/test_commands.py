@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import serving
+from doubles import post, serving
 
 from retryapp import Batch, CircuitBreaker, Reject, RetryPolicy, Unavailable, non_retryable
 from retryapp.core.control import COMMAND_AGE_MS, OF_LETTERS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
@@ -262,8 +262,7 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
         if verb is Verb.RESTORE:
             await orders.command("discard", 0)
         dying = orders.transport.pause(Step.COMMIT, durable=durable)
-        sent = Command(id="dying", verb=verb, failure_id=FIRST, **more).to_record(*CONTROL)
-        orders.transport.append(CONTROL, sent.key, sent.value)
+        post(orders, Command(id="dying", verb=verb, failure_id=FIRST, **more))
         await orders.settle()
         assert dying.reached
     calls.failing = False
@@ -280,8 +279,7 @@ async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_ar
     async with serving(Calls(), "1s*5") as (orders, calls):
         await orders.send(b"one")
     orders.clock.advance(2_000)
-    command = Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
-    orders.transport.append(CONTROL, command.key, command.value)
+    post(orders, Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST))
     async with MemoryPartition(calls, "1s*5", transport=orders.transport) as orders:
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
         assert len(calls.seen) == 1
@@ -307,8 +305,7 @@ async def test_a_command_that_no_worker_took_in_time_is_refused() -> None:
     """Nobody expects it any more."""
     async with serving(Calls(), "10h*3") as (orders, calls):
         await orders.send(b"one")
-    command = Command(id="late", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
-    orders.transport.append(CONTROL, command.key, command.value)
+    post(orders, Command(id="late", verb=Verb.CANCEL, failure_id=FIRST))
     orders.clock.advance(COMMAND_AGE_MS + 1)
     async with MemoryPartition(calls, "10h*3", transport=orders.transport) as orders:
         assert orders.waiting == {"10h": 1}
@@ -405,7 +402,6 @@ async def test_a_replayed_record_that_took_too_long_runs_alone() -> None:
         slow.set()
         sizes.clear()
         for number in range(2):
-            sent = Command(id=f"c{number}", verb=Verb.REPLAY, failure_id=f"{FIRST[:-1]}{number}").to_record(*CONTROL)
-            orders.transport.append(CONTROL, sent.key, sent.value)
+            post(orders, Command(id=f"c{number}", verb=Verb.REPLAY, failure_id=f"{FIRST[:-1]}{number}"))
         await orders.advance(100)
         assert sizes == [1, 1]

@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
-from doubles import serving
+from doubles import post, serving
 
 from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
 from retryapp.core.control import Command, Verb, named_by, token_of
@@ -43,8 +43,7 @@ class Caller:
 
 def append(partition: MemoryPartition, token: str) -> None:
     """Put a release on the control topic, and wait for nothing."""
-    sent = Command(id="early", verb=Verb.RELEASE, **named_by(token)).to_record(*CONTROL)
-    partition.transport.append(CONTROL, sent.key, sent.value)
+    post(partition, Command(id="early", verb=Verb.RELEASE, **named_by(token)))
 
 
 def early(partition: MemoryPartition) -> list[str]:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import count
-from typing import Any
-
 import pytest
-from doubles import BankDownError, Gate, pass_time
+from doubles import BankDownError, Gate, pass_time, tell
 from test_pace import BREAKER, Service, outage, partition, state, told
 
 from retryapp import Defer, RetryPolicy
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.control import Refusal
-from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.jobs import HandlerVerb
 from retryapp.engine.handler.handler import Delivery
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
-COMMANDS = count(1)
 OPEN, CLOSE = HandlerVerb.OPEN, HandlerVerb.CLOSE
 FORCED, HALF_OPEN, CLOSED = CircuitState.FORCED_OPEN, CircuitState.HALF_OPEN, CircuitState.CLOSED
-
-
-async def tell(orders: MemoryPartition, verb: HandlerVerb, **words: Any) -> dict[str, Any]:
-    """Force it open, or let it go."""
-    return await orders.obey(HandlerCommand(id=f"o{next(COMMANDS)}", verb=verb, **words))
 
 
 async def test_nothing_begins_until_it_is_let_go_and_then_a_few_try() -> None:

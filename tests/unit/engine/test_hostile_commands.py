@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import Refusing, events_of, pass_time, serving
+from doubles import Refusing, events_of, pass_time, post, serving
 from test_commands import CONTROL, FIRST, Calls
 from test_jobs import begin, part_of, partition, with_letters
 
@@ -84,8 +84,7 @@ async def test_all_commands_that_were_there_are_obeyed_before_a_row_is_claimed()
     orders.clock.advance(2_000)
     for _ in range(1_500):
         orders.transport.append(CONTROL, None, b"none")
-    command = Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
-    orders.transport.append(CONTROL, command.key, command.value)
+    post(orders, Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST))
     async with MemoryPartition(calls, "1s*5", transport=orders.transport) as orders:
         await orders.until(lambda: orders.dead_letters)
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
@@ -107,8 +106,7 @@ async def test_a_replay_that_was_there_comes_before_what_waits_of_its_sequence(o
     async with MemoryPartition(handle, "1h", order=order) as orders:
         await orders.send(b"dead", b"waits", key=b"a")
         assert (len(orders.dead_letters), orders.waiting) == (1, {"1h": 1})
-    command = Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST).to_record(*CONTROL)
-    orders.transport.append(CONTROL, command.key, command.value)
+    post(orders, Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST))
     async with MemoryPartition(handle, "1h", order=order, transport=orders.transport) as orders:
         await orders.settle()
         assert (failures(orders), seen) == ([], [b"dead", b"waits", b"dead"])
@@ -129,8 +127,7 @@ async def test_a_kill_at_each_commit_of_its_opening_leaves_a_replay_to_be_obeyed
 
         async with MemoryPartition(handle, "1h", order=Order.KEY) as orders:
             await orders.send(b"dead", b"waits", key=b"a")
-        command = Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST).to_record(*CONTROL)
-        orders.transport.append(CONTROL, command.key, command.value)
+        post(orders, Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST))
         dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
         for _ in range(2):
             async with MemoryPartition(handle, "1h", order=Order.KEY, transport=orders.transport) as orders:

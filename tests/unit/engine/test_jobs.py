@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import events_of, pass_time, reopen
+from doubles import events_of, pass_time, post, reopen
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
@@ -199,9 +199,8 @@ async def test_letters_are_discarded_and_restored() -> None:
 
 async def die_in_a_job(orders: MemoryPartition, part: JobPart, after: int, *, durable: bool) -> None:
     """Begin a job, and have the worker stand still in a commit, after so many others; the test then kills it there."""
-    command = JobCommand(id="c", job="j1", verb=JobVerb.START, part=part, by="ann", why="mended").to_record(*CONTROL)
     dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
-    orders.transport.append(CONTROL, command.key, command.value)
+    post(orders, JobCommand(id="c", job="j1", verb=JobVerb.START, part=part, by="ann", why="mended"))
     await orders.settle()
     assert dying.reached
 
@@ -292,8 +291,7 @@ async def test_jobs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={DLQ: orders.records(DLQ)[-1].offset + 1})
         for number, wanted in enumerate((LetterFilter(), LetterFilter(message="no 199"))):
             told = part.model_copy(update={"filter": wanted})
-            command = JobCommand(id=f"s{number}", job=f"j{number}", verb=JobVerb.START, part=told).to_record(*CONTROL)
-            orders.transport.append(CONTROL, command.key, command.value)
+            post(orders, JobCommand(id=f"s{number}", job=f"j{number}", verb=JobVerb.START, part=told))
         await orders.settle()
         while part_of(orders, "j0").state != "ended":
             await orders.advance(50)

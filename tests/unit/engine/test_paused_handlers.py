@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count
-from typing import Any
 
 import pytest
-from doubles import serving
+from doubles import post, serving, tell
 
 from retryapp import CircuitBreaker, RetryPolicy
 from retryapp.core.circuit import MOST_SPELLS
@@ -16,8 +14,6 @@ from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
-
-COMMANDS = count(1)
 
 
 class Calls:
@@ -34,11 +30,6 @@ class Calls:
             await self.gate.wait()
         if self.failing:
             raise ValueError("down")
-
-
-async def tell(orders: MemoryPartition, verb: HandlerVerb, **words: Any) -> dict[str, Any]:
-    """Pause it, or have it go on."""
-    return await orders.obey(HandlerCommand(id=f"h{next(COMMANDS)}", verb=verb, **words))
 
 
 @pytest.mark.parametrize("order", list(Order))
@@ -83,8 +74,7 @@ async def test_a_pause_that_came_while_no_worker_ran_holds_back_first_deliveries
     """They wait until the commands are obeyed that an opening finds, however long their reading takes."""
     async with serving(Calls(), "1s*3", order=order) as (orders, calls):
         await orders.send(b"one", key=b"a")
-    pause = HandlerCommand(id="h", verb=HandlerVerb.PAUSE).to_record(orders.handler.topology.control, 0)
-    orders.transport.append(TopicPartition(pause.topic, 0), pause.key, pause.value)
+    post(orders, HandlerCommand(id="h", verb=HandlerVerb.PAUSE))
     orders.transport.append(TopicPartition("orders", 0), b"b", b"two")
     async with MemoryPartition(calls, "1s*3", order=order, transport=orders.transport) as orders:
         await orders.advance(60_000)
@@ -102,11 +92,8 @@ async def test_a_pause_does_not_wait_for_a_command_before_it_that_waits_for_lett
     calls, known = Calls(), asyncio.Event()
     async with MemoryPartition(calls, "1s*3") as orders:
         await orders.send(b"one")
-    control = TopicPartition(orders.handler.topology.control, 0)
-    replay = Command(id="c", verb=Verb.REPLAY, failure_id="app/orders@kq8G0bTz/0/0").to_record(*control)
-    pause = HandlerCommand(id="h", verb=HandlerVerb.PAUSE).to_record(*control)
-    for command in (replay, pause):
-        orders.transport.append(control, command.key, command.value)
+    replay = Command(id="c", verb=Verb.REPLAY, failure_id="app/orders@kq8G0bTz/0/0")
+    post(orders, replay, HandlerCommand(id="h", verb=HandlerVerb.PAUSE))
     orders.transport.append(TopicPartition("orders", 0), b"b", b"two")
     monkeypatch.setattr(type(orders.transport), "letters_here", property(lambda _lane: known.is_set()))
     async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count
 from typing import Any
 
 import pytest
-from doubles import events_of, resumed_before, serving
+from doubles import events_of, resumed_before, serving, tell
 
 from retryapp import Batch, CircuitBreaker, RetryPolicy, pausing
-from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.jobs import HandlerVerb
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.traces import qualified_name
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
-
-COMMANDS = count(1)
 
 
 class LedgerClosedError(Exception):
@@ -54,7 +51,7 @@ class Lists(Calls):
 
 
 async def go_on(orders: MemoryPartition) -> dict[str, Any]:
-    return await orders.obey(HandlerCommand(id=f"g{next(COMMANDS)}", verb=HandlerVerb.RESUME))
+    return await tell(orders, HandlerVerb.RESUME)
 
 
 def told(orders: MemoryPartition) -> list[Commanded]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from doubles import Gate, Refusing, events_of, pass_time, serving
+from doubles import Gate, Refusing, events_of, pass_time, post, serving
 
 from retryapp import RetryPolicy
 from retryapp.core.control import Command, Verb
@@ -38,9 +38,7 @@ def rows(partition: MemoryPartition) -> list[Any]:
 def put(partition: MemoryPartition, verb: Verb, offset: int, **more: Any) -> None:
     """Put a command on the control topic, and do not wait."""
     origin = Origin("orders", partition.engine.context.topic_id, 0, offset)
-    command = Command(id=f"{verb}-{offset}", verb=verb, failure_id=failure_id("app", origin), **more)
-    sent = command.to_record(partition.handler.topology.control, 0)
-    partition.transport.append(TopicPartition(sent.topic, sent.partition), sent.key, sent.value)
+    post(partition, Command(id=f"{verb}-{offset}", verb=verb, failure_id=failure_id("app", origin), **more))
 
 
 def lose(partition: MemoryPartition) -> None:

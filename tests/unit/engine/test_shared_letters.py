@@ -6,7 +6,7 @@ import asyncio
 from unittest.mock import Mock
 
 import pytest
-from doubles import events_of, reopen
+from doubles import events_of, post, reopen
 from two_lanes import LETTERS, ORDERS, Bad, Tickets, Worker, half_open, with_letter, worker
 
 from retryapp import Reject, Skip
@@ -348,8 +348,7 @@ async def test_a_letter_that_waits_and_is_cancelled_is_marked() -> None:
     opening = made.orders.transport.pause(Step.RECOVER)
     async with made.orders, made.letters:
         place = Origin(ORDERS.dlq, made.letters.engine.context.topic_id, 0, 0)
-        sent = Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)).to_record(LETTERS.control, 0)
-        made.letters.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+        post(made.letters, Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)))
         await made.letters.settle()
         assert (made.marks, events_of(made.letters, Discarded)) == ([], [])
         opening.set()
@@ -365,8 +364,7 @@ async def test_a_cancel_of_a_letter_is_refused_once_it_has_waited_long() -> None
     made = Worker(bad, tickets, before)
     async with made.letters:
         place = Origin(ORDERS.dlq, made.letters.engine.context.topic_id, 0, 0)
-        sent = Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)).to_record(LETTERS.control, 0)
-        made.letters.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+        post(made.letters, Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)))
         await made.letters.settle()
         await made.letters.advance(int(LETTERS_S * 1_000) - 1)
         assert made.told == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, events_of, pass_time, reopen, resumed_before
+from doubles import BankDownError, Gate, events_of, pass_time, post, reopen, resumed_before, serving
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import is_mark
@@ -18,7 +18,7 @@ from retryapp.core.row_keys import IDENTITY_AT, OFFSET_AT
 from retryapp.core.verdicts import Reject
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import Event, Row, TopicPartition
+from retryapp.ports import Event, Row
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
@@ -81,9 +81,7 @@ async def resume(orders: MemoryPartition, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("session", ["the next one", "this one"])
 async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offset: int, session: str) -> None:
     """One that has failed, and one that is held, of which no scan would ever find that it is due."""
-    bank = Bank(b"0")
-    async with partition(bank, Order.KEY) as orders:
-        await orders.send(b"0", b"1", b"2", key=b"a")
+    async with serving(Bank(b"0"), "1h*3", b"0", b"1", b"2", key=b"a", order=Order.KEY) as (orders, bank):
         damage(orders, offset)
         if session == "this one":
             await orders.advance(3_600_000)
@@ -102,9 +100,7 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
 @pytest.mark.parametrize("order", [Order.NONE, Order.LATEST])
 async def test_a_held_row_that_is_damaged_is_dead_when_its_handler_has_no_order_any_more(order: Order) -> None:
     """A damaged row has no readable tier: the count of held rows was 0, and no scan looked for it."""
-    bank = Bank(b"0")
-    async with partition(bank) as orders:
-        await orders.send(b"0", b"1", key=b"a")
+    async with serving(Bank(b"0"), "1h*3", b"0", b"1", key=b"a", order=Order.KEY) as (orders, bank):
         damage(orders, 1)
     async with partition(bank, order, transport=orders.transport) as orders:
         await orders.settle()
@@ -113,9 +109,7 @@ async def test_a_held_row_that_is_damaged_is_dead_when_its_handler_has_no_order_
 
 async def test_a_damaged_row_that_is_due_is_claimed_once() -> None:
     """A second claim was never given back: a circuit that lets one record probe let nothing begin any more."""
-    bank = Bank(b"0")
-    async with partition(bank) as orders:
-        await orders.send(b"0", key=b"a")
+    async with serving(Bank(b"0"), "1h*3", b"0", key=b"a", order=Order.KEY) as (orders, bank):
         damage(orders, 0)
     orders.clock.advance(3_600_000)
     async with partition(bank, transport=orders.transport) as orders:
@@ -143,9 +137,7 @@ async def test_of_latest_a_damaged_row_is_dead_when_a_newer_record_replaces_it()
 @pytest.mark.parametrize("offset", [0, 1])
 async def test_where_sequences_stop_a_damaged_row_pauses_the_partition(offset: int) -> None:
     """Nobody knows what to stop behind the record that is dead now; all waits until somebody resumes the handler."""
-    bank = Bank(b"0")
-    async with partition(bank, holding=HOLD) as orders:
-        await orders.send(b"0", b"1", b"2", key=b"a")
+    async with serving(Bank(b"0"), "1h*3", b"0", b"1", b"2", key=b"a", order=Order.KEY, holding=HOLD) as (orders, bank):
         damage(orders, offset)
     bank.down.clear()
     for life in range(2):
@@ -171,8 +163,7 @@ def _without_first(record: Record) -> Record:
 
 async def test_where_sequences_stop_a_damaged_batch_pauses_the_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a damaged row does: it has lost its keys, too."""
-    bank = Bank()
-    async with partition(bank, holding=HOLD) as orders:
+    async with serving(Bank(), "1h*3", order=Order.KEY, holding=HOLD) as (orders, bank):
         read = orders.transport.broker.read
 
         def damaged(*arguments: Any, **options: Any) -> tuple[list[Record], int]:
@@ -189,9 +180,7 @@ async def test_where_sequences_stop_a_damaged_batch_pauses_the_partition(monkeyp
 
 async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> None:
     """At each opening, until its letter is replayed or set aside."""
-    bank = Bank(bad=b"1")
-    async with partition(bank, holding=HOLD) as orders:
-        await orders.send(b"1", b"2", key=b"a")
+    async with serving(Bank(bad=b"1"), "1h*3", b"1", b"2", key=b"a", order=Order.KEY, holding=HOLD) as (orders, bank):
         damage(orders, 0)
     for life in range(2):
         async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
@@ -210,9 +199,7 @@ async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> N
 @pytest.mark.parametrize("verb", ["discard", "replay"])
 async def test_a_partition_goes_on_once_its_damaged_stop_is_set_aside(verb: str) -> None:
     """There the sequence of a row is known, whatever is damaged of it; it stood until the next opening."""
-    bank = Bank(bad=b"1")
-    async with partition(bank, Order.PARTITION, holding=HOLD) as orders:
-        await orders.send(b"1", b"2")
+    async with serving(Bank(bad=b"1"), "1h*3", b"1", b"2", order=Order.PARTITION, holding=HOLD) as (orders, bank):
         damage(orders, 0)
     bank.bad = b""
     async with partition(bank, Order.PARTITION, holding=HOLD, transport=orders.transport) as orders:
@@ -223,8 +210,7 @@ async def test_a_partition_goes_on_once_its_damaged_stop_is_set_aside(verb: str)
 
 async def test_each_damaged_stop_is_told_before_what_waits_behind_it_runs() -> None:
     """Damage seldom comes alone; who has the partition go on knows of the one that is named."""
-    bank = Bank()
-    async with partition(bank, holding=HOLD) as orders:
+    async with serving(Bank(), "1h*3", order=Order.KEY, holding=HOLD) as (orders, bank):
         for number in range(3):
             bank.bad = b"%d" % number
             await orders.send(bank.bad, b"%d+" % number, key=bank.bad)
@@ -243,8 +229,7 @@ async def test_a_kill_between_a_resume_and_the_pause_for_the_next_damaged_stop_f
     """The resume is durable first: the opening finds them all again, and nothing has run that they hold."""
     last = list[str]()
     for commit in range(2):
-        bank = Bank()
-        async with partition(bank, holding=HOLD) as orders:
+        async with serving(Bank(), "1h*3", order=Order.KEY, holding=HOLD) as (orders, bank):
             for number in range(2):
                 bank.bad = b"%d" % number
                 await orders.send(bank.bad, b"%d+" % number, key=bank.bad)
@@ -252,8 +237,7 @@ async def test_a_kill_between_a_resume_and_the_pause_for_the_next_damaged_stop_f
         bank.seen.clear()
         async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
             kill = orders.transport.pause(Step.COMMIT, after=commit, durable=True)
-            sent = HandlerCommand(id="r", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
-            orders.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+            post(orders, HandlerCommand(id="r", verb=HandlerVerb.RESUME))
             await orders.settle()
             assert kill.reached
             last.append(events_of(orders, Commanded)[-1].verb)
@@ -269,14 +253,11 @@ async def test_a_kill_between_a_resume_and_the_pause_for_the_next_damaged_stop_f
 @pytest.mark.parametrize("paused", [False, True])
 async def test_a_resume_that_was_sent_before_a_damaged_stop_was_found_does_not_end_that_pause(*, paused: bool) -> None:
     """Whoever sent it did not know; also where somebody has paused the partition, and the resume is for that."""
-    bank = Bank(bad=b"1")
-    async with partition(bank, holding=HOLD) as orders:
-        await orders.send(b"1", b"2", key=b"a")
+    async with serving(Bank(bad=b"1"), "1h*3", b"1", b"2", key=b"a", order=Order.KEY, holding=HOLD) as (orders, bank):
         if paused:
             await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="ann"))
         damage(orders, 0)
-    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
-    orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    post(orders, HandlerCommand(id="early", verb=HandlerVerb.RESUME))
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await orders.advance(1_000)
         outcome = _outcome(orders, "early")
@@ -296,8 +277,7 @@ async def test_a_resume_for_the_pause_of_a_rule_does_not_end_that_for_a_damaged_
         await orders.send(b"closed", key=b"b")
         damage(orders, 0)
     bank.down.clear()
-    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
-    orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    post(orders, HandlerCommand(id="early", verb=HandlerVerb.RESUME))
     for _ in range(2):
         async with MemoryPartition(bank, policy, order=Order.KEY, holding=HOLD, transport=orders.transport) as orders:
             await orders.advance(1_000)
@@ -380,9 +360,7 @@ async def test_a_resume_that_came_since_the_topic_was_looked_at_does_not_end_a_p
 
 async def test_where_a_pause_has_its_place_is_asked_again_after_a_fault_of_the_broker() -> None:
     """Until then a resume is taken for one that was sent before."""
-    bank = Bank(b"0")
-    async with partition(bank, holding=HOLD) as orders:
-        await orders.send(b"0", b"1", key=b"a")
+    async with serving(Bank(b"0"), "1h*3", b"0", b"1", key=b"a", order=Order.KEY, holding=HOLD) as (orders, bank):
         damage(orders, 0)
         orders.transport.fail("bounds", ConnectionError())  # type: ignore[arg-type]
         await orders.advance(3_600_000)
@@ -393,8 +371,7 @@ async def test_where_a_pause_has_its_place_is_asked_again_after_a_fault_of_the_b
 
 async def test_a_pause_of_a_control_topic_that_was_made_again_can_be_ended() -> None:
     """Its place among the commands of the former one says nothing."""
-    bank = Bank()
-    async with partition(bank) as orders:
+    async with serving(Bank(), "1h*3", order=Order.KEY) as (orders, bank):
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
         orders.engine.commands.levels.paused.revision = 99  # type: ignore[union-attr]
         await resume(orders, "r")
