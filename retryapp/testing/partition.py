@@ -85,7 +85,8 @@ class MemoryPartition:
         pools: for first deliveries and retries, shared by partitions of one handler; default: its own.
         destinations: topics that the handler publishes to; default: every name, with one partition.
         kept_ms: how long the main topic keeps records, for a handler with `payload="reference"`; default: no limit.
-        options: more fields of `Handler`, as `value_type`, `concurrency`, `order` and `deduplicate`.
+        options: more of what a handler is declared with, as `value`, `concurrency`, `order` and `deduplicate`; and
+            further fields of `Handler`.
     """
 
     @classmethod
@@ -132,6 +133,8 @@ class MemoryPartition:
         chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
         rule = options["deduplicate"] = rule_of(options.get("deduplicate"))
         options["order"] = Order(options.get("order", Order.NONE))
+        if "value" in options:  # as its declaration names it
+            options["value_type"] = options.pop("value")
         if isinstance(rate := options.get("rate_limit"), str):
             options["rate_limit"] = parse_rate(rate)
         topology: HandlerTopology = options.pop("topology", None) or HandlerTopology(
