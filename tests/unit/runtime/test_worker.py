@@ -143,35 +143,30 @@ def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     assert local_address("nowhere.invalid:9092") is None
 
 
-def test_a_session_that_the_brokers_refuse_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("refused", "code", "text"),
+    [
+        (InvalidSessionTimeoutError, 2, r"setting broker_session_timeout='0\.5 s': the brokers refuse it"),
+        (InconsistentGroupProtocolError, 3,
+         "group billing on b:9092: members .* other programs.*start again when"),
+    ],
+)  # fmt: skip
+def test_what_the_brokers_refuse_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refused: type[Exception],
+    code: int,
+    text: str,
 ) -> None:
-    """It ended in a traceback and exit code 1, with which a supervisor starts the worker again and again."""
+    """One line with what to do; a traceback and exit code 1 have a supervisor start the worker again and again."""
 
     def stop(_self: Worker) -> None:
-        raise InvalidSessionTimeoutError
+        raise refused
 
     monkeypatch.setattr(Worker, "stop_and_shutdown", stop)
     worker = RetryWorker.__new__(RetryWorker)
-    worker.app = faust.App("billing", broker_session_timeout=0.5)
+    worker.app = faust.App("billing", broker="kafka://b:9092", broker_session_timeout=0.5)
     with pytest.raises(SystemExit) as end:
         worker.stop_and_shutdown()
-    assert end.value.code == 2
-    assert "setting broker_session_timeout='0.5 s': the brokers refuse it" in capsys.readouterr().err
-
-
-def test_a_group_of_other_programs_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As where the consumers that it replaces still run: one line with what to do, in place of a traceback."""
-
-    def stop(_self: Worker) -> None:
-        raise InconsistentGroupProtocolError
-
-    monkeypatch.setattr(Worker, "stop_and_shutdown", stop)
-    worker = RetryWorker.__new__(RetryWorker)
-    worker.app = faust.App("billing", broker="kafka://b:9092")
-    with pytest.raises(SystemExit) as end:
-        worker.stop_and_shutdown()
-    assert end.value.code == 3
-    assert re.search("group billing on b:9092: members .* other programs.*start again when", capsys.readouterr().err)
+    assert end.value.code == code
+    assert re.search(text, capsys.readouterr().err)
