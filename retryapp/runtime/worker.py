@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
+import click
 import faust
 from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError, InvalidSessionTimeoutError
 from faust.exceptions import AlreadyConfiguredWarning
@@ -23,6 +24,7 @@ from mode.utils.logging import level_number, setup_logging
 from pythonjsonlogger.json import JsonFormatter
 
 from retryapp.core.errors import InvalidSettingError, RetryAppError
+from retryapp.core.text import with_app
 from retryapp.kafka import AccessDeniedError, KafkaRequestError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
@@ -227,9 +229,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _app_spec() -> str:
+    """Return which app Faust's command line was given."""
+    context = click.get_current_context(silent=True)
+    return "" if context is None else str(context.find_root().params.get("app") or "")
+
+
 def _leave(error: RetryAppError, where: str = "") -> NoReturn:
     logging.getLogger("retryapp").debug("Worker cannot start", exc_info=error)
-    line = f"{error} ({where})" if where else str(error)
+    line = with_app(f"{error} ({where})" if where else str(error), _app_spec())
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
         logging.getLogger("retryapp").critical(line, extra={"exit_code": int(error.exit_code)})
     else:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import click
 import faust
 import pytest
 from aiokafka.errors import InconsistentGroupProtocolError, InvalidSessionTimeoutError
@@ -19,8 +20,9 @@ from faust.worker import Worker
 
 from retryapp import Retries
 from retryapp.core.errors import InvalidSettingError, RetryAppError
+from retryapp.kafka import AccessDeniedError
 from retryapp.runtime.machine.place import local_address
-from retryapp.runtime.worker import RetryWorker, _settle, user_line
+from retryapp.runtime.worker import RetryWorker, _leave, _settle, user_line
 from retryapp.settings import load_settings
 
 
@@ -72,6 +74,15 @@ def test_the_users_own_line_is_named(tmp_path: Path, source: str, line: int) -> 
     with pytest.raises((ValueError, SyntaxError, RetryAppError)) as caught:
         runpy.run_path(str(path))
     assert user_line(caught.value) == f"{path}, line {line}"
+
+
+def test_what_a_worker_suggests_names_the_app_that_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """It can be run as it is printed, also where Faust's own command has started the worker."""
+    context = click.Context(click.Command("faust"))
+    context.params["app"] = "shop.billing"
+    with context, pytest.raises(SystemExit):
+        _leave(AccessDeniedError("join", "b:9092", "no right"))
+    assert "'retryapp plan -A shop.billing --acls'" in capsys.readouterr().err
 
 
 def settled(monkeypatch: pytest.MonkeyPatch, folder: Path, operators: str = "", **settings: Any) -> Any:
