@@ -12,13 +12,14 @@ from typing import Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message, Producer
 
+from retryapp.core.durations import duration_text
 from retryapp.doctor.findings import Finding, ok, warning
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.connection import named_error
 
 MOST_SKEW_MS: Final = 1_000
 """With a larger difference workers deliver no retries until they have measured it again."""
-EXPECTED: Final = f"within {MOST_SKEW_MS} ms"
+EXPECTED: Final = f"within {duration_text(MOST_SKEW_MS)}"
 REMEDY: Final = "Run NTP (chrony, systemd-timesyncd) on brokers and workers, and check with 'chronyc tracking'"
 WHY: Final = (
     "workers correct for it with the broker's acknowledgements, and deliver no retries while the two suddenly differ "
@@ -39,7 +40,8 @@ class Measured:
 def judge_measured(measured: Measured) -> Finding:
     """Judge a measured difference; only what exceeds the uncertainty counts."""
     word = "ahead" if measured.ahead_ms >= 0 else "slow"
-    seen = f"the broker is {abs(measured.ahead_ms)} ms {word}, give or take {measured.within_ms} ms"
+    ahead, within = duration_text(abs(measured.ahead_ms)), duration_text(measured.within_ms)
+    seen = f"the broker is {ahead} {word}, give or take {within}"
     if abs(measured.ahead_ms) - measured.within_ms <= MOST_SKEW_MS:
         return ok("clock", seen, EXPECTED)
     return warning("clock", seen, expected=EXPECTED, why=WHY, remedy=REMEDY)

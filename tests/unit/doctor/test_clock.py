@@ -11,10 +11,10 @@ from retryapp.doctor.findings import Severity
 @pytest.mark.parametrize(
     ("measured", "severity", "words"),
     [
-        (Measured(3, 2), Severity.OK, "3 ms ahead, give or take 2 ms"),
-        (Measured(-1_500, 600), Severity.OK, "1500 ms slow"),
-        (Measured(-1_500, 400), Severity.WARNING, "1500 ms slow"),
-        (Measured(1_002, 1), Severity.WARNING, "1002 ms ahead"),
+        (Measured(3, 2), Severity.OK, "3ms ahead, give or take 2ms"),
+        (Measured(-1_500, 600), Severity.OK, "1s500ms slow"),
+        (Measured(-1_500, 400), Severity.WARNING, "1s500ms slow"),
+        (Measured(1_002, 1), Severity.WARNING, "1s2ms ahead"),
     ],
 )
 def test_a_measured_difference_counts_when_it_is_sure(measured: Measured, severity: Severity, words: str) -> None:
