@@ -86,7 +86,7 @@ class PartitionInfo:
     state: str
     """`open`, `opening`, `closed`, or `ELSEWHERE`."""
     owner_url: str | None = None
-    """Page address of the worker that has it, when known."""
+    """Page address of the worker that has it, when known; of one without pages, a name that is no address."""
     pending: int | None = None
     """None: not known."""
     pending_by_tier: Mapping[str, int] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import secrets
 import socket
 import sys
 import sysconfig
@@ -204,6 +205,10 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
         if not chosen:
             conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
         shown = f"pages {conf.canonical_url}/retries/"
+    elif not chosen:
+        # No address, but one name each: Faust keeps what a worker has by what it advertises, and a partition whose
+        # owner is not known needs action.
+        conf.canonical_url = f"no-pages:{secrets.token_hex(8)}"  # type: ignore[assignment]  # as above
     line = f"{conf.id} worker-{place.number}: data {place.path}, {shown}"
     if settings.log_format == "text":
         # before logging is set up; in one write, so that lines of several processes stay whole

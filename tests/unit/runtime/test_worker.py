@@ -24,6 +24,7 @@ from retryapp.kafka import AccessDeniedError
 from retryapp.runtime.machine.place import local_address
 from retryapp.runtime.worker import RetryWorker, _leave, _settle, user_line
 from retryapp.settings import load_settings
+from retryapp.web.figures import web_url
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,15 @@ def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     assert str(settled(monkeypatch, tmp_path, canonical_url=own, **bind).canonical_url) == own
     assert str(settled(monkeypatch, tmp_path).canonical_url) == "http://127.0.0.1:6070"
     assert local_address("nowhere.invalid:9092") is None
+
+
+def test_a_worker_without_pages_advertises_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The others' pages would ask it, show it as silent, and lead readers there. What the user has chosen stays."""
+    names = {str(settled(monkeypatch, tmp_path, web_enabled=False).canonical_url) for _ in range(2)}
+    assert len(names) == 2, "Faust keeps what a worker has by this name: two of one name were one worker"
+    assert [web_url(name) for name in names] == [None, None]
+    own = "https://retries.example/w1"
+    assert str(settled(monkeypatch, tmp_path, web_enabled=False, canonical_url=own).canonical_url) == own
 
 
 @pytest.mark.parametrize(
