@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message, Producer
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, Producer
 
 from retryapp.core.durations import duration_text
 from retryapp.doctor.findings import Finding, ok, warning
@@ -59,6 +59,7 @@ def measure(
         BrokerUnreachableError, KafkaRequestError: it did not work.
     """
     acknowledged: list[tuple[Message, int]] = []
+    refused: list[KafkaError] = []
     producer = connection.client(
         Producer,
         transactional_id=f"{group}.doctor",
@@ -67,12 +68,15 @@ def measure(
         allow_auto_create_topics=False,
         message_timeout_ms=int(timeout_s * 1000),
     )
-    doing = "write a record in a transaction"
+    doing = f"write to topic {topic} in a transaction"
     try:
         producer.init_transactions(timeout_s)
         producer.begin_transaction()
-        producer.produce(topic, b"", partition=0)  # the first one waits for metadata and connections
+        # the first one waits for metadata and connections
+        producer.produce(topic, b"", partition=0, on_delivery=lambda error, _: refused.append(error) if error else None)
         producer.flush(timeout_s)
+        if refused:
+            producer.commit_transaction(timeout_s)  # it raises why; another record, that the transaction has failed
         sent_ms = wall_ms()
         producer.produce(
             topic,
