@@ -30,6 +30,7 @@ from retryapp.kafka import AccessDeniedError, KafkaRequestError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
 from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, local_address
+from retryapp.runtime.observe.last_line import LastLine
 from retryapp.runtime.start import BriefStart, MetricsPort, announce, json_logging
 from retryapp.settings import Settings, load_settings
 
@@ -114,6 +115,12 @@ class RetryWorker(Worker):
                 _leave(AccessDeniedError(doing, where, str(exc)))
             remedy = "Stop those, or start again when they have left, or rename the app"
             _leave(KafkaRequestError(doing, where, f"members of it are other programs. {remedy}"))
+
+    def _setup_logging(self) -> None:
+        super()._setup_logging()
+        last_line = LastLine(lambda: self.crash_reason)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(last_line)
 
     async def on_startup_finished(self) -> None:
         """Spare garbage collections that find nothing, and waits of the event loop for threads that compute.
