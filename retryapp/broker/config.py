@@ -12,7 +12,6 @@ from pathlib import Path
 
 from retryapp.broker.probe import LOOPBACK
 from retryapp.core.errors import EnvironmentFault
-from retryapp.jvm import Java
 
 NODE_ID = 1
 _BOOTSTRAP = "bootstrap.checkpoint"
@@ -105,10 +104,10 @@ def _write_properties(path: Path, settings: Mapping[str, str]) -> Path:
     return path
 
 
-def java_command(java: Java, jars: tuple[Path, ...], data: Path, *, heap_mb: int, main_class: str) -> list[str]:
+def java_command(java: Path, jars: tuple[Path, ...], data: Path, *, heap_mb: int, main_class: str) -> list[str]:
     """Return the command line of a Java program of Kafka's, without its own arguments."""
     return [
-        str(java.path),
+        str(java),
         f"-Xmx{heap_mb}m",
         f"-Xms{min(heap_mb, 256)}m",
         "-XX:+UseSerialGC",  # one small heap: less memory and a quicker start than with G1
@@ -124,7 +123,7 @@ def java_command(java: Java, jars: tuple[Path, ...], data: Path, *, heap_mb: int
 
 
 def ensure_formatted(
-    data: Path, java: Java, jars: tuple[Path, ...], templates: Path, *, node_id: str, cluster_id: str | None
+    data: Path, java: Path, jars: tuple[Path, ...], templates: Path, *, node_id: str, cluster_id: str | None
 ) -> None:
     """Prepare a data folder, once; with a new cluster id if none is given.
 
@@ -148,7 +147,7 @@ def ensure_formatted(
     partial.replace(folder / "meta.properties")
 
 
-def _make_template(checkpoint: Path, java: Java, jars: tuple[Path, ...]) -> None:
+def _make_template(checkpoint: Path, java: Path, jars: tuple[Path, ...]) -> None:
     with tempfile.TemporaryDirectory(prefix=".format-", dir=checkpoint.parent) as name:
         data = Path(name)
         settings = write_files(data, properties(data, port=1, controller_port=2, extra={}), data / "format.log")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from retryapp.broker import config, probe
 from retryapp.core.errors import DiskFullError, EnvironmentFault, PortTakenError
-from retryapp.jvm import Java, Progress, disk_errors_named, ensure_jars, find_java, jar_folder, kafka_jars
+from retryapp.jvm import Progress, disk_errors_named, ensure_jars, find_java, jar_folder, kafka_jars
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 3.0
@@ -101,7 +101,7 @@ class Broker:
         with self._alone():
             self._start(java, jars)
 
-    def _start(self, java: Java, jars: tuple[Path, ...]) -> None:
+    def _start(self, java: Path, jars: tuple[Path, ...]) -> None:
         config.ensure_formatted(
             self.data,
             java,

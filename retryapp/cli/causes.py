@@ -35,9 +35,9 @@ def command(*, place: Place, as_json: bool) -> ExitCode:
       retryapp causes -A billing
       retryapp causes --broker localhost:9092 --group billing --topic orders --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    now_ms = SystemClock().wall_ms()
     connection, topologies = resolve(place)
     found = list_causes(connection, topologies)
+    now_ms = SystemClock().wall_ms()  # after the read: what failed meanwhile is not in the future
     rows = [
         [
             each["cause_id"],

@@ -79,10 +79,10 @@ def list_(
       retryapp pending list -A billing --message "ledger shard 7" --field /customer/id=17
       retryapp pending list --broker localhost:9092 --group billing --topic orders --partition 3 --json
     """  # noqa: D301 - click reads the backspace character as "do not wrap"
-    now_ms = SystemClock().wall_ms()
     connection, topologies = resolve(place)
     only: Any = {"partition": partition, "before_ms": due_before, "wanted": wanted, "decoding": decoding_of(place)}
     found = list_waiting(connection, topologies, **only, limit=limit)
+    now_ms = SystemClock().wall_ms()
     for topology in topologies:
         own = [record for record in found.records if record["main"] == topology.main]
         mark_circuits(connection, topology, own, now_ms)

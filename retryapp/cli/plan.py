@@ -33,7 +33,8 @@ def planned(command: Callable[..., R]) -> Callable[..., R]:
         "--create-main",
         type=click.IntRange(1, 100_000),
         metavar="PARTITIONS",
-        help="Create missing main topics with this many partitions. [default: a missing main topic is an error]",
+        help="Create missing main topics, and topics that handlers publish to, with this many partitions. "
+        "[default: a missing one is an error]",
     )
     @click.option(
         "--allow-low-replication",

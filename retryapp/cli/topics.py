@@ -44,7 +44,7 @@ def create(*, application: Retries, options: PlanOptions, as_json: bool) -> Exit
     admin = reach(application.connection)
     before = plan_topics(admin, application.topologies, options)
     after = ensure_topics(admin, application.topologies, options)
-    created = [step.topic for step in before.to_create]
+    created = [*dict.fromkeys(step.topic for step in before.to_create)]
     text = [f"created {topic}" for topic in created]
     missing = after.unpublishable
     text.append(f"{len(after.steps) - len(missing)} topics are as required on {after.bootstrap}")

@@ -67,8 +67,8 @@ def needed_acls(
 ) -> tuple[Acl, ...]:
     """Return the rights that the workers of one application need, which has a handler, by resource.
 
-    `create_main`: they create missing main topics. `publishes`: topics that handlers publish to, besides those that
-    they declare.
+    `create_main`: they create missing main topics, and those that handlers declare to publish to. `publishes`: further
+    topics that handlers publish to.
     """
     group = topologies[0].group
     literal, prefixed = Pattern.LITERAL, Pattern.PREFIXED
@@ -81,7 +81,8 @@ def needed_acls(
         acls += _acls(Resource.TOPIC, main, literal, {**first, **_MAIN, **(_THROUGH_MAIN if main in through else {})})
     declared = [topic for topology in topologies for topic in topology.publishes]
     for topic in sorted({*declared, *publishes}):
-        acls += _acls(Resource.TOPIC, topic, literal, _PUBLISHED, optional="DescribeConfigs")
+        first = create if topic in declared else {}
+        acls += _acls(Resource.TOPIC, topic, literal, {**first, **_PUBLISHED}, optional="DescribeConfigs")
     acls += _acls(Resource.GROUP, group, literal, {"Read": "membership and offsets"})
     acls += _acls(Resource.TRANSACTIONAL_ID, f"{group}.", prefixed, _TRANSACTIONS)
     acls += _acls(Resource.CLUSTER, "kafka-cluster", literal, _CLUSTER, optional=" ".join(_CLUSTER))

@@ -73,7 +73,7 @@ class PlanStep:
     problems: tuple[Problem, ...] = ()
     """What is wrong with the existing topic."""
     spec: TopicSpec | None = None
-    """What to create; None for main topics."""
+    """What to create; None for topics of the user's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class PlanOptions:
     """What the application decides about its topics."""
 
     create_main_partitions: int | None = None
-    """Create a missing main topic with so many partitions; None: a missing main topic is an error."""
+    """Create a missing main topic, or one that handlers publish to, with so many partitions; None: that is an error."""
     allow_low_replication: bool = False
     """Accept fewer than three copies on three or more brokers. On fewer brokers nothing is asked."""
     adopt: bool = False
@@ -139,10 +139,13 @@ class Plan:
 def missing_remedy(topology: HandlerTopology) -> str:
     if topology.letters_from is not None:
         return f"A worker of group {topology.letters_from} makes it: start one, or correct the name"
-    return (
-        f"Create it (kafka-topics.sh --create --topic {topology.main} --partitions N, or "
-        f"'retryapp topics create -A MODULE --create-main N'), or correct the name"
-    )
+    return f"Create it ({creation(topology.main)}), or correct the name"
+
+
+def creation(topic: str) -> str:
+    """Return the commands that create a topic of the user's."""
+    ours = "'retryapp topics create -A MODULE --create-main N'"
+    return f"kafka-topics.sh --create --topic {topic} --partitions N, or {ours}"
 
 
 def plan_topics(
@@ -168,7 +171,8 @@ def plan_topics(
                 steps.append(_with_owner(step, admin, topology, options))
             else:
                 steps.append(step)
-        steps += [_published_step(topology, name, others.get(name)) for name in topology.publishes if name in published]
+        names = [name for name in topology.publishes if name in published]
+        steps += [_published_step(topology, name, others.get(name), options) for name in names]
     steps = [_runnable(step, admin.connection) for step in steps]
     plan = Plan(tuple(steps), len(cluster.brokers), admin.connection.bootstrap, states)
     if plan.to_create:
@@ -253,17 +257,21 @@ def _main_step(topology: HandlerTopology, main: TopicState | None, partitions: i
     )
 
 
-def _published_step(topology: HandlerTopology, topic: str, state: TopicState | None) -> PlanStep:
+def _published_step(topology: HandlerTopology, topic: str, state: TopicState | None, options: PlanOptions) -> PlanStep:
+    partitions = options.create_main_partitions if state is None else state.partitions
     why = "the user's topic: the handler publishes to it"
-    if state is None:
-        why = f"The handler of {topology.main} publishes to it: create it, grant Describe on it, or correct publishes="
+    if partitions is None:
+        why = (
+            f"The handler of {topology.main} publishes to it: create it ({creation(topic)}), grant Describe on it, or "
+            f"correct publishes="
+        )
     return PlanStep(
         topic=topic,
         role=PUBLISHED_ROLE,
-        action=Action.MISSING if state is None else Action.OK,
+        action=Action.OK if state is not None else Action.MISSING if partitions is None else Action.CREATE,
         group=topology.group,
         main=topology.main,
-        partitions=None if state is None else state.partitions,
+        partitions=partitions,
         replication=None if state is None else state.replication,
         why={"partitions": why},
     )

@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from retryapp.jvm import MINIMUM_JAVA, Progress, ensure_jars, find_java, spark_jars
+from retryapp.jvm import Progress, ensure_jars, find_java, spark_jars
 from retryapp.pipeline.errors import SparkMissingError, SparkStartError
 from retryapp.pipeline.failures import problem_of
 
@@ -223,7 +223,7 @@ def class_archive(folder: Path, *, write: bool) -> tuple[str, ...]:
     """
     import pyspark
 
-    parts = (find_java(MINIMUM_JAVA).path.resolve(), Path(pyspark.__file__))
+    parts = (find_java().resolve(), Path(pyspark.__file__))
     made_of = repr([(str(part), part.stat().st_mtime_ns) for part in parts])
     archive = folder / f"classes-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.jsa"
     with suppress(FileNotFoundError), archive.open("rb") as file:
@@ -266,7 +266,7 @@ def _jvm_ignoring_sigterm() -> Iterator[None]:
 
 def java_home(cache_dir: Path) -> Path:
     """Return a folder that serves Spark as ``JAVA_HOME``."""
-    java = find_java(MINIMUM_JAVA).path.resolve()
+    java = find_java().resolve()
     home = java.parent.parent
     if (home / "jmods" / "jdk.incubator.vector.jmod").exists() or _lists_module(home):
         return home

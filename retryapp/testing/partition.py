@@ -238,11 +238,13 @@ class MemoryPartition:
 
         Raises:
             TypeError: something is not bytes: a handler under test would see what no topic can hold.
+            RuntimeError: the partition was not started, so nothing would be processed.
         """
         _check_bytes(*((f"value {at + 1}", value) for at, value in enumerate(values)), ("key", key))
         if isinstance(headers, Mapping):
             raise TypeError("headers: expected pairs of a name and bytes, as [('event-id', b'7')], got a mapping")
         _check_bytes(*((f"header {name}", value) for name, value in headers))
+        self._check_started()
         for value in values:
             self.transport.append(self._site.main, key, value, tuple(headers))
         await self.settle()
@@ -277,6 +279,7 @@ class MemoryPartition:
 
     async def advance(self, ms: int) -> None:
         """Let time pass in one step, and process what is due."""
+        self._check_started()
         self.clock.advance(ms)
         await self.settle()
 
@@ -302,6 +305,10 @@ class MemoryPartition:
             step_ms = self._step_ms(now_ms, quiet_ms=now_ms - changed_ms)
             await self.advance(min(step_ms, began_ms + longest_ms + 1 - now_ms))
         return self.clock.wall_ms() - began_ms
+
+    def _check_started(self) -> None:
+        if self._task is None:
+            raise RuntimeError("nothing runs yet: use it as `async with MemoryPartition(...) as orders:`")
 
     def _at_rest(self) -> bool:
         if self.lane.state is not LaneState.OPEN or self.lane.busy:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from retryapp.core.durations import parse_duration_ms
+from retryapp.core.policy import RetryPolicy
+from retryapp.core.topology import HandlerTopology
 from retryapp.core.verdicts import Reject, RetryLater
-from retryapp.engine.handler.handler import Delivery
+from retryapp.engine.handler.handler import Delivery, Handler, HandlerFunction, call
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,7 @@ class Script:
         ]
     """
 
-    def __init__(
-        self, *steps: str | BaseException | type[BaseException], then: Callable[..., Awaitable[Any]] | None = None
-    ) -> None:
+    def __init__(self, *steps: str | BaseException | type[BaseException], then: HandlerFunction | None = None) -> None:
         for step in steps:
             if isinstance(step, str) and step not in ("fail", "hang", "reject", "ok") and not step.startswith("later "):
                 raise ValueError(f"expected fail, hang, reject, ok, 'later 90s' or an exception, got {step!r}")
@@ -50,7 +49,7 @@ class Script:
         self.calls: list[Seen] = []
         """All calls, in the order of their ends."""
         self._steps = steps
-        self._then = then
+        self._then = None if then is None else _called(then)
         self._began_s: float | None = None
 
     async def __call__(self, value: Any, delivery: Delivery) -> None:
@@ -73,7 +72,7 @@ class Script:
     async def _do(self, value: Any, delivery: Delivery) -> None:
         if delivery.attempt > len(self._steps):
             if self._then is not None:
-                await self._then(value, delivery)
+                await call(self._then, value, delivery)
             return
         step = self._steps[delivery.attempt - 1]
         if not isinstance(step, str):
@@ -87,3 +86,10 @@ class Script:
                 raise Reject("scripted")
             case ["later", wait]:
                 raise RetryLater(after=wait)
+
+
+def _called(function: HandlerFunction) -> Handler:
+    """Return a handler that is called as a worker calls it: plain functions too, with or without the delivery."""
+    policy = RetryPolicy("1s")
+    topology = HandlerTopology("script", "script", delays_ms=policy.delays_ms)
+    return Handler(function=function, topology=topology, policy=policy)

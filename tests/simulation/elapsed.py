@@ -14,7 +14,7 @@ from simulation.story import Origin, Story, must
 from simulation.waits import Waits
 
 AWAY_MS: Final = 300.0
-"""What readers see of a hold or of a pause may be so much longer: its events come with their transactions."""
+"""What readers see of each hold and pause may be so much longer: its events come with their transactions."""
 SLACK_MS: Final = 60.0
 """From the end of a call until somebody looks at the clock; it may have published."""
 HUNG_MS: Final = 5_000.0
@@ -57,9 +57,9 @@ class Elapsed:
         early_ms = -self._over_ms(story, attempt) - self._slack_ms
         if steering is not None and steering.calm:
             first_ms, last_ms = (min(call.ended_ms for call in story.calls[each]) for each in (1, attempt))
-            away_ms = steering.away_ms(origin[0], story, first_ms, last_ms)
+            away_ms, spells = steering.away(origin[0], story, first_ms, last_ms)
             steering.reached["one has expired that was held or paused"] += away_ms > AWAY_MS
-            early_ms += max(0.0, away_ms - AWAY_MS)
+            early_ms += max(0.0, away_ms - spells * AWAY_MS)
         must(early_ms <= 0, "I32", origin, f"dead as expired after attempt {attempt}, {early_ms:.0f} ms too soon")
 
     def may_end(self, story: Story) -> bool:

@@ -44,14 +44,14 @@ RANGE_SEEDS: Final = 1_000_000
 class Plan:
     """What happens in a history."""
 
-    seed: int
-    partitions: int
-    workers: int
-    offsets_ms: tuple[float, ...]
+    seed: int = 1
+    partitions: int = 1
+    workers: int = 1
+    offsets_ms: tuple[float, ...] = (0.0, 0.0, 0.0)
     """What the clocks of the machines are wrong by."""
-    records: tuple[tuple[float, int, str], ...]
+    records: tuple[tuple[float, int, str], ...] = ()
     """When, on which partition, with which script."""
-    faults: tuple[Fault, ...]
+    faults: tuple[Fault, ...] = ()
     repeats: tuple[tuple[float, int], ...] = ()
     """When, and which of the records, its producer sends again; if any, the handler deduplicates."""
     in_flight: int = 4

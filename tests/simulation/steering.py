@@ -19,6 +19,7 @@ from math import inf
 from random import Random
 from typing import Any, Final
 
+from retryapp.core.circuit import MOST_SPELLS
 from retryapp.core.control import Command, Edit, MarkKind, Verb, mark_of
 from retryapp.core.hops import Outgoing
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobCommand, JobPart, JobVerb, LetterFilter
@@ -371,17 +372,23 @@ class Steering:
         told = "handler-pause obeyed", "outage-open obeyed", "a rule has paused a partition"
         return any(self.reached[each] for each in told)
 
-    def away_ms(self, number: int, story: Story, since_ms: float, until_ms: float) -> float:
-        """Return for how long a record was held, or its partition paused, between two times; at least."""
-        pauses = self._pauses[number]
-        paused = [max(0.0, min(end_ms, until_ms) - max(begin_ms, since_ms)) for begin_ms, end_ms in pauses]
-        return max([story.away_ms, *paused])
+    def away(self, number: int, story: Story, since_ms: float, until_ms: float) -> tuple[float, int]:
+        """Return for how long a record was held, or its partition paused, between two times, and how often.
+
+        A pause that goes on at the end is none: the run had begun before it.
+        """
+        spells = [*story.holds, *self._pauses[number][-MOST_SPELLS:]]
+        ended = [(max(begin_ms, since_ms), end_ms) for begin_ms, end_ms in spells if end_ms < until_ms]
+        away_ms, at_ms = 0.0, since_ms
+        for begin_ms, end_ms in sorted(ended):
+            away_ms += max(0.0, end_ms - max(begin_ms, at_ms))
+            at_ms = max(at_ms, end_ms)
+        return away_ms, sum(begin_ms < end_ms for begin_ms, end_ms in ended)
 
     def _hold(self, verb: str, name: str, now_ms: float, *, loudly: bool) -> None:
         story = self._stories[key_in(name)]
-        if verb == "release":  # a deadline counts from the first failure
-            failed_ms = min((call.ended_ms for call in story.calls[1]), default=inf)
-            story.away_ms += max(0.0, now_ms - max(story.held_ms, failed_ms))
+        if verb == "release" and story.held_ms < now_ms:
+            story.holds.append((story.held_ms, now_ms))
         story.held_ms = inf if verb == "release" else min(story.held_ms, now_ms)
         story.freed_ms = now_ms if verb == "release" else story.freed_ms
         self.reached[f"{verb} by its deadline or a crash"] += loudly
@@ -463,7 +470,7 @@ def begin_again(story: Story, replays: int) -> None:
     if not died or replays != story.replays + 1:
         raise Violation(f"I19 {place}: replay {replays} after {story.replays}, of a record that is {story.fates}")
     fresh = Story(story.record, story.script)
-    for name in ("calls", "begun", "fates", "settled_ms", "seen", "spent", "overdue", "free", "away_ms"):
+    for name in ("calls", "begun", "fates", "settled_ms", "seen", "spent", "overdue", "free", "holds"):
         setattr(story, name, getattr(fresh, name))
     story.replays, story.stopped, story.cancelled_ms, story.held_ms = replays, True, inf, inf
 

@@ -155,8 +155,8 @@ class Story:
     """When it was visible that it is held."""
     holding: bool = False
     """It was claimed when it was held. A release counts for the claim at once: it is durable, though not obeyed yet."""
-    away_ms: float = 0.0
-    """For how long it was held since its first failure, as far as readers see."""
+    holds: list[tuple[float, float]] = field(default_factory=list)
+    """Begin and end of its holds, as far as readers see."""
     freed_ms: float = -inf
     """When it was visible last that a hold has ended."""
     deferred: dict[int, int] = field(default_factory=dict)

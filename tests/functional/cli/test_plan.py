@@ -54,14 +54,23 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module, bootstrap):
     assert retryapp("dead", "list", "-A", module, "--topic", "other").code == 2
 
 
-def test_what_a_handler_publishes_to_may_come_later(retryapp, module, tmp_path):
-    """Our topics are created; the missing one is a finding, by name."""
-    program = tmp_path / f"{module}.py"
-    program.write_text(program.read_text().replace("rate_limit=", f'publishes=["receipts-{module}"], rate_limit='))
-    made = retryapp("topics", "create", "-A", module, "--create-main", 1)
-    assert made.code == 1
-    assert f"created {module}.orders-{module}.retry" in made.out
-    assert f"receipts-{module} does not exist. The handler of orders-{module} publishes to it" in made.out
+def test_what_a_handler_publishes_to_is_created_on_request_and_may_come_later(retryapp, module, bootstrap, tmp_path):
+    """As main topics are; else ours are there all the same, and the missing one is a finding with the commands."""
+    program, out = tmp_path / f"{module}.py", f"receipts-{module}"
+    program.write_text(program.read_text().replace("rate_limit=", f'publishes=["{out}"], rate_limit='))
+    made = retryapp("topics", "create", "-A", module, "--create-main", 3)
+    assert made.code == 0
+    assert f"created {out}" in made.out
+    plan = retryapp("plan", "-A", module, "--json").json
+    assert [each["partitions"] for each in plan["topics"] if each["role"] == "published"] == [3]
+
+    Operator(bootstrap).delete_topic(out)
+    wait_for(lambda: retryapp("plan", "-A", module).code == 1, "the topic is gone")
+    missing = retryapp("topics", "create", "-A", module)
+    assert missing.code == 1
+    assert "6 topics are as required" in missing.out
+    assert f"{out} does not exist. The handler of orders-{module} publishes to it" in missing.out
+    assert f"--topic {out} --partitions N, or 'retryapp topics create -A MODULE --create-main N')" in missing.out
 
 
 def test_the_plan_says_why(retryapp, module):

@@ -32,7 +32,7 @@ def problems(folder: Path) -> list[str]:
     if found is None or found.origin is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(WITHOUT)
     vnu = Path(found.origin).with_name("vnu.jar")
-    command = [find_java().path, "-jar", vnu, "--format", "json", "--html", folder]
+    command = [find_java(), "-jar", vnu, "--format", "json", "--html", folder]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     return [f"{each['url'].rpartition('/')[2]}: {each['message']}: {each.get('extract', '')}"
             for each in json.loads(said)["messages"] if not each["message"].startswith("CSS: ")]  # fmt: skip

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+from retryapp.core.control import Command
 from retryapp.core.headers import decode_metadata
 from retryapp.core.hops import Outgoing
-from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.jobs import HandlerCommand, HandlerVerb, JobCommand
 from retryapp.core.lane_errors import HandOffRefusedError
+from retryapp.core.lifecycle import decode_event
 from retryapp.core.metadata import RetryMetadata
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.record import Headers, Record
@@ -39,6 +42,7 @@ SITE = LaneSite(
 OPENING = [Step.HOLD, Step.PROVE, Step.FENCE, Step.PROVE, Step.COMMITTED, Step.RECOVER, Step.RELEASE]
 GIVEN_UP = [Step.HOLD, Step.CLOSE]
 BACKOFF_MS = 100
+TOLD = count(1)
 USER_HEADERS = (("trace", b"1"), ("trace", None))
 
 
@@ -63,6 +67,26 @@ def failing(error: BaseException) -> Callable[[Any], Any]:
 
 
 _clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, VirtualClock] = WeakKeyDictionary()
+
+
+def events_of(partition: MemoryPartition, *kinds: type) -> list[Any]:
+    """Return the events of a handler that are of these kinds, in order."""
+    found = (decode_event(record.value or b"") for record in partition.records(partition.handler.topology.events))
+    return [event for event in found if isinstance(event, kinds)]
+
+
+Function = TypeVar("Function", bound=HandlerFunction)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    function: Function, policy: RetryPolicy | str, *values: bytes | None, key: bytes | None = None,
+    headers: Headers = (), **options: Any,
+) -> AsyncIterator[tuple[MemoryPartition, Function]]:  # fmt: skip
+    """Run a partition that was sent these records, or none yet; options are those of the partition."""
+    async with MemoryPartition(function, policy, **options) as orders:
+        await orders.send(*values, key=key, headers=headers)
+        yield orders, function
 
 
 def running_clock() -> VirtualClock:
@@ -173,6 +197,20 @@ async def deliver_once(
     return outcome
 
 
+class Settling(Protocol):
+    """A partition, or what has some."""
+
+    async def settle(self) -> None: ...
+
+    async def advance(self, ms: int) -> None: ...
+
+
+async def pass_time(partition: Settling, ms: int, step_ms: int = 200) -> None:
+    """Let time pass in small steps, as it does."""
+    for _ in range(ms // step_ms):
+        await partition.advance(step_ms)
+
+
 class Gate:
     """A handler whose runs wait until the test lets them go."""
 
@@ -206,6 +244,16 @@ class Gate:
             self.running[value].set_result(None)
         else:
             self.running[value].set_exception(error)
+
+    async def end(self, partition: Settling, value: bytes, error: Exception | None = None) -> None:
+        """Let a run end, and what follows from that."""
+        self.let(value, error)
+        await partition.settle()
+
+    async def end_all(self, partition: MemoryPartition) -> None:
+        """Let all runs end, and those that come, until nothing is left to do."""
+        self.let_all()
+        await partition.to_rest()
 
 
 class Refusing:
@@ -278,6 +326,18 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+def post(partition: MemoryPartition, *commands: Command | HandlerCommand | JobCommand) -> None:
+    """Put commands on the control topic, and wait for nothing."""
+    for command in commands:
+        sent = command.to_record(partition.handler.topology.control, partition.engine.partition)
+        partition.transport.append(TopicPartition(sent.topic, sent.partition), sent.key, sent.value)
+
+
+async def tell(partition: MemoryPartition, verb: HandlerVerb, **words: Any) -> dict[str, Any]:
+    """Send a command about the handler; return its event."""
+    return await partition.obey(HandlerCommand(id=f"told-{next(TOLD)}", verb=verb, **words))
+
+
 async def reopen(partition: MemoryPartition) -> None:
     """Make the lane give up and open again."""
     partition.lane.fail(RuntimeError("lane"))
@@ -287,8 +347,7 @@ async def reopen(partition: MemoryPartition) -> None:
 
 def resumed_before(partition: MemoryPartition, killed: str) -> list[Any]:
     """Have a resume on the control topic just before a pause, and its worker killed at a step; return that step."""
-    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(partition.handler.topology.control, 0)
-    partition.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    post(partition, HandlerCommand(id="early", verb=HandlerVerb.RESUME))
     if killed == "at the look":
         return [partition.transport.pause("bounds")]  # type: ignore[arg-type]
     durable, after = killed != "after the look", killed != "after the pause"
@@ -378,6 +437,11 @@ class Rig:
     def submit(self, name: str, next_offset: int = -1, *, publishes: int = 0, **more: object) -> None:
         """Submit such a turn in the lane's session."""
         self.lane.submit(self.lane.session, self.turn(name, next_offset, publishes=publishes, **more))  # type: ignore[arg-type]
+
+    async def hand_over(self, name: str, next_offset: int = -1, **more: Any) -> None:
+        """Submit such a turn, and let the lane do what it can."""
+        self.submit(name, next_offset, **more)
+        await self.settle()
 
 
 MakeRig = Callable[..., Rig]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import chain
 
 import pytest
-from doubles import BankDownError, Owner, make_context, make_record, running_clock
+from doubles import BankDownError, Owner, make_context, make_record, pass_time, running_clock, serving
 from listed import Listed, failed, out
 from suspected import found, names
 
@@ -27,9 +27,7 @@ BATCH = Batch(4, "50ms")
 
 async def test_a_batch_is_full_or_has_waited() -> None:
     """Up to so many at once; fewer after the wait of the first one."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1s", batch=BATCH) as orders:
-        await orders.send(*names(6))
+    async with serving(Listed(), "1s", *names(6), batch=BATCH) as (orders, handler):
         assert handler.calls == [names(4)]
         await orders.advance(49)
         assert len(handler.calls) == 1
@@ -43,9 +41,7 @@ async def test_a_batch_is_full_or_has_waited() -> None:
 
 async def test_only_what_is_marked_has_failed() -> None:
     """It waits alone, with what it was; the others are done, and published."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1s", batch=BATCH) as orders:
-        await orders.send(b"a", b"fail b", b"c", b"fail d")
+    async with serving(Listed(), "1s", b"a", b"fail b", b"c", b"fail d", batch=BATCH) as (orders, handler):
         assert (out(orders), orders.waiting) == ([b"a", b"c"], {"1s": 2})
         assert sum(orders.handler.durations.counts) == 1  # calls, not records
         assert failed(orders) == {b"fail b": (1, 1), b"fail d": (1, 1)}
@@ -85,8 +81,7 @@ async def test_what_has_an_outcome_keeps_it_when_the_time_is_up() -> None:
 
     async with MemoryPartition(handler, RetryPolicy("1h", timeout="10s"), batch=BATCH) as orders:
         await orders.send(b"a", b"b", b"c", b"d")
-        for _ in range(10):
-            await orders.advance(1_000)
+        await pass_time(orders, 10_000, 1_000)
         assert calls == [[b"a", b"b", b"c", b"d"], [b"a", b"b"], [b"c", b"d"]]
         assert (set(failed(orders)), orders.engine.in_flight) == ({b"c", b"d"}, 0)
 
@@ -137,9 +132,7 @@ async def test_what_cannot_be_decoded_or_published_is_its_own_failure() -> None:
 
 async def test_a_drain_begins_what_is_gathered_and_tries_no_halves() -> None:
     """What has no outcome then costs no attempt: the next owner has it."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1h", batch=BATCH) as orders:
-        await orders.send(b"a", b"b")
+    async with serving(Listed(), "1h", b"a", b"b", batch=BATCH) as (orders, handler):
         await orders.finish()
         assert (handler.calls, out(orders)) == ([[b"a", b"b"]], [b"a", b"b"])
     async with MemoryPartition(handler, "1h", batch=BATCH, transport=orders.transport) as orders:
@@ -174,17 +167,14 @@ async def test_a_session_that_ends_leaves_no_outcome() -> None:
 
 async def test_suspects_run_alone() -> None:
     """They may kill the worker, and nobody else is to blame."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1h", batch=BATCH, transport=found("g4:old@0-4", *names(4))) as orders:
-        for _ in range(4):
-            await orders.advance(1_000)
+    async with serving(Listed(), "1h", batch=BATCH, transport=found("g4:old@0-4", *names(4))) as (orders, handler):
+        await pass_time(orders, 4_000, 1_000)
         assert sorted(handler.calls) == [[value] for value in names(4)]
 
 
 async def test_due_rows_come_in_batches_too() -> None:
     """As many as are there, beyond the rows of one look at the table."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1s", batch=Batch(150), max_in_flight=300) as orders:
+    async with serving(Listed(), "1s", batch=Batch(150), max_in_flight=300) as (orders, handler):
         await orders.send(*(b"fail %d" % n for n in range(150)))
         await orders.advance(1_000)
         assert [len(call) for call in handler.calls] == [150, 150]
@@ -267,9 +257,7 @@ async def test_a_pool_that_stops_waits_for_no_more_records() -> None:
 
 async def test_a_mark_that_comes_too_late_or_is_no_error_is_told() -> None:
     """Whoever marks a record whose fate is sealed has to know."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1h", batch=BATCH) as orders:
-        await orders.send(*names(4))
+    async with serving(Listed(), "1h", *names(4), batch=BATCH) as (_, handler):
         with pytest.raises(LateFailError):
             handler.deliveries[0][0].fail(BankDownError())
         with pytest.raises(TypeError):
@@ -278,9 +266,7 @@ async def test_a_mark_that_comes_too_late_or_is_no_error_is_told() -> None:
 
 async def test_a_call_that_has_raised_takes_nothing_more() -> None:
     """A task that it left behind is told so, whatever the halves come to."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1h", batch=Batch(2)) as orders:
-        await orders.send(b"raise a", b"b")
+    async with serving(Listed(), "1h", b"raise a", b"b", batch=Batch(2)) as (orders, handler):
         assert [len(call) for call in handler.calls] == [2, 1, 1]
         for delivery in handler.deliveries[0]:
             with pytest.raises(LatePublishError):
@@ -354,8 +340,7 @@ async def test_a_list_has_one_record_of_a_key_and_keeps_all_its_keys_while_it_ha
         for value, key in ((b"a1", b"a"), (b"a2", b"a"), (b"b1", b"b"), (b"b2", b"b"), (b"c1", b"c"), (b"d1", b"d")):
             await orders.send(value, key=key)
         assert called == [[b"a1", b"b1", b"c1", b"d1"]]
-        for _ in range(3):
-            await orders.advance(2_001)
+        await pass_time(orders, 6_003, 2_001)
         assert orders.waiting == {"1s": 4, "held": 2}
         await orders.advance(60_000)
         assert len(called) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import DLQ, EVENTS, MAIN, RETRY, BankDownError, Gate, offsets, reopen
+from doubles import DLQ, EVENTS, MAIN, RETRY, BankDownError, Gate, offsets, pass_time, reopen, serving
 from test_lane_refused import Refusing
 
 from retryapp.core import settled
@@ -48,13 +48,9 @@ async def looks(orders: MemoryPartition, count: int = 3) -> None:
 
 async def test_a_retry_behind_a_hung_record_is_on_time() -> None:
     """It waits for no one: its row, its copy and its next attempt come as if it were alone."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-        await orders.send(b"hung", b"fails", b"fine")
-        gate.let(b"fails", BankDownError())
-        await orders.settle()
-        gate.let(b"fine")
-        await orders.settle()
+    async with serving(Gate(), HUNG, b"hung", b"fails", b"fine", concurrency=2) as (orders, gate):
+        await gate.end(orders, b"fails", BankDownError())
+        await gate.end(orders, b"fine")
         began_ms = orders.clock.wall_ms()
         await orders.advance(LOOK_MS)
         assert orders.waiting == {}, "a short while they wait: the offset may soon pass them"
@@ -63,8 +59,7 @@ async def test_a_retry_behind_a_hung_record_is_on_time() -> None:
         assert offsets(orders.records(RETRY.topic)) == [1]
         await orders.advance(began_ms + 1_000 - orders.clock.wall_ms())
         assert sorted(gate.running) == [b"fails", b"hung"]
-        gate.let(b"fails")
-        await orders.settle()
+        await gate.end(orders, b"fails")
         assert len(orders.records(EVENTS)) == 1
         assert (orders.transport.offsets[MAIN], noted(orders.transport)) == (0, {1: False, 2: True})
         firsts = [seen for seen in orders.observer.of(Event.SUCCEEDED) if seen.attempt == 1]
@@ -73,21 +68,15 @@ async def test_a_retry_behind_a_hung_record_is_on_time() -> None:
 
 async def test_what_is_settled_does_not_run_again_in_the_next_life() -> None:
     """The hung one does; and each is counted once, when the offset has passed it."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-        await orders.send(b"hung", b"fails", b"fine", b"late")
-        gate.let(b"fails", BankDownError())
-        await orders.settle()
-        gate.let(b"fine")
-        await orders.settle()
+    async with serving(Gate(), HUNG, b"hung", b"fails", b"fine", b"late", concurrency=2) as (orders, gate):
+        await gate.end(orders, b"fails", BankDownError())
+        await gate.end(orders, b"fine")
         await looks(orders)
         transport = orders.transport
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2, transport=transport) as orders:
+    async with serving(Gate(), HUNG, concurrency=2, transport=transport) as (orders, gate):
         assert gate.started == [b"hung", b"late"]
         assert (orders.waiting, orders.engine.in_flight) == ({"1s": 1}, 4)
-        gate.let(b"hung")
-        await orders.settle()
+        await gate.end(orders, b"hung")
         await orders.advance(250)
         assert transport.offsets[MAIN] == 3
         tally = parse_tally(split_note(transport.broker.notes[MAIN]).tally, 3)
@@ -100,9 +89,7 @@ async def test_what_is_settled_does_not_run_again_in_the_next_life() -> None:
 
 async def test_the_note_ends_with_what_the_offset_has_passed() -> None:
     """In the same transaction: what it still names is beyond."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=5) as orders:
-        await orders.send(b"a", b"b", b"c", b"d")
+    async with serving(Gate(), HUNG, b"a", b"b", b"c", b"d", concurrency=5) as (orders, gate):
         gate.let(b"b")
         gate.let(b"d", BankDownError())
         await looks(orders)
@@ -118,9 +105,7 @@ async def test_the_note_ends_with_what_the_offset_has_passed() -> None:
 
 async def test_records_that_end_soon_are_committed_as_before() -> None:
     """No note, no turn more: the offset passes them together."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=3) as orders:
-        await orders.send(b"a", b"b", b"c")
+    async with serving(Gate(), "1s", b"a", b"b", b"c", concurrency=3) as (orders, gate):
         gate.let(b"c")
         gate.let(b"b", BankDownError())
         await orders.advance(LOOK_MS)
@@ -133,8 +118,7 @@ async def test_records_that_end_soon_are_committed_as_before() -> None:
 @pytest.mark.parametrize("retry", ["while the first one runs", "after it"])
 async def test_no_offset_passes_a_record_whose_outcome_a_topic_refuses(retry: str) -> None:
     """Its note is not durable either: a crash would lose it."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=4) as orders:
+    async with serving(Gate(), HUNG, concurrency=4) as (orders, gate):
         refusing = Refusing(orders.transport, b"bad")
         await orders.send(b"hung", b"bad", b"fine", b"fails")
         for value, error in ((b"bad", BankDownError()), (b"fine", None), (b"fails", BankDownError())):
@@ -158,8 +142,7 @@ async def test_no_offset_passes_a_record_whose_outcome_a_topic_refuses(retry: st
 
 async def test_two_refused_turns_are_passed_by_none() -> None:
     """The second stays unpassed once the first is through."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=4) as orders:
+    async with serving(Gate(), HUNG, concurrency=4) as (orders, gate):
         refusing = Refusing(orders.transport, b"bad", b"worse")
         await orders.send(b"hung", b"bad", b"fine", b"worse")
         for value in (b"bad", b"worse"):
@@ -169,20 +152,17 @@ async def test_two_refused_turns_are_passed_by_none() -> None:
         gate.let(b"hung")
         await looks(orders)
         refusing.prefixes = (b"worse",)
-        for _ in range(8):
-            await orders.advance(1_000)
+        await pass_time(orders, 8_000, 1_000)
         assert (orders.transport.offsets[MAIN], noted(orders.transport)) == (3, {})
         assert offsets(orders.records(RETRY.topic)) == [1]
         refusing.prefixes = ()
-        for _ in range(40):
-            await orders.advance(1_000)
+        await pass_time(orders, 40_000, 1_000)
         assert orders.transport.offsets[MAIN] == 4
 
 
 async def test_a_refused_turn_leaves_no_note_when_its_session_ends() -> None:
     """It runs again, the settled one does not."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=3) as orders:
+    async with serving(Gate(), HUNG, concurrency=3) as (orders, gate):
         Refusing(orders.transport, b"bad")
         await orders.send(b"hung", b"bad", b"fine")
         gate.let(b"bad", BankDownError())
@@ -195,9 +175,7 @@ async def test_a_refused_turn_leaves_no_note_when_its_session_ends() -> None:
 async def test_a_commit_of_unknown_outcome_is_settled_by_reading_the_note() -> None:
     """Lost, the record runs again; durable, it does not."""
     for durable in (False, True):
-        gate = Gate()
-        async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-            await orders.send(b"hung", b"fails")
+        async with serving(Gate(), HUNG, b"hung", b"fails", concurrency=2) as (orders, gate):
             gate.let(b"fails", BankDownError())
             orders.transport.fail(Step.COMMIT, TimeoutError(), durable=durable)
             await looks(orders)
@@ -208,9 +186,7 @@ async def test_a_commit_of_unknown_outcome_is_settled_by_reading_the_note() -> N
 
 async def test_a_drain_leaves_only_what_still_runs() -> None:
     """At its end nothing that is done waits for a hung record."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-        await orders.send(b"hung", b"fails")
+    async with serving(Gate(), HUNG, b"hung", b"fails", concurrency=2) as (orders, gate):
         gate.let(b"fails", BankDownError())
         draining = asyncio.create_task(orders.finish(0.01))
         await orders.settle()
@@ -222,43 +198,34 @@ async def test_a_drain_leaves_only_what_still_runs() -> None:
 
 async def test_an_offset_that_was_set_by_hand_has_no_note() -> None:
     """All records after it run again: that is what it was set for."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-        await orders.send(b"hung", b"fine")
+    async with serving(Gate(), HUNG, b"hung", b"fine", concurrency=2) as (orders, gate):
         gate.let(b"fine")
         await looks(orders)
         transport = orders.transport
     transport.broker.notes[MAIN] = ""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2, transport=transport):
+    async with serving(Gate(), HUNG, concurrency=2, transport=transport) as (_, gate):
         assert gate.started == [b"hung", b"fine"]
 
 
 async def test_a_note_that_was_copied_to_another_offset_skips_nothing() -> None:
     """Rather twice than not at all."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=3) as orders:
-        await orders.send(b"a", b"b", b"c", b"d")
+    async with serving(Gate(), HUNG, b"a", b"b", b"c", b"d", concurrency=3) as (orders, gate):
         gate.let(b"b")
         await looks(orders)
         transport = orders.transport
     transport.offsets[MAIN] = 1
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=3, transport=transport):
+    async with serving(Gate(), HUNG, concurrency=3, transport=transport) as (_, gate):
         assert gate.started == [b"b", b"c", b"d"]
 
 
 async def test_offsets_that_are_forgotten_have_their_note_in_the_changelog() -> None:
     """Nothing runs again then either."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2) as orders:
-        await orders.send(b"hung", b"fails")
+    async with serving(Gate(), HUNG, b"hung", b"fails", concurrency=2) as (orders, gate):
         gate.let(b"fails", BankDownError())
         await looks(orders)
         transport = orders.transport
     transport.broker.committed, transport.broker.notes = Forgotten(), {}
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2, transport=transport):
+    async with serving(Gate(), HUNG, concurrency=2, transport=transport) as (_, gate):
         assert gate.started == [b"hung"]
         assert noted(transport) == {1: False}, "and the group has it again"
 
@@ -266,8 +233,7 @@ async def test_offsets_that_are_forgotten_have_their_note_in_the_changelog() -> 
 async def test_outcomes_that_do_not_fit_into_the_note_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The note stays below what a broker takes; the others go when the offset moves."""
     monkeypatch.setattr(settled, "MAX_PAYLOAD_BYTES", 3)
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8) as orders:
+    async with serving(Gate(), HUNG, concurrency=8) as (orders, gate):
         values = [b"%d" % n for n in range(6)]
         await orders.send(b"hung", *values)
         for value in values:
@@ -282,9 +248,7 @@ async def test_outcomes_that_do_not_fit_into_the_note_wait(monkeypatch: pytest.M
 
 async def test_a_hung_record_stops_the_intake_at_the_bound() -> None:
     """What is settled beyond the offset counts until that has passed it: the note is bounded, too."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=2, max_in_flight=3) as orders:
-        await orders.send(b"hung", b"a", b"b", b"c")
+    async with serving(Gate(), HUNG, b"hung", b"a", b"b", b"c", concurrency=2, max_in_flight=3) as (orders, gate):
         for value in (b"a", b"b"):
             gate.let(value)
             await looks(orders)
@@ -327,9 +291,7 @@ async def test_an_event_is_known_as_seen_as_soon_as_its_first_record_is_settled(
         await looks(orders)
         assert noted(orders.transport) == {1: True}
         assert len(orders.records("app.orders.seen.changelog")) == 1
-        transport = orders.transport
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, transport=transport, **options) as orders:
+    async with serving(Gate(), HUNG, transport=orders.transport, **options) as (orders, gate):
         await send(orders, b"fine at last")
         assert gate.started == [b"hung"]
         assert orders.records(EVENTS) == []
@@ -342,16 +304,13 @@ async def test_an_event_is_known_as_seen_as_soon_as_its_first_record_is_settled(
 
 async def test_a_suspect_does_not_take_with_it_what_was_settled() -> None:
     """After two lives that ended at the hung one, it runs alone; what is settled does not run at all."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=4) as orders:
-        await orders.send(b"hung", b"fine", b"waits")
+    async with serving(Gate(), HUNG, b"hung", b"fine", b"waits", concurrency=4) as (orders, gate):
         gate.let(b"fine")
         await looks(orders)
         transport = orders.transport
     started = []
     for _ in range(2):
-        gate = Gate()
-        async with MemoryPartition(gate, HUNG, concurrency=4, transport=transport) as orders:
+        async with serving(Gate(), HUNG, concurrency=4, transport=transport) as (orders, gate):
             await orders.settle()
             started.append(gate.started)
             if len(started) == 2:
@@ -363,15 +322,12 @@ async def test_a_suspect_does_not_take_with_it_what_was_settled() -> None:
 
 async def test_a_smaller_window_changes_nothing_of_what_is_settled() -> None:
     """It is taken in as far as there is room, and never runs."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=4) as orders:
-        await orders.send(b"hung", b"a", b"b", b"c", b"d")
+    async with serving(Gate(), HUNG, b"hung", b"a", b"b", b"c", b"d", concurrency=4) as (orders, gate):
         for value in (b"a", b"b", b"c"):
             gate.let(value)
         await looks(orders)
         transport = orders.transport
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=4, max_in_flight=2, transport=transport) as orders:
+    async with serving(Gate(), HUNG, concurrency=4, max_in_flight=2, transport=transport) as (orders, gate):
         assert gate.started == [b"hung"]
         gate.let(b"hung")
         await looks(orders)
@@ -380,9 +336,7 @@ async def test_a_smaller_window_changes_nothing_of_what_is_settled() -> None:
 
 async def test_a_settled_record_at_the_offset_itself_is_passed_at_once() -> None:
     """The worker died between two transactions: no run will end that would move the offset."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1h", concurrency=2, limits=LaneLimits(turns=1)) as orders:
-        await orders.send(b"hung", b"fine")
+    async with serving(Gate(), "1h", b"hung", b"fine", concurrency=2, limits=LaneLimits(turns=1)) as (orders, gate):
         gate.let(b"fine")
         await looks(orders)
         orders.transport.pause(Step.COMMIT, after=1)
@@ -390,7 +344,6 @@ async def test_a_settled_record_at_the_offset_itself_is_passed_at_once() -> None
         await looks(orders)
         transport = orders.transport
         assert (transport.offsets[MAIN], noted(transport)) == (1, {1: True})
-    gate = Gate()
-    async with MemoryPartition(gate, "1h", transport=transport) as orders:
+    async with serving(Gate(), "1h", transport=transport) as (orders, gate):
         await looks(orders)
         assert (gate.started, transport.offsets[MAIN], orders.engine.in_flight) == ([], 2, 0)

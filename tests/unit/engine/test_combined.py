@@ -7,7 +7,7 @@ import gc
 import weakref
 
 import pytest
-from doubles import BankDownError, Gate
+from doubles import BankDownError, Gate, pass_time, serving
 
 from retryapp.core.batch import Batch
 from retryapp.core.circuit import CircuitBreaker, CircuitState
@@ -50,22 +50,14 @@ def state(orders: MemoryPartition) -> CircuitState:
     return orders.engine.context.pace.circuit.state
 
 
-async def pass_time(orders: MemoryPartition, ms: int) -> None:
-    """Let time pass in small steps, as it does."""
-    for _ in range(ms // 100):
-        await orders.advance(100)
-
-
 async def test_records_that_were_held_are_first_deliveries_and_no_rate_holds_them_back() -> None:
     """Only what has failed is a retry."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.KEY, rate_limit=parse_rate("1/m")) as orders:
+    async with serving(Gate(), "1s", order=Order.KEY, rate_limit=parse_rate("1/m")) as (orders, gate):
         await orders.send(*(b"%d" % number for number in range(6)), key=b"a")
-        gate.let(b"0", BankDownError())
-        await orders.settle()
-        await pass_time(orders, 59_000)
+        await gate.end(orders, b"0", BankDownError())
+        await pass_time(orders, 59_000, 100)
         assert gate.started == [b"0"]
-        await pass_time(orders, 1_100)
+        await pass_time(orders, 1_100, 100)
         assert gate.started == [b"0", b"0"]
         gate.let_all()
         await orders.settle()
@@ -74,12 +66,10 @@ async def test_records_that_were_held_are_first_deliveries_and_no_rate_holds_the
 
 async def test_rows_that_are_put_aside_take_nothing_of_the_rate() -> None:
     """They were due before their handler had an order, and are behind one that waits."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s 1h", concurrency=9) as orders:
+    async with serving(Gate(), "1s 1h", concurrency=9) as (orders, gate):
         for value, key in ((b"1", b"a"), (b"2", b"a"), (b"3", b"a"), (b"4", b"b")):
             await orders.send(value, key=key)
-            gate.let(value, BankDownError())
-            await orders.settle()
+            await gate.end(orders, value, BankDownError())
     gate = Gate()
     options = {"order": Order.KEY, "rate_limit": parse_rate("1/s"), "concurrency": 9, "transport": orders.transport}
     async with MemoryPartition(gate, "1s 1h", **options) as orders:
@@ -96,11 +86,11 @@ async def test_an_outage_keeps_order_and_attempts() -> None:
     async with MemoryPartition(service, "1s", circuit=BREAKER, order=Order.KEY, concurrency=4) as orders:
         for name in names:
             await orders.send(name, key=name[:1])
-        await pass_time(orders, 60_000)
+        await pass_time(orders, 60_000, 100)
         assert state(orders) is not CircuitState.CLOSED
         assert orders.dead_letters == []
         service.down = None
-        await pass_time(orders, 60_000)
+        await pass_time(orders, 60_000, 100)
         assert sorted(service.done, key=lambda name: name[:1]) == sorted(names, key=lambda name: name[:1])
         assert (state(orders), orders.waiting) == (CircuitState.CLOSED, {})
 
@@ -129,7 +119,7 @@ async def test_a_failure_that_is_free_is_none_under_a_rule() -> None:
     async with MemoryPartition(service, policy, circuit=BREAKER, concurrency=4) as orders:
         await orders.send(*(b"%d" % number for number in range(4)))
         assert state(orders) is CircuitState.OPEN
-        await pass_time(orders, 30_000)
+        await pass_time(orders, 30_000, 100)
         failed = [decode_metadata(record.headers) for record in orders.records("app.orders.retry")]
         free = [each for each in failed if each is not None and each.delivery > each.attempt]
         assert free
@@ -147,7 +137,7 @@ async def test_what_is_skipped_says_nothing_of_the_service(lists: bool) -> None:
     handler = service.all if lists else service
     async with MemoryPartition(handler, "1s", circuit=BREAKER, batch=batch) as orders:
         await orders.send(*(b"%d" % number for number in range(30)))
-        await pass_time(orders, 1_000)
+        await pass_time(orders, 1_000, 100)
         assert (state(orders), orders.waiting, orders.dead_letters) == (CircuitState.CLOSED, {}, [])
 
 
@@ -157,10 +147,10 @@ async def test_in_an_outage_nothing_is_tried_again_in_place() -> None:
     policy = RetryPolicy("1s", hot="10ms*2", timeout="5s")
     async with MemoryPartition(service, policy, circuit=BREAKER, concurrency=4) as orders:
         await orders.send(*(b"%d" % number for number in range(4)))
-        await pass_time(orders, 500)
+        await pass_time(orders, 500, 100)
         assert state(orders) is CircuitState.OPEN
         service.seen.clear()
-        await pass_time(orders, 30_000)
+        await pass_time(orders, 30_000, 100)
         assert service.seen
         assert {tries for _, _, tries in service.seen} == {1}
 
@@ -171,32 +161,30 @@ async def test_lists_probe_and_are_all_done_after_an_outage() -> None:
     names = [b"%02d" % number for number in range(30)]
     async with MemoryPartition(service.all, "1s", circuit=BREAKER, batch=Batch(4, "20ms")) as orders:
         await orders.send(*names)
-        await pass_time(orders, 20_000)
+        await pass_time(orders, 20_000, 100)
         assert state(orders) is not CircuitState.CLOSED
         service.down = None
-        await pass_time(orders, 60_000)
+        await pass_time(orders, 60_000, 100)
         assert (sorted(service.done), orders.dead_letters, orders.waiting) == (names, [], {})
         await asyncio.sleep(0)
 
 
 async def test_rows_that_were_put_aside_keep_to_the_rate_when_their_turn_comes() -> None:
     """They are retries, one behind the other."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s 1h", concurrency=9) as orders:
+    async with serving(Gate(), "1s 1h", concurrency=9) as (orders, gate):
         for value in (b"1", b"2", b"3"):
             await orders.send(value, key=b"a")
-            gate.let(value, BankDownError())
-            await orders.settle()
+            await gate.end(orders, value, BankDownError())
     gate = Gate()
     options = {"order": Order.KEY, "rate_limit": parse_rate("1/s"), "transport": orders.transport}
     async with MemoryPartition(gate, "1s 1h", **options) as orders:
-        await pass_time(orders, 5_500)
+        await pass_time(orders, 5_500, 100)
         assert gate.started == [b"1"]
         gate.let_all()
         await orders.settle()
         done = [len(gate.done)]
         for _ in range(2):
-            await pass_time(orders, 1_000)
+            await pass_time(orders, 1_000, 100)
             done.append(len(gate.done))
         assert done in ([1, 2, 3], [2, 3, 3])
 

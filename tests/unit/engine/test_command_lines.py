@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from doubles import post
 from test_commands import CONTROL, FIRST, Calls
-from test_jobs import Service, begin, letters, partition
+from test_jobs import begin, with_letters
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
@@ -53,9 +54,8 @@ async def test_a_command_that_a_crash_undoes_has_no_line(caplog: pytest.LogCaptu
     orders = MemoryPartition(Calls(), "1h*3")
     async with orders:
         await orders.send(b"one")
-        record = Command(id="c", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
         dying = orders.transport.pause(Step.COMMIT, durable=durable)
-        orders.transport.append(CONTROL, record.key, record.value)
+        post(orders, Command(id="c", verb=Verb.CANCEL, failure_id=FIRST))
         await orders.settle()
         assert dying.reached
         assert lines(caplog) == []
@@ -76,9 +76,7 @@ async def test_many_records_that_are_no_commands_have_one_line(caplog: pytest.Lo
 
 async def test_a_job_has_lines_for_its_begin_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """And none for each letter: marks and events say what became of these."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 3)
+    async with with_letters(3) as (orders, _):
         await begin(orders)
         await orders.to_rest()
     assert lines(caplog) == [

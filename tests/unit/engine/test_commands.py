@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from doubles import post, serving
 
 from retryapp import Batch, CircuitBreaker, Reject, RetryPolicy, Unavailable, non_retryable
 from retryapp.core.control import COMMAND_AGE_MS, OF_LETTERS, Command, LetterMark, MarkKind, Verb, mark_of, row_state
@@ -45,9 +46,7 @@ def marks(partition: MemoryPartition) -> list[LetterMark]:
 
 async def test_retry_now_begins_the_next_attempt_at_once() -> None:
     """Of this record alone, and the event says who asked and why."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one", b"two")
+    async with serving(Calls(), "1h*3", b"one", b"two") as (orders, calls):
         calls.failing = False
         outcome = await orders.command("retry-now", 0, by="ann", why="mended")
         assert (outcome["refused"], outcome["by"], outcome["why"]) == (None, "ann", "mended")
@@ -102,8 +101,7 @@ async def test_retry_now_names_what_still_holds_the_record_back(name: str) -> No
 
 async def test_retry_now_names_earlier_records_of_its_key() -> None:
     """A replay takes its place before one that has failed since."""
-    calls = Calls()
-    async with MemoryPartition(calls, RetryPolicy("1h*3", on=non_retryable(KeyError)), order="key") as orders:
+    async with serving(Calls(), RetryPolicy("1h*3", on=non_retryable(KeyError)), order="key") as (orders, calls):
         calls.error = KeyError
         await orders.send(b"one", key=b"k")
         calls.error = ValueError
@@ -116,9 +114,7 @@ async def test_retry_now_names_earlier_records_of_its_key() -> None:
 
 async def test_reschedule_is_never_before_now() -> None:
     """To the millisecond; a time that has passed means now."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1h*3", b"one") as (orders, calls):
         due_ms = orders.clock.wall_ms() + 5_000
         assert (await orders.command("reschedule", 0, due_at_ms=due_ms))["refused"] is None
         await orders.advance(4_999)
@@ -131,9 +127,7 @@ async def test_reschedule_is_never_before_now() -> None:
 
 async def test_a_cancelled_record_is_dead_and_not_tried_again() -> None:
     """Its delivery number goes on, its attempts stay, and no handler has spent the time that it has waited."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1h*3", b"one") as (orders, calls):
         await orders.advance(60_000)
         assert (await orders.command("cancel", 0))["after"] == "dead"
         (letter,) = orders.dead_letters
@@ -217,9 +211,7 @@ async def test_a_cancelled_run_that_a_crash_ends_is_not_run_again() -> None:
 
 async def test_a_replay_keeps_the_record_and_begins_its_attempts_anew() -> None:
     """The same idempotency key; once for each letter; marks tell of it on the topic."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s") as orders:
-        await orders.send(b"one", key=b"k", headers=(("trace", b"7"),))
+    async with serving(Calls(), "1s", b"one", key=b"k", headers=(("trace", b"7"),)) as (orders, calls):
         await orders.to_rest()
         calls.failing = False
         outcome = await orders.command("replay", 0)
@@ -233,9 +225,7 @@ async def test_a_replay_keeps_the_record_and_begins_its_attempts_anew() -> None:
 
 async def test_a_letter_that_dies_again_can_be_replayed_again() -> None:
     """Each time with new attempts, and delivery numbers that go on."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1s", b"one") as (orders, _):
         for _ in range(3):
             await orders.to_rest()
             assert (await orders.command("replay", 0))["refused"] is None
@@ -248,9 +238,7 @@ async def test_a_letter_that_dies_again_can_be_replayed_again() -> None:
 
 async def test_a_letter_is_discarded_and_restored() -> None:
     """In between it cannot be replayed."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1s", b"one") as (orders, _):
         await orders.to_rest()
         assert (await orders.command("restore", 0))["refused"] == "not-discarded"
         assert (await orders.command("discard", 0))["refused"] is None
@@ -274,8 +262,7 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
         if verb is Verb.RESTORE:
             await orders.command("discard", 0)
         dying = orders.transport.pause(Step.COMMIT, durable=durable)
-        sent = Command(id="dying", verb=verb, failure_id=FIRST, **more).to_record(*CONTROL)
-        orders.transport.append(CONTROL, sent.key, sent.value)
+        post(orders, Command(id="dying", verb=verb, failure_id=FIRST, **more))
         await orders.settle()
         assert dying.reached
     calls.failing = False
@@ -289,21 +276,17 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
 @pytest.mark.usefixtures("slow_commands")
 async def test_commands_that_come_while_no_worker_runs_are_obeyed_before_rows_are_claimed() -> None:
     """However long their reading takes: else a cancelled record would run once more."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*5") as orders:
+    async with serving(Calls(), "1s*5") as (orders, calls):
         await orders.send(b"one")
     orders.clock.advance(2_000)
-    command = Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
-    orders.transport.append(CONTROL, command.key, command.value)
+    post(orders, Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST))
     async with MemoryPartition(calls, "1s*5", transport=orders.transport) as orders:
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
         assert len(calls.seen) == 1
 
 
 async def test_bad_commands_are_refused_and_stop_nothing() -> None:
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1h*3", b"one") as (orders, _):
         bad = [None, b"", b"[]", b'{"v":2}', b"x" * 20_000, b'{"v":1,"id":"a","verb":"fly","failure_id":"x"}']
         other = Command(id="m", verb=Verb.CANCEL, failure_id="app/orders@kq8G0bTz/1/0").to_record(*CONTROL)
         for value in (*bad, other.value):
@@ -320,11 +303,9 @@ async def test_bad_commands_are_refused_and_stop_nothing() -> None:
 
 async def test_a_command_that_no_worker_took_in_time_is_refused() -> None:
     """Nobody expects it any more."""
-    calls = Calls()
-    async with MemoryPartition(calls, "10h*3") as orders:
+    async with serving(Calls(), "10h*3") as (orders, calls):
         await orders.send(b"one")
-    command = Command(id="late", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
-    orders.transport.append(CONTROL, command.key, command.value)
+    post(orders, Command(id="late", verb=Verb.CANCEL, failure_id=FIRST))
     orders.clock.advance(COMMAND_AGE_MS + 1)
     async with MemoryPartition(calls, "10h*3", transport=orders.transport) as orders:
         assert orders.waiting == {"10h": 1}
@@ -333,9 +314,7 @@ async def test_a_command_that_no_worker_took_in_time_is_refused() -> None:
 
 async def test_a_state_that_has_changed_refuses_a_command() -> None:
     """The refusal names the present one."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1h*3", b"one") as (orders, _):
         state = row_state(0, 1, orders.clock.wall_ms() + 3_600_000)
         await orders.command("retry-now", 0)
         refused = await orders.command("cancel", 0, state=state)
@@ -399,9 +378,7 @@ async def test_a_replayed_record_goes_before_those_of_its_key_that_wait() -> Non
 
 async def test_metadata_of_a_replay_names_its_letter() -> None:
     """So that its success can be marked there."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1s", b"one") as (orders, _):
         await orders.to_rest()
         await orders.command("replay", 0)
         copies = [decode_metadata(record.headers) for record in orders.records("app.orders.retry")]
@@ -425,7 +402,6 @@ async def test_a_replayed_record_that_took_too_long_runs_alone() -> None:
         slow.set()
         sizes.clear()
         for number in range(2):
-            sent = Command(id=f"c{number}", verb=Verb.REPLAY, failure_id=f"{FIRST[:-1]}{number}").to_record(*CONTROL)
-            orders.transport.append(CONTROL, sent.key, sent.value)
+            post(orders, Command(id=f"c{number}", verb=Verb.REPLAY, failure_id=f"{FIRST[:-1]}{number}"))
         await orders.advance(100)
         assert sizes == [1, 1]

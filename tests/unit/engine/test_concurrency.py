@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import EVENTS, MAIN, RETRY, BankDownError, Gate, fine, offsets
+from doubles import EVENTS, MAIN, RETRY, BankDownError, Gate, fine, offsets, pass_time, serving
 
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import RunAbortedError
@@ -19,32 +19,25 @@ from retryapp.testing import MemoryPartition, Step, VirtualClock
 
 async def test_outcomes_are_committed_in_offset_order_however_handlers_end() -> None:
     """For a short time what a record publishes waits for those before it; `test_beyond` has the rest."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=3) as orders:
-        await orders.send(b"a", b"b", b"c", b"d")
+    async with serving(Gate(), "5m", b"a", b"b", b"c", b"d", concurrency=3) as (orders, gate):
         assert gate.started == [b"a", b"b", b"c"]
         gate.let(b"c", BankDownError())
-        gate.let(b"b")
-        await orders.settle()
+        await gate.end(orders, b"b")
         assert (gate.started, orders.transport.offsets[MAIN], orders.records(RETRY.topic)) == (
             [b"a", b"b", b"c", b"d"],
             0,
             [],
         )
-        gate.let(b"a", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"a", BankDownError())
         assert (orders.transport.offsets[MAIN], offsets(orders.records(RETRY.topic))) == (3, [0, 2])
-        gate.let(b"d")
-        await orders.settle()
+        await gate.end(orders, b"d")
         await orders.advance(1_000)
         assert orders.transport.offsets[MAIN] == 4
 
 
 async def test_no_more_than_concurrency_handlers_run_at_once() -> None:
     """First deliveries and redeliveries have a share each."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=2) as orders:
-        await orders.send(b"a", b"b", b"c", b"d", b"e", b"f")
+    async with serving(Gate(), "1s", b"a", b"b", b"c", b"d", b"e", b"f", concurrency=2) as (orders, gate):
         for value in (b"a", b"b"):
             gate.let(value, BankDownError())
         await orders.settle()
@@ -68,11 +61,9 @@ async def test_one_slow_record_does_not_stop_other_partitions() -> None:
         await slow.send(b"slow")
         for n in range(5):
             await quick.send(b"%d" % n)
-            gate.let(b"%d" % n, BankDownError() if n == 0 else None)
-            await quick.settle()
+            await gate.end(quick, b"%d" % n, BankDownError() if n == 0 else None)
         await quick.advance(1_000)
-        gate.let(b"0")
-        await quick.settle()
+        await gate.end(quick, b"0")
         assert quick.transport.offsets[TopicPartition("orders", 1)] == 5
         assert len(quick.records(EVENTS)) == 1
         assert (slow.transport.offsets[MAIN], list(gate.running)) == (0, [b"slow"])
@@ -118,15 +109,11 @@ async def test_whatever_handlers_raise_the_pool_keeps_its_worker_and_the_lane_it
 
 async def test_records_in_flight_are_bounded_in_number() -> None:
     """The head that is not settled holds everything behind it."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=9, max_in_flight=3) as orders:
-        await orders.send(*(b"%d" % n for n in range(5)))
+    async with serving(Gate(), "5m", *(b"%d" % n for n in range(5)), concurrency=9, max_in_flight=3) as (orders, gate):
         assert (gate.started, orders.engine.in_flight, orders.engine.room(MAIN)) == ([b"0", b"1", b"2"], 3, 0)
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         assert orders.engine.room(MAIN) == 0
-        gate.let(b"0")
-        await orders.settle()
+        await gate.end(orders, b"0")
         assert (gate.started, orders.engine.in_flight) == ([b"0", b"1", b"2", b"3", b"4"], 3)
 
 
@@ -146,18 +133,15 @@ async def test_whatever_a_record_holds_counts(what: str) -> None:
 
 async def test_the_release_lag_is_the_age_of_the_oldest_record_in_flight() -> None:
     """What finished behind it waits for it."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=2) as orders:
+    async with serving(Gate(), "5m", concurrency=2) as (orders, gate):
         seen = [orders.engine.release_lag_ms]
         await orders.send(b"a")
         await orders.advance(3_000)
         await orders.send(b"b")
         await orders.advance(1_000)
-        gate.let(b"b")
-        await orders.settle()
+        await gate.end(orders, b"b")
         seen.append(orders.engine.release_lag_ms)
-        gate.let(b"a")
-        await orders.settle()
+        await gate.end(orders, b"a")
         seen.append(orders.engine.release_lag_ms)
         assert seen == [0, 4_000, 0]
 
@@ -172,8 +156,7 @@ async def test_there_is_no_room_while_the_lane_is_not_open_or_full() -> None:
         assert orders.engine.room(MAIN) == 0
         assert len(orders.observer.of(Event.SUCCEEDED)) == 0
         gate.set()
-        for _ in range(50):
-            await orders.advance(250)
+        await pass_time(orders, 12_500, 250)
         assert orders.transport.offsets[MAIN] == 50
         orders.lane.fail(RuntimeError())
         await orders.settle()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from doubles import MAIN, Rig
+from doubles import MAIN, Rig, events_of
 
 from retryapp import Defer
-from retryapp.core.lifecycle import Progress, decode_event
+from retryapp.core.lifecycle import Progress
 from retryapp.engine.lane.turn import Turn
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
@@ -28,11 +28,9 @@ def make(transport: MemoryLaneTransport | None = None) -> MemoryPartition:
 
 
 def said(orders: MemoryPartition) -> list[Said]:
-    events = [decode_event(record.value or b"") for record in orders.records(orders.handler.topology.events)]
     return [
         (each.from_offset, each.to_offset, each.received, each.first_try_ok, each.failed)
-        for each in events
-        if isinstance(each, Progress)
+        for each in events_of(orders, Progress)
     ]
 
 
@@ -77,8 +75,7 @@ async def test_what_its_handler_has_wait_has_not_failed() -> None:
     async with make() as orders:
         await feed(orders, b"good", b"later", b"bad")
         await orders.finish()
-        (only,) = [decode_event(record.value or b"") for record in orders.records(orders.handler.topology.events)][-1:]
-    assert isinstance(only, Progress)
+    only = events_of(orders, Progress)[-1]
     assert (only.received, only.first_try_ok, only.failed, only.held) == (3, 1, 1, 1)
 
 

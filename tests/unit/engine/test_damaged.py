@@ -18,6 +18,7 @@ from doubles import (
     failing,
     make_context,
     make_record,
+    pass_time,
     the,
 )
 
@@ -222,8 +223,7 @@ async def test_a_row_of_a_newer_format_stays_where_it_is(waiting: Record, what: 
     changed = {"headers": row, "layout": b"\x03" + row[1:], "state": row[:1] + b"\x01" + row[2:]}[what]
     async with MemoryPartition(down, "1s 1h") as orders:
         await put(orders, changed)
-        for _ in range(5):
-            await orders.advance(1_000)
+        await pass_time(orders, 5_000, 1_000)
         failures = [o.message or "" for o in orders.observer.seen if o.event is Event.LANE_FAILED]
         assert failures
         assert all("[0]@7" in text and "upgrade" in text for text in failures)

@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+from doubles import post, serving
 
 from retryapp import Batch, CircuitBreaker, Defer, ReleaseTimeoutError, RetryPolicy, non_retryable
 from retryapp.core.control import Command, Verb, named_by, token_of
@@ -42,8 +43,7 @@ class Caller:
 
 def append(partition: MemoryPartition, token: str) -> None:
     """Put a release on the control topic, and wait for nothing."""
-    sent = Command(id="early", verb=Verb.RELEASE, **named_by(token)).to_record(*CONTROL)
-    partition.transport.append(CONTROL, sent.key, sent.value)
+    post(partition, Command(id="early", verb=Verb.RELEASE, **named_by(token)))
 
 
 def early(partition: MemoryPartition) -> list[str]:
@@ -54,9 +54,7 @@ def early(partition: MemoryPartition) -> list[str]:
 
 async def test_a_deferred_record_waits_for_its_token_and_spends_no_attempt() -> None:
     """Over a restart; it is delivered at once, with the same attempt number."""
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*2") as orders:
-        await orders.send(b"one")
+    async with serving(Caller(), "1s*2", b"one") as (orders, caller):
         assert orders.waiting == {"deferred": 1}
         assert [seen.event for seen in orders.observer.seen if seen.offset == 0] == [Event.DEFERRED]
     async with MemoryPartition(caller, "1s*2", transport=orders.transport) as orders:
@@ -102,9 +100,7 @@ async def test_a_rule_may_end_a_record_at_its_deadline() -> None:
 @pytest.mark.parametrize("crash", [False, True])
 async def test_a_release_that_comes_while_the_delivery_goes_on_is_kept(again: bool, crash: bool) -> None:
     """At the first delivery and at a later one; also if its worker dies before the record waits."""
-    caller = Caller("1s")
-    async with MemoryPartition(caller, "1s*9") as orders:
-        await orders.send(b"one")
+    async with serving(Caller("1s"), "1s*9", b"one") as (orders, caller):
         caller.gate.clear()
         await (orders.advance(1_000) if again else orders.send(b"two"))
         assert (await orders.command("release", caller.tokens[-1]))["after"] == "released"
@@ -119,9 +115,7 @@ async def test_a_release_that_comes_while_the_delivery_goes_on_is_kept(again: bo
 
 async def test_a_kept_release_of_a_damaged_row_ends_no_lane() -> None:
     """The record is dead with its bytes, as without a release."""
-    caller = Caller("1s")
-    async with MemoryPartition(caller, "1s*9") as orders:
-        await orders.send(b"one")
+    async with serving(Caller("1s"), "1s*9", b"one") as (orders, caller):
         caller.gate.clear()
         await orders.advance(1_000)
         await orders.command("release", caller.tokens[-1])
@@ -136,8 +130,7 @@ async def test_a_kept_release_of_a_damaged_row_ends_no_lane() -> None:
 @pytest.mark.parametrize("first", [False, True])
 async def test_a_release_that_overtakes_the_commit_of_its_record_is_kept(first: bool, durable: bool) -> None:
     """The handler has ended, its row is on its way; and the worker dies in the commit of one or of the other."""
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*9") as orders:
+    async with serving(Caller(), "1s*9") as (orders, caller):
         dying = orders.transport.pause(Step.COMMIT, durable=durable)
         await orders.send(b"one")
         assert dying.reached
@@ -156,8 +149,7 @@ async def test_a_release_that_overtakes_the_commit_of_its_record_is_kept(first: 
 async def test_a_crash_in_the_commit_of_the_kept_release_does_not_forget_it() -> None:
     """Nor between that and the commit of its record."""
     for durable in (False, True):
-        caller = Caller()
-        async with MemoryPartition(caller, "1s*9") as orders:
+        async with serving(Caller(), "1s*9") as (orders, caller):
             caller.gate.clear()
             await orders.send(b"one")
             dying = orders.transport.pause(Step.COMMIT, durable=durable)
@@ -178,8 +170,7 @@ async def test_a_crash_in_the_commit_of_the_kept_release_does_not_forget_it() ->
 @pytest.mark.parametrize("again", [True, False])
 async def test_a_kept_release_is_for_a_record_of_its_own_topic(again: bool) -> None:
     """A main topic that was made again has another record at the same offset: nobody has released that one."""
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*9") as orders:
+    async with serving(Caller(), "1s*9") as (orders, caller):
         caller.gate.clear()
         await orders.send(b"one")
         assert (await orders.command("release", caller.tokens[0]))["after"] == "released"
@@ -221,9 +212,7 @@ async def test_a_release_is_for_one_delivery() -> None:
 
 async def test_an_operator_may_hold_a_deferred_record_on() -> None:
     """The token takes away its own hold only; an operator's release takes both."""
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*9") as orders:
-        await orders.send(b"one", b"two")
+    async with serving(Caller(), "1s*9", b"one", b"two") as (orders, caller):
         for offset in (0, 1):
             await orders.command("hold", offset)
         assert "holds it on" in (await orders.command("release", caller.tokens[0]))["text"]
@@ -235,9 +224,7 @@ async def test_an_operator_may_hold_a_deferred_record_on() -> None:
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
 async def test_in_order_others_wait_for_a_deferred_record(order: Order) -> None:
-    caller = Caller()
-    async with MemoryPartition(caller, "1s*9", order=order) as orders:
-        await orders.send(b"one", b"two", key=b"k")
+    async with serving(Caller(), "1s*9", b"one", b"two", key=b"k", order=order) as (orders, caller):
         assert [call[0] for call in caller.seen] == [b"one"]
         await orders.command("release", caller.tokens[0])
         assert [call[0] for call in caller.seen] == [b"one", b"one", b"two"]

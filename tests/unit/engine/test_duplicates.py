@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from doubles import events_of
 
 from retryapp.core.deduplicate import Deduplicate, Seen, decode_seen, encode_seen
 from retryapp.core.errors import NewerRowError
-from retryapp.core.lifecycle import Skipped, decode_event
+from retryapp.core.lifecycle import Skipped
 from retryapp.engine.lane.recovery import recover_seen
 from retryapp.ports import Event, TopicPartition, TopicReader
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
@@ -49,8 +50,7 @@ async def send(orders: MemoryPartition, *told: tuple[bytes, str | None]) -> None
 
 def skipped(orders: MemoryPartition) -> list[tuple[str, int]]:
     """Return what the events topic tells of duplicates: the record, and the offset of the first."""
-    events = [decode_event(record.value or b"") for record in orders.records("app.orders.events")]
-    return [(event.origin, event.first_offset) for event in events if isinstance(event, Skipped)]
+    return [(event.origin, event.first_offset) for event in events_of(orders, Skipped)]
 
 
 async def test_a_duplicate_is_skipped_and_told() -> None:

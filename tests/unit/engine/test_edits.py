@@ -7,9 +7,11 @@ from hashlib import sha256
 from typing import Any, Final
 
 import pytest
+from doubles import events_of, serving
 from test_commands import CONTROL, DLQ, FIRST, Calls, marks
 
 from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, MarkKind, Verb, mark_of
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import idempotency_key
 from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryPartition
@@ -66,9 +68,7 @@ async def test_a_part_that_is_sent_as_it_was_is_not_called_edited() -> None:
 
 async def test_null_and_empty_values_are_edited_apart() -> None:
     """A null value becomes bytes, and stays null where other parts are edited."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s", value_type=bytes) as orders:
-        await orders.send(None)
+    async with serving(Calls(), "1s", None, value_type=bytes) as (orders, calls):
         await orders.to_rest()
         outcome = await orders.command("replay", 0, edit=Edit.of("keep", headers={"a": b"1"}))
         assert outcome["original"].endswith("@0 null")
@@ -105,8 +105,7 @@ async def test_an_edit_that_cannot_be_done_changes_nothing() -> None:
             sent = {"v": 1, "id": f"e{number}", "verb": "replay", "failure_id": FIRST, "edit": edit}
             orders.transport.append(CONTROL, None, json.dumps(sent).encode())
         await orders.settle()
-        told = [json.loads(event.value or b"") for event in orders.records("app.orders.events")]
-        assert [each["refused"] for each in told if each["kind"] == "command"] == ["malformed"] * 5
+        assert [each.refused for each in events_of(orders, Commanded)] == ["malformed"] * 5
         assert orders.waiting == {}
     with pytest.raises(ValueError, match=r"takes 2\d+ bytes, and a command at most 262144"):
         Command(id="x", verb=Verb.REPLAY, failure_id=FIRST, edit=Edit.of("keep", value=b"x" * MAX_COMMAND_BYTES))
@@ -126,9 +125,7 @@ async def test_an_edited_record_that_fits_no_longer_is_refused() -> None:
 
 async def test_an_edited_record_of_a_handler_by_reference_waits_as_a_copy() -> None:
     """The main topic does not have it: each later retry has the edited bytes, too."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*2", by_reference=True) as orders:
-        await orders.send(b"one" * 1_000)
+    async with serving(Calls(), "1s*2", b"one" * 1_000, by_reference=True) as (orders, calls):
         await orders.to_rest()
         await orders.command("replay", 0, edit=Edit.of("new", value=b"two" * 1_000))
         await orders.to_rest()

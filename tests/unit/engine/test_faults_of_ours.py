@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from doubles import MAIN, BankDownError
+from doubles import MAIN, BankDownError, post
 from suspected import found
 
 from retryapp.core.control import Command, Verb, is_mark, named_by
@@ -44,7 +44,7 @@ from retryapp.engine.partition.scheduler import Scheduler
 from retryapp.engine.partition.sequences import Sequences
 from retryapp.engine.partition.session import Session
 from retryapp.engine.partition.suspects import Suspects
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryPartition
 
 PARTS: tuple[type, ...] = (
@@ -90,8 +90,7 @@ def before(part: type, name: str, then: Callable[[], None]) -> Iterator[None]:
 
 def command(orders: MemoryPartition, verb: str, offset: int) -> None:
     name = failure_id("app", Origin("orders", "kq8G0bTz", 0, offset))
-    sent = Command(id=verb, verb=Verb(verb), **named_by(name)).to_record(orders.handler.topology.control, 0)
-    orders.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+    post(orders, Command(id=verb, verb=Verb(verb), **named_by(name)))
 
 
 def send(orders: MemoryPartition, *values: bytes) -> None:

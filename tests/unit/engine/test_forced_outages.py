@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import count
-from typing import Any
-
 import pytest
-from doubles import BankDownError, Gate
-from test_pace import BREAKER, Service, partition, pass_time, state, told
+from doubles import BankDownError, Gate, pass_time, tell
+from test_pace import BREAKER, Service, outage, partition, state, told
 
 from retryapp import Defer, RetryPolicy
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.control import Refusal
-from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.jobs import HandlerVerb
 from retryapp.engine.handler.handler import Delivery
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
-COMMANDS = count(1)
 OPEN, CLOSE = HandlerVerb.OPEN, HandlerVerb.CLOSE
 FORCED, HALF_OPEN, CLOSED = CircuitState.FORCED_OPEN, CircuitState.HALF_OPEN, CircuitState.CLOSED
 
 
-async def tell(orders: MemoryPartition, verb: HandlerVerb, **words: Any) -> dict[str, Any]:
-    """Force it open, or let it go."""
-    return await orders.obey(HandlerCommand(id=f"o{next(COMMANDS)}", verb=verb, **words))
-
-
 async def test_nothing_begins_until_it_is_let_go_and_then_a_few_try() -> None:
     """Neither first deliveries nor retries, however long it takes; what probes well ends it."""
-    service = Service(BankDownError())
-    async with partition(service, "1s") as orders:
-        await orders.send(b"one")
+    async with outage(b"one", policy="1s") as (orders, service):
         outcome = await tell(orders, OPEN, by="ann", why="ledger down")
         assert (outcome["before"], outcome["after"]) == ("closed", "forced open by ann: ledger down")
         await orders.send(*(b"%d" % n for n in range(20)))
@@ -98,8 +87,7 @@ async def test_a_failure_that_was_on_its_way_spends_no_attempt() -> None:
         assert (gate.started, orders.dead_letters) == ([b"one"], [])
         await tell(orders, CLOSE)
         await pass_time(orders, 4_000)
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert orders.dead_letters == []
 
 

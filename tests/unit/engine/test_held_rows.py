@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, committed, held
+from doubles import BankDownError, Gate, committed, held, pass_time, serving
 
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Delivery, Order
@@ -65,25 +65,20 @@ async def test_a_record_that_is_read_again_beside_its_row_is_passed_and_earlier_
     async with MemoryPartition(gate, "1s 9s", order=Order.KEY, transport=transport) as orders:
         await orders.send(b"0", b"1", b"2", b"3", key=b"a")
         for value in (b"0", b"1"):
-            gate.let(value)
-            await orders.settle()
-        gate.let(b"2", BankDownError())
-        await orders.settle()
+            await gate.end(orders, value)
+        await gate.end(orders, b"2", BankDownError())
         assert (committed(orders), orders.waiting) == (4, {"1s": 1, "held": 1})
     transport.offsets[main], gate = 0, Gate()
     async with MemoryPartition(gate, "1s 9s", order=Order.KEY, transport=transport) as orders:
-        gate.let(b"0", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"0", BankDownError())
         assert (committed(orders), orders.waiting) == (4, {"1s": 2, "held": 2})
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (gate.done, orders.observer.of(Event.LANE_FAILED)) == ([b"0", b"1", b"2", b"3"], [])
         orders.clock.advance(10)
         await orders.send(b"4", key=b"a")
         gate.open = False
         await orders.send(b"5", key=b"a")
-        gate.let(b"5", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"5", BankDownError())
     log = transport.broker.logs[main]
     transport.offsets[main], log.end = 5, 5
     del log.entries[-1]
@@ -150,15 +145,12 @@ async def test_a_row_does_not_overtake_the_record_before_it_that_waits_for_the_o
         await orders.send(b"hung", key=b"b")
         await orders.send(b"1", b"2", key=b"a")
         gate.let(b"2", BankDownError())
-        for _ in range(4):
-            await orders.advance(100)
+        await pass_time(orders, 400, 100)
         assert orders.waiting == {"1s": 1}
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, transport=transport) as orders:
+    async with serving(Gate(), "1s", order=Order.KEY, concurrency=9, transport=transport) as (orders, gate):
         await orders.advance(1_000)
         assert gate.started == [b"hung", b"1"]
         for value in (b"1", b"2"):
-            gate.let(value)
-            await orders.settle()
+            await gate.end(orders, value)
         assert (gate.done, committed(orders), orders.waiting) == ([b"1", b"2"], 0, {})
         assert dict(transport.settled) == {1: True, 2: False}, "who opens next does not run the first one again"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from typing import Any
 
 import pytest
+from doubles import events_of, serving
 
 from retryapp import RetryPolicy
 from retryapp.core.control import HOLD_MS
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.rows import OPERATOR, SEQUENCE, decode_row
 from retryapp.engine.handler.handler import Order
 from retryapp.testing import MemoryPartition
@@ -41,15 +42,12 @@ def holds(partition: MemoryPartition) -> list[int]:
 
 def told(partition: MemoryPartition) -> list[tuple[str, str]]:
     """Return verb and sender of each command event."""
-    events = [json.loads(event.value or b"") for event in partition.records("app.orders.events")]
-    return [(event["verb"], event["command"]) for event in events if event["kind"] == "command"]
+    return [(event.verb, event.command) for event in events_of(partition, Commanded)]
 
 
 async def test_a_held_record_waits_until_it_is_released_and_then_for_its_own_time() -> None:
     """Over a restart; without a second hold a release is refused."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one", b"two")
+    async with serving(Calls(), "1h*3", b"one", b"two") as (orders, calls):
         assert (await orders.command("release", 0))["refused"] == "not-held"
         assert (await orders.command("hold", 0, by="ann"))["refused"] is None
         assert holds(orders) == [0, OPERATOR]
@@ -67,9 +65,7 @@ async def test_a_held_record_waits_until_it_is_released_and_then_for_its_own_tim
 
 async def test_a_hold_that_nobody_ends_is_released_loudly_at_its_deadline(caplog: pytest.LogCaptureFixture) -> None:
     """With an event and a warning; the first of two deadlines does not count."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1h*3", b"one") as (orders, calls):
         await orders.command("hold", 0, hold_ms=60_000)
         await orders.command("hold", 0)
         with caplog.at_level(logging.WARNING, "retryapp.events"):
@@ -84,9 +80,7 @@ async def test_a_hold_that_nobody_ends_is_released_loudly_at_its_deadline(caplog
 @pytest.mark.parametrize("crash", [False, True])
 async def test_a_record_that_runs_is_held_after_its_run(crash: bool) -> None:
     """Its handler is never interrupted; after a crash its next attempt does not begin. A release takes that back."""
-    calls = Calls(failing=True)
-    async with MemoryPartition(calls, "1s*9") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(failing=True), "1s*9", b"one") as (orders, calls):
         calls.gate.clear()
         await orders.advance(1_000)
         assert (await orders.command("hold", 0))["after"] == "holding"
@@ -109,9 +103,7 @@ async def test_a_record_that_runs_is_held_after_its_run(crash: bool) -> None:
 @pytest.mark.parametrize("crash", [False, True])
 async def test_a_cancel_goes_before_a_hold(crash: bool) -> None:
     """Of a record that runs; also if its worker dies then."""
-    calls = Calls(failing=True)
-    async with MemoryPartition(calls, "1s*9") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(failing=True), "1s*9", b"one") as (orders, calls):
         calls.gate.clear()
         await orders.advance(1_000)
         for verb in ("hold", "cancel"):
@@ -126,9 +118,7 @@ async def test_a_cancel_goes_before_a_hold(crash: bool) -> None:
 
 
 async def test_success_goes_before_a_hold() -> None:
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*9") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1s*9", b"one") as (orders, calls):
         calls.gate.clear()
         await orders.advance(1_000)
         await orders.command("hold", 0)
@@ -139,9 +129,7 @@ async def test_success_goes_before_a_hold() -> None:
 
 async def test_a_record_that_is_claimed_and_has_not_begun_does_not_begin() -> None:
     """It waits for a runner when the command comes."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*3", concurrency=1) as orders:
-        await orders.send(b"one", b"two")
+    async with serving(Calls(), "1s*3", b"one", b"two", concurrency=1) as (orders, calls):
         calls.gate.clear()
         await orders.advance(1_000)
         assert calls.seen[2:] == [(b"one", 2)]
@@ -153,9 +141,7 @@ async def test_a_record_that_is_claimed_and_has_not_begun_does_not_begin() -> No
 
 async def test_retry_now_and_cancel_of_a_held_record() -> None:
     """The one sets the time for after the release, and says so; the other ends it."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one", b"two")
+    async with serving(Calls(), "1h*3", b"one", b"two") as (orders, calls):
         for offset in (0, 1):
             await orders.command("hold", offset)
         assert "held until" in (await orders.command("retry-now", 0))["text"]
@@ -168,9 +154,7 @@ async def test_retry_now_and_cancel_of_a_held_record() -> None:
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_hold_does_not_count_against_the_time_of_the_policy(times: int) -> None:
     """Else a record that was held for long, or held again before that has ended, would die of the next failure."""
-    calls = Calls(failing=True)
-    async with MemoryPartition(calls, RetryPolicy("1m*9", max_elapsed="5m")) as orders:
-        await orders.send(b"one")
+    async with serving(Calls(failing=True), RetryPolicy("1m*9", max_elapsed="5m"), b"one") as (orders, calls):
         for _ in range(times):
             await orders.command("hold", 0)
             await orders.advance(DAY_MS)
@@ -184,9 +168,7 @@ async def test_a_hold_does_not_count_against_the_time_of_the_policy(times: int) 
 @pytest.mark.parametrize("order", [Order.KEY, Order.PARTITION])
 async def test_a_held_head_holds_those_behind_it(order: Order) -> None:
     """Also when it is held before it has failed again, and over a restart."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*3", order=order) as orders:
-        await orders.send(b"one", key=b"k")
+    async with serving(Calls(), "1s*3", b"one", key=b"k", order=order) as (orders, calls):
         await orders.command("hold", 0)
         await orders.send(b"two", key=b"k")
         await orders.advance(DAY_MS)
@@ -201,9 +183,7 @@ async def test_a_held_head_holds_those_behind_it(order: Order) -> None:
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_follower_is_held_before_its_first_attempt(late: bool) -> None:
     """Its turn may come before its release, or after it; others behind it wait as well."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*3", order=Order.KEY) as orders:
-        await orders.send(b"one", b"two", b"three", key=b"k")
+    async with serving(Calls(), "1s*3", b"one", b"two", b"three", key=b"k", order=Order.KEY) as (orders, calls):
         assert holds(orders) == [0, SEQUENCE, SEQUENCE]
         assert (await orders.command("hold", 1, hold_ms=DAY_MS))["refused"] is None
         assert sorted(holds(orders)) == [0, SEQUENCE, SEQUENCE | OPERATOR]
@@ -220,9 +200,7 @@ async def test_a_follower_is_held_before_its_first_attempt(late: bool) -> None:
 
 async def test_a_newer_record_replaces_one_that_is_held() -> None:
     """With `order="latest"`: a hold keeps an old state from nobody."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*3", order=Order.LATEST) as orders:
-        await orders.send(b"old", key=b"k")
+    async with serving(Calls(), "1s*3", b"old", key=b"k", order=Order.LATEST) as (orders, calls):
         await orders.command("hold", 0)
         await orders.send(b"new", key=b"k")
         await orders.to_rest()
@@ -231,9 +209,7 @@ async def test_a_newer_record_replaces_one_that_is_held() -> None:
 
 async def test_a_follower_that_was_held_runs_when_the_handler_has_no_order_any_more() -> None:
     """Like the others."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*3", order=Order.KEY) as orders:
-        await orders.send(b"one", b"two", key=b"k")
+    async with serving(Calls(), "1s*3", b"one", b"two", key=b"k", order=Order.KEY) as (orders, calls):
         await orders.command("hold", 1, hold_ms=DAY_MS)
     async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
         await orders.to_rest()

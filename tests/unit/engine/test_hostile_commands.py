@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import Refusing
+from doubles import Refusing, events_of, pass_time, post, serving
 from test_commands import CONTROL, FIRST, Calls
-from test_jobs import Service, begin, letters, part_of, partition, told
+from test_jobs import begin, part_of, partition, with_letters
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
 from retryapp.engine.partition.commands import MOST_UNSETTLED, Commands
@@ -62,15 +63,13 @@ def single(more: str, number: str = "0", verb: str = "cancel") -> bytes:
 )
 async def test_no_command_stops_a_lane(value: bytes, refused: str | None) -> None:
     """Not on the way, and not after a restart; what is told of it is short."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 5)
+    async with with_letters(5) as (orders, service):
         orders.transport.append(CONTROL, None, value)
         await orders.advance(100)
         await orders.to_rest()
-        event = told(orders)[0]
-        assert event["refused"] == refused
-        assert len(event["text"]) <= 1_000
+        event = events_of(orders, Commanded)[0]
+        assert event.refused == refused
+        assert len(event.text) <= 1_000
         assert len(service.again) == (5 if b"app.orders.dlq" in value else 0)
         assert failures(orders) == []
     async with partition(service, transport=orders.transport) as orders:
@@ -80,14 +79,12 @@ async def test_no_command_stops_a_lane(value: bytes, refused: str | None) -> Non
 
 async def test_all_commands_that_were_there_are_obeyed_before_a_row_is_claimed() -> None:
     """However many there are."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*5") as orders:
+    async with serving(Calls(), "1s*5") as (orders, calls):
         await orders.send(b"one")
     orders.clock.advance(2_000)
     for _ in range(1_500):
         orders.transport.append(CONTROL, None, b"none")
-    command = Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST).to_record(*CONTROL)
-    orders.transport.append(CONTROL, command.key, command.value)
+    post(orders, Command(id="c1", verb=Verb.CANCEL, failure_id=FIRST))
     async with MemoryPartition(calls, "1s*5", transport=orders.transport) as orders:
         await orders.until(lambda: orders.dead_letters)
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
@@ -109,8 +106,7 @@ async def test_a_replay_that_was_there_comes_before_what_waits_of_its_sequence(o
     async with MemoryPartition(handle, "1h", order=order) as orders:
         await orders.send(b"dead", b"waits", key=b"a")
         assert (len(orders.dead_letters), orders.waiting) == (1, {"1h": 1})
-    command = Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST).to_record(*CONTROL)
-    orders.transport.append(CONTROL, command.key, command.value)
+    post(orders, Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST))
     async with MemoryPartition(handle, "1h", order=order, transport=orders.transport) as orders:
         await orders.settle()
         assert (failures(orders), seen) == ([], [b"dead", b"waits", b"dead"])
@@ -131,14 +127,13 @@ async def test_a_kill_at_each_commit_of_its_opening_leaves_a_replay_to_be_obeyed
 
         async with MemoryPartition(handle, "1h", order=Order.KEY) as orders:
             await orders.send(b"dead", b"waits", key=b"a")
-        command = Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST).to_record(*CONTROL)
-        orders.transport.append(CONTROL, command.key, command.value)
+        post(orders, Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST))
         dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
         for _ in range(2):
             async with MemoryPartition(handle, "1h", order=Order.KEY, transport=orders.transport) as orders:
                 await orders.settle()
                 assert failures(orders) == []
-        assert [event["refused"] for event in told(orders)] == [None], after
+        assert [event.refused for event in events_of(orders, Commanded)] == [None], after
         assert calls[:2] == [b"dead", b"waits"]
         assert {*calls[2:]} == {b"dead"}, after
         if not dying.reached:
@@ -165,14 +160,12 @@ async def test_a_good_command_waits_for_no_bad_ones(monkeypatch: pytest.MonkeyPa
         await orders.until(lambda: orders.dead_letters)
         assert len(waits) == 10_000 // MOST_UNSETTLED
         await orders.settle()
-        assert len(told(orders)) == 10_001
+        assert len(events_of(orders, Commanded)) == 10_001
 
 
 async def test_a_control_topic_that_was_cut_is_read_on_from_its_end() -> None:
     """As when it was made again: its lane opens once more, and the next command is obeyed."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1h*3", b"one") as (orders, _):
         for _ in range(3):
             await orders.command("retry-now", 0, state="other")
         log = orders.transport.broker.logs[CONTROL]
@@ -187,8 +180,7 @@ async def test_a_control_topic_that_was_cut_is_read_on_from_its_end() -> None:
 
 async def test_the_oldest_commands_of_a_control_topic_may_be_gone() -> None:
     """Retention has deleted those that were not read."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
+    async with serving(Calls(), "1h*3") as (orders, calls):
         await orders.send(b"one")
     for _ in range(3):
         orders.transport.append(CONTROL, None, single(""))
@@ -197,7 +189,7 @@ async def test_the_oldest_commands_of_a_control_topic_may_be_gone() -> None:
     log.start = 2
     async with MemoryPartition(calls, "1h*3", transport=orders.transport) as orders:
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
-        assert len(told(orders)) == 1
+        assert len(events_of(orders, Commanded)) == 1
 
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
@@ -225,15 +217,13 @@ async def test_a_cancelled_run_that_ends_while_a_topic_refuses_the_command_has_o
         await orders.advance(60_000)
         await orders.to_rest()
         assert (len(orders.dead_letters), calls) == (1, [1, 2])
-        assert [event["after"] for event in told(orders)] == ["cancelling"]
+        assert [event.after for event in events_of(orders, Commanded)] == ["cancelling"]
 
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 async def test_a_letter_is_replayed_once_while_what_comes_before_is_refused(order: Order) -> None:
     """Of an ordered handler everything waits then, so the second command must know of the first."""
-    service = Service()
-    async with partition(service, order=order) as orders:
-        await letters(orders, service, 1)
+    async with with_letters(1, order=order) as (orders, service):
         refusing = Refusing(orders.transport, b"bad")
         service.down.add(b"bad")
         await orders.send(b"bad", key=b"k")
@@ -244,9 +234,9 @@ async def test_a_letter_is_replayed_once_while_what_comes_before_is_refused(orde
         refusing.prefixes = ()
         await orders.advance(60_000)
         await orders.to_rest()
-        first, second = told(orders)
-        assert first["refused"] is None
-        assert second["refused"] in ("running", "replayed")
+        first, second = events_of(orders, Commanded)
+        assert first.refused is None
+        assert second.refused in ("running", "replayed")
         assert service.again == [b"0"]
 
 
@@ -275,11 +265,10 @@ async def test_a_cancelled_record_has_one_end_wherever_its_worker_dies(
         orders.transport.append(CONTROL, None, single(""))
         await orders.advance(10)
         gate.set()
-        for _ in range(5):
-            await orders.advance(300)
+        await pass_time(orders, 1_500, 300)
     async with MemoryPartition(handle, "1s 1h", transport=orders.transport) as orders:
         await orders.to_rest()
-        assert len([event for event in told(orders) if event["command"] == "a"]) == 1
+        assert len([event for event in events_of(orders, Commanded) if event.command == "a"]) == 1
         succeeded = [each for each in orders.records("app.orders.events") if b'"succeeded"' in (each.value or b"")]
         ends = [*(letter.reason for letter in orders.dead_letters), *("done" for _ in succeeded)]
         assert ends == (["cancelled"] if not (fine and waits) else ends[:1])
@@ -288,22 +277,21 @@ async def test_a_cancelled_record_has_one_end_wherever_its_worker_dies(
 
 async def test_no_command_is_obeyed_again_after_a_reset_of_all_offsets() -> None:
     """Also a pause stays, and a job has ended; the group's metadata is gone with its offsets."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 10)
+    async with with_letters(10) as (orders, service):
         await orders.command("replay", 3)
         await orders.command("discard", 4)
         await orders.command("restore", 4)
         await begin(orders)
         await orders.to_rest()
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
-        before, again = len(told(orders)), len(service.again)
+        before, again = len(events_of(orders, Commanded)), len(service.again)
     orders.transport.broker.notes.clear()
     orders.transport.broker.committed[TopicPartition("orders", 0)] = 0
     orders.transport.lose_store()
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(1_000)
-        assert (len(told(orders)), len(service.again), part_of(orders).state) == (before, again, "ended")
+        assert (len(events_of(orders, Commanded)), len(service.again)) == (before, again)
+        assert part_of(orders).state == "ended"
         calls = len(service.calls)
         await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
         await orders.to_rest()

@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from doubles import events_of, serving
 from test_commands import CONTROL, DLQ
 from test_hostile_commands import failures, single
-from test_jobs import Service, begin, letters, part_of, partition, tell, told
+from test_jobs import Service, begin, letters, part_of, partition, tell, with_letters
 from typing_extensions import override
 
 from retryapp.core.control import MarkKind, Verb, mark_of
 from retryapp.core.jobs import JobPart, JobVerb, LetterFilter
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Headers, Record
 from retryapp.engine.lane.dead_keeper import DeadLetterKeeper
 from retryapp.engine.partition.jobs import MOST_AHEAD_BYTES, Jobs
 from retryapp.ports import TopicPartition
-from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import MemoryReader, Step
 from retryapp.testing.tables import MemoryDeadLetterTable
 
@@ -37,9 +38,7 @@ def marks_in(table: Any) -> set[str | None]:
 
 async def test_no_letter_stops_a_job() -> None:
     """Whatever its headers say: each is replayed or refused, and the job ends."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 3)
+    async with with_letters(3) as (orders, service):
         letter = orders.records(DLQ)[0]
         more = ("retry-replays", "retry-replay-id", "retry-letter", "retry-delivery", "retry-due-ms", "retry-tier")
         values = b"", b"0", b"-1", b"9" * 30, b"4294967295", b"253402300799999", b"\xff", None, b"x" * 5_000
@@ -59,9 +58,7 @@ async def test_no_letter_stops_a_job() -> None:
 
 async def test_a_job_replays_no_record_that_ended_its_workers() -> None:
     """Not with `force` either, which is for single replays of these: a hundred of them would end all workers."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 3)
+    async with with_letters(3) as (orders, service):
         for letter in orders.records(DLQ)[:2]:
             orders.transport.append(
                 TopicPartition(DLQ, 0), letter.key, letter.value, changed(letter, "retry-reason", b"crashed")
@@ -80,8 +77,7 @@ async def test_a_job_replays_no_record_that_ended_its_workers() -> None:
 
 async def test_letters_of_others_are_refused() -> None:
     """Of another group, main topic, partition or life of the topic; a row of the same offset is unharmed."""
-    service = Service()
-    async with MemoryPartition(service, "1s") as orders:
+    async with serving(Service(), "1s") as (orders, service):
         await letters(orders, service, 1)
         letter = orders.records(DLQ)[0]
         places = b"orders@kq8G0bTz/1/1", b"bills@kq8G0bTz/0/1", b"orders@former/0/1"
@@ -128,7 +124,7 @@ async def test_the_letters_of_many_commands_are_read_together(monkeypatch: pytes
             orders.transport.append(CONTROL, None, single("", str(number), "replay"))
         await orders.settle()
         await orders.to_rest()
-        assert [event["refused"] for event in told(orders)] == [None] * 120 + ["waiting"]
+        assert [event.refused for event in events_of(orders, Commanded)] == [None] * 120 + ["waiting"]
         assert sorted(service.again, key=int) == [b"%d" % number for number in range(120)]
         assert (sum(together), len(together)) == (121, 3)
         assert len(alone) == (121 if fails else 0)
@@ -136,14 +132,12 @@ async def test_the_letters_of_many_commands_are_read_together(monkeypatch: pytes
 
 async def test_letters_of_commands_that_came_too_late_are_not_kept() -> None:
     """They may be as large as records, and the next commands may come in a month."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 8)
+    async with with_letters(8) as (orders, _):
         for number in range(8):
             orders.transport.append(CONTROL, None, single("", str(number), "replay"))
         orders.clock.advance(3_600_000)
         await orders.settle()
-        assert [event["refused"] for event in told(orders)] == ["expired"] * 8
+        assert [event.refused for event in events_of(orders, Commanded)] == ["expired"] * 8
         assert not orders.engine.commands._letters._ahead  # type: ignore[union-attr]
 
 
@@ -166,7 +160,7 @@ async def test_large_letters_are_read_a_few_at_a_time(monkeypatch: pytest.Monkey
             orders.transport.append(CONTROL, None, single("", str(number), "replay"))
         await orders.settle()
         await orders.to_rest()
-        assert [event["refused"] for event in told(orders)] == [None] * 10
+        assert [event.refused for event in events_of(orders, Commanded)] == [None] * 10
         assert sorted(service.again) == large
         assert sizes
         assert max(sizes) < 1_500_000
@@ -262,17 +256,15 @@ async def test_a_part_that_fails_and_has_nothing_left_ends(more: int, state: str
         part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), canary=1, upto=upto)
         await tell(orders, JobVerb.START, part=part)
         await orders.advance(1_000)
-        ended, event = part_of(orders), told(orders)[-1]
+        ended, event = part_of(orders), events_of(orders, Commanded)[-1]
         assert (ended.state, ended.done, ended.paused) == (state, 1, "1 of the last 1 replays failed again")
-        assert (event["verb"], event["after"]) == ("job-pause" if more else "job-end", state)
-        assert event["text"].startswith("1 of the last 1 replays failed again; 1 done")
+        assert (event.verb, event.after) == ("job-pause" if more else "job-end", state)
+        assert event.text.startswith("1 of the last 1 replays failed again; 1 done")
 
 
 async def test_what_was_recovered_stays_so_without_history_and_disk() -> None:
     """The retry topic and events are expired, the stores gone: the same job sends nothing."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 10)
+    async with with_letters(10) as (orders, service):
         await begin(orders)
         await orders.to_rest()
     for name in ("app.orders.retry", "app.orders.events"):
@@ -290,9 +282,7 @@ async def test_what_was_recovered_stays_so_without_history_and_disk() -> None:
 
 async def test_a_mark_that_comes_while_letters_are_read_stays() -> None:
     """The reading finds an older mark of its letter behind it."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 1)
+    async with with_letters(1) as (orders, _):
         await orders.command("replay", 0)
         await orders.to_rest()
         found, reading = orders.records(DLQ), asyncio.Event()
@@ -322,9 +312,7 @@ async def test_a_mark_that_comes_while_letters_are_read_stays() -> None:
 
 async def test_a_table_that_fails_while_it_is_filled_is_made_anew() -> None:
     """With an error of any kind: read on, each reading failed on it, and no letter was ever known."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 1)
+    async with with_letters(1) as (orders, _):
 
         class Broken(MemoryDeadLetterTable):
             @override

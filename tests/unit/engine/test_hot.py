@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from doubles import BankDownError, crowd
+from doubles import BankDownError, crowd, pass_time, serving
 from suspected import found, names
 
 from retryapp.core.classify import non_retryable
@@ -41,9 +41,7 @@ class Tries:
 
 async def test_a_failure_that_goes_away_at_once_is_no_failure() -> None:
     """Nothing of it is written, and only the last try has published."""
-    tries = Tries(1)
-    async with MemoryPartition(tries, HOT) as orders:
-        await orders.send(b"a")
+    async with serving(Tries(1), HOT, b"a") as (orders, tries):
         assert tries.seen == [(1, 1)]
         await orders.advance(49)
         assert tries.seen == [(1, 1)]
@@ -56,11 +54,8 @@ async def test_a_failure_that_goes_away_at_once_is_no_failure() -> None:
 
 async def test_a_failure_that_stays_is_one_attempt_and_says_how_many_tries_it_took() -> None:
     """On the copy, in the row, and on the dead letter."""
-    tries = Tries(9)
-    async with MemoryPartition(tries, HOT) as orders:
-        await orders.send(b"a")
-        for _ in range(2):
-            await orders.advance(50)
+    async with serving(Tries(9), HOT, b"a") as (orders, tries):
+        await pass_time(orders, 100, 50)
         assert orders.waiting == {"1h": 1}
         (copy,) = orders.records("app.orders.retry")
         assert dict(copy.headers)["retry-hot-attempts"] == b"3"
@@ -80,19 +75,14 @@ async def test_a_rule_has_tries_in_place_of_its_own() -> None:
     ]  # fmt: skip
     for policy, own, others in policies:
         for error, seen in ((BankDownError, own), (OSError, others)):
-            tries = Tries(9, error)
-            async with MemoryPartition(tries, policy) as orders:
-                await orders.send(b"a")
-                for _ in range(4):
-                    await orders.advance(50)
+            async with serving(Tries(9, error), policy, b"a") as (orders, tries):
+                await pass_time(orders, 200, 50)
                 assert (tries.seen, orders.waiting) == (seen, {"1h": 1})
 
 
 async def test_a_former_try_publishes_no_more() -> None:
     """A task that it left behind has the former delivery."""
-    tries = Tries(1)
-    async with MemoryPartition(tries, HOT) as orders:
-        await orders.send(b"a")
+    async with serving(Tries(1), HOT, b"a") as (orders, tries):
         with pytest.raises(LatePublishError):
             tries.deliveries[0].publish("out", b"late")
         await orders.advance(50)
@@ -133,9 +123,7 @@ async def test_what_somebody_has_decided_is_not_tried_again(error: Callable[[], 
 
 async def test_what_does_not_decode_and_where_nothing_can_be_published_is_not_tried_again() -> None:
     """It would fail alike."""
-    tries = Tries(0)
-    async with MemoryPartition(tries, HOT, destinations=MemoryDestinations({})) as orders:
-        await orders.send(b"a")
+    async with serving(Tries(0), HOT, b"a", destinations=MemoryDestinations({})) as (orders, tries):
         assert (tries.seen, orders.waiting) == ([(1, 1)], {"1h": 1})
     async with MemoryPartition(tries, HOT, value_type=int) as orders:
         await orders.send(b"a")
@@ -176,8 +164,7 @@ async def test_the_time_in_the_handler_is_that_of_the_delivery_with_its_tries() 
 
     async with MemoryPartition(slow, RetryPolicy("1h", hot="300ms", timeout="2s")) as orders:
         await orders.send(b"400", b"200", b"9000")
-        for _ in range(40):
-            await orders.advance(100)
+        await pass_time(orders, 4_000, 100)
         counts = zip((*DURATION_BOUNDS_S, None), orders.handler.durations.counts, strict=True)
         assert {bound: count for bound, count in counts if count} == {0.25: 1, 2.5: 2}
         assert orders.handler.durations.total_s == pytest.approx(0.4 + 0.3 + 0.4 + 0.2 + 2.0)
@@ -185,9 +172,7 @@ async def test_the_time_in_the_handler_is_that_of_the_delivery_with_its_tries() 
 
 async def test_a_wait_ends_with_its_session_at_once_and_has_no_outcome() -> None:
     """The next session delivers the record again, with its first try."""
-    tries = Tries(9)
-    async with MemoryPartition(tries, HOT) as orders:
-        await orders.send(b"a")
+    async with serving(Tries(9), HOT, b"a") as (orders, tries):
         opening = orders.transport.pause(Step.PROVE)
         orders.lane.fail(RuntimeError("lane"))
         await orders.settle()
@@ -219,9 +204,7 @@ async def test_no_try_begins_where_the_group_may_have_given_the_record_to_anothe
 
 async def test_a_drain_ends_the_waiting_with_the_last_error() -> None:
     """It takes no time, and the next owner has the row."""
-    tries = Tries(9)
-    async with MemoryPartition(tries, HOT) as orders:
-        await orders.send(b"a")
+    async with serving(Tries(9), HOT, b"a") as (orders, tries):
         await orders.finish(drain_s=10)
         assert (tries.seen, len(orders.records("app.orders.retry"))) == ([(1, 1)], 1)
 
@@ -269,9 +252,7 @@ async def test_a_wait_takes_one_runner_and_a_cancellation_of_somebody_else_ends_
 
 async def test_no_try_begins_where_no_run_may_begin() -> None:
     """Too many runs hang: the record waits for its next delivery."""
-    tries = Tries(9)
-    async with MemoryPartition(tries, HOT) as orders:
-        await orders.send(b"a")
+    async with serving(Tries(9), HOT, b"a") as (orders, tries):
         crowd(orders.handler.orphans)
         await orders.advance(50)
         assert (tries.seen, orders.waiting) == ([(1, 1)], {"1h": 1})
@@ -279,8 +260,7 @@ async def test_no_try_begins_where_no_run_may_begin() -> None:
 
 async def test_a_suspect_has_one_try() -> None:
     """It may kill the worker each time."""
-    tries = Tries(9)
-    async with MemoryPartition(tries, HOT, transport=found("s1:old@0", *names(1))) as orders:
+    async with serving(Tries(9), HOT, transport=found("s1:old@0", *names(1))) as (orders, tries):
         await orders.advance(1_000)
         assert (tries.seen, orders.waiting) == ([(1, 1)], {"1h": 1})
 

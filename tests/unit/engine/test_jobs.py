@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
 import pytest
-from doubles import reopen
+from doubles import events_of, pass_time, post, reopen
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
@@ -23,6 +25,7 @@ from retryapp.core.jobs import (
     Part,
     read_steering,
 )
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.rows import PendingRow, decode_row
 from retryapp.engine.lane.rounds import Rounds
 from retryapp.engine.partition import scheduler
@@ -67,6 +70,17 @@ async def letters(orders: MemoryPartition, service: Service, number: int) -> Non
     service.all_down = False
 
 
+@asynccontextmanager
+async def with_letters(
+    number: int, policy: str = "1s*1", **more: Any
+) -> AsyncIterator[tuple[MemoryPartition, Service]]:
+    """Run such a partition, in which so many records have died."""
+    service = Service()
+    async with partition(service, policy, **more) as orders:
+        await letters(orders, service, number)
+        yield orders, service
+
+
 async def begin(orders: MemoryPartition, job: str = "j1", verb: Verb = Verb.REPLAY, **more: Any) -> dict[str, Any]:
     fields = {"filter": LetterFilter(**more.pop("filter", {})), "canary": 0, **more}
     part = JobPart(verb=verb, upto={DLQ: orders.records(DLQ)[-1].offset + 1}, **fields)
@@ -90,11 +104,6 @@ def part_of(orders: MemoryPartition, job: str = "j1") -> Part:
     return found
 
 
-def told(orders: MemoryPartition) -> list[dict[str, Any]]:
-    events = [json.loads(record.value or b"{}") for record in orders.records("app.orders.events")]
-    return [event for event in events if event["kind"] == "command"]
-
-
 def marks(orders: MemoryPartition, kind: MarkKind) -> list[LetterMark]:
     found = (mark_of(record.headers, record.value) for record in orders.records(DLQ))
     return [mark for mark in found if mark is not None and mark.mark is kind]
@@ -103,9 +112,7 @@ def marks(orders: MemoryPartition, kind: MarkKind) -> list[LetterMark]:
 @pytest.mark.parametrize("verb", [Verb.REPLAY, Verb.DISCARD])
 async def test_what_has_died_again_since_a_job_is_taken_by_the_next_one(verb: Verb) -> None:
     """The letters that the former has replayed are older, and looked at together with the newer ones."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 3)
+    async with with_letters(3) as (orders, service):
         service.all_down = True
         await begin(orders, "j1")
         await orders.to_rest()
@@ -144,9 +151,7 @@ async def test_of_a_record_with_letters_on_several_topics_the_newest_is_replayed
 
 async def test_all_letters_are_replayed_once() -> None:
     """With the failure id and idempotency key that they had; a job that is sent again does nothing."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 30)
+    async with with_letters(30) as (orders, service):
         assert (await begin(orders))["refused"] is None
         await orders.to_rest()
         assert sorted(service.again, key=int) == [b"%d" % n for n in range(30)]
@@ -163,9 +168,7 @@ async def test_all_letters_are_replayed_once() -> None:
 
 async def test_only_what_fits_the_filter_is_taken() -> None:
     """By message here; `core.jobs` has the others."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 20)
+    async with with_letters(20) as (orders, service):
         await begin(orders, filter={"message": "NO 1"})
         await orders.to_rest()
         assert sorted(service.again, key=int) == [b"1", *(b"%d" % n for n in range(10, 20))]
@@ -173,9 +176,7 @@ async def test_only_what_fits_the_filter_is_taken() -> None:
 
 async def test_what_dies_again_is_not_taken_a_second_time() -> None:
     """It lies beyond the end that was set before."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 5)
+    async with with_letters(5) as (orders, service):
         service.all_down = True
         await begin(orders)
         await orders.to_rest()
@@ -185,9 +186,7 @@ async def test_what_dies_again_is_not_taken_a_second_time() -> None:
 
 async def test_letters_are_discarded_and_restored() -> None:
     """By jobs, as singly."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 6)
+    async with with_letters(6) as (orders, service):
         await begin(orders, "j1", Verb.DISCARD, filter={"message": "no 3"})
         await orders.advance(100)
         await begin(orders, "j2")
@@ -200,9 +199,8 @@ async def test_letters_are_discarded_and_restored() -> None:
 
 async def die_in_a_job(orders: MemoryPartition, part: JobPart, after: int, *, durable: bool) -> None:
     """Begin a job, and have the worker stand still in a commit, after so many others; the test then kills it there."""
-    command = JobCommand(id="c", job="j1", verb=JobVerb.START, part=part, by="ann", why="mended").to_record(*CONTROL)
     dying = orders.transport.pause(Step.COMMIT, after=after, durable=durable)
-    orders.transport.append(CONTROL, command.key, command.value)
+    post(orders, JobCommand(id="c", job="j1", verb=JobVerb.START, part=part, by="ann", why="mended"))
     await orders.settle()
     assert dying.reached
 
@@ -211,10 +209,7 @@ async def die_in_a_job(orders: MemoryPartition, part: JobPart, after: int, *, du
 @pytest.mark.parametrize("after", range(6))
 async def test_a_killed_worker_neither_repeats_nor_skips_a_letter(after: int, durable: bool) -> None:
     """Whichever of its first commits it dies in, before or after that takes effect."""
-    service = Service()
-    orders = partition(service)
-    async with orders:
-        await letters(orders, service, 250)
+    async with with_letters(250) as (orders, service):
         part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={DLQ: orders.records(DLQ)[-1].offset + 1})
         await die_in_a_job(orders, part, after, durable=durable)
     async with partition(service, transport=orders.transport) as orders:
@@ -242,7 +237,7 @@ async def test_a_pause_while_a_job_looks_at_letters_skips_none_over_a_crash(monk
         await begin(orders)
         service.down, service.fault = {b"closed"}, KeyError
         await orders.send(b"closed")
-        assert [event["verb"] for event in told(orders)] == ["job-start", "handler-pause"]
+        assert [event.verb for event in events_of(orders, Commanded)] == ["job-start", "handler-pause"]
     service.down.clear()
     async with MemoryPartition(service, policy, transport=orders.transport) as orders:
         await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
@@ -254,9 +249,7 @@ async def test_a_pause_while_a_job_looks_at_letters_skips_none_over_a_crash(monk
 @pytest.mark.parametrize("every_ms", [100.0, 12.5])
 async def test_a_rate_is_kept_from_the_first_letter_on(every_ms: float) -> None:
     """In every second; the share of a partition is its part of the letters."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 700)
+    async with with_letters(700) as (orders, service):
         before_ms = orders.clock.wall_ms()
         await begin(orders, every_ms=every_ms)
         for second in range(1, 9):
@@ -268,9 +261,7 @@ async def test_a_rate_is_kept_from_the_first_letter_on(every_ms: float) -> None:
 async def test_few_replays_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many letters there are: the handler's other records go on beside them."""
     monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_UNDELIVERED", 20)
-    service = Service()
-    async with partition(service, concurrency=1) as orders:
-        await letters(orders, service, 200)
+    async with with_letters(200, concurrency=1) as (orders, service):
         most = 0
         await begin(orders)
         while part_of(orders).state == "running":
@@ -283,31 +274,24 @@ async def test_few_replays_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def test_few_replays_of_a_paced_job_wait_while_nothing_is_delivered() -> None:
     """Ten seconds of its rate; after it the rate goes on, and nothing is caught up."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 300)
+    async with with_letters(300) as (orders, service):
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
         await begin(orders, every_ms=1_000.0)
-        for _ in range(400):
-            await orders.advance(100)
+        await pass_time(orders, 40_000, 100)
         assert orders.waiting["replay"] == 10
         await orders.obey(HandlerCommand(id="r", verb=HandlerVerb.RESUME))
-        for _ in range(50):
-            await orders.advance(100)
+        await pass_time(orders, 5_000, 100)
         assert 14 <= len(service.again) <= 16
 
 
 async def test_jobs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that could go on all the time does not keep another from its letters."""
     monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_AT_ONCE", 10)
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 200)
+    async with with_letters(200) as (orders, service):
         part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), upto={DLQ: orders.records(DLQ)[-1].offset + 1})
         for number, wanted in enumerate((LetterFilter(), LetterFilter(message="no 199"))):
             told = part.model_copy(update={"filter": wanted})
-            command = JobCommand(id=f"s{number}", job=f"j{number}", verb=JobVerb.START, part=told).to_record(*CONTROL)
-            orders.transport.append(CONTROL, command.key, command.value)
+            post(orders, JobCommand(id=f"s{number}", job=f"j{number}", verb=JobVerb.START, part=told))
         await orders.settle()
         while part_of(orders, "j0").state != "ended":
             await orders.advance(50)
@@ -325,7 +309,7 @@ async def test_the_others_wait_for_the_canary() -> None:
         part = part_of(orders)
         assert (part.state, part.done, len(service.again)) == ("paused", 10, 10)
         assert part.paused == "10 of the last 10 replays failed again"
-        assert [event["verb"] for event in told(orders)][-1] == "job-pause"
+        assert [event.verb for event in events_of(orders, Commanded)][-1] == "job-pause"
         service.all_down = False
         await tell(orders, JobVerb.RESUME)
         await orders.advance(100)
@@ -337,9 +321,7 @@ async def test_the_others_wait_for_the_canary() -> None:
 
 async def test_a_job_pauses_itself_later_too() -> None:
     """When more than half of the last hundred fail."""
-    service = Service()
-    async with partition(service, "1h*1") as orders:
-        await letters(orders, service, 400)
+    async with with_letters(400, "1h*1") as (orders, service):
         service.down = {b"%d" % n for n in range(100, 400)}
         await begin(orders, canary=10, every_ms=10.0)
         await orders.advance(1)
@@ -351,13 +333,9 @@ async def test_a_job_pauses_itself_later_too() -> None:
 
 async def test_a_job_is_paused_and_cancelled() -> None:
     """Also over a restart; what is over takes no commands."""
-    service = Service()
-    orders = partition(service)
-    async with orders:
-        await letters(orders, service, 50)
+    async with with_letters(50) as (orders, service):
         await begin(orders, every_ms=100.0)
-        for _ in range(20):
-            await orders.advance(50)
+        await pass_time(orders, 1_000, 50)
         await tell(orders, JobVerb.PAUSE, why="lunch")
         done = part_of(orders).done
         assert 8 <= done <= 12
@@ -373,10 +351,7 @@ async def test_a_job_is_paused_and_cancelled() -> None:
 @pytest.mark.parametrize("durable", [True, False])
 async def test_each_letter_that_a_job_refuses_has_its_event_over_a_crash(durable: bool) -> None:
     """With the word and the sentence, in the turn that passes it: neither twice nor never."""
-    service = Service()
-    orders = partition(service)
-    async with orders:
-        await letters(orders, service, 3)
+    async with with_letters(3) as (orders, service):
         await orders.command("replay", 1)
         await orders.to_rest()
         part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), canary=0, upto={DLQ: 3})
@@ -384,47 +359,39 @@ async def test_each_letter_that_a_job_refuses_has_its_event_over_a_crash(durable
     async with partition(service, transport=orders.transport) as orders:
         await orders.advance(100)
         await orders.to_rest()
-        refused = [event for event in told(orders) if event["refused"] is not None]
-        shown = [{name: event[name] for name in ("job", "verb", "by", "why", "refused", "text")} for event in refused]
-        assert shown == [{"job": "j1", "verb": "replay", "by": "ann", "why": "mended", "refused": "replayed",
-                          "text": "this letter is recovered already"}]  # fmt: skip
-        assert refused[0]["failure_id"].endswith("/0/1")
+        (told,) = [event for event in events_of(orders, Commanded) if event.refused is not None]
+        assert (told.job, told.verb, told.by, told.why) == ("j1", "replay", "ann", "mended")
+        assert (told.refused, told.text) == ("replayed", "this letter is recovered already")
+        assert told.failure_id.endswith("/0/1")
         assert (sorted(service.again), part_of(orders).refused) == ([b"0", b"1", b"2"], {"replayed": 1})
 
 
 async def test_so_many_refused_letters_have_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are counted alone: a job over a million letters that were replayed before writes no million events."""
     monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_NAMED", 5)
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 8)
+    async with with_letters(8) as (orders, _):
         await begin(orders, "j1")
         await orders.to_rest()
         await begin(orders, "j2")
         await orders.to_rest()
-        assert [event["job"] for event in told(orders) if event["refused"] is not None] == ["j2"] * 5
+        assert [event.job for event in events_of(orders, Commanded) if event.refused is not None] == ["j2"] * 5
         assert part_of(orders, "j2").refused == {"replayed": 8}
 
 
 async def test_commands_come_between_the_steps_of_a_job() -> None:
     """A single replay of a letter that the job has not come to is obeyed, and the job refuses it then."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 20)
+    async with with_letters(20) as (orders, service):
         await begin(orders, every_ms=1_000.0)
         assert (await orders.command("replay", 19))["refused"] is None
         await orders.to_rest()
-        for _ in range(40):
-            await orders.advance(1_000)
+        await pass_time(orders, 40_000, 1_000)
         assert part_of(orders).refused == {"replayed": 1}
         assert len(service.again) == 20
 
 
 async def test_so_many_jobs_go_on_at_once() -> None:
     """What is remembered of them is in every transaction."""
-    service = Service()
-    async with partition(service) as orders:
-        await letters(orders, service, 20)
+    async with with_letters(20) as (orders, _):
         for number in range(8):
             assert (await begin(orders, f"j{number}", every_ms=1_000.0))["refused"] is None
         assert (await begin(orders, "j8"))["refused"] == "too-many"
@@ -432,17 +399,13 @@ async def test_so_many_jobs_go_on_at_once() -> None:
 
 async def test_the_changelog_alone_knows_the_jobs() -> None:
     """As after somebody has set the group's offsets: the job goes on, and is not begun anew."""
-    service = Service()
-    orders = partition(service)
-    async with orders:
-        await letters(orders, service, 20)
+    async with with_letters(20) as (orders, service):
         await begin(orders, every_ms=1_000.0)
         await orders.advance(3_000)
         done = part_of(orders).done
     orders.transport.broker.notes.clear()
     async with partition(service, transport=orders.transport) as orders:
-        for _ in range(30):
-            await orders.advance(1_000)
+        await pass_time(orders, 30_000, 1_000)
         assert part_of(orders).done == 20 > done
         assert len(service.again) == 20
 

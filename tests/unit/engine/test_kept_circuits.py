@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from doubles import BankDownError
-from test_pace import BREAKER, Service, partition, pass_time, state, told
+from doubles import BankDownError, pass_time
+from test_pace import BREAKER, Service, outage, partition, state, told
 
 from retryapp import RetryPolicy, Unavailable
 from retryapp.core.circuit import MOST_SPELLS, Circuit, CircuitBreaker, CircuitState, KeptCircuit
@@ -62,9 +62,7 @@ def restarted(service: Any, orders: MemoryPartition, policy: Any = "1s 10s", **o
 
 async def test_a_restart_in_an_outage_begins_half_open_and_says_why() -> None:
     """Pages tell since when it probes."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*FEW[:4])
+    async with outage(*FEW[:4]) as (orders, service):
         cause = circuit_of(orders).cause
     assert cause == "4 of 4 records failed: doubles.BankDownError"
     orders.clock.advance(500)
@@ -98,9 +96,7 @@ async def test_nothing_is_told_of_a_circuit_that_cannot_be_written_down() -> Non
 
 async def test_restarts_in_an_outage_spend_no_attempt() -> None:
     """A few records probe after each, as they would have done without it, and all are done once the service is back."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*FEW)
+    async with outage(*FEW) as (orders, service):
         await pass_time(orders, 20_000)
     for _ in range(3):
         calls = len(service.calls)
@@ -169,9 +165,7 @@ async def test_the_longest_time_goes_on_over_a_restart_without_the_time_elsewher
 
 async def test_what_another_owner_has_made_of_it_counts() -> None:
     """One that it has let close is closed, also for an owner that remembers it open; one that it has opened probes."""
-    service = Service(BankDownError())
-    async with partition(service) as first:
-        await first.send(*FEW)
+    async with outage(*FEW) as (first, service):
         assert state(first) is OPEN
     async with restarted(service, first) as other:
         service.down = None
@@ -193,9 +187,7 @@ async def test_what_another_owner_has_made_of_it_counts() -> None:
 
 async def test_a_process_goes_on_with_what_it_knows_where_nobody_has_written_since() -> None:
     """It knows the end of the break."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*FEW)
+    async with outage(*FEW) as (orders, service):
         await pass_time(orders, 10_000)
         while state(orders) is not OPEN:
             await orders.advance(100)
@@ -224,9 +216,7 @@ async def test_what_was_read_once_is_no_news_when_the_lane_opens_again() -> None
 @pytest.mark.parametrize("known", [False, True])
 async def test_a_change_that_a_lane_drops_is_written_when_it_opens_again(known: bool) -> None:
     """By the process that knows it; to another one the former state counts: it probes."""
-    service = Service(BankDownError())
-    async with partition(service, circuit=QUICK) as orders:
-        await orders.send(*FEW)
+    async with outage(*FEW, circuit=QUICK) as (orders, service):
         service.down = None
         while state(orders) is not CircuitState.RECOVERING:
             await orders.advance(100)
@@ -248,9 +238,7 @@ async def test_a_change_that_a_lane_drops_is_written_when_it_opens_again(known: 
 
 async def test_a_clock_that_is_behind_makes_no_time_of_an_outage() -> None:
     """It began in the future, so it begins now, less what is known to have passed."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*FEW)
+    async with outage(*FEW) as (orders, service):
         await pass_time(orders, 20_000)
         used_ms = kept(orders).used_ms
     orders.clock.jump_wall(-7_200_000)

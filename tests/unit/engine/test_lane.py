@@ -15,8 +15,7 @@ async def test_a_turn_is_committed_applied_settled_and_then_told(rig: Rig) -> No
     """Observers and stations hear of it when it is durable, in this order, with the published offsets."""
     rows = (Row(b"\1" * 21, None, "1m"), Row(b"\1" * 21, b"v", "1m"))
     gate = rig.transport.pause(Step.COMMIT)
-    rig.submit("a", 8, publishes=2, rows=rows)
-    await rig.settle()
+    await rig.hand_over("a", 8, publishes=2, rows=rows)
     assert (rig.settled, rig.observer.of(Event.SCHEDULED), rig.rooms) == ([], [], 0)
     gate.set()
     await rig.settle()
@@ -31,8 +30,7 @@ async def test_a_turn_is_committed_applied_settled_and_then_told(rig: Rig) -> No
 async def test_turns_that_come_while_a_transaction_runs_join_the_next_one_in_order(rig: Rig) -> None:
     """One transaction at a time; each turn gets the offsets of its own records."""
     gate = rig.transport.pause(Step.COMMIT)
-    rig.submit("a", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("a", 1, publishes=1)
     for n, name in enumerate("bcd"):
         rig.submit(name, n + 2, publishes=n)
     await rig.settle()
@@ -80,8 +78,7 @@ async def test_a_transaction_is_bounded_in_bytes_but_takes_at_least_one_turn(mak
     """However large that one is."""
     rig = await make_rig(size=200).start()
     gate = rig.transport.pause(Step.COMMIT)
-    rig.submit("first", publishes=1)
-    await rig.settle()
+    await rig.hand_over("first", publishes=1)
     for name, size in (("a", 500), ("b", 40), ("c", 40), ("d", 40)):
         rig.submit(name, publishes=1, size=size)
     gate.set()
@@ -95,8 +92,7 @@ async def test_what_waits_is_bounded_in_bytes_with_headers(make_rig: MakeRig) ->
     rig = await make_rig(backlog_size=10_000).start()
     assert rig.lane.room > 0
     gate = rig.transport.pause(Step.COMMIT)
-    rig.submit("first", publishes=1)
-    await rig.settle()
+    await rig.hand_over("first", publishes=1)
     heavy = Outgoing(RETRY.topic, 0, None, b"v", (("h", b"x" * 6_000),))
     rig.lane.submit(rig.lane.session, Turn(publishes=(heavy,)))
     assert rig.lane.room > 0
@@ -110,8 +106,7 @@ async def test_what_waits_is_bounded_in_bytes_with_headers(make_rig: MakeRig) ->
 async def transact(rig: Rig, ms: int) -> None:
     """Have the lane commit a turn in so many milliseconds."""
     gate = rig.transport.pause(Step.COMMIT)
-    rig.submit("first", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("first", 1, publishes=1)
     rig.clock.advance(ms)
     gate.set()
     await rig.settle()
@@ -154,8 +149,7 @@ async def test_what_only_tells_of_commands_fills_fewer_transactions(make_rig: Ma
     rig = make_rig(changes=500)
     await rig.start()
     gate = rig.transport.pause(Step.COMMIT)
-    rig.submit("first", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("first", 1, publishes=1)
     for n in range(24):
         rig.submit("refusals", 0, publishes=100, control=n)
     gate.set()
@@ -183,6 +177,5 @@ async def test_a_rest_ends_with_its_session(rig: Rig) -> None:
     await rig.advance(10)
     await rig.advance(100)
     assert rig.state == "open"
-    rig.submit("a", 2, publishes=1)
-    await rig.settle()
+    await rig.hand_over("a", 2, publishes=1)
     assert len(rig.transport.batches) == 2

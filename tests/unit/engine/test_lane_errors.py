@@ -15,8 +15,7 @@ async def test_an_unknown_commit_is_settled_by_reading_and_never_repeated(rig: R
     """Its turns are dropped with all others; the next session begins where the broker says."""
     rig.transport.fail(Step.COMMIT, ConnectionError("cut"), durable=durable)
     rig.submit("a", 5, publishes=1)
-    rig.submit("b", 6)
-    await rig.settle()
+    await rig.hand_over("b", 6)
     assert rig.settled == [("a", False, ()), ("b", False, ())]
     assert (rig.observer.of(Event.SCHEDULED), rig.closed, rig.lane.room) == ([], 1, 0)
     await rig.advance(BACKOFF_MS)
@@ -30,16 +29,14 @@ async def test_turns_of_an_old_session_are_refused(rig: Rig) -> None:
     """Before, while and after the lane opens again: their records are read again."""
     old = rig.lane.session
     rig.transport.fail(Step.COMMIT, ConnectionError("cut"))
-    rig.submit("a", publishes=1)
-    await rig.settle()
+    await rig.hand_over("a", publishes=1)
     with pytest.raises(LaneClosedError, match=r"app\.orders\.0"):
         rig.lane.submit(old, rig.turn("late", publishes=1))
     await rig.advance(BACKOFF_MS)
     assert rig.state == "open"
     with pytest.raises(LaneClosedError):
         rig.lane.submit(old, rig.turn("later", publishes=1))
-    rig.submit("new", publishes=1)
-    await rig.settle()
+    await rig.hand_over("new", publishes=1)
     assert [(name, committed) for name, committed, _ in rig.settled] == [("a", False), ("new", True)]
 
 
@@ -47,8 +44,7 @@ async def test_a_transaction_that_hangs_is_given_up_at_its_deadline(make_rig: Ma
     """Its outcome is as unknown as that of any other error."""
     rig = await make_rig(commit_s=30).start()
     rig.transport.pause(Step.COMMIT)
-    rig.submit("a", publishes=1)
-    await rig.settle()
+    await rig.hand_over("a", publishes=1)
     await rig.advance(29_999)
     assert rig.state == "open"
     await rig.advance(1)
@@ -60,8 +56,7 @@ async def test_holding_that_fails_does_not_keep_the_lane_from_closing(rig: Rig) 
     """The consumer may be gone; both errors are told."""
     rig.transport.fail(Step.COMMIT, ConnectionError("cut"))
     rig.transport.fail(Step.HOLD, RuntimeError("no consumer"))
-    rig.submit("a", publishes=1)
-    await rig.settle()
+    await rig.hand_over("a", publishes=1)
     assert rig.transport.calls[-2:] == GIVEN_UP
     assert "cut" in str(rig.lane.last_error)
     assert "no consumer" in str(rig.lane.last_error)
@@ -97,8 +92,7 @@ async def test_finish_commits_what_is_queued_and_gives_the_lane_up(make_rig: Mak
     """It waits for the transaction that runs, but not for a tick, and makes more than one where needed."""
     rig = await make_rig(turns=2).start()
     gate = rig.transport.pause(Step.COMMIT)
-    rig.submit("first", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("first", 1, publishes=1)
     for n in range(5):
         rig.submit(str(n), n + 2)
     rig.lane.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, MakeRig, Rig
+from doubles import BACKOFF_MS, GIVEN_UP, MAIN, OPENING, MakeRig, Rig, pass_time
 
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.engine.lane.transport import NotMemberError, RebalancingError
@@ -67,8 +67,7 @@ async def test_a_lane_that_opens_well_and_fails_each_transaction_slows_down(make
     waits = []
     for _ in range(5):
         assert rig.state == "open"
-        rig.submit("poison", publishes=1)
-        await rig.settle()
+        await rig.hand_over("poison", publishes=1)
         waits += await waits_for_an_opening(rig, 1)
     assert waits == [100, 200, 400, 500, 500]
 
@@ -140,8 +139,7 @@ async def test_membership_lost_after_the_session_began_ends_the_session(make_rig
     rig.transport.fail(step, NotMemberError("left"))
     await rig.start()
     if step is Step.COMMIT:
-        rig.submit("a", publishes=1)
-        await rig.settle()
+        await rig.hand_over("a", publishes=1)
         assert rig.settled == [("a", False, ())]
     assert (rig.state, len(rig.opened), rig.closed) == ("idle", 1, 1)
     with pytest.raises(LaneClosedError):
@@ -153,8 +151,7 @@ DAY_MS = 86_400_000
 
 async def test_an_idle_lane_commits_a_known_offset_every_other_day(rig: Rig) -> None:
     """Nothing moves by it; a broker forgets after a week."""
-    rig.submit("a", 8, publishes=1)
-    await rig.settle()
+    await rig.hand_over("a", 8, publishes=1)
     await rig.advance(DAY_MS)
     assert len(rig.transport.batches) == 1
     for _ in range(7):
@@ -166,8 +163,7 @@ async def test_an_idle_lane_commits_a_known_offset_every_other_day(rig: Rig) -> 
 
 async def test_a_renewal_never_takes_an_offset_back(rig: Rig) -> None:
     """What is queued or being committed is newer than what the lane would say again."""
-    rig.submit("a", 8, publishes=1)
-    await rig.settle()
+    await rig.hand_over("a", 8, publishes=1)
     await rig.advance(DAY_MS)
     await rig.advance(DAY_MS - 100)
     rig.submit("b", 9)
@@ -179,8 +175,7 @@ async def test_a_renewal_never_takes_an_offset_back(rig: Rig) -> None:
     rig.submit("c", 10, publishes=1)
     await rig.advance(500)
     gate.set()
-    for _ in range(3):
-        await rig.advance(500)
+    await pass_time(rig, 1_500, 500)
     assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: 8}, {MAIN: 8}, {MAIN: 9}, {MAIN: 10}]
 
 
@@ -191,6 +186,5 @@ async def test_a_lane_that_goes_on_or_moves_offsets_only_does_not_ask(rig: Rig) 
         await rig.advance(6_000)
     await rig.advance(3_000)
     rig.submit("b", 6)
-    for _ in range(5):
-        await rig.advance(10_000)
+    await pass_time(rig, 50_000, 10_000)
     assert [batch.offsets for batch in rig.transport.batches] == [{MAIN: at} for at in range(1, 7)]

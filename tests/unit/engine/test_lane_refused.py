@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from doubles import BACKOFF_MS, MAIN, RETRY, MakeRig, Refusing, Rig, scheduler_of
+from doubles import BACKOFF_MS, MAIN, RETRY, MakeRig, Refusing, Rig, pass_time, scheduler_of
 
 from retryapp.core import marks
 from retryapp.core.hops import Outgoing
@@ -36,8 +36,7 @@ async def test_what_is_before_a_refused_turn_is_committed_and_what_is_after_wait
     for n in range(7):
         rig.submit(f"good{n}", n + 1, publishes=1)
     rig.submit("bad", 8, publishes=1)
-    rig.submit("late", 9, publishes=1)
-    await rig.settle()
+    await rig.hand_over("late", 9, publishes=1)
     assert settled(rig) == [(f"good{n}", True) for n in range(7)]
     assert rig.transport.offsets[MAIN] == 7
     assert values(rig) == [b"good%d" % n for n in range(7)]
@@ -54,12 +53,10 @@ async def test_what_is_before_a_refused_turn_is_committed_and_what_is_after_wait
 async def test_a_refused_turn_is_tried_with_back_off_and_said_once(rig: Rig) -> None:
     """A line for each change; the page has the reason until it is over."""
     refusing = Refusing(rig.transport, b"bad")
-    rig.submit("bad", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", 1, publishes=1)
     began_ms = refusing.tries[0]
     del refusing.tries[:]
-    for _ in range(90):
-        await rig.advance(1_000)
+    await pass_time(rig, 90_000, 1_000)
     assert [(at - began_ms) // 1_000 for at in refusing.tries] == [1, 3, 7, 15, 31, 61]
     (refused,) = rig.observer.of(Event.HAND_OFF_REFUSED)
     assert (refused.topic, refused.offset, refused.error_type) == (MAIN.topic, 0, "HandOffRefusedError")
@@ -76,8 +73,7 @@ async def test_due_rows_go_on_beside_refused_turns_of_both_kinds(rig: Rig) -> No
     refusing = Refusing(rig.transport, b"bad")
     rig.submit("bad", 1, publishes=1)
     rig.submit("bad row", publishes=1)
-    rig.submit("row", publishes=1)
-    await rig.settle()
+    await rig.hand_over("row", publishes=1)
     for n in range(30):
         rig.submit(f"row{n}", publishes=1)
         rig.submit(f"late{n}", n + 2)
@@ -108,8 +104,7 @@ async def test_what_waited_for_a_refused_turn_keeps_its_order(rig: Rig) -> None:
         rig.submit(f"late{offset}", offset)
     await rig.settle()
     refusing.prefixes = ()
-    for _ in range(5):
-        await rig.advance(1_000)
+    await pass_time(rig, 5_000, 1_000)
     ahead = ("bad ahead", "row0", "row1", "row2")
     assert [name for name, _ in settled(rig) if name not in ahead] == ["bad", "late2", "late3", "late4"]
 
@@ -154,13 +149,11 @@ async def test_outcomes_of_rows_go_on_without_a_look_at_all_that_wait(rig: Rig) 
     await rig.advance(1_000)
     for n in [*range(1_000, 1_200), 0]:
         rig.submit(f"row{n}", rows=gone(n), claim=bytes(IDENTITY_AT) + identity(n))
-    for _ in range(10):
-        await rig.advance(100)
+    await pass_time(rig, 1_000, 100)
     assert settled(rig) == [(f"row{n}", True) for n in range(1_000, 1_200)], "not the one that the command is about"
     assert looks < 20 * 400
     refusing.prefixes = ()
-    for _ in range(30):
-        await rig.advance(1_000)
+    await pass_time(rig, 30_000, 1_000)
     names = [name for name, committed in settled(rig) if committed]
     assert len(names) == 402
     assert names.index("bad command") < names.index("row0")
@@ -177,15 +170,12 @@ async def test_many_refused_turns_are_retried_one_in_a_second_and_at_once_when_o
     for n in range(200):
         rig.submit(f"bad{n}", publishes=1)
     await rig.advance(1)
-    for _ in range(60):
-        await rig.advance(1_000)
+    await pass_time(rig, 60_000, 1_000)
     del refusing.tries[:]
-    for _ in range(60):
-        await rig.advance(1_000)
+    await pass_time(rig, 60_000, 1_000)
     assert 55 <= len(refusing.tries) <= 61
     refusing.prefixes = ()
-    for _ in range(20):
-        await rig.advance(100)
+    await pass_time(rig, 2_000, 100)
     assert len(settled(rig)) == 200
     assert rig.lane.refusal is None
 
@@ -193,8 +183,7 @@ async def test_many_refused_turns_are_retried_one_in_a_second_and_at_once_when_o
 async def test_a_mark_of_rows_does_not_wait_for_a_refused_turn(rig: Rig) -> None:
     """It moves no offset: suspect rows go on."""
     Refusing(rig.transport, b"bad")
-    rig.submit("bad", 5, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", 5, publishes=1)
     rig.submit("mark", 0, rows_note="r1:life")
     await rig.advance(100)
     assert settled(rig) == [("mark", True)]
@@ -202,8 +191,7 @@ async def test_a_mark_of_rows_does_not_wait_for_a_refused_turn(rig: Rig) -> None
 
 async def test_a_session_that_fails_while_a_held_turn_is_retried_gives_each_back_once(rig: Rig) -> None:
     refusing = Refusing(rig.transport, b"bad")
-    rig.submit("bad", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", 1, publishes=1)
     rig.submit("late", 2)
     await rig.advance(500)
     refusing.prefixes = ()
@@ -237,8 +225,7 @@ async def test_a_worker_that_lost_its_membership_takes_no_producer_after_a_refus
     Refusing(rig.transport, b"bad")
     monkeypatch.setattr(rig.transport.broker, "heartbeat", lambda *_: Standing.GONE)
     rig.transport.calls.clear()
-    rig.submit("bad", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", 1, publishes=1)
     assert rig.transport.calls == [Step.PROVE, Step.CLOSE]
     assert (rig.state, settled(rig)) == ("idle", [("bad", False)])
 
@@ -247,8 +234,7 @@ async def test_a_lane_that_ends_gives_back_what_it_holds(rig: Rig) -> None:
     """The next owner reads it again; nothing is tried after the end."""
     refusing = Refusing(rig.transport, b"bad")
     rig.submit("bad", 1, publishes=1)
-    rig.submit("late", 2)
-    await rig.settle()
+    await rig.hand_over("late", 2)
     tries = len(refusing.tries)
     rig.lane.finish()
     await rig.settle()
@@ -305,11 +291,9 @@ async def test_a_dead_letter_that_is_refused_runs_no_handler_again() -> None:
 async def test_what_is_after_a_held_turn_waits_although_another_was_held_and_passed(rig: Rig, passing: str) -> None:
     """A turn that moves no offset passes a held one; refused in its turn, it does not take its place."""
     Refusing(rig.transport, b"bad")
-    rig.submit("good", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("good", 1, publishes=1)
     rig.submit("bad", 5, publishes=1)
-    rig.submit("late", 6)
-    await rig.settle()
+    await rig.hand_over("late", 6)
     produce, rig.transport.broker.produce = rig.transport.broker.produce, denied  # type: ignore[method-assign]
     await rig.advance(300)
     if passing == "mark of rows":
@@ -318,8 +302,7 @@ async def test_what_is_after_a_held_turn_waits_although_another_was_held_and_pas
         rig.lane._repeat_offset()
     await rig.advance(600)
     rig.transport.broker.produce = produce  # type: ignore[method-assign]
-    for _ in range(30):
-        await rig.advance(1_000)
+    await pass_time(rig, 30_000, 1_000)
     assert rig.lane.refusal is not None
     assert rig.transport.offsets[MAIN] <= 4
     assert ("late", True) not in settled(rig)
@@ -332,8 +315,7 @@ def denied(_name: str, _epoch: int, _records: Sequence[Outgoing]) -> list[int]:
 async def test_a_refusal_while_the_group_rebalances_ends_no_session(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lane drains: what its handlers finish meanwhile is committed."""
     Refusing(rig.transport, b"bad")
-    rig.submit("bad", publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", publishes=1)
     monkeypatch.setattr(rig.transport.broker, "heartbeat", lambda *_: Standing.REBALANCING)
     await rig.advance(1_000)
     rig.submit("drained", 3)
@@ -344,13 +326,10 @@ async def test_a_refusal_while_the_group_rebalances_ends_no_session(rig: Rig, mo
 async def test_a_refusal_leaves_the_confirmation_of_what_was_handed_off_before(rig: Rig) -> None:
     """Else a lane with nothing to do would never learn that the broker took the hand-off back."""
     Refusing(rig.transport, b"bad")
-    rig.submit("bad", publishes=1)
-    await rig.settle()
-    rig.submit("fine", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", publishes=1)
+    await rig.hand_over("fine", 1, publishes=1)
     commits = rig.transport.calls.count(Step.COMMIT)
-    for _ in range(15):
-        await rig.advance(1_000)
+    await pass_time(rig, 15_000, 1_000)
     assert rig.transport.calls.count(Step.COMMIT) > commits
 
 
@@ -363,8 +342,7 @@ async def test_a_clean_end_leaves_the_marks_while_a_turn_is_held(rig: Rig, monke
 
     monkeypatch.setattr(MemoryLaneTransport, "rest", rest)
     Refusing(rig.transport, b"bad")
-    rig.submit("bad", 1, publishes=1)
-    await rig.settle()
+    await rig.hand_over("bad", 1, publishes=1)
     rig.lane.finish()
     await rig.settle()
     assert (rig.done, rested) == (True, [])

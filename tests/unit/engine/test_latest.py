@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from doubles import BankDownError, Gate, Refusing, committed, held, reopen
+from doubles import BankDownError, Gate, Refusing, committed, events_of, held, pass_time, post, reopen, serving
 
 from retryapp.core.control import Command, Verb
-from retryapp.core.lifecycle import Superseded, decode_event
+from retryapp.core.lifecycle import Superseded
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.verdicts import Reject, Skip
 from retryapp.engine.handler.handler import Delivery, Order
@@ -15,19 +17,14 @@ from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 MAIN = TopicPartition("orders", 0)
-
-
-def latest(handler: object, policy: str = "1m 1m", **options: object) -> MemoryPartition:
-    return MemoryPartition(handler, policy, **{"concurrency": 9, "order": Order.LATEST, **options})  # type: ignore[arg-type]
+LATEST: dict[str, Any] = {"concurrency": 9, "order": Order.LATEST}
 
 
 def superseded(partition: MemoryPartition) -> list[tuple[int, int, int, int]]:
     """Return what events say: offset, by which one it was replaced, delivery and attempt."""
-    events = [decode_event(record.value or b"") for record in partition.records("app.orders.events")]
     return [
         (int(event.origin.rsplit("/", 1)[1]), event.by_offset, event.delivery, event.attempt)
-        for event in events
-        if isinstance(event, Superseded)
+        for event in events_of(partition, Superseded)
     ]
 
 
@@ -36,40 +33,31 @@ async def test_a_newer_record_runs_at_once_and_its_outcome_removes_the_row_of_th
     end: Exception | None,
 ) -> None:
     """Whatever it is, in the same transaction; until then the row is there, and cannot be claimed once it is due."""
-    gate = Gate()
-    async with latest(gate) as orders:
-        await orders.send(b"1", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+    async with serving(Gate(), "1m 1m", b"1", key=b"a", **LATEST) as (orders, gate):
+        await gate.end(orders, b"1", BankDownError())
         assert orders.waiting == {"1m": 1}
         await orders.send(b"2", key=b"a")
         await orders.advance(60_000)
         assert (gate.started, orders.waiting, superseded(orders)) == ([b"1", b"2"], {"1m": 1}, [])
-        gate.let(b"2", end)
-        await orders.settle()
+        await gate.end(orders, b"2", end)
         assert superseded(orders) == [(0, 1, 1, 1)]
         assert (sum(orders.waiting.values()), committed(orders)) == (isinstance(end, BankDownError), 2)
         (batch,) = (batch for batch in orders.transport.batches if any(row.value is None for row in batch.rows))
         assert batch.offsets == {MAIN: 2}
         assert len(orders.observer.of(Event.SUPERSEDED)) == 1
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.started == [b"1", b"2"] + [b"2"] * isinstance(end, BankDownError)
 
 
 async def test_newer_records_wait_for_a_run_and_replace_each_other() -> None:
     """Other keys, and records without one, do not wait. Each record of a key that began ends before the next begins."""
-    gate = Gate()
-    async with latest(gate) as orders:
-        await orders.send(b"1", b"2", b"3", None, key=b"a")
+    async with serving(Gate(), "1m 1m", b"1", b"2", b"3", None, key=b"a", **LATEST) as (orders, gate):
         await orders.send(b"b", key=b"b")
         await orders.send(b"n", b"m", key=None)
         assert gate.started == [b"1", b"b", b"n", b"m"]
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         assert gate.started[4:] == [None]  # type: ignore[comparison-overlap]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert superseded(orders) == [(1, 2, 0, 0), (2, 3, 0, 0)]
         assert (committed(orders), orders.dead_letters) == (7, [])
 
@@ -83,18 +71,15 @@ async def test_an_older_record_that_fails_while_a_newer_one_waits_is_superseded_
         attempts.append((value, delivery.attempt))
         await gate(value)
 
-    async with latest(handle, "1s 1s") as orders:
+    async with MemoryPartition(handle, "1s 1s", **LATEST) as orders:
         for name, end in ((b"a", BankDownError()), (b"b", Reject("wrong"))):
             await orders.send(name + b"1", key=name)
             if row:
-                gate.let(name + b"1", BankDownError())
-                await orders.settle()
+                await gate.end(orders, name + b"1", BankDownError())
                 await orders.advance(1_000)
             await orders.send(name + b"2", key=name)
-            gate.let(name + b"1", end)
-            await orders.settle()
-            gate.let(name + b"2")
-            await orders.settle()
+            await gate.end(orders, name + b"1", end)
+            await gate.end(orders, name + b"2")
         await orders.to_rest()
         assert superseded(orders) == [(0, 1, 1 + row, 1 + row)]
         assert len(orders.records("app.orders.retry")) == 2 * row, "it waits for nothing, so it has no copy"
@@ -105,24 +90,18 @@ async def test_an_older_record_that_fails_while_a_newer_one_waits_is_superseded_
 @pytest.mark.parametrize("dies", ["while it runs", "at its commit"])
 async def test_after_a_crash_the_newest_is_still_there_and_no_older_one_runs(dies: str) -> None:
     """The older row is due by then; it waits until the newer one is read again."""
-    gate, transport = Gate(), MemoryLaneTransport()
-    async with latest(gate, transport=transport) as orders:
-        await orders.send(b"1", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+    async with serving(Gate(), "1m 1m", b"1", key=b"a", **LATEST) as (orders, gate):
+        await gate.end(orders, b"1", BankDownError())
         await orders.send(b"2", key=b"a")
         assert gate.started == [b"1", b"2"]
         if dies == "at its commit":
-            transport.pause(Step.COMMIT)
-            gate.let(b"2")
-            await orders.settle()
-    transport.clock.advance(120_000)
-    gate = Gate()
-    async with latest(gate, transport=transport) as orders:
+            orders.transport.pause(Step.COMMIT)
+            await gate.end(orders, b"2")
+    orders.transport.clock.advance(120_000)
+    async with serving(Gate(), "1m 1m", transport=orders.transport, **LATEST) as (orders, gate):
         assert (gate.started, superseded(orders)) == ([b"2"], [])
         await reopen(orders)
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (set(gate.started), superseded(orders)) == ({b"2"}, [(0, 1, 1, 1)])
 
 
@@ -130,55 +109,45 @@ async def test_at_an_opening_rows_wait_until_the_main_topic_is_read() -> None:
     """Up to where it ended then; or for a bounded time, where that takes long."""
     for patient in (True, False):
         gate, transport = Gate(), MemoryLaneTransport()
-        async with latest(gate, transport=transport) as orders:
+        async with MemoryPartition(gate, "1m 1m", transport=transport, **LATEST) as orders:
             await orders.send(b"1", key=b"a")
-            gate.let(b"1", BankDownError())
-            await orders.settle()
+            await gate.end(orders, b"1", BankDownError())
         transport.clock.advance(120_000)
         transport.append(MAIN, b"b", b"other")
         transport.append(MAIN, b"a", b"2")
-        gate = Gate()
-        async with latest(gate, transport=transport, max_in_flight=1) as orders:
+        async with serving(Gate(), "1m 1m", transport=transport, max_in_flight=1, **LATEST) as (orders, gate):
             await orders.advance(int(READ_S * 1_000) - 1)
             assert gate.started == [b"other"]
             if patient:
-                gate.let(b"other")
-                await orders.settle()
+                await gate.end(orders, b"other")
                 assert gate.started == [b"other", b"2"]
             else:
                 await orders.advance(2)
                 assert gate.started == [b"other", b"1"]
-            gate.let_all()
-            await orders.to_rest()
+            await gate.end_all(orders)
             assert gate.done == ([b"other", b"2"] if patient else [b"other", b"1", b"2"])
             assert superseded(orders) == [(0, 2, 1, 1)] * patient
 
 
 async def test_rows_do_not_wait_for_what_is_no_record() -> None:
     """A topic that ends with a transaction marker is read once that is passed, also while a record before it runs."""
-    gate, transport = Gate(), MemoryLaneTransport()
-    async with latest(gate, transport=transport) as orders:
-        await orders.send(b"1", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
-    transport.clock.advance(120_000)
-    transport.append(MAIN, b"b", b"other")
-    transport.broker.logs[MAIN].end += 1
-    gate = Gate()
-    async with latest(gate, transport=transport) as orders:
+    async with serving(Gate(), "1m 1m", b"1", key=b"a", **LATEST) as (orders, gate):
+        await gate.end(orders, b"1", BankDownError())
+    orders.transport.clock.advance(120_000)
+    orders.transport.append(MAIN, b"b", b"other")
+    orders.transport.broker.logs[MAIN].end += 1
+    async with serving(Gate(), "1m 1m", transport=orders.transport, **LATEST) as (orders, gate):
         await orders.advance(1_000)
         assert gate.started == [b"other", b"1"]
 
 
 async def test_a_duplicate_replaces_nothing() -> None:
     """It is skipped before anybody looks at its key."""
-    gate = Gate()
-    async with latest(gate, deduplicate="header:id") as orders:
+    async with serving(Gate(), "1m 1m", deduplicate="header:id", **LATEST) as (orders, gate):
         await orders.send(b"1", key=b"a", headers=(("id", b"1"),))
         await orders.send(b"2", key=b"a", headers=(("id", b"2"),))
         await orders.send(b"2", key=b"a", headers=(("id", b"2"),))
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (gate.done, superseded(orders)) == ([b"1", b"2"], [])
         assert len(orders.observer.of(Event.SKIPPED)) == 1
 
@@ -192,10 +161,9 @@ async def test_of_the_rows_that_another_order_has_left_only_the_newest_of_a_key_
         gate.let(b"000", BankDownError())
         await orders.until(lambda: held(orders) == 249)
     transport.offsets[MAIN], gate = 240, Gate()
-    async with latest(gate, "1s", transport=transport) as orders:
+    async with MemoryPartition(gate, "1s", transport=transport, **LATEST) as orders:
         assert len(superseded(orders)) == 240, "those before the offset do not wait for the end of the newest"
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.done == [b"b", b"249"] or gate.done == [b"249", b"b"]
         gone = superseded(orders)
         assert sorted(gone) == [(0, 249, 1, 1), *((number, 249, 0, 0) for number in range(1, 249))]
@@ -204,74 +172,58 @@ async def test_of_the_rows_that_another_order_has_left_only_the_newest_of_a_key_
 
 async def test_a_record_before_a_row_of_its_key_is_superseded_by_it() -> None:
     """Somebody has set the group's offset back: what comes again is older."""
-    gate, transport = Gate(), MemoryLaneTransport()
-    async with latest(gate, "1s", transport=transport) as orders:
-        await orders.send(b"1", key=b"a")
-        gate.let(b"1")
-        await orders.settle()
+    async with serving(Gate(), "1s", b"1", key=b"a", **LATEST) as (orders, gate):
+        await gate.end(orders, b"1")
         await orders.send(b"2", key=b"a")
-        gate.let(b"2", BankDownError())
-        await orders.settle()
-    transport.offsets[MAIN], gate = 0, Gate()
+        await gate.end(orders, b"2", BankDownError())
+    orders.transport.offsets[MAIN], gate = 0, Gate()
     gate.let_all()
-    async with latest(gate, "1s", transport=transport) as orders:
+    async with MemoryPartition(gate, "1s", transport=orders.transport, **LATEST) as orders:
         await orders.to_rest()
         assert (gate.done, superseded(orders)) == ([b"2"], [(0, 1, 0, 0)])
 
 
 async def test_a_newer_record_waits_until_the_older_ones_row_is_in_the_table() -> None:
     """Else its outcome could not remove that. It waits in memory; a topic that refuses the row holds both back."""
-    gate, transport = Gate(), MemoryLaneTransport()
-    async with latest(gate, transport=transport) as orders:
-        await orders.send(b"1", key=b"a")
-        committing = transport.pause(Step.COMMIT)
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+    async with serving(Gate(), "1m 1m", b"1", key=b"a", **LATEST) as (orders, gate):
+        committing = orders.transport.pause(Step.COMMIT)
+        await gate.end(orders, b"1", BankDownError())
         await orders.send(b"2", key=b"a")
         assert (committing.reached, gate.started, held(orders)) == (True, [b"1"], 0)
         committing.set()
         await orders.settle()
         assert (gate.started, orders.waiting) == ([b"1", b"2"], {"1m": 1})
-        refusing = Refusing(transport, b"2")
+        refusing = Refusing(orders.transport, b"2")
         refusing.topics = ".retry"
-        gate.let(b"2", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"2", BankDownError())
         await orders.send(b"3", key=b"a")
         await orders.advance(100)
         assert (gate.started, orders.waiting) == ([b"1", b"2"], {"1m": 1})
         refusing.prefixes = ()
         await orders.advance(60_000)
         assert gate.started == [b"1", b"2", b"3"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert superseded(orders) == [(0, 1, 1, 1), (1, 2, 1, 1)]
 
 
 async def test_no_command_brings_a_row_back_that_a_newer_record_has_replaced() -> None:
     """What replaces it is on its way when the command comes to it, behind others that were taken with it."""
-    gate = Gate()
-    async with latest(gate, "1h") as orders:
-        await orders.send(b"other", key=b"b")
+    async with serving(Gate(), "1h", b"other", key=b"b", **LATEST) as (orders, gate):
         await orders.send(b"old", key=b"a")
         gate.let(b"other", BankDownError())
-        gate.let(b"old", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"old", BankDownError())
         await orders.advance(60_000)
         await orders.advance(1_000)
         await orders.send(b"new", key=b"a")
         commit = orders.transport.pause(Step.COMMIT)
         for number, offset in enumerate((0, 0, 1)):
             origin = Origin("orders", orders.engine.context.topic_id, 0, offset)
-            command = Command(id=f"{number}", verb=Verb.HOLD, failure_id=failure_id("app", origin))
-            sent = command.to_record("app.orders.control", 0)
-            orders.transport.append(TopicPartition("app.orders.control", 0), sent.key, sent.value)
+            post(orders, Command(id=f"{number}", verb=Verb.HOLD, failure_id=failure_id("app", origin)))
         await orders.settle()
         assert commit.reached
-        gate.let(b"new")
-        await orders.settle()
+        await gate.end(orders, b"new")
         commit.set()
-        for _ in range(4):
-            await orders.advance(100)
+        await pass_time(orders, 400, 100)
         assert superseded(orders) == [(1, 2, 1, 1)]
         assert orders.waiting == {"1h": 1}
         gate.let_all()
@@ -281,45 +233,35 @@ async def test_no_command_brings_a_row_back_that_a_newer_record_has_replaced() -
 
 async def test_a_hold_that_ends_does_not_bring_back_what_a_newer_record_has_replaced() -> None:
     """Its deadline comes while the outcome that removes its row is being committed."""
-    gate = Gate()
-    async with latest(gate, "1h") as orders:
-        await orders.send(b"old", key=b"a")
-        gate.let(b"old", BankDownError())
-        await orders.settle()
+    async with serving(Gate(), "1h", b"old", key=b"a", **LATEST) as (orders, gate):
+        await gate.end(orders, b"old", BankDownError())
         assert (await orders.command("hold", 0, hold_ms=1_000))["refused"] is None
         await orders.send(b"new", key=b"a")
         commit = orders.transport.pause(Step.COMMIT)
-        gate.let(b"new")
-        await orders.settle()
+        await gate.end(orders, b"new")
         assert commit.reached
         await orders.advance(1_000)
         commit.set()
         await orders.settle()
         assert (superseded(orders), orders.waiting) == ([(0, 1, 1, 1)], {})
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.started == [b"old", b"new"]
 
 
 async def test_a_replay_by_force_is_tried_again_until_a_newer_record_begins() -> None:
     """Newer records that have ended do not count, also at the next opening; one that waits or comes later does."""
-    gate = Gate()
-    async with latest(gate) as orders:
-        await orders.send(b"1", key=b"a")
-        gate.let(b"1", Reject("wrong"))
-        await orders.settle()
+    async with serving(Gate(), "1m 1m", b"1", key=b"a", **LATEST) as (orders, gate):
+        await gate.end(orders, b"1", Reject("wrong"))
         await orders.send(b"2", key=b"a")
         assert (await orders.command("replay", 0, force=True))["refused"] == "superseded"
-        gate.let(b"2")
-        await orders.settle()
+        await gate.end(orders, b"2")
         assert (await orders.command("replay", 0))["refused"] == "superseded"
         assert (await orders.command("replay", 0, force=True))["refused"] is None
         await orders.settle()
         assert gate.started == [b"1", b"2", b"1"]
         await reopen(orders)
         assert gate.started == [b"1", b"2", b"1", b"1"]
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         assert orders.waiting == {"1m": 1}
         await orders.send(b"3", key=b"a")
         await orders.advance(60_000)
@@ -332,21 +274,16 @@ async def test_a_replay_by_force_is_tried_again_until_a_newer_record_begins() ->
 
 async def test_what_is_replayed_by_force_waits_for_a_newer_record_that_is_not_read_yet() -> None:
     """That one died with its worker, and is behind others: it refuses nothing, but it replaces the older one."""
-    gate, transport = Gate(), MemoryLaneTransport()
-    async with latest(gate, transport=transport) as orders:
-        await orders.send(b"1", key=b"a")
-        gate.let(b"1", Reject("wrong"))
-        await orders.settle()
+    async with serving(Gate(), "1m 1m", b"1", key=b"a", **LATEST) as (orders, gate):
+        await gate.end(orders, b"1", Reject("wrong"))
         await orders.send(b"other", key=b"b")
         await orders.send(b"2", key=b"a")
         assert gate.started == [b"1", b"other", b"2"]
-    gate = Gate()
-    async with latest(gate, transport=transport, max_in_flight=1) as orders:
+    async with serving(Gate(), "1m 1m", transport=orders.transport, max_in_flight=1, **LATEST) as (orders, gate):
         assert (await orders.command("replay", 0, force=True))["refused"] is None
         await orders.advance(1_000)
         assert (gate.started, orders.waiting) == ([b"other"], {"replay": 1})
-        gate.let(b"other")
-        await orders.settle()
+        await gate.end(orders, b"other")
         gate.let(b"2")
         await orders.to_rest()
         assert (gate.started, [told[:2] for told in superseded(orders)]) == ([b"other", b"2"], [(0, 2)])

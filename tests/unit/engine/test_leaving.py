@@ -79,8 +79,7 @@ async def test_an_idle_partition_goes_on_while_the_run_of_another_lasts(worker: 
     gate.let(b"new")
     await worker.advance(500)
     assert (gate.done, idle.transport.offsets[OTHER]) == ([b"retry", b"new"], 2)
-    gate.let(b"slow")
-    await worker.settle()
+    await gate.end(worker, b"slow")
     assert revoke.done(), "nobody runs any more"
     assert slow.transport.offsets[MAIN] == 1
     assert {part.lane.state for part in worker.parts} == {LaneState.CLOSED}
@@ -139,8 +138,7 @@ async def test_a_handler_that_takes_long_ends_no_other(worker: Worker) -> None:
     await worker.settle()
     await idle.send(b"new")
     gate.let(b"report")
-    gate.let(b"new")
-    await worker.settle()
+    await gate.end(worker, b"new")
     assert gate.done == [b"report", b"new"]
     assert revoke.done()
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from doubles import BankDownError
+from doubles import BankDownError, serving
 from listed import Listed, failed, out
 from suspected import names
 
@@ -20,9 +20,7 @@ from retryapp.testing import MemoryPartition
 
 async def test_an_exception_is_that_of_the_record_that_raises_alone() -> None:
     """The halves are tried apart; no neighbour has failed, and nobody's results are there twice."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1h", batch=Batch(8)) as orders:
-        await orders.send(b"raise a", *names(7))
+    async with serving(Listed(), "1h", b"raise a", *names(7), batch=Batch(8)) as (orders, handler):
         assert [len(values) for values in handler.calls] == [8, 4, 4, 2, 2, 1, 1]
         assert failed(orders) == {b"raise a": (1, 4)}
         assert sorted(value or b"" for value in out(orders)) == names(7)
@@ -32,8 +30,7 @@ async def test_an_exception_is_that_of_the_record_that_raises_alone() -> None:
 
 async def test_two_that_raise_are_both_found() -> None:
     """In different halves: that they fail alike proves nothing while others go well."""
-    handler = Listed()
-    async with MemoryPartition(handler, "1h", batch=Batch(8)) as orders:
+    async with serving(Listed(), "1h", batch=Batch(8)) as (orders, _):
         await orders.send(b"0", b"raise 1", b"2", b"3", b"4", b"5", b"raise 6", b"7")
         assert set(failed(orders)) == {b"raise 1", b"raise 6"}
         assert len(out(orders)) == 6

@@ -6,8 +6,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, fine, scheduler_of
-from test_pace import pass_time
+from doubles import BankDownError, Gate, events_of, fine, pass_time, scheduler_of
 
 from retryapp import RetryLater, RetryPolicy, Unavailable, retryable
 from retryapp.core.circuit import CircuitBreaker, CircuitState
@@ -15,14 +14,13 @@ from retryapp.core.control import Refusal
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.core.lifecycle import CircuitChanged, decode_event
+from retryapp.core.lifecycle import CircuitChanged
 from retryapp.core.row_keys import IDENTITY_AT, queue_in, queue_of
 from retryapp.core.rows import OPERATOR, decode_row, encode_row
 from retryapp.engine.handler.handler import Delivery, Order
-from retryapp.ports import Event, Row, TopicPartition
+from retryapp.ports import Event, Row
 from retryapp.testing import MemoryPartition
 
-EVENTS = TopicPartition("app.orders.events", 0)
 BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="10s", max_open="10m")
 CIRCUITS = {"ledger": BREAKER, "mail": BREAKER}
 OPEN, CLOSED, FORCED = CircuitState.OPEN, CircuitState.CLOSED, CircuitState.FORCED_OPEN
@@ -32,8 +30,8 @@ COMMANDS = count(1)
 class Services:
     """What the handler calls: a record's value begins with the service that it needs."""
 
-    def __init__(self) -> None:
-        self.down: set[bytes] = set()
+    def __init__(self, *down: bytes) -> None:
+        self.down = {*down}
         self.calls: list[tuple[bytes, int]] = []
         self.done: list[bytes] = []
 
@@ -69,8 +67,7 @@ async def tell(orders: MemoryPartition, verb: HandlerVerb, circuit: str = "ledge
 
 async def test_records_of_others_flow_while_one_service_is_down() -> None:
     """Those that need it wait without an attempt spent, a few probe; others, also retries, are on time."""
-    services = Services()
-    services.down = {b"ledger"}
+    services = Services(b"ledger")
     async with partition(services) as orders:
         for n in range(200):
             await orders.send(b"ledger %d" % n, b"fine %d" % n, b"once %d" % n)
@@ -92,8 +89,7 @@ async def test_records_of_others_flow_while_one_service_is_down() -> None:
         spent = {value: attempt for value, attempt in services.calls if value.startswith(b"ledger")}
         assert sum(spent.values()) - 200 <= 4, "what had failed before it opened"
         assert not [seen for seen in orders.observer.seen if seen.event is Event.DEAD]
-        events = [decode_event(record.value or b"") for record in orders.transport.read(EVENTS)]
-        told = [(event.circuit, event.to_state) for event in events if isinstance(event, CircuitChanged)]
+        told = [(event.circuit, event.to_state) for event in events_of(orders, CircuitChanged)]
         assert told[0] == ("ledger", "open")
         assert told[-1] == ("ledger", "closed")
         assert {name for name, _ in told} == {"ledger"}
@@ -128,8 +124,7 @@ async def test_rows_that_were_claimed_go_back_to_the_table() -> None:
 
 async def test_a_rate_of_a_circuit_is_for_what_comes_back_to_its_service() -> None:
     """A burst that comes due at once goes one by one, also while the circuit is closed; others are not limited."""
-    services = Services()
-    services.down = {b"ledger"}
+    services = Services(b"ledger")
     limited = {"ledger": CircuitBreaker(minimum_calls=1_000, rate_limit="10/s"), "mail": BREAKER}
     async with partition(services, "2s", circuits=limited) as orders:
         await orders.send(*(b"ledger %d" % n for n in range(30)), *(b"once %d" % n for n in range(30)))
@@ -171,8 +166,7 @@ async def test_a_rate_of_a_circuit_is_for_heads_of_sequences_too() -> None:
 
 async def test_one_that_is_forced_open_holds_its_records_alone_and_over_restarts() -> None:
     """Another worker knows since when; deadlines do not count it; nobody else's circuit is touched."""
-    services = Services()
-    services.down = {b"ledger"}
+    services = Services(b"ledger")
     policy = RetryPolicy("1s 10s", max_elapsed="1m")
     orders = partition(services, policy)
     async with orders:
@@ -254,8 +248,7 @@ async def test_names_that_are_others_each_time_take_no_room(caplog: pytest.LogCa
 
 async def test_a_hold_ends_although_the_circuit_of_its_record_is_open() -> None:
     """A held row is in no circuit's queue: its deadline would never come."""
-    services = Services()
-    services.down = {b"ledger"}
+    services = Services(b"ledger")
     async with partition(services) as orders:
         await orders.send(b"ledger 1")
         await tell(orders, HandlerVerb.OPEN)
@@ -269,8 +262,7 @@ async def test_a_hold_ends_although_the_circuit_of_its_record_is_open() -> None:
 
 async def test_an_ordered_handler_holds_the_followers_of_what_waits_and_no_other_keys() -> None:
     """In the order of the topic, once the circuit lets them."""
-    services = Services()
-    services.down = {b"ledger"}
+    services = Services(b"ledger")
     async with partition(services, order=Order.KEY) as orders:
         for n in range(8):
             await orders.send(b"ledger %d" % n, b"mail %d" % n, key=b"k%d" % n)
@@ -288,8 +280,7 @@ async def test_an_ordered_handler_holds_the_followers_of_what_waits_and_no_other
 
 async def test_a_circuit_that_nothing_waits_for_closes_and_its_next_outage_is_a_new_one() -> None:
     """Half-open for hours it had spent `max_open`, and the next outage cost all its attempts at once."""
-    services = Services()
-    services.down = {b"ledger"}
+    services = Services(b"ledger")
     async with partition(services, "1s*9") as orders:
         await tell(orders, HandlerVerb.OPEN)
         await orders.send(b"ledger 1")
@@ -299,8 +290,7 @@ async def test_a_circuit_that_nothing_waits_for_closes_and_its_next_outage_is_a_
         assert (state(orders), services.done) == (CircuitState.HALF_OPEN, [b"ledger 1"])
         await pass_time(orders, 3_600_000, 60_000)
         assert state(orders) is CLOSED
-        events = [decode_event(record.value or b"") for record in orders.transport.read(EVENTS)]
-        (end,) = [each for each in events if isinstance(each, CircuitChanged) and each.to_state == "closed"]
+        (end,) = [each for each in events_of(orders, CircuitChanged) if each.to_state == "closed"]
         assert end.cause == "nothing waits for it"
         services.down = {b"ledger"}
         await orders.send(*(b"ledger %d" % n for n in range(30)))
@@ -315,8 +305,7 @@ async def test_a_circuit_that_nothing_waits_for_closes_and_its_next_outage_is_a_
 
 async def test_a_row_that_waits_for_long_keeps_no_circuit_half_open() -> None:
     """It is no probe before its time, and hours of waiting had spent `max_open`."""
-    services = Services()
-    services.down = {b"ledger"}
+    services = Services(b"ledger")
     async with partition(services, "6h*9") as orders:
         await orders.send(b"ledger 1")
         await tell(orders, HandlerVerb.OPEN)
@@ -328,8 +317,7 @@ async def test_a_row_that_waits_for_long_keeps_no_circuit_half_open() -> None:
 
 async def test_a_circuit_that_something_waits_for_does_not_close_by_time() -> None:
     """However long nothing begins: in a pause, or behind a rate."""
-    services = Services()
-    services.down = {b"ledger"}
+    services = Services(b"ledger")
     async with partition(services, "1s*9") as orders:
         await tell(orders, HandlerVerb.OPEN)
         await orders.send(b"ledger 1")
@@ -348,8 +336,7 @@ async def test_a_circuit_that_something_waits_for_does_not_close_by_time() -> No
 @pytest.mark.parametrize("first", ["damaged", "held", "later"])
 async def test_a_row_that_does_not_run_takes_the_place_of_no_probe(first: str) -> None:
     """No end of it is told to the circuit: those behind it would wait for ever."""
-    services, order = Services(), Order.KEY if first == "later" else Order.NONE
-    services.down = {b"ledger"}
+    services, order = Services(b"ledger"), Order.KEY if first == "later" else Order.NONE
     options: dict[str, Any] = {"circuits": {"ledger": CircuitBreaker(probes=1)}}
     async with partition(services, "10s*9", **options) as orders:
         await tell(orders, HandlerVerb.OPEN)
@@ -376,8 +363,7 @@ async def test_a_row_that_does_not_run_takes_the_place_of_no_probe(first: str) -
 
 async def test_what_too_many_wait_for_is_dead_also_while_its_circuit_is_open() -> None:
     """It is not run for that; else it would be claimed again and again until the circuit closes."""
-    services = Services()
-    services.down = {b"ledger"}
+    services = Services(b"ledger")
     holding = Holding(max_sequence_size=2, overflow="release")
     async with partition(services, "1h*9", order=Order.KEY, holding=holding) as orders:
         await orders.send(b"ledger 1", key=b"a")

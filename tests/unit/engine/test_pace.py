@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, reopen
+from doubles import BankDownError, Gate, events_of, pass_time, reopen, serving
 
 from retryapp.core.circuit import CircuitBreaker, CircuitState
 from retryapp.core.headers import decode_metadata
-from retryapp.core.lifecycle import CircuitChanged, decode_event
+from retryapp.core.lifecycle import CircuitChanged
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
 from retryapp.core.verdicts import Reject, RetryLater
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Delivery
-from retryapp.ports import Event, TopicPartition
+from retryapp.ports import Event
 from retryapp.testing import MemoryPartition, ScriptedRandom
 from retryapp.testing.lane import Step
 
-EVENTS = TopicPartition("app.orders.events", 0)
 BREAKER = CircuitBreaker(minimum_calls=4, break_for="2s", ramp="10s", max_open="10m")
 
 
@@ -47,10 +48,15 @@ def partition(service: Any, policy: RetryPolicy | str = "1s 10s", **options: Any
     return MemoryPartition(service, policy, **{"circuit": BREAKER, "concurrency": 4, **options})
 
 
-async def pass_time(orders: MemoryPartition, ms: int, step_ms: int = 200) -> None:
-    """Let time pass in small steps, as it does."""
-    for _ in range(ms // step_ms):
-        await orders.advance(step_ms)
+@asynccontextmanager
+async def outage(
+    *values: bytes, policy: RetryPolicy | str = "1s 10s", **options: Any
+) -> AsyncIterator[tuple[MemoryPartition, Service]]:
+    """Run such a partition whose service is down, with records on it."""
+    service = Service(BankDownError())
+    async with partition(service, policy, **options) as orders:
+        await orders.send(*values)
+        yield orders, service
 
 
 def state(orders: MemoryPartition) -> CircuitState:
@@ -60,8 +66,7 @@ def state(orders: MemoryPartition) -> CircuitState:
 
 
 def told(orders: MemoryPartition) -> list[str]:
-    events = [decode_event(record.value or b"") for record in orders.transport.read(EVENTS)]
-    return [event.to_state for event in events if isinstance(event, CircuitChanged)]
+    return [event.to_state for event in events_of(orders, CircuitChanged)]
 
 
 # -- the rate ---------------------------------------------------------------------------------------------------------
@@ -74,8 +79,7 @@ async def test_no_second_has_more_retries_than_the_rate() -> None:
         await orders.send(*(b"%02d" % n for n in range(30)))
         service.down = None
         assert len(service.calls) == 30
-        for _ in range(900):
-            await orders.advance(5)
+        await pass_time(orders, 4_500, 5)
         assert service.done == [b"%02d" % n for n in range(30)]
         times = [at for at, _, attempt in service.calls if attempt == 2]
         most = max(sum(at <= each < at + 1 for each in times) for at in times)
@@ -103,12 +107,10 @@ async def test_a_session_begins_with_an_empty_bucket_and_keeps_it() -> None:
 
 async def test_claims_that_no_runner_begins_are_no_store() -> None:
     """While runners are busy the rate goes by; when they are free again there is no burst."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=1, rate_limit=parse_rate("10/s")) as orders:
+    async with serving(Gate(), "1s", concurrency=1, rate_limit=parse_rate("10/s")) as (orders, gate):
         for n in range(30):
             await orders.send(b"%02d" % n)
-            gate.let(b"%02d" % n, BankDownError())
-            await orders.settle()
+            await gate.end(orders, b"%02d" % n, BankDownError())
         gate.started.clear()
         await pass_time(orders, 5_000)
         assert gate.started == [b"00"]
@@ -122,9 +124,7 @@ async def test_claims_that_no_runner_begins_are_no_store() -> None:
 
 async def test_no_more_retries_run_at_once_than_allowed() -> None:
     """First deliveries have the handler's own concurrency."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=6, max_concurrent=2) as orders:
-        await orders.send(*(b"%d" % n for n in range(6)))
+    async with serving(Gate(), "1s", *(b"%d" % n for n in range(6)), concurrency=6, max_concurrent=2) as (orders, gate):
         assert gate.most == 6
         for n in range(6):
             gate.let(b"%d" % n, BankDownError())
@@ -168,9 +168,7 @@ async def test_an_outage_spends_no_attempts_and_everything_is_done_after_it() ->
 
 async def test_first_deliveries_wait_too_and_the_partition_is_not_paused() -> None:
     """They stay unread but for those that probe; nothing runs in the break."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*(b"%02d" % n for n in range(40)))
+    async with outage(*(b"%02d" % n for n in range(40))) as (orders, service):
         assert len(service.calls) <= 8
         assert orders.engine.room(orders.engine.sources[0]) == 0
         before = len(service.calls)
@@ -184,9 +182,7 @@ async def test_first_deliveries_wait_too_and_the_partition_is_not_paused() -> No
 
 async def test_a_row_of_an_outage_keeps_its_attempt_and_counts_its_deliveries() -> None:
     """Also at the last attempt, and at the first, where none is spent yet."""
-    service = Service(BankDownError())
-    async with partition(service, "1s") as orders:
-        await orders.send(*(b"%02d" % n for n in range(8)))
+    async with outage(*(b"%02d" % n for n in range(8)), policy="1s") as (orders, service):
         await pass_time(orders, 30_000)
         rows = [decode_metadata(record.headers) for record in orders.transport.read(orders.engine.rows)]
         found = {(row.attempt, row.delivery) for row in rows if row is not None}
@@ -248,8 +244,7 @@ async def test_a_hung_probe_holds_up_nothing() -> None:
         gate.let(other)
         await pass_time(orders, 2_000)
         assert state(orders) is CircuitState.CLOSED
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
 
 
 async def test_first_deliveries_do_not_wait_for_rows_that_hang_as_probes() -> None:
@@ -295,15 +290,12 @@ async def test_what_comes_in_a_recovery_waits_for_its_turn_and_not_for_the_end_o
         await pass_time(orders, 1_000)
         assert len(gate.running) == 4
         gate.open = True
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
 
 
 async def test_a_circuit_outlives_its_session_and_its_assignment() -> None:
     """A lane that opens again, here, does not spend attempts to find out once more."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*(b"%d" % n for n in range(12)))
+    async with outage(*(b"%d" % n for n in range(12))) as (orders, service):
         await reopen(orders)
         assert state(orders) is CircuitState.OPEN
         service.down = None
@@ -331,15 +323,12 @@ async def test_probes_of_a_session_that_is_over_are_forgotten() -> None:
         await reopen(orders)
         assert not probes & gate_of.admitted
         gate.open = True
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
 
 
 async def test_a_drain_leaves_what_waits_for_the_circuit() -> None:
     """It has not begun: the next owner reads it again."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*(b"%d" % n for n in range(12)))
+    async with outage(*(b"%d" % n for n in range(12))) as (orders, service):
         calls = len(service.calls)
         await orders.engine.drain(1.0)
         assert len(service.calls) == calls
@@ -427,9 +416,7 @@ async def test_an_outage_that_lasts_until_its_partition_is_back_costs_no_attempt
 
 async def test_a_fault_of_ours_reopens_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what the circuit holds would wait for ever."""
-    service = Service(BankDownError())
-    async with partition(service) as orders:
-        await orders.send(*(b"%d" % n for n in range(12)))
+    async with outage(*(b"%d" % n for n in range(12))) as (orders, service):
         release, broken = Pace._release, [True]
 
         def fail_once(pace: Pace) -> None:

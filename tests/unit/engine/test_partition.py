@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from doubles import EVENTS, SITE, BankDownError, down
+from doubles import EVENTS, SITE, BankDownError, down, events_of, pass_time
 
 from retryapp.core.record import Origin
 from retryapp.core.row_keys import identity_of, is_identity
@@ -36,8 +34,8 @@ async def test_progress_is_told_once_a_minute_and_at_the_end() -> None:
         await orders.send(b"good")
         await orders.send(b"bad")
         await orders.finish()
-        told = [json.loads(event.value or b"") for event in orders.records(EVENTS)]
-        assert [(t["from_offset"], t["to_offset"], t["received"], t["first_try_ok"], t["failed"]) for t in told] == [
+        told = events_of(orders, object)
+        assert [(t.from_offset, t.to_offset, t.received, t.first_try_ok, t.failed) for t in told] == [
             (0, 4, 4, 3, 1),
             (4, 5, 1, 0, 1),
         ]
@@ -89,8 +87,7 @@ async def test_nothing_fires_by_a_clock_that_is_doubted() -> None:
         clock.trusted = False
         await orders.advance(500)
         clock.jump_wall(7_200_000)
-        for _ in range(8):
-            await orders.advance(250)
+        await pass_time(orders, 2_000, 250)
         assert not orders.dead_letters
         clock.jump_wall(-7_200_000)
         clock.trusted = True

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
+from doubles import events_of, post
 
 from retryapp import CircuitBreaker
 from retryapp.core.control import Command, Verb
 from retryapp.core.jobs import HandlerCommand, HandlerVerb, Steering
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.verdicts import Reject
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition import control_queue
@@ -47,20 +48,13 @@ def partition(bank: Bank, **more: Any) -> MemoryPartition:
     return MemoryPartition(bank, "1h*3", circuit=breaker, **more)
 
 
-def put(orders: MemoryPartition, *commands: Command | HandlerCommand) -> None:
-    for command in commands:
-        sent = command.to_record(*CONTROL)
-        orders.transport.append(CONTROL, sent.key, sent.value)
-
-
 def of(name: str, verb: Verb, offset: int) -> Command:
     return Command(id=name, verb=verb, failure_id=f"app/orders@kq8G0bTz/0/{offset}")
 
 
 def told(orders: MemoryPartition) -> list[tuple[str, str | None]]:
     """Return the commands that have an event, in order, and why they were refused."""
-    events = [json.loads(record.value or b"") for record in orders.records("app.orders.events")]
-    return [(each["command"], each["refused"]) for each in events if each["kind"] == "command" and each["command"]]
+    return [(each.command, each.refused) for each in events_of(orders, Commanded) if each.command]
 
 
 OUTAGE = HandlerCommand(id="outage", verb=HandlerVerb.OPEN)
@@ -72,12 +66,12 @@ async def test_an_outage_and_a_cancel_pass_a_replay_that_waits_for_letters(lette
     async with partition(bank) as orders:
         await orders.send(b"dead", b"one")
         letters.append(False)
-        put(orders, of("replay", Verb.REPLAY, 0), OUTAGE, of("hold", Verb.HOLD, 0), of("cancel", Verb.CANCEL, 1))
+        post(orders, of("replay", Verb.REPLAY, 0), OUTAGE, of("hold", Verb.HOLD, 0), of("cancel", Verb.CANCEL, 1))
         await orders.settle()
         assert told(orders) == [("outage", None), ("cancel", None)]
         assert orders.engine.context.pace.forced
         assert [letter.reason for letter in orders.dead_letters] == ["rejected", "cancelled"]
-        put(orders, of("retry", Verb.RETRY_NOW, 1))
+        post(orders, of("retry", Verb.RETRY_NOW, 1))
         await orders.advance(100)
         letters.append(True)
         await orders.advance(100)
@@ -90,16 +84,16 @@ async def test_a_replay_is_refused_once_it_has_waited_long(letters: list[bool]) 
     async with partition(bank) as orders:
         await orders.send(b"dead")
         letters.append(False)
-        put(orders, of("first", Verb.REPLAY, 0))
+        post(orders, of("first", Verb.REPLAY, 0))
         await orders.settle()
         await orders.advance(int(LETTERS_S * 1_000) - 1)
         assert told(orders) == []
         await orders.advance(60)
-        put(orders, of("second", Verb.DISCARD, 0))
+        post(orders, of("second", Verb.DISCARD, 0))
         await orders.settle()
         assert told(orders) == [("first", "not-ready"), ("second", "not-ready")]
         letters.append(True)
-        put(orders, of("third", Verb.REPLAY, 0))
+        post(orders, of("third", Verb.REPLAY, 0))
         await orders.settle()
         assert told(orders)[2:] == [("third", None)]
 
@@ -115,8 +109,8 @@ async def test_at_each_commit_a_kill_neither_repeats_nor_forgets_a_command(lette
             async with partition(bank, transport=transport) as orders:
                 if life == 0:
                     await orders.send(b"dead", b"one")
-                    put(orders, of("replay", Verb.REPLAY, 0), OUTAGE, of("hold", Verb.HOLD, 0))
-                    put(orders, of("cancel", Verb.CANCEL, 1), of("retry", Verb.RETRY_NOW, 1))
+                    post(orders, of("replay", Verb.REPLAY, 0), OUTAGE, of("hold", Verb.HOLD, 0))
+                    post(orders, of("cancel", Verb.CANCEL, 1), of("retry", Verb.RETRY_NOW, 1))
                 await orders.advance(100)
                 if life > 0 or not dying.reached:
                     letters.append(True)
@@ -137,9 +131,9 @@ async def test_what_is_remembered_is_bounded(letters: list[bool], monkeypatch: p
     async with partition(bank) as orders:
         await orders.send(b"dead")
         letters.append(False)
-        put(orders, of("replay", Verb.REPLAY, 0), *(of(f"n{number}", Verb.CANCEL, 90 + number) for number in range(3)))
+        post(orders, of("replay", Verb.REPLAY, 0), *(of(f"n{number}", Verb.CANCEL, 90 + number) for number in range(3)))
         await orders.settle()
-        put(orders, *(of(f"n{number}", Verb.CANCEL, 90 + number) for number in range(3, 9)))
+        post(orders, *(of(f"n{number}", Verb.CANCEL, 90 + number) for number in range(3, 9)))
         await orders.advance(100)
         assert [name for name, _ in told(orders)] == ["n0", "n1", "n2"]
         letters.append(True)
@@ -165,7 +159,7 @@ async def test_offsets_of_a_former_control_topic_pass_nothing() -> None:
 async def test_where_the_control_topic_ends_is_known_after_a_fault_of_the_broker() -> None:
     """A pause would take what was sent before it for something that came later."""
     async with partition(Bank()) as orders:
-        put(orders, HandlerCommand(id="r", verb=HandlerVerb.RESUME))
+        post(orders, HandlerCommand(id="r", verb=HandlerVerb.RESUME))
         queue = orders.engine.commands.queue  # type: ignore[union-attr]
         queue.come(1)
         orders.transport.fail("tail", ConnectionError())  # type: ignore[arg-type]
@@ -178,11 +172,11 @@ async def test_where_the_control_topic_ends_is_known_after_a_fault_of_the_broker
 async def test_where_the_control_topic_ends_is_known_while_it_is_read() -> None:
     """The end of when the reading began took its place."""
     async with partition(Bank()) as orders:
-        put(orders, HandlerCommand(id="r1", verb=HandlerVerb.RESUME))
+        post(orders, HandlerCommand(id="r1", verb=HandlerVerb.RESUME))
         queue = orders.engine.commands.queue  # type: ignore[union-attr]
         answer = orders.transport.pause("tail", durable=True)  # type: ignore[arg-type]
         await orders.until(lambda: answer.reached)
-        put(orders, HandlerCommand(id="r2", verb=HandlerVerb.RESUME))
+        post(orders, HandlerCommand(id="r2", verb=HandlerVerb.RESUME))
         queue.come(2)
         answer.set()
         for _ in range(12):

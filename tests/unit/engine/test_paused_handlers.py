@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count
-from typing import Any
 
 import pytest
+from doubles import post, serving, tell
 
 from retryapp import CircuitBreaker, RetryPolicy
 from retryapp.core.circuit import MOST_SPELLS
@@ -15,8 +14,6 @@ from retryapp.core.jobs import HandlerCommand, HandlerVerb
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import TopicPartition
 from retryapp.testing import MemoryPartition
-
-COMMANDS = count(1)
 
 
 class Calls:
@@ -35,17 +32,10 @@ class Calls:
             raise ValueError("down")
 
 
-async def tell(orders: MemoryPartition, verb: HandlerVerb, **words: Any) -> dict[str, Any]:
-    """Pause it, or have it go on."""
-    return await orders.obey(HandlerCommand(id=f"h{next(COMMANDS)}", verb=verb, **words))
-
-
 @pytest.mark.parametrize("order", list(Order))
 async def test_nothing_begins_while_it_is_paused(order: Order) -> None:
     """Neither first deliveries nor retries; after it all do, once each."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*3", order=order) as orders:
-        await orders.send(b"one", key=b"a")
+    async with serving(Calls(), "1s*3", b"one", key=b"a", order=order) as (orders, calls):
         told = await tell(orders, HandlerVerb.PAUSE, by="ann", why="migration")
         assert (told["refused"], told["after"]) == (None, "paused by ann: migration")
         calls.failing = False
@@ -82,11 +72,9 @@ async def test_it_stays_paused_over_a_restart() -> None:
 @pytest.mark.usefixtures("slow_commands")
 async def test_a_pause_that_came_while_no_worker_ran_holds_back_first_deliveries_too(order: Order) -> None:
     """They wait until the commands are obeyed that an opening finds, however long their reading takes."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1s*3", order=order) as orders:
+    async with serving(Calls(), "1s*3", order=order) as (orders, calls):
         await orders.send(b"one", key=b"a")
-    pause = HandlerCommand(id="h", verb=HandlerVerb.PAUSE).to_record(orders.handler.topology.control, 0)
-    orders.transport.append(TopicPartition(pause.topic, 0), pause.key, pause.value)
+    post(orders, HandlerCommand(id="h", verb=HandlerVerb.PAUSE))
     orders.transport.append(TopicPartition("orders", 0), b"b", b"two")
     async with MemoryPartition(calls, "1s*3", order=order, transport=orders.transport) as orders:
         await orders.advance(60_000)
@@ -104,11 +92,8 @@ async def test_a_pause_does_not_wait_for_a_command_before_it_that_waits_for_lett
     calls, known = Calls(), asyncio.Event()
     async with MemoryPartition(calls, "1s*3") as orders:
         await orders.send(b"one")
-    control = TopicPartition(orders.handler.topology.control, 0)
-    replay = Command(id="c", verb=Verb.REPLAY, failure_id="app/orders@kq8G0bTz/0/0").to_record(*control)
-    pause = HandlerCommand(id="h", verb=HandlerVerb.PAUSE).to_record(*control)
-    for command in (replay, pause):
-        orders.transport.append(control, command.key, command.value)
+    replay = Command(id="c", verb=Verb.REPLAY, failure_id="app/orders@kq8G0bTz/0/0")
+    post(orders, replay, HandlerCommand(id="h", verb=HandlerVerb.PAUSE))
     orders.transport.append(TopicPartition("orders", 0), b"b", b"two")
     monkeypatch.setattr(type(orders.transport), "letters_here", property(lambda _lane: known.is_set()))
     async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
@@ -140,9 +125,7 @@ async def test_what_runs_goes_on_and_what_waits_for_a_runner_does_not() -> None:
 
 async def test_a_deadline_does_not_count_a_pause() -> None:
     """Else a long one would be the end of all that waited."""
-    calls = Calls()
-    async with MemoryPartition(calls, RetryPolicy("1s*3", max_elapsed="10s")) as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), RetryPolicy("1s*3", max_elapsed="10s"), b"one") as (orders, calls):
         await tell(orders, HandlerVerb.PAUSE)
         await orders.advance(3_600_000)
         await tell(orders, HandlerVerb.RESUME)
@@ -154,9 +137,7 @@ async def test_a_deadline_does_not_count_a_pause() -> None:
 
 async def test_a_deadline_counts_neither_a_hold_nor_pauses_before_it_and_after_it() -> None:
     """Several, and one that the hold overlaps: what is left out for one is not counted again for another."""
-    calls = Calls()
-    async with MemoryPartition(calls, RetryPolicy("1s*3", max_elapsed="10s")) as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), RetryPolicy("1s*3", max_elapsed="10s"), b"one") as (orders, calls):
         await tell(orders, HandlerVerb.PAUSE)
         await orders.advance(60_000)
         await orders.command("hold", 0)
@@ -175,9 +156,7 @@ async def test_a_deadline_counts_neither_a_hold_nor_pauses_before_it_and_after_i
 
 async def test_commands_about_records_are_obeyed_meanwhile() -> None:
     """What is retried now begins after the pause."""
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one", b"two")
+    async with serving(Calls(), "1h*3", b"one", b"two") as (orders, calls):
         await tell(orders, HandlerVerb.PAUSE)
         assert (await orders.command("cancel", 0))["refused"] is None
         assert (await orders.command("retry-now", 1))["refused"] is None
@@ -189,8 +168,7 @@ async def test_commands_about_records_are_obeyed_meanwhile() -> None:
 
 
 async def test_paused_twice_is_paused_once() -> None:
-    calls = Calls()
-    async with MemoryPartition(calls, "1h*3") as orders:
+    async with serving(Calls(), "1h*3") as (orders, calls):
         await tell(orders, HandlerVerb.RESUME)
         await tell(orders, HandlerVerb.PAUSE, why="first")
         assert (await tell(orders, HandlerVerb.PAUSE, why="second"))["after"] == "paused: first"

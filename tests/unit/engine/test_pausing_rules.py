@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from itertools import count
 from typing import Any
 
 import pytest
-from doubles import resumed_before
+from doubles import events_of, resumed_before, serving, tell
 
 from retryapp import Batch, CircuitBreaker, RetryPolicy, pausing
-from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.jobs import HandlerVerb
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.traces import qualified_name
 from retryapp.engine.handler.handler import Order
 from retryapp.ports import Event
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
-
-COMMANDS = count(1)
 
 
 class LedgerClosedError(Exception):
@@ -54,21 +51,18 @@ class Lists(Calls):
 
 
 async def go_on(orders: MemoryPartition) -> dict[str, Any]:
-    return await orders.obey(HandlerCommand(id=f"g{next(COMMANDS)}", verb=HandlerVerb.RESUME))
+    return await tell(orders, HandlerVerb.RESUME)
 
 
-def told(orders: MemoryPartition) -> list[dict[str, Any]]:
+def told(orders: MemoryPartition) -> list[Commanded]:
     """Return what events say of pauses by rules."""
-    events = [json.loads(event.value or b"{}") for event in orders.records(orders.handler.topology.events)]
-    return [each for each in events if each["kind"] == "command" and not each["command"]]
+    return [each for each in events_of(orders, Commanded) if not each.command]
 
 
 @pytest.mark.parametrize("order", list(Order))
 async def test_the_partition_waits_for_somebody_and_the_record_goes_first_with_its_attempts(order: Order) -> None:
     """Also where it fails at once again; others do not begin."""
-    calls = Calls()
-    async with MemoryPartition(calls, POLICY, order=order) as orders:
-        await orders.send(b"one", b"two", key=b"a")
+    async with serving(Calls(), POLICY, b"one", b"two", key=b"a", order=order) as (orders, calls):
         for _ in range(6):  # more often than there are attempts
             await orders.advance(3_600_000)
             await go_on(orders)
@@ -83,14 +77,12 @@ async def test_the_partition_waits_for_somebody_and_the_record_goes_first_with_i
 
 async def test_the_gate_says_which_record_and_why_loudly() -> None:
     """In an event, in the log, and to whoever asks."""
-    calls = Calls()
-    async with MemoryPartition(calls, POLICY) as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), POLICY, b"one") as (orders, _):
         (event,) = told(orders)
         name = qualified_name(LedgerClosedError)
         text = f"paused by rule pausing={name}: {name}: since noon, order <number>"
-        assert (event["verb"], event["text"], event["after"]) == ("handler-pause", text, text)
-        assert event["failure_id"] == "app/orders@kq8G0bTz/0/0"
+        assert (event.verb, event.text, event.after) == ("handler-pause", text, text)
+        assert event.failure_id == "app/orders@kq8G0bTz/0/0"
         (seen,) = [each for each in orders.observer.seen if each.event is Event.PAUSED]
         assert (seen.failure_id, seen.message) == ("app/orders@kq8G0bTz/0/0", text)
         assert (await go_on(orders))["before"] == text
@@ -152,8 +144,7 @@ async def test_a_resume_of_before_the_pause_does_not_end_it_whenever_its_worker_
     async with MemoryPartition(calls, POLICY, transport=orders.transport) as orders:
         await orders.advance(60_000)
         assert (calls.begun, len(told(orders))) == ([b"one"], 1)
-        events = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
-        assert [each["refused"] for each in events if each.get("command") == "early"] == ["changed"]
+        assert [each.refused for each in events_of(orders, Commanded) if each.command == "early"] == ["changed"]
         calls.closed = False
         await go_on(orders)
         await orders.to_rest()
@@ -184,8 +175,7 @@ async def test_one_that_fails_between_a_resume_and_its_commit_pauses_again() -> 
 
 async def test_a_list_pauses_after_three_calls_that_fail_alike() -> None:
     """It is not taken apart down to each record."""
-    calls = Lists()
-    async with MemoryPartition(calls, POLICY, batch=Batch(size=100, wait="1s")) as orders:
+    async with serving(Lists(), POLICY, batch=Batch(size=100, wait="1s")) as (orders, calls):
         await orders.send(*(b"%02d" % n for n in range(64)))
         await orders.advance(1_000)
         assert (len(calls.begun), len(told(orders)), dict(orders.waiting)) == (64 + 2 * 32 + 2 * 16, 1, {"1s": 64})
@@ -213,9 +203,7 @@ async def test_it_says_nothing_about_an_outage_and_is_not_tried_in_place() -> No
 
 async def test_a_record_that_pauses_can_be_cancelled_meanwhile() -> None:
     """Where nobody can make it succeed."""
-    calls = Calls()
-    async with MemoryPartition(calls, POLICY) as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), POLICY, b"one") as (orders, calls):
         assert (await orders.command("cancel", 0))["refused"] is None
         calls.closed = False
         await go_on(orders)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from doubles import MAIN, BankDownError, Gate, fine, reopen, scheduler_of
+from doubles import MAIN, BankDownError, Gate, fine, pass_time, reopen, scheduler_of
 from typing_extensions import override
 
 from retryapp import RetryPolicy, Unavailable
@@ -86,8 +86,7 @@ async def test_only_so_many_run_at_once_and_others_wait_for_none_of_them() -> No
         assert len(scheduler_of(orders).claimed) == 8, "the rows that may not go are not claimed"
         told = await orders.command("retry-now", 50)
         assert told["text"] == "due now; as many of its circuit run as may at once"
-        services.gate.let(b"ledger 1")
-        await orders.settle()
+        await services.gate.end(orders, b"ledger 1")
         assert services.running() == [b"ledger 0", b"ledger 2"], "at once, before its outcome is durable"
         services.gate.let_all()
         for _ in range(10):
@@ -105,8 +104,7 @@ async def test_partitions_take_turns_and_have_the_places_together() -> None:
         await few.settle()
         assert services.running() == [b"ledger a0", b"ledger a1"]
         for _ in range(6):
-            services.gate.let(services.running()[0])
-            await many.settle()
+            await services.gate.end(many, services.running()[0])
             await few.settle()
             assert len(services.running()) == 2
         assert bytes(value.split()[1][0] for value in services.gate.started) == b"aaababab"
@@ -155,8 +153,7 @@ async def test_who_has_no_more_rows_does_not_keep_others_waiting() -> None:
         await reopen(first)
         await second.settle()
         assert b"ledger b0" in services.running()
-        services.gate.let(b"ledger b0")
-        await second.settle()
+        await services.gate.end(second, b"ledger b0")
         assert services.running() == [b"ledger a0", b"ledger a1"], "those of its next session"
 
 
@@ -170,13 +167,11 @@ async def test_what_was_held_back_by_its_sequence_has_no_place_of_others() -> No
         await orders.advance(1_000)
         assert services.running() == [b"ledger 0", b"ledger x"]
         for _ in range(6):
-            services.gate.let(services.running()[0])
-            await orders.settle()
+            await services.gate.end(orders, services.running()[0])
             assert len(services.running()) <= 2
         await orders.advance(2_000)
         assert services.gate.most == 2
-        services.gate.let_all()
-        await orders.to_rest()
+        await services.gate.end_all(orders)
         assert len(services.gate.done) == 6
 
 
@@ -198,8 +193,7 @@ async def test_each_record_of_a_list_has_a_place() -> None:
         await orders.advance(10)
         assert [*gate.running] == [b"0,1"]
         gate.let_all()
-        for _ in range(10):
-            await orders.advance(10)
+        await pass_time(orders, 100, 10)
         assert gate.done == [b"0,1", b"2,3", b"4"]
 
 
@@ -277,14 +271,12 @@ async def test_suspect_rows_that_wait_for_the_end_of_a_pause_keep_no_place() -> 
         assert services.running() == [b"ledger a0"], "in groups of half"
         await stands.obey(HandlerCommand(id="1", verb=HandlerVerb.PAUSE))
         await goes.send(b"ledger b0", b"ledger b1")
-        services.gate.let(b"ledger a0")
-        await stands.settle()
+        await services.gate.end(stands, b"ledger a0")
         await goes.advance(1_000)
         assert services.running() == [b"ledger b0", b"ledger b1"]
         await stands.obey(HandlerCommand(id="2", verb=HandlerVerb.RESUME))
         await stands.settle()
-        services.gate.let(b"ledger b0")
-        await goes.settle()
+        await services.gate.end(goes, b"ledger b0")
         await stands.advance(1_000)
         assert services.running() == [b"ledger a1", b"ledger b1"]
 

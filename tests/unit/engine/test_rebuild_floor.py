@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Refusing
+from doubles import BankDownError, Refusing, serving
 
 from retryapp.core import marks
 from retryapp.engine.handler.handler import Delivery
@@ -76,8 +76,7 @@ async def rebuilt(orders: MemoryPartition, starts: list[int], handler: Any, **mo
 
 async def test_a_rebuild_does_not_read_what_has_come_and_gone(starts: list[int]) -> None:
     """It begins where the oldest row was written, or a generation before; and the next one no earlier."""
-    handler = FailsOnce()
-    async with MemoryPartition(handler, "1s 1h") as orders:
+    async with serving(FailsOnce(), "1s 1h") as (orders, handler):
         await come_and_go(orders, 50)
         await orders.send(b"one", b"two")
     start, end = await rebuilt(orders, starts, handler)
@@ -92,8 +91,7 @@ async def test_a_rebuild_does_not_read_what_has_come_and_gone(starts: list[int])
 @pytest.mark.parametrize("kind", ["waits", "is held", "is written anew"])
 async def test_a_row_from_before_stays_within_the_rebuild(starts: list[int], kind: str) -> None:
     """However many come and go behind it; a row that is written anew counts from there."""
-    handler = FailsOnce(b"stays")
-    async with MemoryPartition(handler, "1s 1h") as orders:
+    async with serving(FailsOnce(b"stays"), "1s 1h") as (orders, handler):
         await come_and_go(orders, 20)
         await orders.send(b"stays")
         if kind == "is held":
@@ -113,8 +111,7 @@ async def test_a_row_from_before_stays_within_the_rebuild(starts: list[int], kin
 
 async def test_what_a_refused_transaction_removes_keeps_the_floor(starts: list[int]) -> None:
     """It is not removed: the record is delivered by the next worker, whatever others have done meanwhile."""
-    handler = FailsOnce(b"refused")
-    async with MemoryPartition(handler, "1s 1h") as orders:
+    async with serving(FailsOnce(b"refused"), "1s 1h") as (orders, handler):
         await come_and_go(orders, 20)
         await orders.send(b"refused")
         refusing = Refusing(orders.transport, b"refused")

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, Final
 
 import pytest
+from doubles import serving
 
 from retryapp.core.deduplicate import Deduplicate
 from retryapp.core.errors import InvalidSettingError
@@ -87,9 +88,7 @@ async def test_it_comes_behind_what_waits_on_the_main_topic() -> None:
 @pytest.mark.parametrize("lost", [False, True])
 async def test_a_kill_between_copy_and_outcome_publishes_no_second_one(read: bool, lost: bool) -> None:
     """The row says that it was sent; the next session delivers it once the main topic is read to its end."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", through_main=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), "1s", b"a", through_main=True) as (orders, script):
         if not read:
             orders.engine.room = lambda _: 0  # type: ignore[method-assign]
         else:
@@ -110,13 +109,10 @@ async def test_a_kill_between_copy_and_outcome_publishes_no_second_one(read: boo
 @pytest.mark.parametrize("durable", [False, True])
 async def test_a_kill_in_the_commit_of_the_copy_leaves_both_or_none(durable: bool) -> None:
     """One copy is visible in the end, and the record is delivered once."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", through_main=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), "1s", b"a", through_main=True) as (orders, script):
         orders.transport.pause(Step.COMMIT, durable=durable)
         await orders.advance(1_000)
-        transport = orders.transport
-    async with MemoryPartition(script, "1s", through_main=True, transport=transport) as orders:
+    async with MemoryPartition(script, "1s", through_main=True, transport=orders.transport) as orders:
         await orders.to_rest()
         assert names(orders) == [f"app/{RECORD}:2".encode()]
     assert [seen.attempt for seen in script.calls] == [1, 2]
@@ -125,8 +121,7 @@ async def test_a_kill_in_the_commit_of_the_copy_leaves_both_or_none(durable: boo
 @pytest.mark.parametrize("options", [{}, {"through_main": True}, {"order": Order.KEY}, {"order": Order.LATEST}])
 async def test_copies_of_others_are_passed_in_every_mode(options: dict[str, Any]) -> None:
     """Also second ones of its own, before they are taken for duplicates."""
-    script = Script()
-    async with MemoryPartition(script, "1s", deduplicate=Deduplicate("header:id"), **options) as orders:
+    async with serving(Script(), "1s", deduplicate=Deduplicate("header:id"), **options) as (orders, script):
         await orders.send(b"a", headers=(("id", b"1"),))
         for headers in (copy_of("other", 2), copy_of("app", 2), copy_of("app", 7)):
             await orders.send(b"a", headers=(("id", b"1"), *headers))
@@ -151,9 +146,7 @@ async def test_what_only_looks_like_a_copy_is_a_record() -> None:
 
 async def test_a_copy_without_its_row_delivers_nothing() -> None:
     """Offsets that were set back, or a copy that somebody has copied: only the session's own claims are delivered."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1h", through_main=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), "1h", b"a", through_main=True) as (orders, script):
         await orders.send(b"a", headers=copy_of("app", 2))
         await orders.advance(60_000)
     assert [seen.attempt for seen in script.calls] == [1]
@@ -161,15 +154,12 @@ async def test_a_copy_without_its_row_delivers_nothing() -> None:
 
 async def test_a_cancel_while_its_copy_is_on_the_way_is_obeyed_before_the_call() -> None:
     """A retry-now is refused: it is on its way."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", through_main=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), "1s", b"a", through_main=True) as (orders, script):
         orders.engine.room = lambda _: 0  # type: ignore[method-assign]
         await orders.advance(1_000)
         assert (await orders.command("retry-now", 0))["refused"] == "running"
         assert (await orders.command("cancel", 0))["refused"] is None
-        transport = orders.transport
-    async with MemoryPartition(script, "1s", through_main=True, transport=transport) as orders:
+    async with MemoryPartition(script, "1s", through_main=True, transport=orders.transport) as orders:
         await orders.to_rest()
         assert [letter.reason for letter in orders.dead_letters] == ["cancelled"]
         assert len(copies(orders)) == 1
@@ -178,9 +168,7 @@ async def test_a_cancel_while_its_copy_is_on_the_way_is_obeyed_before_the_call()
 
 async def test_a_command_waits_for_the_turn_that_notes_the_copy() -> None:
     """Or one of the two would be taken back by the other, once the worker has died."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", through_main=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), "1s", b"a", through_main=True) as (orders, _):
         orders.engine.room = lambda _: 0  # type: ignore[method-assign]
         commit = orders.transport.pause(Step.COMMIT)
         await orders.advance(1_000)
@@ -196,8 +184,7 @@ async def test_a_command_waits_for_the_turn_that_notes_the_copy() -> None:
 
 async def test_what_the_main_topic_may_not_take_comes_at_once() -> None:
     """A record that its copy's header makes too large; and one without key and value, which no client sends."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", through_main=True) as orders:
+    async with serving(Script("fail"), "1s", through_main=True) as (orders, script):
         orders.handler.destinations.of("orders").max_bytes = 1_000
         await orders.send(b"x" * 900)
         await orders.send(None)

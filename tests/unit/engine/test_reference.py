@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
-from doubles import reopen, scheduler_of
+from doubles import reopen, scheduler_of, serving
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.headers import decode_metadata
@@ -88,8 +88,7 @@ async def test_a_dead_letter_has_the_whole_record() -> None:
 )
 async def test_another_record_in_its_place_is_never_delivered(to: Callable[[Record], Record] | None) -> None:
     """Its dead letter is `gone`, spends no attempt, says that it has no payload, and is not replayed."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", by_reference=True) as orders:
+    async with serving(Script("fail"), "1s", by_reference=True) as (orders, script):
         await orders.send(LARGE, key=b"k", headers=(("trace", b"1"),))
         change(orders, 0, to)
         await orders.to_rest()
@@ -118,8 +117,7 @@ async def test_a_topic_that_was_made_again_has_other_records() -> None:
     """Also where one is equal."""
     async with MemoryPartition(Script("fail"), "1s", by_reference=True) as orders:
         await orders.send(LARGE)
-        transport = orders.transport
-    again = MemoryPartition(Script(), "1s", by_reference=True, transport=transport)
+    again = MemoryPartition(Script(), "1s", by_reference=True, transport=orders.transport)
     again.engine.context = replace(again.engine.context, topic_id="otherid8")
     async with again:
         await again.to_rest()
@@ -129,9 +127,7 @@ async def test_a_topic_that_was_made_again_has_other_records() -> None:
 
 async def test_a_fault_of_the_broker_costs_no_attempt() -> None:
     """The record waits, and comes a little later."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", by_reference=True) as orders:
-        await orders.send(LARGE)
+    async with serving(Script("fail"), "1s", LARGE, by_reference=True) as (orders, script):
         orders.transport.fail("records", ConnectionError("the leader is away"), times=3)
         took_ms = await orders.to_rest()
     assert [(seen.attempt, seen.came_to) for seen in script.calls] == [(1, "ConnectionError"), (2, "ok")]
@@ -154,9 +150,7 @@ async def test_what_would_wait_longer_than_the_topic_keeps_it_waits_as_a_copy() 
 @pytest.mark.parametrize("way", ["pause", "hold", "reschedule"])
 async def test_a_row_that_waits_on_becomes_a_copy_before_the_topic_may_lose_it(way: str) -> None:
     """After which it comes as ever, whatever the topic still has."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
-        await orders.send(LARGE)
+    async with serving(Script("fail"), "1h", LARGE, by_reference=True, kept_ms=2 * DAY_MS) as (orders, script):
         if way == "pause":
             await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
         elif way == "hold":
@@ -182,9 +176,7 @@ async def test_a_row_that_waits_on_becomes_a_copy_before_the_topic_may_lose_it(w
 @pytest.mark.parametrize("command", ["", "hold", "cancel"])
 async def test_a_claimed_row_that_does_not_begin_becomes_a_copy_too(command: str, dies: bool) -> None:
     """It was due and read again when somebody paused the handler; commands meanwhile wait for the run, too."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
-        await orders.send(LARGE)
+    async with serving(Script("fail"), "1h", LARGE, by_reference=True, kept_ms=2 * DAY_MS) as (orders, script):
         orders.transport.fail("records", ConnectionError("the leader is away"), times=2)
         await orders.advance(3_600_000)
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
@@ -214,9 +206,7 @@ async def test_a_claimed_row_that_does_not_begin_becomes_a_copy_too(command: str
 
 async def test_what_waits_by_reference_becomes_a_copy_also_where_records_wait_as_copies_now() -> None:
     """The handler was declared otherwise when it failed, and its pause outlasts what the topic keeps."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1h", by_reference=True, kept_ms=2 * DAY_MS) as orders:
-        await orders.send(LARGE)
+    async with serving(Script("fail"), "1h", LARGE, by_reference=True, kept_ms=2 * DAY_MS) as (orders, script):
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="me", why="a deploy"))
     async with MemoryPartition(script, "1h", kept_ms=2 * DAY_MS, transport=orders.transport) as orders:
         await orders.advance(27 * 3_600_000)
@@ -303,8 +293,7 @@ async def test_what_is_read_again_counts_as_in_flight() -> None:
 @pytest.mark.parametrize("order", ["key", "partition"])
 async def test_in_order_the_head_waits_by_reference(order: str) -> None:
     """Those behind it wait as copies: nothing says for how long."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", by_reference=True, order=Order(order)) as orders:
+    async with serving(Script("fail"), "1s", by_reference=True, order=Order(order)) as (orders, script):
         await orders.send(b"1", b"2", key=b"k")
         waiting = rows(orders)
         await orders.to_rest()

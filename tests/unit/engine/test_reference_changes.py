@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from doubles import Gate, Refusing
+from doubles import Gate, Refusing, events_of, pass_time, post, serving
 
 from retryapp import RetryPolicy
 from retryapp.core.control import Command, Verb
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.rows import OPERATOR, decode_row
 from retryapp.core.verdicts import Reject
@@ -38,9 +38,7 @@ def rows(partition: MemoryPartition) -> list[Any]:
 def put(partition: MemoryPartition, verb: Verb, offset: int, **more: Any) -> None:
     """Put a command on the control topic, and do not wait."""
     origin = Origin("orders", partition.engine.context.topic_id, 0, offset)
-    command = Command(id=f"{verb}-{offset}", verb=verb, failure_id=failure_id("app", origin), **more)
-    sent = command.to_record(partition.handler.topology.control, 0)
-    partition.transport.append(TopicPartition(sent.topic, sent.partition), sent.key, sent.value)
+    post(partition, Command(id=f"{verb}-{offset}", verb=verb, failure_id=failure_id("app", origin), **more))
 
 
 def lose(partition: MemoryPartition) -> None:
@@ -50,21 +48,18 @@ def lose(partition: MemoryPartition) -> None:
 
 def refusals(partition: MemoryPartition) -> list[str | None]:
     """Return why commands were refused, in their order."""
-    events = (json.loads(event.value or b"{}") for event in partition.records(partition.handler.topology.events))
-    return [event["refused"] for event in events if event.get("command")]
+    return [event.refused for event in events_of(partition, Commanded) if event.command]
 
 
 async def pass_on(partition: MemoryPartition) -> None:
     """Have the lane rest, and go on."""
-    for _ in range(3):
-        await partition.advance(100)
+    await pass_time(partition, 300, 100)
 
 
 async def fail(partition: MemoryPartition, gate: Gate) -> int:
     """Have the run of a record fail; return when."""
     failed_ms = partition.clock.wall_ms()
-    gate.let(b"a", ConnectionError("down"))
-    await partition.settle()
+    await gate.end(partition, b"a", ConnectionError("down"))
     return failed_ms
 
 
@@ -90,8 +85,7 @@ async def set_back(policy: RetryPolicy) -> MemoryPartition:
 
 async def test_no_command_changes_a_row_whose_outcome_a_topic_refuses() -> None:
     """Also where its copy was on the way when it ended."""
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
+    async with serving(Gate(), POLICY, **OPTIONS) as (orders, gate):
         await run_again(orders, gate)
         assert [row.reference is None for row in rows(orders)] == [False]
         commit = orders.transport.pause(Step.COMMIT)
@@ -112,8 +106,7 @@ async def test_no_command_changes_a_row_whose_outcome_a_topic_refuses() -> None:
 
 async def test_a_copy_that_the_changelog_refuses_is_dropped() -> None:
     """Else it would come later, behind the outcome: the record would run again. The next look makes another one."""
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
+    async with serving(Gate(), POLICY, **OPTIONS) as (orders, gate):
         await run_again(orders, gate)
         refusing = Refusing(orders.transport, b"\x02\x00")
         refusing.topics = orders.handler.topology.pending_changelog
@@ -130,14 +123,11 @@ async def test_a_copy_that_the_changelog_refuses_is_dropped() -> None:
 
 async def test_no_row_comes_back_after_its_outcome() -> None:
     """Its copy is durable, its outcome is not yet, and a command is next that was taken before both."""
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, **OPTIONS) as orders:
-        await orders.send(b"a")
+    async with serving(Gate(), POLICY, b"a", **OPTIONS) as (orders, gate):
         await fail(orders, gate)
         await orders.advance(600_000)
         await orders.send(b"x")
-        gate.let(b"x", ConnectionError("down"))
-        await orders.settle()
+        await gate.end(orders, b"x", ConnectionError("down"))
         await orders.advance(3_000_000)
         await orders.advance(1_000)
         assert gate.started == [b"a", b"x", b"a"]
@@ -150,16 +140,14 @@ async def test_no_row_comes_back_after_its_outcome() -> None:
         copy, outcome = orders.transport.pause(Step.COMMIT), orders.transport.pause(Step.COMMIT)
         await orders.advance(LOOK_MS)
         assert copy.reached
-        gate.let(b"a")
-        await orders.settle()
+        await gate.end(orders, b"a")
         copy.set()
         await pass_on(orders)
         assert outcome.reached
         read.set()
         await orders.settle()
         outcome.set()
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert rows(orders) == []
         assert gate.done.count(b"a") == 1
 
@@ -272,8 +260,7 @@ async def test_a_newer_record_replaces_a_row_also_while_that_is_copied() -> None
         read = orders.transport.pause("records")  # type: ignore[arg-type]
         await orders.advance(60_000)
         assert read.reached
-        gate.let(b"new")
-        await orders.settle()
+        await gate.end(orders, b"new")
         read.set()
         await pass_on(orders)
         assert rows(orders) == []
@@ -293,9 +280,7 @@ async def test_a_run_that_fails_waits_by_what_the_topic_keeps_now() -> None:
 @pytest.mark.parametrize("durable", [True, False])
 async def test_a_claimed_row_whose_copy_was_made_is_not_gone(durable: bool) -> None:
     """The topic deletes the record while the read is tried again; its copy was read before that."""
-    script = Script("fail")
-    async with MemoryPartition(script, POLICY, **OPTIONS) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), POLICY, b"a", **OPTIONS) as (orders, script):
         read = orders.transport.pause("records")  # type: ignore[arg-type]
         await orders.advance(HOUR_MS)
         await orders.advance(1)
@@ -319,9 +304,7 @@ async def test_a_claimed_row_whose_copy_was_made_is_not_gone(durable: bool) -> N
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 async def test_a_hold_that_ends_while_its_copy_is_on_the_way_keeps_the_copy(order: Order) -> None:
     """It would be a reference again, and the topic may lose it."""
-    script = Script("fail")
-    async with MemoryPartition(script, POLICY, order=order, **OPTIONS) as orders:
-        await orders.send(b"a", key=b"k")
+    async with serving(Script("fail"), POLICY, b"a", key=b"k", order=order, **OPTIONS) as (orders, script):
         assert (await orders.command("hold", 0, hold_ms=HOUR_MS + LOOK_MS + 1_000))["refused"] is None
         commit = orders.transport.pause(Step.COMMIT)
         await orders.advance(HOUR_MS)
@@ -360,9 +343,7 @@ async def test_a_copy_that_begins_while_a_command_waits_is_waited_for_too() -> N
 
 async def test_a_copy_behind_a_refused_turn_keeps_nobody_waiting() -> None:
     """In an ordered handler all wait for that, and a command about the copy's record is refused meanwhile."""
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, order=Order.KEY, **OPTIONS) as orders:
-        await orders.send(b"a", key=b"a")
+    async with serving(Gate(), POLICY, b"a", key=b"a", order=Order.KEY, **OPTIONS) as (orders, gate):
         await fail(orders, gate)
         await orders.command("hold", 0, hold_ms=9 * HOUR_MS)
         refusing = Refusing(orders.transport, b"b")
@@ -418,16 +399,14 @@ async def test_a_record_that_is_replaced_while_a_cancel_reads_it_is_not_dead() -
         await orders.send(b"new", key=b"k")
         read.set()
         await orders.settle()
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (gate.done, orders.dead_letters) == ([b"new"], [])
         assert refusals(orders) == ["not-waiting"]
 
 
 async def test_what_waits_by_reference_is_not_copied_to_the_main_topic_without_its_payload() -> None:
     """The handler waited by reference before; its record is on the main topic already."""
-    script = Script("fail")
-    async with MemoryPartition(script, POLICY, **OPTIONS) as orders:
+    async with serving(Script("fail"), POLICY, **OPTIONS) as (orders, script):
         await orders.send(b"a", headers=(("trace", b"1"),))
     async with MemoryPartition(script, POLICY, through_main=True, transport=orders.transport) as orders:
         await orders.to_rest()

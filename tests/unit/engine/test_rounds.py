@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from doubles import MakeRig, running_clock
+from doubles import MakeRig, post, running_clock
 
 from retryapp import Reject
 from retryapp.core.control import Verb
@@ -61,13 +61,9 @@ class Service:
 
 def begin(orders: MemoryPartition) -> None:
     """Send the command that replays all letters, without a wait."""
-    partition = orders.engine.partition
     upto = {DLQ: orders.records(DLQ)[-1].offset + 1}
     part = JobPart(verb=Verb.REPLAY, filter=LetterFilter(), canary=0, upto=upto)
-    command = JobCommand(id="c", job="j", verb=JobVerb.START, part=part, by="ann").to_record(
-        "app.orders.control", partition
-    )
-    orders.transport.append(TopicPartition(command.topic, partition), command.key, command.value)
+    post(orders, JobCommand(id="c", job="j", verb=JobVerb.START, part=part, by="ann"))
 
 
 async def replay(both: tuple[MemoryPartition, MemoryPartition], service: Service, judged: Judged) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import BACKOFF_MS, BankDownError, Gate, fine, reopen, scheduler_of
+from doubles import BACKOFF_MS, BankDownError, Gate, fine, pass_time, reopen, scheduler_of, serving
 
 from retryapp.core.row_keys import parse_row_key
 from retryapp.core.verdicts import RetryLater
@@ -21,12 +21,10 @@ async def test_few_claims_wait_for_a_runner(monkeypatch: pytest.MonkeyPatch) -> 
     """A flood waits in the table, and comes in due order."""
     monkeypatch.setattr(scheduler, "LEAST_AHEAD", 3)
     monkeypatch.setattr(scheduler, "CLAIM_LIMIT", 2)
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=2) as orders:
+    async with serving(Gate(), "1s", concurrency=2) as (orders, gate):
         for n in range(12):
             await orders.send(b"%02d" % n)
-            gate.let(b"%02d" % n, BankDownError())
-            await orders.settle()
+            await gate.end(orders, b"%02d" % n, BankDownError())
         gate.started.clear()
         await orders.advance(10_000)
         claims = scheduler_of(orders)
@@ -52,8 +50,7 @@ ROW_BYTES = 10_000
 async def test_outcomes_that_are_not_durable_count(bound: str) -> None:
     """Runners are free, the transaction is not through: no more than may be in flight is delivered meanwhile."""
     limit = {"records": {"max_in_flight": 3}, "bytes": {"max_in_flight_bytes": 2 * ROW_BYTES}}[bound]
-    script = Script("fail")
-    async with MemoryPartition(script, "1s", concurrency=9, **limit) as orders:
+    async with serving(Script("fail"), "1s", concurrency=9, **limit) as (orders, _):
         for n in range(9):
             await orders.send(b"%d" % n + bytes(ROW_BYTES))
             await orders.advance(100)
@@ -68,12 +65,9 @@ async def test_outcomes_that_are_not_durable_count(bound: str) -> None:
 
 async def test_claims_end_with_their_session() -> None:
     """Else each fault of the lane would leave less room, in the end none; the rows are delivered again."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s") as orders:
-        await orders.send(b"a" + bytes(ROW_BYTES))
+    async with serving(Script("fail"), "1s", b"a" + bytes(ROW_BYTES)) as (orders, _):
         orders.transport.fail(Step.COMMIT, ConnectionError("cut"), after=0, times=2)
-        for _ in range(5):
-            await orders.advance(1_000)
+        await pass_time(orders, 5_000, 1_000)
         assert (orders.waiting, scheduler_of(orders).claimed, scheduler_of(orders).claimed_bytes) == ({}, {}, 0)
 
 
@@ -81,20 +75,17 @@ async def one_runs_and_one_is_claimed(orders: MemoryPartition, gate: Gate) -> No
     """Have two rows due, `a` and `b`, and a runner for the first."""
     for name in (b"a", b"b"):
         await orders.send(name)
-        gate.let(name, BankDownError())
-        await orders.settle()
+        await gate.end(orders, name, BankDownError())
     await orders.advance(1_000)
     assert (list(gate.running), len(scheduler_of(orders).claimed)) == ([b"a"], 2)
 
 
 async def test_a_row_that_is_not_due_any_more_at_the_call_waits_on() -> None:
     """The clock was set back since it was claimed; no runner sleeps meanwhile."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=1) as orders:
+    async with serving(Gate(), "1s", concurrency=1) as (orders, gate):
         await one_runs_and_one_is_claimed(orders, gate)
         orders.clock.jump_wall(-5_000)
-        gate.let(b"a")
-        await orders.settle()
+        await gate.end(orders, b"a")
         assert (gate.running, scheduler_of(orders).claimed) == ({}, {})
         await orders.advance(4_999)
         assert not gate.running
@@ -104,8 +95,7 @@ async def test_a_row_that_is_not_due_any_more_at_the_call_waits_on() -> None:
 
 async def test_a_row_that_was_claimed_before_the_clock_was_doubted_waits_on() -> None:
     """It is claimed again once the clock is trusted, and not once more meanwhile."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=1) as orders:
+    async with serving(Gate(), "1s", concurrency=1) as (orders, gate):
         await one_runs_and_one_is_claimed(orders, gate)
         orders.clock.trusted = False
         gate.let(b"a")
@@ -118,9 +108,7 @@ async def test_a_row_that_was_claimed_before_the_clock_was_doubted_waits_on() ->
 
 async def test_a_row_due_in_the_millisecond_of_its_failure_is_not_lost() -> None:
     """The next row has the key of the former one: it takes its place."""
-    script = Script(RetryLater(0), RetryLater(0), RetryLater(0))
-    async with MemoryPartition(script, "1s*5") as orders:
-        await orders.send(b"a")
+    async with serving(Script(RetryLater(0), RetryLater(0), RetryLater(0)), "1s*5", b"a") as (orders, script):
         await orders.to_rest()
         assert [call.attempt for call in script.calls] == [1, 2, 3, 4]
         assert (orders.waiting, orders.dead_letters) == ({}, [])
@@ -128,8 +116,7 @@ async def test_a_row_due_in_the_millisecond_of_its_failure_is_not_lost() -> None
 
 async def test_a_row_that_becomes_due_while_the_table_is_scanned_is_delivered_at_once() -> None:
     """Time that passes between the scan and the sleep must not be taken for a lack of room (it slept for a minute)."""
-    script = Script("fail")
-    async with MemoryPartition(script, "1s") as partition:
+    async with serving(Script("fail"), "1s") as (partition, script):
         await partition.send(b"x")
         table: Any = partition.transport.pending
         scan = table.due
@@ -179,11 +166,8 @@ async def test_a_fault_of_ours_makes_the_lane_open_again(monkeypatch: pytest.Mon
 
 async def test_nothing_is_claimed_for_a_turn_that_an_older_session_left() -> None:
     """Its outcome is ignored, and the row is delivered in the new session."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s") as orders:
-        await orders.send(b"a")
-        gate.let(b"a", BankDownError())
-        await orders.settle()
+    async with serving(Gate(), "1s", b"a") as (orders, gate):
+        await gate.end(orders, b"a", BankDownError())
         await orders.advance(1_000)
         assert list(gate.running) == [b"a"]
         await reopen(orders)

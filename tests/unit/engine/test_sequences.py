@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 
 import pytest
-from doubles import BankDownError, Gate, Refusing, Stubborn, committed, held, reopen
+from doubles import BankDownError, Gate, Refusing, Stubborn, committed, events_of, held, pass_time, reopen, serving
 
 from retryapp.core.control import Command, Verb
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Origin, failure_id
 from retryapp.core.rows import decode_row
 from retryapp.core.verdicts import Reject
@@ -27,16 +27,13 @@ def rows(partition: MemoryPartition) -> list[tuple[bytes, bytes]]:
 
 async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orphan() -> None:
     """Other keys, and records without one, do not wait. A thread that goes on keeps its key, up to a minute."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
+    async with serving(Gate(), "1s", concurrency=9, order=Order.KEY) as (orders, gate):
         for value, key in ((b"a1", b"a"), (b"a2", b"a"), (b"b1", b"b"), (b"n1", None), (b"n2", None)):
             await orders.send(value, key=key)
         assert gate.started == [b"a1", b"b1", b"n1", b"n2"]
-        gate.let(b"a1")
-        await orders.settle()
+        await gate.end(orders, b"a1")
         assert gate.started[4:] == [b"a2"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
 
     hangs, goes_on = threading.Event(), threading.Event()
     seen: list[bytes] = []
@@ -69,32 +66,25 @@ async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orph
 
 async def test_behind_a_head_that_waits_records_are_held_and_the_offset_goes_on() -> None:
     """They run in order after it, each counted once; those that fail there are retried like any other."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s 1s", concurrency=9, order=Order.KEY) as orders:
-        await orders.send(b"1", b"2", b"3", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+    async with serving(Gate(), "1s 1s", b"1", b"2", b"3", key=b"a", concurrency=9, order=Order.KEY) as (orders, gate):
+        await gate.end(orders, b"1", BankDownError())
         await orders.send(b"4", key=b"a")
         assert (held(orders), sum(orders.waiting.values()), committed(orders)) == (3, 4, 4)
         assert len(orders.observer.of(Event.HELD)) == 3
         await orders.advance(1_000)
         assert gate.started == [b"1", b"1"]
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         assert gate.started == [b"1", b"1", b"2"]
-        gate.let(b"2", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"2", BankDownError())
         await orders.advance(1_000)
         assert gate.started == [b"1", b"1", b"2", b"2"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.done == [b"1", b"2", b"3", b"4"]
 
 
 async def test_a_head_that_runs_has_its_followers_in_the_window() -> None:
     """No row is written for them, and the offset waits."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
+    async with serving(Gate(), "1s", concurrency=9, order=Order.KEY) as (orders, gate):
         await orders.send(*(b"%02d" % n for n in range(20)), key=b"a")
         assert (gate.started, orders.waiting, committed(orders)) == ([b"00"], {}, 0)
 
@@ -121,56 +111,46 @@ async def test_the_next_session_finds_the_heads(lost: bool) -> None:
     transport = MemoryLaneTransport()
     async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, transport=transport) as orders:
         await orders.send(b"1", b"2", b"3", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         await orders.advance(1_000)
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         assert gate.started == [b"1", b"1", b"2"]
         if not lost:
             await reopen(orders)
             assert gate.started == [b"1", b"1", b"2", b"2"]
-            gate.let_all()
-            await orders.to_rest()
+            await gate.end_all(orders)
     if lost:
-        gate = Gate()
-        async with MemoryPartition(gate, "1s", order=Order.KEY, transport=transport) as orders:
+        async with serving(Gate(), "1s", order=Order.KEY, transport=transport) as (orders, gate):
             await orders.advance(100)
             assert gate.started == [b"2"]
             await orders.send(b"4", key=b"a")
             assert gate.started == [b"2"]
-            gate.let_all()
-            await orders.to_rest()
+            await gate.end_all(orders)
             assert gate.started == [b"2", b"3", b"4"]
 
 
 async def test_a_partition_in_order_waits_in_the_window() -> None:
     """Nothing is held in rows, whatever the keys; room for more ends with the window."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.PARTITION, concurrency=9, max_in_flight=9) as orders:
+    async with serving(Gate(), "1s", order=Order.PARTITION, concurrency=9, max_in_flight=9) as (orders, gate):
         for n in range(20):
             await orders.send(b"%02d" % n, key=b"%d" % n)
         assert (orders.engine.running, orders.engine.in_flight) == (1, 9)
-        gate.let(b"00", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"00", BankDownError())
         assert (gate.started, held(orders), sum(orders.waiting.values())) == ([b"00"], 0, 1)
         assert orders.engine.running == 0
         assert orders.engine.session is not None
         assert len(orders.engine.session.window) == 9
         assert orders.engine.blocked == "later records wait for offset 0"
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.done == [b"%02d" % n for n in range(20)]
 
 
 async def test_behind_a_refused_turn_everything_waits() -> None:
     """Also what belongs to other keys, and what could go ahead of the offset."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9) as orders:
+    async with serving(Gate(), "1s", order=Order.KEY, concurrency=9) as (orders, gate):
         refusing = Refusing(orders.transport, b"bad")
         await orders.send(b"bad", key=b"a")
-        gate.let(b"bad", Reject("wrong"))
-        await orders.settle()
+        await gate.end(orders, b"bad", Reject("wrong"))
         assert orders.lane.refusal is not None
         await orders.send(b"1", key=b"b")
         gate.let_all()
@@ -191,14 +171,12 @@ async def test_rows_of_a_handler_without_an_order_are_claimed_in_order_once_it_h
         for value in (b"2", b"1", b"3"):
             gate.let(value, BankDownError())
             await orders.advance(10)
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY, transport=transport) as orders:
+    async with serving(Gate(), "1s", concurrency=9, order=Order.KEY, transport=transport) as (orders, gate):
         await orders.send(b"4", key=b"a")
         await orders.advance(5_000)
         assert (gate.started, held(orders)) == ([b"1"], 1)
         assert {decode_row(value).held for _, value in rows(orders)} == {True, False}
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=9, transport=transport) as orders:
+    async with serving(Gate(), "1s", concurrency=9, transport=transport) as (orders, gate):
         await orders.advance(1_000)
         assert set(gate.started) == {b"1", b"2", b"3", b"4"}
 
@@ -211,27 +189,20 @@ async def test_a_held_row_is_before_a_later_row_of_a_handler_without_an_order() 
         await orders.send(b"1", b"2", b"3", key=b"a")
         gate.let(b"1", BankDownError())
         gate.let(b"3", BankDownError())
-        for _ in range(9):
-            await orders.advance(100)
-    gate = Gate()
-    async with MemoryPartition(gate, "1s*5", concurrency=9, order=Order.KEY, transport=transport) as orders:
+        await pass_time(orders, 900, 100)
+    async with serving(Gate(), "1s*5", concurrency=9, order=Order.KEY, transport=transport) as (orders, gate):
         await orders.advance(5_000)
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         assert (gate.started, held(orders)) == ([b"1"], 1)
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.started == [b"1", b"1", b"2", b"3"]
 
 
 async def test_a_head_whose_row_is_not_written_yet_is_claimed_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transaction of the second held row hangs while the first one ends; that fails no lane."""
     monkeypatch.setattr(scheduler, "CLAIM_LIMIT", 1)
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=9, order=Order.KEY) as orders:
-        await orders.send(b"1", b"2", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+    async with serving(Gate(), "1s", b"1", b"2", key=b"a", concurrency=9, order=Order.KEY) as (orders, gate):
+        await gate.end(orders, b"1", BankDownError())
         commits = orders.transport.pause(Step.COMMIT)
         await orders.send(b"3", key=b"a")
         await orders.advance(1_000)
@@ -244,8 +215,7 @@ async def test_a_head_whose_row_is_not_written_yet_is_claimed_once_it_is(monkeyp
             session.sequences.advance(b"a")  # as each record that comes in does
         await orders.settle()
         assert gate.started == [b"1", b"1", b"2"]
-        gate.let(b"2")
-        await orders.settle()
+        await gate.end(orders, b"2")
         session.scheduler.changed(0)  # another row is due
         await orders.settle()
         assert (gate.started[3:], orders.observer.of(Event.LANE_FAILED)) == ([], [])
@@ -261,10 +231,8 @@ async def test_what_goes_ahead_of_the_offset_goes_in_order() -> None:
     async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, limits=few, transport=transport) as orders:
         await orders.send(b"hung", key=b"b")
         await orders.send(b"1", b"2", key=b"a")
-        gate.let(b"1")
-        await orders.settle()
-        gate.let(b"2", Reject("wrong"))
-        await orders.settle()
+        await gate.end(orders, b"1")
+        await gate.end(orders, b"2", Reject("wrong"))
         first, second = transport.pause(Step.COMMIT), transport.pause(Step.COMMIT)
         await orders.advance(150)
         await orders.advance(150)
@@ -273,8 +241,7 @@ async def test_what_goes_ahead_of_the_offset_goes_in_order() -> None:
         await orders.settle()
         await orders.advance(300)
         assert second.reached
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.KEY, concurrency=9, transport=transport) as orders:
+    async with serving(Gate(), "1s", order=Order.KEY, concurrency=9, transport=transport) as (orders, gate):
         await orders.advance(1_000)
         assert gate.started == [b"hung", b"2"]
 
@@ -296,30 +263,23 @@ async def test_nothing_begins_behind_a_first_delivery_that_may_not() -> None:
 
 async def test_a_run_that_goes_on_over_two_sessions_keeps_its_key_until_it_ends() -> None:
     """It does not heed its cancellation; and then the record, which has no outcome, runs again."""
-    handler = Stubborn()
-    async with MemoryPartition(handler, "1s", order=Order.KEY) as orders:
-        await orders.send(b"1", b"fine", key=b"a")
+    async with serving(Stubborn(), "1s", b"1", b"fine", key=b"a", order=Order.KEY) as (orders, handler):
         await reopen(orders)
         await reopen(orders)
         await orders.advance(200)
         assert (orders.lane.state, orders.lane.session, handler.started) == (LaneState.OPEN, 3, [b"1"])
         handler.over.set()
-        for _ in range(3):
-            await orders.advance(1_000)
+        await pass_time(orders, 3_000, 1_000)
         assert handler.started == [b"1", b"1", b"1", b"fine"]
 
 
 async def test_a_command_about_a_record_whose_outcome_a_topic_refuses_says_so() -> None:
     """It is no record that a newer one has replaced."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", order=Order.KEY) as orders:
-        await orders.send(b"a", key=b"k")
-        gate.let(b"a", BankDownError())
-        await orders.settle()
+    async with serving(Gate(), "1s", b"a", key=b"k", order=Order.KEY) as (orders, gate):
+        await gate.end(orders, b"a", BankDownError())
         await orders.advance(1_000)
         refusing = Refusing(orders.transport, b"a")
-        gate.let(b"a", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"a", BankDownError())
         assert refusing.tries
         origin = Origin("orders", orders.engine.context.topic_id, 0, 0)
         sent = Command(id="h", verb=Verb.HOLD, failure_id=failure_id("app", origin)).to_record("app.orders.control", 0)
@@ -327,6 +287,5 @@ async def test_a_command_about_a_record_whose_outcome_a_topic_refuses_says_so() 
         await orders.settle()
         refusing.prefixes = ()
         await orders.to_rest()
-        events = [json.loads(event.value or b"{}") for event in orders.records("app.orders.events")]
-    (told,) = (event for event in events if event.get("command") == "h")
-    assert told["refused"] == "running", told["text"]
+    (told,) = (event for event in events_of(orders, Commanded) if event.command == "h")
+    assert told.refused == "running", told.text

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import MAIN, RETRY, BankDownError, Gate, Stubborn, down, fine, offsets, reopen
+from doubles import MAIN, RETRY, BankDownError, Gate, Stubborn, down, fine, offsets, reopen, serving
 
 from retryapp.core.record import Record
 from retryapp.engine.delivery import pool as engine_pool
@@ -16,9 +16,7 @@ from retryapp.testing import MemoryPartition, Step
 
 async def test_running_handlers_are_cancelled_when_their_session_ends() -> None:
     """And jobs that had not begun never begin."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=1) as orders:
-        await orders.send(b"a", b"b")
+    async with serving(Gate(), "5m", b"a", b"b", concurrency=1) as (orders, gate):
         gate_of_release = orders.transport.pause(Step.PROVE)
         await reopen(orders)
         assert (gate.running, gate.started, orders.engine.in_flight) == ({}, [b"a"], 0)
@@ -35,15 +33,13 @@ async def test_no_record_starts_where_the_group_may_have_given_it_to_another(mon
         await orders.send(b"a", b"b")
         lapsed[0] = True
         hearing = orders.transport.pause(Step.PROVE)
-        gate.let(b"a")
-        await orders.settle()
+        await gate.end(orders, b"a")
         assert (gate.started, orders.engine.in_flight) == ([b"a"], 0)
         assert "MembershipLapsedError" in str(orders.lane.last_error)
         lapsed[0] = False
         hearing.set()
         await orders.advance(200)
-        gate.let(b"a")
-        await orders.settle()
+        await gate.end(orders, b"a")
         assert gate.started == [b"a", b"a", b"b"]
 
 
@@ -108,16 +104,14 @@ async def test_a_fault_of_ours_in_a_delivery_neither_ends_the_pool_nor_skips_the
 
 async def test_drain_waits_for_running_handlers_and_commits_their_outcomes() -> None:
     """It takes nothing new, and ends as soon as the last one is done."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=2) as orders:
+    async with serving(Gate(), "5m", concurrency=2) as (orders, gate):
         await orders.send(b"a", b"b", b"c")
 
         async def meanwhile() -> None:
             assert orders.engine.room(MAIN) == 0
             await orders.advance(9_000)
             gate.let(b"a")
-            gate.let(b"b", BankDownError())
-            await orders.settle()
+            await gate.end(orders, b"b", BankDownError())
 
         await orders.finish(10.0, meanwhile)
         assert (gate.started, orders.transport.offsets[MAIN]) == ([b"a", b"b"], 2)
@@ -127,9 +121,7 @@ async def test_drain_waits_for_running_handlers_and_commits_their_outcomes() -> 
 
 async def test_drain_gives_handlers_up_at_its_deadline() -> None:
     """They are cancelled and waited for; what they held is not committed."""
-    gate = Gate()
-    async with MemoryPartition(gate, "5m", concurrency=2) as orders:
-        await orders.send(b"a", b"b")
+    async with serving(Gate(), "5m", b"a", b"b", concurrency=2) as (orders, gate):
         gate.let(b"a")
 
         async def meanwhile() -> None:
@@ -145,11 +137,8 @@ async def test_drain_gives_handlers_up_at_its_deadline() -> None:
 
 async def test_nothing_fires_while_the_partition_drains() -> None:
     """The next owner does it."""
-    gate = Gate()
-    async with MemoryPartition(gate, "1s", concurrency=2) as orders:
-        await orders.send(b"a", b"slow")
-        gate.let(b"a", BankDownError())
-        await orders.settle()
+    async with serving(Gate(), "1s", b"a", b"slow", concurrency=2) as (orders, gate):
+        await gate.end(orders, b"a", BankDownError())
 
         async def meanwhile() -> None:
             await orders.advance(5_000)

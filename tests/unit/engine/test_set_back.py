@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from doubles import DLQ, MAIN, BankDownError, Gate
+from doubles import DLQ, MAIN, BankDownError, Gate, events_of, pass_time, serving
 
 from retryapp.core.control import Command, Verb
 from retryapp.core.deduplicate import Deduplicate
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.verdicts import Reject
 from retryapp.engine.handler.handler import Order
@@ -23,9 +23,7 @@ SHORT = RetryPolicy("1s*3", timeout="30s")
 
 async def set_back() -> MemoryLaneTransport:
     """Return what a worker has left that has failed one record, done another and rejected a third: all come again."""
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, concurrency=3) as orders:
-        await orders.send(b"waits", b"fine", b"dead")
+    async with serving(Gate(), POLICY, b"waits", b"fine", b"dead", concurrency=3) as (orders, gate):
         gate.let(b"waits", BankDownError())
         gate.let(b"fine")
         gate.let(b"dead", Reject())
@@ -47,8 +45,7 @@ async def test_a_record_that_waits_keeps_its_row_and_the_others_run_again(order:
         assert gate.started == [b"fine", b"dead"]
         await orders.advance(60_000)
         assert gate.started == [b"fine", b"dead", b"waits"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert orders.waiting == {}
         assert [letter.value for letter in orders.records(DLQ)] == [b"dead"]
 
@@ -61,8 +58,7 @@ async def test_another_record_at_its_offset_runs() -> None:
     log.end = 0
     transport.clock.advance(1)
     transport.append(MAIN, b"", b"another")
-    gate = Gate()
-    async with MemoryPartition(gate, POLICY, concurrency=3, transport=transport):
+    async with serving(Gate(), POLICY, concurrency=3, transport=transport) as (_, gate):
         assert gate.started == [b"another"]
 
 
@@ -76,8 +72,7 @@ async def test_a_replay_is_refused_of_a_record_that_is_to_come_again(order: Orde
     async with MemoryPartition(gate, POLICY, concurrency=3, order=order, transport=transport) as orders:
         await orders.advance(1_000)
         assert gate.started == [b"fine", b"dead"]
-        events = [json.loads(event.value or b"{}") for event in orders.records("app.orders.events")]
-        assert [event["refused"] for event in events if event["kind"] == "command"] == ["running"]
+        assert [event.refused for event in events_of(orders, Commanded)] == ["running"]
         gate.let(b"dead", Reject())
         gate.let(b"fine")
         await orders.advance(1_000)
@@ -87,9 +82,7 @@ async def test_a_replay_is_refused_of_a_record_that_is_to_come_again(order: Orde
 
 async def set_back_before_a_row() -> MemoryLaneTransport:
     """Return what a worker has left that has done one record and failed another one: both come again."""
-    gate = Gate()
-    async with MemoryPartition(gate, SHORT, concurrency=3, order=Order.KEY) as orders:
-        await orders.send(b"hangs", key=b"a")
+    async with serving(Gate(), SHORT, b"hangs", key=b"a", concurrency=3, order=Order.KEY) as (orders, gate):
         gate.let(b"hangs")
         await orders.send(b"waits", key=b"b")
         gate.let(b"waits", BankDownError())
@@ -120,11 +113,9 @@ async def test_a_row_that_has_ended_stays_so_although_the_offset_has_not_passed_
         await pass_what_waits(gate, orders)
         assert sorted(gate.done) == ([b"later"] if order is Order.LATEST else [b"later", b"waits"])
         assert (orders.waiting, transport.offsets[MAIN]) == ({}, 0)
-    gate = Gate()
-    async with MemoryPartition(gate, SHORT, concurrency=3, order=order, transport=transport) as orders:
+    async with serving(Gate(), SHORT, concurrency=3, order=order, transport=transport) as (orders, gate):
         assert gate.started == [b"hangs"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (gate.done, transport.offsets[MAIN]) == ([b"hangs"], 3)
 
 
@@ -161,11 +152,9 @@ async def test_behind_an_outcome_that_waits_for_the_offset_no_row_begins_in_an_o
     assert transport.offsets[MAIN] == 4
     transport.broker.notes[MAIN], transport.offsets[MAIN], gate = "", 0, Gate()
     async with MemoryPartition(gate, SHORT, transport=transport, **settings) as orders:
-        for _ in range(10):
-            await orders.advance(200)
+        await pass_time(orders, 2_000, 200)
         assert (gate.started, orders.waiting) == ([b"hangs", b"twin"], {"1s": 1})
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert gate.done == [b"hangs", b"twin", b"waits"]
 
 
@@ -187,6 +176,5 @@ async def test_a_record_that_is_replayed_before_it_is_read_again_runs_once(order
         gate.let(b"hangs")
         await orders.advance(500)
         assert gate.started == [b"hangs", b"dead"]
-        gate.let_all()
-        await orders.to_rest()
+        await gate.end_all(orders)
         assert (gate.done, transport.offsets[MAIN]) == ([b"hangs", b"dead"], 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from doubles import MAIN, BankDownError, Gate
+from doubles import MAIN, BankDownError, Gate, serving
 from test_beyond import HUNG, looks, noted
 
 from retryapp.core.hops import Outgoing
@@ -21,9 +21,7 @@ NEW = (b"new 2", b"new 3", b"new 4")
 
 async def behind_a_hung_one(*values: bytes) -> MemoryLaneTransport:
     """Settle records behind one that hangs, and end the life; return what is left."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8) as orders:
-        await orders.send(b"hung", *values)
+    async with serving(Gate(), HUNG, b"hung", *values, concurrency=8) as (orders, gate):
         for value in values:
             gate.let(value)
         await looks(orders)
@@ -42,9 +40,7 @@ async def test_new_records_in_place_of_lost_ones_run() -> None:
     transport = await behind_a_hung_one(b"a", b"b", b"c")
     assert noted(transport) == {1: True, 2: True, 3: True}
     lose_the_end(transport, 2)
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8, transport=transport) as orders:
-        await orders.send(*NEW)
+    async with serving(Gate(), HUNG, *NEW, concurrency=8, transport=transport) as (orders, gate):
         await orders.settle()
         assert sorted(gate.running) == [b"hung", *NEW]
 
@@ -57,8 +53,7 @@ async def test_a_note_about_lost_records_is_corrected_before_any_record_runs() -
         pass
     for value in NEW:
         transport.broker.append(MAIN, Outgoing(*MAIN, None, value, ()))
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8, transport=transport) as orders:
+    async with serving(Gate(), HUNG, concurrency=8, transport=transport) as (orders, gate):
         await looks(orders)
         gate.open = True
         for value in list(gate.running):  # suspects: two lives ended here
@@ -70,8 +65,7 @@ async def test_a_note_about_lost_records_is_corrected_before_any_record_runs() -
 @pytest.mark.parametrize("compacted", [False, True])
 async def test_a_settled_record_counts_though_compaction_has_removed_it(compacted: bool) -> None:
     """The offset passes it like the others: received, and failed."""
-    gate = Gate()
-    async with MemoryPartition(gate, RetryPolicy("1h", timeout="30s"), concurrency=8) as orders:
+    async with serving(Gate(), RetryPolicy("1h", timeout="30s"), concurrency=8) as (orders, gate):
         await orders.send(b"hung", b"fails", b"fine")
         gate.let(b"fails", BankDownError())
         gate.let(b"fine")
@@ -79,8 +73,7 @@ async def test_a_settled_record_counts_though_compaction_has_removed_it(compacte
     transport = orders.transport
     if compacted:
         del transport.broker.logs[MAIN].entries[1]
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8, transport=transport) as orders:
+    async with serving(Gate(), HUNG, concurrency=8, transport=transport) as (orders, gate):
         gate.let(b"hung")
         await looks(orders)
         assert transport.offsets[MAIN] == 3
@@ -89,8 +82,7 @@ async def test_a_settled_record_counts_though_compaction_has_removed_it(compacte
 
 async def test_what_cannot_be_read_waits_for_the_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read again it may be a longer range, which would get a dead letter beside the first one."""
-    gate = Gate()
-    async with MemoryPartition(gate, HUNG, concurrency=8) as orders:
+    async with serving(Gate(), HUNG, concurrency=8) as (orders, gate):
         real = orders.transport.broker.read
 
         def read(*arguments: object, **options: object) -> tuple[list[Record], int]:

@@ -6,14 +6,14 @@ import asyncio
 from unittest.mock import Mock
 
 import pytest
-from doubles import reopen
-from two_lanes import LETTERS, ORDERS, Bad, Tickets, Worker, half_open, worker
+from doubles import events_of, post, reopen
+from two_lanes import LETTERS, ORDERS, Bad, Tickets, Worker, half_open, with_letter, worker
 
 from retryapp import Reject, Skip
 from retryapp.core.control import Command, Verb, is_mark, mark_of
 from retryapp.core.errors import DiskFullError
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.core.lifecycle import Discarded, Handled, Skipped
+from retryapp.core.lifecycle import Discarded, Handled, Progress, Skipped
 from retryapp.core.record import Origin, failure_id
 from retryapp.engine.partition.letter_commands import LETTERS_S
 from retryapp.ports import Event, TopicPartition
@@ -23,10 +23,8 @@ from retryapp.testing.tables import MemoryDeadLetterTable
 
 async def test_a_handled_letter_is_replayed_by_force_alone() -> None:
     """It is marked in the turn that settles it; nor is it discarded or restored. The handler has it once."""
-    bad, tickets = Bad(), Tickets()
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
-        assert (tickets.seen, both.marks, len(both.events(Handled))) == ([b"1"], ["handled"], 1)
+    async with with_letter() as (both, bad, tickets):
+        assert (tickets.seen, both.marks, len(events_of(both.letters, Handled))) == ([b"1"], ["handled"], 1)
         (mark,) = [r for r in both.orders.records(ORDERS.dlq) if is_mark(r.headers)]
         (batch,) = [b for b in both.letters.transport.batches if any(out.topic == ORDERS.dlq for out in b.publishes)]
         assert both.letters.engine.sources[0] in batch.offsets
@@ -47,9 +45,7 @@ async def test_a_handled_letter_is_replayed_by_force_alone() -> None:
 )
 async def test_a_letter_that_its_handler_has_left_is_open(error: Exception, mark: str) -> None:
     """Skipped, or given up: it is replayed as others are, once."""
-    bad, tickets = Bad(), Tickets(*[error] * 3)
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(*[error] * 3) as (both, bad, _):
         await both.letters.to_rest()
         assert both.marks == [mark]
         bad.mended = True
@@ -60,9 +56,7 @@ async def test_a_letter_that_its_handler_has_left_is_open(error: Exception, mark
 @pytest.mark.parametrize("verb", ["replay", "discard"])
 async def test_what_was_replayed_or_discarded_before_is_passed(verb: str) -> None:
     """Before its first attempt, and between two; counted and told, with a restored one given as others are."""
-    bad, tickets = Bad(), Tickets(OSError("away"))
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(OSError("away")) as (both, bad, tickets):
         await both.pause(HandlerVerb.PAUSE)
         await both.die(b"2", b"3")
         assert (tickets.seen, both.letters.waiting) == ([b"1"], {"1m": 1})
@@ -74,7 +68,7 @@ async def test_what_was_replayed_or_discarded_before_is_passed(verb: str) -> Non
         await both.settle()
         assert tickets.seen == [b"1", b"3"]
         why = f"the letter is {'recovered' if verb == 'replay' else 'discarded'}"
-        assert [(event.why, event.delivery) for event in both.events(Skipped)] == [(why, 0), (why, 2)]
+        assert [(event.why, event.delivery) for event in events_of(both.letters, Skipped)] == [(why, 0), (why, 2)]
         told = [seen for seen in both.letters.observer.seen if seen.event is Event.SKIPPED]
         assert [seen.reason for seen in told] == [why, why]
         assert sorted(both.marks) == sorted(
@@ -87,16 +81,13 @@ async def test_what_was_replayed_or_discarded_before_is_passed(verb: str) -> Non
         )
         both.letters.engine.session.note_progress()  # type: ignore[union-attr]
         await both.settle()
-        (counted,) = [json_of for json_of in both.events(object) if json_of.kind == "progress"]
+        (counted,) = events_of(both.letters, Progress)
         assert (counted.received, counted.skipped, counted.failed) == (3, 1, 1), "marks are no records"
 
 
 async def test_a_letter_that_is_being_handled_is_not_replayed() -> None:
     """From the begin of its run to the commit of its outcome."""
-    bad, tickets = Bad(), Tickets()
-    tickets.open.clear()
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(shut=True) as (both, _, tickets):
         assert (tickets.seen, await both.command("replay")) == ([b"1"], "running")
         commit = both.letters.transport.pause(Step.COMMIT)
         tickets.open.set()
@@ -109,9 +100,7 @@ async def test_a_letter_that_is_being_handled_is_not_replayed() -> None:
 
 async def test_a_letter_that_is_being_replayed_is_not_handled() -> None:
     """Until the replay is committed: then the letter is passed."""
-    bad, tickets = Bad(), Tickets(OSError("away"))
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(OSError("away")) as (both, bad, tickets):
         await both.almost_due()
         bad.mended = True
         commit = both.orders.transport.pause(Step.COMMIT)
@@ -123,16 +112,13 @@ async def test_a_letter_that_is_being_replayed_is_not_handled() -> None:
         await both.orders.advance(200)  # the table reads on each minute, past transactions that are open
         await both.settle()
         assert (tickets.seen, both.letters.waiting, bad.seen) == ([b"1"], {}, [b"1", b"1"])
-        assert [event.why[:13] for event in both.events(Skipped)] == ["the letter is"]
+        assert [event.why[:13] for event in events_of(both.letters, Skipped)] == ["the letter is"]
 
 
 @pytest.mark.parametrize("durable", [True, False])
 async def test_a_commit_without_an_answer_is_known_before_a_replay(durable: bool) -> None:
     """The letters' lane opens again, and only then commands about letters are obeyed."""
-    bad, tickets = Bad(), Tickets()
-    tickets.open.clear()
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(shut=True) as (both, bad, tickets):
         both.letters.transport.fail(Step.COMMIT, ConnectionError("lost"), durable=durable)
         opening = both.letters.transport.pause(Step.RECOVER)
         tickets.open.set()
@@ -152,9 +138,7 @@ async def test_a_commit_without_an_answer_is_known_before_a_replay(durable: bool
 
 async def test_letters_wait_for_the_lane_that_writes_them() -> None:
     """Its table has what became of them."""
-    bad, tickets = Bad(), Tickets(OSError("away"))
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(OSError("away")) as (both, _, tickets):
         await both.almost_due()
         opening = both.orders.transport.pause(Step.RECOVER)
         await reopen(both.orders)
@@ -178,9 +162,7 @@ def take_back(both: Worker) -> None:
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_mark_that_the_broker_has_taken_back_is_forgotten(late: bool) -> None:
     """Its letter is handled again, and has one mark; the lane of the records may open only then."""
-    bad, tickets = Bad(), Tickets(OSError("away"))
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(OSError("away")) as (both, _, tickets):
         await both.almost_due()
         await both.letters.advance(200)
         await both.settle()
@@ -198,15 +180,13 @@ async def test_a_mark_that_the_broker_has_taken_back_is_forgotten(late: bool) ->
         await both.letters.advance(1_000)
         await both.settle()
         assert (tickets.seen, both.marks, both.letters.waiting) == ([b"1"] * 3, ["handled"], {})
-        assert both.events(Skipped) == []
+        assert events_of(both.letters, Skipped) == []
 
 
 async def test_a_kill_while_the_table_is_waited_for_leaves_the_next_worker_to_find_it() -> None:
     """The letters' lane drops its store last: only that shows what the broker has taken back."""
-    bad, tickets = Bad(), Tickets(OSError("away"))
-    async with worker(bad, tickets) as both:
+    async with with_letter(OSError("away")) as (both, bad, tickets):
         before = both
-        await both.die(b"1")
         await both.almost_due()
         await both.letters.advance(200)
         await both.settle()
@@ -291,10 +271,7 @@ async def _live(both: Worker) -> None:
 
 async def test_a_session_that_ends_lets_its_letters_go() -> None:
     """They are handled again, and commands about them are obeyed."""
-    bad, tickets = Bad(), Tickets()
-    tickets.open.clear()
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(shut=True) as (both, _, tickets):
         tickets.errors = [Skip("no")]
         await reopen(both.letters)
         tickets.open.set()
@@ -304,10 +281,7 @@ async def test_a_session_that_ends_lets_its_letters_go() -> None:
 
 async def test_a_suspect_that_waits_for_the_lane_of_the_records_is_not_blamed() -> None:
     """No mark counts against it over deaths of workers in which it did not begin, and no other handler waits."""
-    bad, tickets = Bad(), Tickets()
-    tickets.open.clear()
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(shut=True) as (both, bad, tickets):
         before = both
     for _ in range(5):
         async with (
@@ -325,10 +299,7 @@ async def test_a_suspect_that_waits_for_the_lane_of_the_records_is_not_blamed() 
 
 async def test_a_suspect_that_waits_for_the_lane_of_the_records_does_not_begin_once_its_handler_is_paused() -> None:
     """Nor is there a mark against it, by which a death of its worker meanwhile would count."""
-    bad, tickets = Bad(), Tickets()
-    tickets.open.clear()
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(shut=True) as (both, bad, tickets):
         before = both
     suspected, seen = False, len(tickets.seen)
     while not suspected:
@@ -351,10 +322,7 @@ async def test_a_letter_that_has_ended_its_workers_is_marked() -> None:
 
     It was told as failed, without a mark, where a command that replays it was not committed yet.
     """
-    bad, tickets = Bad(), Tickets()
-    tickets.open.clear()
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(shut=True) as (both, bad, tickets):
         before, seen = both, 0
     while seen < len(tickets.seen):
         seen = len(tickets.seen)
@@ -364,45 +332,39 @@ async def test_a_letter_that_has_ended_its_workers_is_marked() -> None:
             opening.set()
             await made.settle()
             await made.letters.advance(1_000)
-            assert made.events(Discarded) == []
+            assert events_of(made.letters, Discarded) == []
             shared.let_go((0,))
             await made.settle()
             before = made
-    assert [(event.kind, event.reason) for event in before.events(Discarded)] == [("failed", "crashed")]
+    assert [(event.kind, event.reason) for event in events_of(before.letters, Discarded)] == [("failed", "crashed")]
     assert before.marks == ["failed"]
 
 
 async def test_a_letter_that_waits_and_is_cancelled_is_marked() -> None:
     """Also before the lane of the records has opened."""
-    bad, tickets = Bad(), Tickets(OSError("away"))
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(OSError("away")) as (both, bad, tickets):
         before = both
     made = Worker(bad, tickets, before)
     opening = made.orders.transport.pause(Step.RECOVER)
     async with made.orders, made.letters:
         place = Origin(ORDERS.dlq, made.letters.engine.context.topic_id, 0, 0)
-        sent = Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)).to_record(LETTERS.control, 0)
-        made.letters.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+        post(made.letters, Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)))
         await made.letters.settle()
-        assert (made.marks, made.events(Discarded)) == ([], [])
+        assert (made.marks, events_of(made.letters, Discarded)) == ([], [])
         opening.set()
         await made.settle()
-        assert [(event.kind, event.reason) for event in made.events(Discarded)] == [("failed", "cancelled")]
+        assert [(event.kind, event.reason) for event in events_of(made.letters, Discarded)] == [("failed", "cancelled")]
         assert (made.marks, tickets.seen) == (["failed"], [b"1"])
 
 
 async def test_a_cancel_of_a_letter_is_refused_once_it_has_waited_long() -> None:
     """Commands behind it waited for as long as the lane of the records was not open, a pause too."""
-    bad, tickets = Bad(), Tickets(OSError("away"))
-    async with worker(bad, tickets) as both:
-        await both.die(b"1")
+    async with with_letter(OSError("away")) as (both, bad, tickets):
         before = both
     made = Worker(bad, tickets, before)
     async with made.letters:
         place = Origin(ORDERS.dlq, made.letters.engine.context.topic_id, 0, 0)
-        sent = Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)).to_record(LETTERS.control, 0)
-        made.letters.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+        post(made.letters, Command(id="c", verb=Verb.CANCEL, failure_id=failure_id("app", place)))
         await made.letters.settle()
         await made.letters.advance(int(LETTERS_S * 1_000) - 1)
         assert made.told == []

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from itertools import chain
 from typing import Any
 
 import pytest
-from doubles import committed, held, reopen
+from doubles import committed, events_of, held, reopen, serving
 
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.holding import Holding
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.row_keys import IDENTITY_AT
 from retryapp.core.rows import STOPPED, decode_row
 from retryapp.core.verdicts import Reject
@@ -46,9 +46,7 @@ def partition(calls: Bad, order: Order = Order.KEY, **more: Any) -> MemoryPartit
 @pytest.mark.parametrize("lost", [False, True])
 async def test_behind_a_dead_record_nothing_begins_until_it_is_replayed(order: Order, lost: bool) -> None:
     """Over sessions and lives, with and without its store; the record goes first then."""
-    calls = Bad(b"1")
-    async with partition(calls, order) as orders:
-        await orders.send(b"1", b"2", b"3", key=b"a")
+    async with serving(Bad(b"1"), "1s 10s", b"1", b"2", b"3", key=b"a", order=order, holding=HOLD) as (orders, calls):
         await reopen(orders)
         await orders.send(b"b" if order is Order.KEY else b"4", key=b"b")
         await orders.advance(DAY_MS)
@@ -113,32 +111,26 @@ async def test_what_somebody_has_cancelled_stops_nothing() -> None:
         await orders.send(b"1", b"2", key=b"a")
         await orders.command("cancel", 0)
         assert (seen, orders.waiting) == ([b"1", b"2"], {})
-    calls = Bad(b"1")
-    async with partition(calls) as orders:
-        await orders.send(b"1", b"2")
+    async with serving(Bad(b"1"), "1s 10s", b"1", b"2", order=Order.KEY, holding=HOLD) as (orders, calls):
         assert (calls.seen, orders.waiting) == ([b"1", b"2"], {})
 
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.NONE, Order.LATEST, Order.PARTITION])
 async def test_a_handler_that_does_not_hold_any_more_lets_stopped_sequences_go(order: Order) -> None:
     """At its first opening, with an event, whatever order it keeps."""
-    calls = Bad(b"1")
-    async with partition(calls) as orders:
+    async with serving(Bad(b"1"), "1s 10s", order=Order.KEY, holding=HOLD) as (orders, calls):
         await orders.send(b"1", b"2", b"3", key=b"a")
     async with partition(calls, order, holding=Holding(), transport=orders.transport) as orders:
         await orders.advance(60_000)
         assert calls.seen == ([b"1", b"3"] if order is Order.LATEST else [b"1", b"2", b"3"])
         assert orders.waiting == {}
-        events = [json.loads(event.value or b"") for event in orders.records("app.orders.events")]
-        (told,) = [event for event in events if event["kind"] == "command"]
-        assert (told["verb"], told["command"], told["after"]) == ("release", "", "dead")
+        (told,) = events_of(orders, Commanded)
+        assert (told.verb, told.command, told.after) == ("release", "", "dead")
 
 
 async def test_a_damaged_stop_that_holds_nothing_any_more_goes_with_its_letter() -> None:
     """It ends no lane; where it is to hold, its partition is paused (test_unread_rows.py)."""
-    calls = Bad(b"1")
-    async with partition(calls) as orders:
-        await orders.send(b"1", b"2", key=b"a")
+    async with serving(Bad(b"1"), "1s 10s", b"1", b"2", key=b"a", order=Order.KEY, holding=HOLD) as (orders, calls):
         assert orders.transport.pending is not None
         ((key, value), _) = orders.transport.pending.page(None, 2)
         orders.transport.pending.write([Row(key[IDENTITY_AT:], value[:-40] + value[-39:], "stopped")], None)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import MAIN, BankDownError, Gate
+from doubles import MAIN, BankDownError, Gate, pass_time
 from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, names, rows_marks, with_rows
 
 from retryapp import Unavailable
@@ -59,8 +59,7 @@ async def test_other_rows_that_are_done_do_not_take_unclean_ends_back() -> None:
     transport = await with_rows(gate, 4)
     for name in (b"0", b"1"):
         async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=8) as orders:
-            gate.let(name)
-            await orders.settle()
+            await gate.end(orders, name)
         gate.running.clear()
     async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=8, max_in_flight=2) as orders:
         await orders.settle()
@@ -77,11 +76,9 @@ async def test_no_row_begins_beside_a_first_delivery_that_one_more_death_gives_u
     async with MemoryPartition(gate, "1s 1h", transport=transport, max_crashes=2) as orders:
         await orders.advance(GATHER_MS)
         assert list(gate.running) == [b"blamed"]
-        gate.let(b"blamed")
-        await orders.settle()
+        await gate.end(orders, b"blamed")
         assert list(gate.running) == [b"0"]
-        gate.let(b"0")
-        await orders.settle()
+        await gate.end(orders, b"0")
         assert (orders.waiting, orders.dead_letters) == ({}, [])
 
 
@@ -96,8 +93,7 @@ async def test_no_first_delivery_begins_beside_a_row_that_one_more_death_gives_u
         await orders.advance(GATHER_MS)
         await orders.send(b"new")
         assert list(gate.running) == [b"0"]
-        gate.let(b"0")
-        await orders.settle()
+        await gate.end(orders, b"0")
         assert list(gate.running) == [b"new"]
         gate.let_all()
 
@@ -202,8 +198,7 @@ async def test_a_suspect_that_comes_late_runs_alone() -> None:
     async with MemoryPartition(handle, "1s 1h", rate_limit=parse_rate("1/s"), **options) as orders:
         await orders.advance(GATHER_MS)
         assert running == [b"slow"]
-        for _ in range(100):
-            await orders.advance(100)
+        await pass_time(orders, 10_000, 100)
         assert (beside, orders.waiting) == ([[]], {})
 
 
@@ -234,8 +229,7 @@ class Marked:
         self.hangs = False
         self.transport.broker.notes[MAIN] = f"r0:old wr1:old<{end_ms}.0"
         async with MemoryPartition(self, "1s 1h", max_in_flight=2, **options) as orders:
-            for _ in range(50):
-                await orders.advance(100)
+            await pass_time(orders, 5_000, 100)
             assert orders.waiting == {}
 
 

@@ -143,8 +143,7 @@ async def test_a_lane_that_opens_again_does_not_suspect_what_its_life_has_outliv
     gate, transport = Gate(), found("r1:old", *names(9))
     async with MemoryPartition(gate, transport=transport, max_in_flight=2, concurrency=2) as orders:
         for name in names(2):
-            gate.let(name)
-            await orders.settle()
+            await gate.end(orders, name)
         await orders.advance(1_000)
         assert marks(orders)[-1] == (2, "r2@0<9")
         await reopen(orders)
@@ -154,8 +153,7 @@ async def test_a_lane_that_opens_again_does_not_suspect_what_its_life_has_outliv
     async with MemoryPartition(gate, transport=transport, max_in_flight=2, concurrency=2) as orders:
         for name in names(6)[2:]:
             assert (list(gate.running), marks(orders)[-1][1].partition("@")[0]) == ([name], "s1")
-            gate.let(name)
-            await orders.settle()
+            await gate.end(orders, name)
         assert list(gate.running) == [b"6", b"7"]
 
 
@@ -164,15 +162,13 @@ async def test_only_the_group_that_ran_is_suspect_in_the_next_life() -> None:
     gate, transport = Gate(), found("g4:old@0-4<8", *names(12))
     async with MemoryPartition(gate, transport=transport, concurrency=12, max_in_flight=12) as orders:
         assert list(gate.running) == names(2)
-        gate.let(b"0")
-        await orders.settle()
+        await gate.end(orders, b"0")
         await orders.advance(1_000)
     gate.running.clear()
     async with MemoryPartition(gate, transport=transport, concurrency=12, max_in_flight=12) as orders:
         assert list(gate.running) == [b"1"]
         assert marks(orders)[-1] == (1, "s1@1")
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         assert list(gate.running) == names(12)[2:]
         assert marks(orders)[-1] == (2, "r0")
 
@@ -182,8 +178,7 @@ async def test_a_settled_neighbour_does_not_clear_the_mark() -> None:
     gate, transport = Gate(), found("r1:old", *names(8))
     async with MemoryPartition(gate, transport=transport, max_in_flight=8, concurrency=8) as orders:
         gate.let(b"0")
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         await orders.advance(1_000)
         assert transport.offsets[MAIN] == 2
         assert without_life(transport.broker.notes[MAIN].split()[0]) == "g4@0-4<8"
@@ -194,8 +189,7 @@ async def test_unclean_ends_count_while_a_record_of_the_first_one_waits() -> Non
     gate, transport = Gate(), found("", *names(6))
     for settled in (b"0", b"1"):
         async with MemoryPartition(gate, transport=transport, max_in_flight=4, concurrency=4) as orders:
-            gate.let(settled)
-            await orders.settle()
+            await gate.end(orders, settled)
             await orders.advance(1_000)
         gate.running.clear()
     async with MemoryPartition(gate, transport=transport, max_in_flight=4, concurrency=4) as orders:
@@ -212,8 +206,7 @@ async def test_no_mark_moves_the_offset_past_a_record_that_waits_before_the_susp
     async with MemoryPartition(gate, transport=transport, concurrency=8) as orders:
         await orders.advance(GATHER_MS)
         assert list(gate.running) == [b"1"]
-        gate.let(b"1")
-        await orders.settle()
+        await gate.end(orders, b"1")
         assert ([*gate.running], committed(orders)) == ([b"2"], 0)
         assert noted(transport) == {1: True}  # durable before the other half runs
     gate.running.clear()
@@ -254,8 +247,7 @@ async def test_what_came_after_the_suspects_waits_for_them() -> None:
     async with MemoryPartition(gate, transport=transport, concurrency=4) as orders:
         for name in (b"0", b"1"):
             assert list(gate.running) == [name]
-            gate.let(name)
-            await orders.settle()
+            await gate.end(orders, name)
         assert list(gate.running) == [b"2", b"3"]
         assert marks(orders)[-1] == (2, "r0")
 
@@ -340,8 +332,7 @@ async def test_groups_of_several_partitions_run_together_and_one_alone_does_not(
         assert [list(gate.running) for gate in gates] == [names(2), names(2), [], [b"c"]]
         for gate, partition in ((first, one), (second, two)):
             gate.let(b"0")
-            gate.let(b"1")
-            await partition.settle()
+            await gate.end(partition, b"1")
         await three.settle()
         assert [list(gate.running) for gate in gates] == [[], [], [b"a"], [b"c"]]
         third.let(b"a")

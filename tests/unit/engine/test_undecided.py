@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BankDownError
+from doubles import BankDownError, pass_time
 
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
@@ -106,14 +106,12 @@ async def test_a_lane_without_a_store_waits_for_the_end_of_its_last_transaction(
     transport.lose_store()
     log = transport.broker.logs[CHANGELOG]
     async with MemoryPartition(calls, "1m", transport=transport) as orders:
-        for _ in range(20):
-            await orders.advance(50)
+        await pass_time(orders, 1_000, 50)
         assert set(faults(orders)) == {"CommitUndecidedError"}
         (txn,) = log.open
         txn.committed = True
         log.open.clear()
-        for _ in range(20):
-            await orders.advance(500)
+        await pass_time(orders, 10_000, 500)
         assert orders.waiting == {"1m": 2}
         await orders.to_rest()
         assert sorted(calls.seen) == [b"one", b"one", b"two", b"two"]
@@ -132,8 +130,7 @@ async def test_a_changelog_that_has_lost_its_end_is_refused_as_before(cut: bool)
         leave_undecided(transport, same_producer=False)
     count = len(log.entries)
     async with MemoryPartition(calls, "1m", transport=transport) as orders:
-        for _ in range(20):
-            await orders.advance(50)
+        await pass_time(orders, 1_000, 50)
         assert set(faults(orders)) == {"StoreAheadError"}
         assert (len(log.entries) == count) is cut
         assert calls.seen == [b"one", b"two"]

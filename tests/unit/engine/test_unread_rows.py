@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import BankDownError, Gate, reopen, resumed_before
+from doubles import BankDownError, Gate, events_of, pass_time, post, reopen, resumed_before, serving
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import is_mark
 from retryapp.core.holding import Holding
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import Damage, Record
 from retryapp.core.row_keys import IDENTITY_AT, OFFSET_AT
 from retryapp.core.verdicts import Reject
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.handler.handler import Order
-from retryapp.ports import Event, Row, TopicPartition
+from retryapp.ports import Event, Row
 from retryapp.testing import MemoryPartition
 from retryapp.testing.lane import Step
 
@@ -67,10 +67,9 @@ def failed(orders: MemoryPartition) -> list[Event]:
     return [seen.event for seen in orders.observer.seen if seen.event is Event.LANE_FAILED]
 
 
-def _outcome(orders: MemoryPartition, command: str) -> dict[str, Any]:
-    told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
-    (outcome,) = [each for each in told if each.get("command") == command]
-    return dict(outcome)
+def _outcome(orders: MemoryPartition, command: str) -> Commanded:
+    (outcome,) = [each for each in events_of(orders, Commanded) if each.command == command]
+    return outcome
 
 
 async def resume(orders: MemoryPartition, name: str) -> dict[str, Any]:
@@ -82,11 +81,8 @@ async def resume(orders: MemoryPartition, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("session", ["the next one", "this one"])
 async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offset: int, session: str) -> None:
     """One that has failed, and one that is held, of which no scan would ever find that it is due."""
-    bank = Bank(b"0")
-    async with partition(bank, Order.KEY) as orders:
-        await orders.send(b"0", b"1", b"2", key=b"a")
+    async with serving(Bank(b"0"), "1h*3", b"0", b"1", b"2", key=b"a", order=Order.KEY) as (orders, bank):
         damage(orders, offset)
-        transport = orders.transport
         if session == "this one":
             await orders.advance(3_600_000)
             bank.down.clear()
@@ -95,7 +91,7 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
             assert bank.seen[-1] == b"2"
             return
     bank.down.clear()
-    async with partition(bank, order, transport=transport) as orders:
+    async with partition(bank, order, transport=orders.transport) as orders:
         await orders.advance(3_600_000)
         assert (dead(orders), failed(orders), orders.waiting) == ([(offset, "damaged")], [], {})
         assert [value for value in bank.seen if value != b"%d" % offset][-1] == b"2"
@@ -104,9 +100,7 @@ async def test_a_damaged_row_is_dead_and_its_sequence_goes_on(order: Order, offs
 @pytest.mark.parametrize("order", [Order.NONE, Order.LATEST])
 async def test_a_held_row_that_is_damaged_is_dead_when_its_handler_has_no_order_any_more(order: Order) -> None:
     """A damaged row has no readable tier: the count of held rows was 0, and no scan looked for it."""
-    bank = Bank(b"0")
-    async with partition(bank) as orders:
-        await orders.send(b"0", b"1", key=b"a")
+    async with serving(Bank(b"0"), "1h*3", b"0", b"1", key=b"a", order=Order.KEY) as (orders, bank):
         damage(orders, 1)
     async with partition(bank, order, transport=orders.transport) as orders:
         await orders.settle()
@@ -115,9 +109,7 @@ async def test_a_held_row_that_is_damaged_is_dead_when_its_handler_has_no_order_
 
 async def test_a_damaged_row_that_is_due_is_claimed_once() -> None:
     """A second claim was never given back: a circuit that lets one record probe let nothing begin any more."""
-    bank = Bank(b"0")
-    async with partition(bank) as orders:
-        await orders.send(b"0", key=b"a")
+    async with serving(Bank(b"0"), "1h*3", b"0", key=b"a", order=Order.KEY) as (orders, bank):
         damage(orders, 0)
     orders.clock.advance(3_600_000)
     async with partition(bank, transport=orders.transport) as orders:
@@ -132,12 +124,10 @@ async def test_of_latest_a_damaged_row_is_dead_when_a_newer_record_replaces_it()
     gate = Gate()
     async with partition(gate, Order.LATEST) as orders:
         await orders.send(b"1", key=b"a")
-        gate.let(b"1", BankDownError())
-        await orders.settle()
+        await gate.end(orders, b"1", BankDownError())
         await orders.send(b"2", key=b"a")
         damage(orders, 0)
-        gate.let(b"2")
-        await orders.settle()
+        await gate.end(orders, b"2")
         assert (dead(orders), failed(orders), orders.waiting) == ([(0, "damaged")], [], {})
         assert gate.started == [b"1", b"2"]
         await reopen(orders)
@@ -147,9 +137,7 @@ async def test_of_latest_a_damaged_row_is_dead_when_a_newer_record_replaces_it()
 @pytest.mark.parametrize("offset", [0, 1])
 async def test_where_sequences_stop_a_damaged_row_pauses_the_partition(offset: int) -> None:
     """Nobody knows what to stop behind the record that is dead now; all waits until somebody resumes the handler."""
-    bank = Bank(b"0")
-    async with partition(bank, holding=HOLD) as orders:
-        await orders.send(b"0", b"1", b"2", key=b"a")
+    async with serving(Bank(b"0"), "1h*3", b"0", b"1", b"2", key=b"a", order=Order.KEY, holding=HOLD) as (orders, bank):
         damage(orders, offset)
     bank.down.clear()
     for life in range(2):
@@ -157,10 +145,9 @@ async def test_where_sequences_stop_a_damaged_row_pauses_the_partition(offset: i
             await orders.send(b"b", key=b"b%d" % life)
             await orders.advance(3_600_000)
             assert (dead(orders), bank.seen) == ([(offset, "damaged")], [b"0"])
-            events = [json.loads(each.value or b"") for each in orders.records("app.orders.events")]
-            (pause,) = [each for each in events if each["kind"] == "command"]
-            assert (pause["verb"], pause["failure_id"]) == ("handler-pause", f"app/orders@kq8G0bTz/0/{offset}")
-            assert "a damaged record" in pause["text"]
+            (pause,) = events_of(orders, Commanded)
+            assert (pause.verb, pause.failure_id) == ("handler-pause", f"app/orders@kq8G0bTz/0/{offset}")
+            assert "a damaged record" in pause.text
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await resume(orders, "r")
         await orders.advance(3_600_000)
@@ -176,8 +163,7 @@ def _without_first(record: Record) -> Record:
 
 async def test_where_sequences_stop_a_damaged_batch_pauses_the_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a damaged row does: it has lost its keys, too."""
-    bank = Bank()
-    async with partition(bank, holding=HOLD) as orders:
+    async with serving(Bank(), "1h*3", order=Order.KEY, holding=HOLD) as (orders, bank):
         read = orders.transport.broker.read
 
         def damaged(*arguments: Any, **options: Any) -> tuple[list[Record], int]:
@@ -194,9 +180,7 @@ async def test_where_sequences_stop_a_damaged_batch_pauses_the_partition(monkeyp
 
 async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> None:
     """At each opening, until its letter is replayed or set aside."""
-    bank = Bank(bad=b"1")
-    async with partition(bank, holding=HOLD) as orders:
-        await orders.send(b"1", b"2", key=b"a")
+    async with serving(Bank(bad=b"1"), "1h*3", b"1", b"2", key=b"a", order=Order.KEY, holding=HOLD) as (orders, bank):
         damage(orders, 0)
     for life in range(2):
         async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
@@ -215,9 +199,7 @@ async def test_a_damaged_stop_pauses_its_partition_until_somebody_decides() -> N
 @pytest.mark.parametrize("verb", ["discard", "replay"])
 async def test_a_partition_goes_on_once_its_damaged_stop_is_set_aside(verb: str) -> None:
     """There the sequence of a row is known, whatever is damaged of it; it stood until the next opening."""
-    bank = Bank(bad=b"1")
-    async with partition(bank, Order.PARTITION, holding=HOLD) as orders:
-        await orders.send(b"1", b"2")
+    async with serving(Bank(bad=b"1"), "1h*3", b"1", b"2", order=Order.PARTITION, holding=HOLD) as (orders, bank):
         damage(orders, 0)
     bank.bad = b""
     async with partition(bank, Order.PARTITION, holding=HOLD, transport=orders.transport) as orders:
@@ -228,8 +210,7 @@ async def test_a_partition_goes_on_once_its_damaged_stop_is_set_aside(verb: str)
 
 async def test_each_damaged_stop_is_told_before_what_waits_behind_it_runs() -> None:
     """Damage seldom comes alone; who has the partition go on knows of the one that is named."""
-    bank = Bank()
-    async with partition(bank, holding=HOLD) as orders:
+    async with serving(Bank(), "1h*3", order=Order.KEY, holding=HOLD) as (orders, bank):
         for number in range(3):
             bank.bad = b"%d" % number
             await orders.send(bank.bad, b"%d+" % number, key=bank.bad)
@@ -248,8 +229,7 @@ async def test_a_kill_between_a_resume_and_the_pause_for_the_next_damaged_stop_f
     """The resume is durable first: the opening finds them all again, and nothing has run that they hold."""
     last = list[str]()
     for commit in range(2):
-        bank = Bank()
-        async with partition(bank, holding=HOLD) as orders:
+        async with serving(Bank(), "1h*3", order=Order.KEY, holding=HOLD) as (orders, bank):
             for number in range(2):
                 bank.bad = b"%d" % number
                 await orders.send(bank.bad, b"%d+" % number, key=bank.bad)
@@ -257,12 +237,10 @@ async def test_a_kill_between_a_resume_and_the_pause_for_the_next_damaged_stop_f
         bank.seen.clear()
         async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
             kill = orders.transport.pause(Step.COMMIT, after=commit, durable=True)
-            sent = HandlerCommand(id="r", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
-            orders.transport.append(TopicPartition(sent.topic, 0), sent.key, sent.value)
+            post(orders, HandlerCommand(id="r", verb=HandlerVerb.RESUME))
             await orders.settle()
             assert kill.reached
-            told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
-            last.append([each["verb"] for each in told if each["kind"] == "command"][-1])
+            last.append(events_of(orders, Commanded)[-1].verb)
         async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
             for number in range(2):
                 assert orders.engine.commands.levels.paused.record.endswith(f"/{2 * number}")  # type: ignore[union-attr]
@@ -275,19 +253,16 @@ async def test_a_kill_between_a_resume_and_the_pause_for_the_next_damaged_stop_f
 @pytest.mark.parametrize("paused", [False, True])
 async def test_a_resume_that_was_sent_before_a_damaged_stop_was_found_does_not_end_that_pause(*, paused: bool) -> None:
     """Whoever sent it did not know; also where somebody has paused the partition, and the resume is for that."""
-    bank = Bank(bad=b"1")
-    async with partition(bank, holding=HOLD) as orders:
-        await orders.send(b"1", b"2", key=b"a")
+    async with serving(Bank(bad=b"1"), "1h*3", b"1", b"2", key=b"a", order=Order.KEY, holding=HOLD) as (orders, bank):
         if paused:
             await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="ann"))
         damage(orders, 0)
-    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
-    orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    post(orders, HandlerCommand(id="early", verb=HandlerVerb.RESUME))
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await orders.advance(1_000)
         outcome = _outcome(orders, "early")
-        assert (outcome["refused"], bank.seen) == ("changed", [b"1"])
-        assert "a damaged record" in outcome["text"]
+        assert (outcome.refused, bank.seen) == ("changed", [b"1"])
+        assert "a damaged record" in outcome.text
         assert ("paused by ann" in orders.engine.commands.levels.paused.text) is paused  # type: ignore[union-attr]
         await resume(orders, "late")
         assert bank.seen == [b"1", b"2"]
@@ -302,15 +277,13 @@ async def test_a_resume_for_the_pause_of_a_rule_does_not_end_that_for_a_damaged_
         await orders.send(b"closed", key=b"b")
         damage(orders, 0)
     bank.down.clear()
-    early = HandlerCommand(id="early", verb=HandlerVerb.RESUME).to_record(orders.handler.topology.control, 0)
-    orders.transport.append(TopicPartition(early.topic, 0), early.key, early.value)
+    post(orders, HandlerCommand(id="early", verb=HandlerVerb.RESUME))
     for _ in range(2):
         async with MemoryPartition(bank, policy, order=Order.KEY, holding=HOLD, transport=orders.transport) as orders:
             await orders.advance(1_000)
             assert bank.seen == [b"1", b"closed"]
-            told = [json.loads(each.value or b"") for each in orders.records(orders.handler.topology.events)]
-            (found,) = [each for each in told if "a damaged record" in (each.get("after") or "")]
-            assert "by rule" in found["before"]
+            (found,) = [each for each in events_of(orders, Commanded) if "a damaged record" in (each.after or "")]
+            assert "by rule" in found.before
 
 
 async def test_the_letter_of_a_damaged_row_is_newer_than_one_on_another_dead_letter_topic() -> None:
@@ -338,8 +311,7 @@ async def test_the_letter_of_an_offset_that_was_set_back_is_newer_than_that_of_a
         await orders.send(b"0")
         if damaged:
             damage(orders, 0, version=True)
-        for _ in range(5):
-            await orders.advance(3_600_000)
+        await pass_time(orders, 18_000_000, 3_600_000)
         assert dead(orders) == [(0, "damaged" if damaged else "exhausted")]
         bank.fault = ValueError()
         orders.transport.offsets[orders.engine.sources[0]] = 0
@@ -373,12 +345,12 @@ async def test_a_resume_that_came_since_the_topic_was_looked_at_does_not_end_a_p
         await orders.advance(3_600_000)
         assert all(kill.reached for kill in kills)
         if not killed:
-            assert _outcome(orders, "early")["refused"] == "changed"
+            assert _outcome(orders, "early").refused == "changed"
     bank.down.clear()
     async with partition(bank, holding=HOLD, transport=orders.transport) as orders:
         await orders.advance(3_600_000)
         assert bank.seen == [b"0"]
-        assert _outcome(orders, "early")["refused"] == "changed"
+        assert _outcome(orders, "early").refused == "changed"
         if not dead(orders):  # its letter was not durable: it is found once more, and pauses the partition again
             await resume(orders, "late")
         assert (dead(orders), bank.seen) == ([(0, "damaged")], [b"0"])
@@ -388,9 +360,7 @@ async def test_a_resume_that_came_since_the_topic_was_looked_at_does_not_end_a_p
 
 async def test_where_a_pause_has_its_place_is_asked_again_after_a_fault_of_the_broker() -> None:
     """Until then a resume is taken for one that was sent before."""
-    bank = Bank(b"0")
-    async with partition(bank, holding=HOLD) as orders:
-        await orders.send(b"0", b"1", key=b"a")
+    async with serving(Bank(b"0"), "1h*3", b"0", b"1", key=b"a", order=Order.KEY, holding=HOLD) as (orders, bank):
         damage(orders, 0)
         orders.transport.fail("bounds", ConnectionError())  # type: ignore[arg-type]
         await orders.advance(3_600_000)
@@ -401,8 +371,7 @@ async def test_where_a_pause_has_its_place_is_asked_again_after_a_fault_of_the_b
 
 async def test_a_pause_of_a_control_topic_that_was_made_again_can_be_ended() -> None:
     """Its place among the commands of the former one says nothing."""
-    bank = Bank()
-    async with partition(bank) as orders:
+    async with serving(Bank(), "1h*3", order=Order.KEY) as (orders, bank):
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE))
         orders.engine.commands.levels.paused.revision = 99  # type: ignore[union-attr]
         await resume(orders, "r")

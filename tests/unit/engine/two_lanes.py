@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from doubles import events_of
+
 from retryapp import Delivery, Reject
 from retryapp.core.control import is_mark, mark_of
 from retryapp.core.jobs import HandlerCommand, HandlerVerb
-from retryapp.core.lifecycle import Commanded, decode_event
+from retryapp.core.lifecycle import Commanded
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.lane.shared_letters import SharedLetters
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
@@ -100,8 +102,7 @@ class Worker:
     @property
     def told(self) -> list[tuple[str, str | None]]:
         """Commands of the letters' handler that have an event, in order, and why they were refused."""
-        events = [decode_event(record.value or b"") for record in self.letters.records(LETTERS.events)]
-        return [(event.command, event.refused) for event in events if isinstance(event, Commanded)]
+        return [(event.command, event.refused) for event in events_of(self.letters, Commanded)]
 
     async def pause(self, verb: HandlerVerb) -> None:
         """Pause the handler of letters, or have it go on."""
@@ -114,11 +115,6 @@ class Worker:
         records = (record for record in self.orders.records(ORDERS.dlq) if is_mark(record.headers))
         return [mark.mark.value for r in records if (mark := mark_of(r.headers, r.value)) is not None]
 
-    def events(self, kind: type) -> list[Any]:
-        """Return events of the letters' handler."""
-        found = [decode_event(record.value or b"") for record in self.letters.records(LETTERS.events)]
-        return [event for event in found if isinstance(event, kind)]
-
 
 @asynccontextmanager
 async def worker(bad: Bad, tickets: Tickets, before: Worker | None = None) -> AsyncIterator[Worker]:
@@ -127,6 +123,17 @@ async def worker(bad: Bad, tickets: Tickets, before: Worker | None = None) -> As
     async with made.orders, made.letters:
         await made.settle()
         yield made
+
+
+@asynccontextmanager
+async def with_letter(*errors: BaseException | None, shut: bool = False) -> AsyncIterator[tuple[Worker, Bad, Tickets]]:
+    """Run a first worker in which a record has died; where its handler of letters is shut, that one waits."""
+    bad, tickets = Bad(), Tickets(*errors)
+    if shut:
+        tickets.open.clear()
+    async with worker(bad, tickets) as both:
+        await both.die(b"1")
+        yield both, bad, tickets
 
 
 @asynccontextmanager

@@ -224,7 +224,7 @@ def test_java_is_never_given_two_garbage_collectors(given: dict[str, str], ours:
 def test_java_starts_with_the_classes_that_it_has_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Java ignores a damaged archive; one that was cut off is written again; a read-only folder gets none."""
     (folder := tmp_path / "a cache").mkdir()
-    java = find_java().path
+    java = find_java()
 
     def start(*more: str) -> str:
         words = *shlex.split(" ".join(class_archive(folder, write=True))), *more, "-XshowSettings:all", "-version"

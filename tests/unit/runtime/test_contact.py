@@ -30,6 +30,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncio.to_thread", call)
 
 
+async def pass_time(clock: VirtualClock, seconds: float) -> None:
+    for _ in range(round(seconds / EVERY_S)):
+        clock.advance(round(EVERY_S * 1000))
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
 @pytest.mark.usefixtures("at_once")
 async def test_a_silence_is_one_line_at_its_begin_and_one_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     """Its length is counted from the last answer; numbers are remembered only while a broker answers."""
@@ -44,16 +51,10 @@ async def test_a_silence_is_one_line_at_its_begin_and_one_at_its_end(caplog: pyt
 
     task = asyncio.create_task(contact.run(remember))
 
-    async def pass_time(seconds: float) -> None:
-        for _ in range(round(seconds / EVERY_S)):
-            clock.advance(round(EVERY_S * 1000))
-            for _ in range(3):
-                await asyncio.sleep(0)
-
-    await pass_time(20)
+    await pass_time(clock, 20)
     assert contact.silence() is None, "none was asked yet"
     answered_s = clock.monotonic_s()
-    await pass_time(42)
+    await pass_time(clock, 42)
     silence = contact.silence()
     assert silence == "broker kafka-1:9092 has not answered for 42 s"
     assert contact.silent_s() == 42
@@ -61,7 +62,7 @@ async def test_a_silence_is_one_line_at_its_begin_and_one_at_its_end(caplog: pyt
     (line,) = caplog.messages
     assert "broker kafka-1:9092 has not answered for 6 s" in line
     answered_s = clock.monotonic_s()
-    await pass_time(2)
+    await pass_time(clock, 2)
     task.cancel()
     assert caplog.messages[1:] == ["A broker answers again: before, broker kafka-1:9092 has not answered for 42 s"]
     assert max(remembered) == clock.monotonic_s()
@@ -81,13 +82,7 @@ async def test_a_refused_login_explains_a_silence(caplog: pytest.LogCaptureFixtu
     contact = Contact(clock, lambda: "kafka-1:9092", lambda: answered_s, prove)
     task = asyncio.create_task(contact.run(lambda: asyncio.sleep(0)))
 
-    async def pass_time(seconds: float) -> None:
-        for _ in range(round(seconds / EVERY_S)):
-            clock.advance(round(EVERY_S * 1000))
-            for _ in range(3):
-                await asyncio.sleep(0)
-
-    await pass_time(70)
+    await pass_time(clock, 70)
     silence = contact.silence() or ""
     assert silence.startswith("broker kafka-1:9092 has not answered for 70 s: could not log in on kafka-1:9092: Sasl")
     assert "(user 'ann'). Correct the login" in silence
@@ -95,7 +90,7 @@ async def test_a_refused_login_explains_a_silence(caplog: pytest.LogCaptureFixtu
     assert "Correct the login" in line, "the line about the silence names the refused login"
     assert [later - first for first, later in itertools.pairwise(tries)] == [30, 30], "and not asked all the time"
     working = True
-    await pass_time(30)
+    await pass_time(clock, 30)
     assert contact.silence() == "broker kafka-1:9092 has not answered for 100 s", "it is refused no more"
     task.cancel()
 

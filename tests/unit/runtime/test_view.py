@@ -30,6 +30,12 @@ from retryapp.testing import VirtualClock
 from retryapp.testing.tables import MemoryPendingTable
 
 
+def engine(*, running: int) -> Any:
+    """Return what the view asks of a partition's engine."""
+    nothing: Any = {"commands": None, "release_lag_ms": 0, "blocked": None, "sources": (), "begun_rows": ()}
+    return SimpleNamespace(running=running, looked_ms=5, context=SimpleNamespace(pace=Pace()), **nothing)
+
+
 async def test_what_a_table_has_yet_to_read_is_told_while_it_counts(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,16 +46,7 @@ async def test_what_a_table_has_yet_to_read_is_told_while_it_counts(
     monkeypatch.setattr(runtime, "_reader", SimpleNamespace(behind=behind.__getitem__))
     lane = SimpleNamespace(state=LaneState.OPENING, session=0, last_error=None, refusal=None)
     placed: Any = SimpleNamespace(
-        engine=SimpleNamespace(
-            commands=None,
-            running=0,
-            release_lag_ms=0,
-            blocked=None,
-            looked_ms=5,
-            sources=(),
-            begun_rows=(),
-            context=SimpleNamespace(pace=Pace()),
-        ),
+        engine=engine(running=0),
         lane=lane,
         transport=SimpleNamespace(pending=None, dead={}),
     )
@@ -82,16 +79,7 @@ def orders(runtime: Runtime) -> Any:
     asked: Any = {"due": lambda *_: ((), 5_000), "page": lambda *_: []}
     pending = SimpleNamespace(counts=lambda: {"1s": 700, "10s": 42}, causes=lambda: [CAUSE], **asked)
     placed: Any = SimpleNamespace(
-        engine=SimpleNamespace(
-            commands=None,
-            running=1,
-            release_lag_ms=0,
-            blocked=None,
-            looked_ms=5,
-            sources=(),
-            begun_rows=(),
-            context=SimpleNamespace(pace=Pace()),
-        ),
+        engine=engine(running=1),
         lane=SimpleNamespace(state=LaneState.OPEN, session=1, last_error=None, refusal=None),
         transport=SimpleNamespace(pending=pending, dead={"dlq": SimpleNamespace(count=lambda: 3, causes=list)}),
     )

@@ -40,6 +40,33 @@ async def test_a_script_is_followed_attempt_by_attempt() -> None:
     assert orders.dead_letters == []
 
 
+async def test_the_handler_under_test_may_be_any_function_that_a_worker_takes() -> None:
+    """A plain one, and one that does not take the delivery, too: no adapter is written for the test."""
+    called: list[object] = []
+
+    async def takes_one(value: bytes) -> None:
+        called.append(value)
+
+    def plain(value: bytes, delivery: Delivery) -> None:
+        called.append((value, delivery.attempt))
+        delivery.publish("receipts", b"paid")
+
+    for then in (takes_one, called.append, plain):
+        async with MemoryPartition(Script("fail", then=then), "5m") as orders:
+            await orders.send(b"order 1")
+            await orders.to_rest()
+    assert called == [b"order 1", b"order 1", (b"order 1", 2)]
+    assert [record.value for record in orders.records("receipts")] == [b"paid"]
+
+
+async def test_a_partition_that_was_not_started_takes_no_records() -> None:
+    """Where `async with` was forgotten nothing would run, and every assertion about dead letters would hold."""
+    orders = MemoryPartition(Script("reject"), "5m")
+    for use in (orders.send(b"order 1"), orders.advance(1)):
+        with pytest.raises(RuntimeError, match="async with"):
+            await use
+
+
 async def test_each_record_has_its_own_attempts() -> None:
     script = Script("fail")
     async with MemoryPartition(script, "1s") as orders:

@@ -1,0 +1,50 @@
+"""Times in lists of the command line."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from retryapp.cli import causes, pending
+from retryapp.lookup.records import Listed
+
+PLACE = ["--broker", "127.0.0.1:1", "--group", "shop"]
+CAUSE = {
+    "main": "orders",
+    "cause_id": "c1",
+    "cause": "OSError",
+    "waiting": 1,
+    "dead": 0,
+    "attempts": 1,
+    "last_failed_ms": 31_000,
+}
+NAMES = [*pending.COLUMNS.values(), "damaged", "error_type", "message", "attempt", "max_attempts"]
+ROW = {**dict.fromkeys(NAMES), "main": "orders", "failure_id": "shop/orders@x/0/1", "due_at_ms": 31_000}
+
+
+@pytest.mark.parametrize(
+    ("command", "reads", "found"),
+    [
+        (causes.command, "list_causes", [CAUSE]),
+        (pending.command.commands["list"], "list_waiting", Listed([ROW], 1)),
+    ],
+)
+def test_what_happened_during_the_read_is_past(
+    command: Any, reads: str, found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read takes seconds: a failure in these was shown as "in 2s"."""
+    clock = SimpleNamespace(now_ms=1_000, wall_ms=lambda: clock.now_ms)
+
+    def read(*_place: object, **_only: object) -> Any:
+        clock.now_ms = 61_000
+        return found
+
+    module = causes if command is causes.command else pending
+    monkeypatch.setattr(module, "SystemClock", lambda: clock)
+    monkeypatch.setattr(module, "resolve", lambda _place: (None, []))
+    monkeypatch.setattr(module, reads, read)
+    done = CliRunner().invoke(command, PLACE)
+    assert "30s ago" in done.output, done.exception
