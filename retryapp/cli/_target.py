@@ -49,9 +49,7 @@ def resolve(place: Place, *, ask: bool = True) -> Target:
             return Target(connection, (with_dead_letters(topology, names),))
     handlers = find_handlers(admin, place.group)
     if not handlers:
-        where = f"group {place.group!r} has no handlers on {connection.bootstrap}"
-        hidden = "" if connection.protocol == "PLAINTEXT" else ", or grant this login DESCRIBE on the group's topics"
-        raise GroupMissingError(f"{where}. Correct --group (the Faust app's id) or --broker{hidden}")
+        raise GroupMissingError(place.group, connection)
     return Target(connection, _only(handlers, place.topic))
 
 

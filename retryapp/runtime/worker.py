@@ -64,7 +64,8 @@ class RetryWorker(Worker):
                 self._metrics_port = free_port(app.conf.web_bind, settings.metrics_port + self.place.number - 1)
         except RetryAppError as exc:
             _leave(exc)
-        super().__init__(app, *args, **kwargs)
+        # Faust's command passes True, whatever the app has set
+        super().__init__(app, *args, **{**kwargs, "redirect_stdouts": app.conf.worker_redirect_stdouts})
         if settings.log_format == "json" and self.logging_config is None:
             self.logging_config = json_logging(level_number(self.loglevel))
         runtime = runtime_of(app)

@@ -89,7 +89,8 @@ def not_ready(
     if silence is not None:
         message = f"{silence}; {message}" if waiting else silence
         hint = (
-            f"See whether it runs and can be reached from here; this worker goes on by itself once it answers: {home}"
+            "If no cause is named, see whether it runs and can be reached from here. This worker goes on by itself "
+            f"once it answers: {home}"
         )
     return PageError(503, "not-ready", message, hint, SOON)
 

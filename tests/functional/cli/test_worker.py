@@ -67,7 +67,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     [
         ([], "no app is given"),
         (["wk_good", "--processes", "0"], "--processes"),
-        (["wk_good", "--processes", "many"], "--processes"),
+        (["wk_good", "--processes", "many"], "'--processes': 'many': expected auto, or a number from 1"),
         (["wk_good", "-A", "wk_empty"], "two apps are given"),
         (["wk_good", "--port", "7000", "--without-web"], "exclude each other"),
         (["wk_nowhere"], "no module 'wk_nowhere'"),

@@ -128,12 +128,12 @@ SECURED = KafkaConnection("b:9095", {"security.protocol": "SASL_SSL", "sasl.user
     ("code", "advice"),
     [
         (KafkaError.SASL_AUTHENTICATION_FAILED, "Correct the login: name, password and mechanism"),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "Grant the right: 'retryapp plan"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "Needed: Alter. Grant the right: 'retryapp plan"),
     ],
 )
 def test_a_refusal_names_the_user_and_the_one_remedy(code, advice):
     """A wrong password is no matter of rights, and a missing right none of the password."""
-    text = str(named_error(KafkaError(code, "no."), SECURED, doing="look", tried_s=5))
+    text = str(named_error(KafkaError(code, "no."), SECURED, doing="look", tried_s=5, right="Alter"))
     assert f"no (user 'ann'). {advice}" in text
     assert "hunter2" not in text
     assert str(named_error(KafkaError(code, "no."), HERE, doing="look", tried_s=5)).count(".. ") == 0

@@ -21,6 +21,7 @@ from faust.worker import Worker
 from retryapp import Retries
 from retryapp.core.errors import InvalidSettingError, RetryAppError
 from retryapp.kafka import AccessDeniedError
+from retryapp.runtime import worker as worker_module
 from retryapp.runtime.machine.place import local_address
 from retryapp.runtime.worker import RetryWorker, _leave, _settle, user_line
 from retryapp.settings import load_settings
@@ -58,6 +59,20 @@ async def test_the_interpreter_is_set_for_retries_that_are_on_time(
         gc.unfreeze()
         gc.set_threshold(*thresholds)
         sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_a_handler_prints_is_logged_unless_the_app_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    """The command of Faust has the setting overruled."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(worker_module, "_settle", lambda _app, _settings: None)
+    monkeypatch.setattr(Worker, "__init__", lambda self, app, **options: given.update(options, self=self, app=app))
+    monkeypatch.setattr(RetryWorker, "logging_config", {}, raising=False)
+    monkeypatch.setattr(RetryWorker, "app", None, raising=False)
+    RetryWorker(faust.App("plain", worker_redirect_stdouts=wanted), redirect_stdouts=True)
+    assert given["redirect_stdouts"] is wanted
 
 
 @pytest.mark.parametrize(
