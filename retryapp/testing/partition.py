@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, Self
 
 from retryapp.core.control import Command, Verb, is_mark, named_by
 from retryapp.core.deduplicate import rule_of
+from retryapp.core.durations import duration_text
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import AnyCommand
 from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
@@ -301,7 +302,7 @@ class MemoryPartition:
             if self._hung and (problem := self.handler.orphans.problem) is not None:
                 raise AssertionError(f"{self._left()}; a worker would have ended: {problem}")
             if now_ms - began_ms > longest_ms:
-                raise AssertionError(f"{self._left()} after {longest_ms} ms")
+                raise AssertionError(f"{self._left()} after {duration_text(longest_ms)}")
             if (state := (len(self.observer.seen), self.engine.in_flight)) != before:
                 before, changed_ms = state, now_ms
             step_ms = self._step_ms(now_ms, quiet_ms=now_ms - changed_ms)
