@@ -93,13 +93,19 @@ class Workers:
             workers = await self._everyone(session)
         self.urls = sorted({*self.urls, *(worker.url for worker in workers)})
         todo = workers[0].index.get("todo", []) if workers else []  # each says all that it knows of the whole group
+        notes = [f"{w.url}: {w.index['broker_silence']}" for w in workers if w.index.get("broker_silence")]
+        notes += [
+            f"{w.url} is of another version, and does not say all that is shown here"
+            for w in workers
+            if not all(_says_all(each) for each in w.index["handlers"])
+        ]
         return Group(
             group=self.group or next((worker.index["group"] for worker in workers), None) or "?",
             now_ms=now_ms,
             workers=sorted(worker.url for worker in workers),
             handlers=self._figures(workers),
             lanes=[lane for worker in workers for lane in _lanes(worker)],
-            note="; ".join(f"{w.url}: {w.index['broker_silence']}" for w in workers if w.index["broker_silence"]),
+            note="; ".join(notes),
             todo=[f"{each['main']}: {each['text']}" for each in todo if self._only in (None, each["main"])],
         )
 
@@ -138,12 +144,15 @@ class Workers:
     def _figures(workers: Sequence[_Worker]) -> list[dict[str, Any]]:
         figures = []
         for main in sorted({main for worker in workers for main in worker.partitions}):
+            said = (each for worker in workers for each in worker.index["handlers"] if each["main"] == main)
             # each worker says what it knows of the whole group; one that has no broker, or hears others not, knows less
             whole = min(
-                (each["group"] for worker in workers for each in worker.index["handlers"] if each["main"] == main),
+                (each["group"] for each in said if _says_all(each)),
                 key=lambda facts: (len(facts["unknown_partitions"]), facts["as_of_ms"] is not None),
+                default=None,
             )
-            figures.append({"main": main, **{name: whole[name] for name in _FIGURES}})
+            if whole is not None:
+                figures.append({"main": main, **{name: whole[name] for name in _FIGURES}})
         return figures
 
 
@@ -154,11 +163,16 @@ async def _json(session: aiohttp.ClientSession, headers: Mapping[str, str], addr
         return facts
 
 
+def _says_all(handler: Mapping[str, Any]) -> bool:
+    """Return whether a worker has all figures of a handler; one of another version may not."""
+    return set(_FIGURES) <= set(handler["group"])
+
+
 def _lanes(worker: _Worker) -> Iterable[Mapping[str, Any]]:
     for main, partitions in worker.partitions.items():
         for item in partitions:
             if item["is_here"]:
-                yield {"main": main, "worker": worker.url, **{name: item[name] for name in _LANE}}
+                yield {"main": main, "worker": worker.url, **{name: item.get(name) for name in _LANE}}
 
 
 def _plain(text: str) -> str:
@@ -248,4 +262,4 @@ def _late_text(rates: Mapping[str, Any] | None) -> str:
     if rates is None or not rates["retries"]:
         return "-"
     late_ms = rates["late_p99_ms"]
-    return "p99 > 1m" if late_ms is None else f"p99 <= {late_ms:,.0f} ms"
+    return "p99 > 1m" if late_ms is None else f"p99 <= {length_text(round(late_ms))}"

@@ -41,6 +41,8 @@ EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-c
 LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 DEFAULT_TIMEOUT_S: Final = 15.0
+REACH_S: Final = 5.0
+"""How long a broker may take to answer at all, where somebody waits."""
 BROKER_DEFAULT: Final = -1  # replication factor that leaves the number to the broker
 
 REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT
@@ -164,7 +166,7 @@ class KafkaAdmin:
         found: dict[str, Any] = {}
         for name, future in described.items():
             try:
-                found[name] = self._result(future, doing=f"describe topic {name}", topic=name)
+                found[name] = self._result(future, doing=f"describe topic {name}", topic=name, right="Describe")
             except TopicMissingError:
                 continue
             except KafkaRequestError:
@@ -196,7 +198,7 @@ class KafkaAdmin:
         described = self._client.describe_topics(
             TopicCollection([topic]), include_authorized_operations=True, request_timeout=self.timeout_s
         )
-        return self._result(described[topic], doing=f"describe topic {topic}", topic=topic)
+        return self._result(described[topic], doing=f"describe topic {topic}", topic=topic, right="Describe")
 
     def offsets(self, topic: str, partitions: Iterable[int] | None = None) -> dict[int, range]:
         """Return the offsets that are kept and committed, by partition number; None: all partitions.
@@ -232,7 +234,7 @@ class KafkaAdmin:
                 request_timeout=self.timeout_s,
             )
             for place, future in futures.items():
-                with self._naming(f"read offsets of topic {place.topic}", place.topic):
+                with self._naming(f"read offsets of topic {place.topic}", place.topic, right="Describe"):
                     try:
                         offsets[place.topic, place.partition] = int(future.result(self.timeout_s * 2).offset)
                     except KafkaException as error:
@@ -259,7 +261,7 @@ class KafkaAdmin:
             (future,) = self._client.describe_consumer_groups(
                 [group], include_authorized_operations=True, request_timeout=self.timeout_s
             ).values()
-            with self._naming(f"describe group {group}"):
+            with self._naming(f"describe group {group}", right="Describe"):
                 try:
                     return future.result(self.timeout_s * 2)
                 except KafkaException as error:
@@ -285,7 +287,7 @@ class KafkaAdmin:
 
     def grow(self, topic: str, partitions: int) -> None:
         futures = self._client.create_partitions([NewPartitions(topic, partitions)], request_timeout=self.timeout_s)
-        self._result(futures[topic], doing=f"add partitions to topic {topic}", topic=topic)
+        self._result(futures[topic], doing=f"add partitions to topic {topic}", topic=topic, right="Alter")
 
     def wait_for_topics(
         self, names: Sequence[str], partitions: Mapping[str, int] | None = None
@@ -316,7 +318,7 @@ class KafkaAdmin:
     def _create(self, topics: list[NewTopic]) -> None:
         futures = self._client.create_topics(topics, request_timeout=self.timeout_s, operation_timeout=self.timeout_s)
         for name, future in futures.items():
-            with self._naming(f"create topic {name}", name):
+            with self._naming(f"create topic {name}", name, right="Create"):
                 try:
                     future.result(self.timeout_s * 2)
                 except KafkaException as error:
@@ -337,7 +339,8 @@ class KafkaAdmin:
             name = resources[resource]
             topic = name if kind is ResourceType.TOPIC else None
             try:
-                entries = self._result(future, doing=f"read the settings of {kind.name.lower()} {name}", topic=topic)
+                doing = f"read the settings of {kind.name.lower()} {name}"
+                entries = self._result(future, doing=doing, topic=topic, right="DescribeConfigs")
             except TopicMissingError:
                 continue
             except KafkaRequestError:
@@ -347,24 +350,34 @@ class KafkaAdmin:
             configs[name] = {key: entry.value for key, entry in entries.items() if entry.value is not None}
         return configs
 
-    def _result(self, future: Future[T], *, doing: str, topic: str | None = None) -> T:
-        with self._naming(doing, topic):
+    def _result(self, future: Future[T], *, doing: str, topic: str | None = None, right: str = "") -> T:
+        with self._naming(doing, topic, right=right):
             return future.result(self.timeout_s * 2)
 
     @contextmanager
-    def _naming(self, doing: str, topic: str | None = None) -> Iterator[None]:
+    def _naming(self, doing: str, topic: str | None = None, *, right: str = "") -> Iterator[None]:
         try:
             yield
         except (KafkaException, FutureTimeoutError) as error:
             self._client.poll(0)  # serves the error callback: the client's own words on why
             cause = error if isinstance(error, KafkaException) else KafkaError(REQUEST_TIMED_OUT)
             raise named_error(
-                cause, self.connection, doing=doing, topic=topic, tried_s=self.timeout_s, hints=self._hints
+                cause, self.connection, doing=doing, topic=topic, tried_s=self.timeout_s, hints=self._hints, right=right
             ) from error
 
     def _note_error(self, error: KafkaError) -> None:
         self._hints.append(error.str())
         del self._hints[:-3]
+
+
+def reach(connection: KafkaConnection) -> KafkaAdmin:
+    """Return an administrator of a cluster that answers within ``REACH_S``.
+
+    Raises:
+        BrokerUnreachableError: no broker did.
+    """
+    KafkaAdmin(connection, timeout_s=REACH_S).cluster()
+    return KafkaAdmin(connection)
 
 
 def operation_names(listed: Iterable[Any] | None) -> frozenset[str] | None:

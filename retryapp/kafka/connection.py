@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 client_log: Final = logging.getLogger("retryapp.kafka.client")
-"""Logger of librdkafka's own lines, hundreds a minute while a broker is down: shown at level DEBUG only."""
-client_log.addFilter(lambda line: line.levelno >= logging.CRITICAL or client_log.isEnabledFor(logging.DEBUG))
+"""Logger of librdkafka's own lines, hundreds a minute while a broker is down: shown at level DEBUG only.
+
+That goes for fatal ones, too: the call that they are about raises the same.
+"""
+client_log.addFilter(lambda _line: client_log.isEnabledFor(logging.DEBUG))
 
 SECRET_WORDS: Final = ("password", "secret", "ssl.key.pem", "oauthbearer.config", "sasl.jaas", "token", "keystore.key")
 """An option whose name has one of these is never shown."""
@@ -141,10 +144,12 @@ def named_error(
     topic: str | None = None,
     tried_s: float,
     hints: Iterable[str] = (),
+    right: str = "",
 ) -> RetryAppError:
     """Return our error for a client library's error, to be raised ``from`` it.
 
     ``doing`` is the rest of "could not …"; ``hints`` are what the client logged meanwhile ("Connection refused").
+    ``right`` is what a login needs to be allowed to.
     """
     cause = error.args[0] if isinstance(error, KafkaException) else error
     if not isinstance(cause, KafkaError):
@@ -155,7 +160,8 @@ def named_error(
     if code == "SASL_AUTHENTICATION_FAILED" or any(words in reason for words in LOGIN_REFUSED):
         return LoginRefusedError(doing, connection.bootstrap, f"{reason}{as_user}")
     if code in DENIED:
-        return AccessDeniedError(doing, connection.bootstrap, f"{reason}{as_user}")
+        needed = f". Needed: {right}" if right else ""
+        return AccessDeniedError(doing, connection.bootstrap, f"{reason}{as_user}{needed}")
     if any(words in reason for words in CERTIFICATE_REFUSED):
         return CertificateRefusedError(doing, connection.bootstrap, refusal(reason, connection.options) or reason)
     if code in UNREACHABLE:

@@ -8,11 +8,20 @@ from dataclasses import replace
 from retryapp.core.errors import EnvironmentFault
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka.admin import KafkaAdmin
+from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.owner import read_owner_mark
 
 
 class GroupMissingError(EnvironmentFault):
     """A cluster has no handlers of a group. Operator action: correct the group's name or the broker's address."""
+
+    def __init__(self, group: str, connection: KafkaConnection) -> None:
+        self.group = group
+        hidden = "" if connection.protocol == "PLAINTEXT" else ", or grant this login DESCRIBE on the group's topics"
+        super().__init__(
+            f"group {group!r} has no handlers on {connection.bootstrap}. Correct --group (the Faust app's id) or "
+            f"--broker{hidden}"
+        )
 
 
 def find_handlers(admin: KafkaAdmin, group: str) -> tuple[HandlerTopology, ...]:

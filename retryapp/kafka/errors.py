@@ -48,11 +48,12 @@ class CertificateRefusedError(KafkaRequestError):
 
 
 class ContextRefusedError(KafkaRequestError):
-    """The app's own SSL context and the broker do not agree. Operator action: correct the context, as advised."""
+    """The app's own SSL context and the broker do not agree. Operator action: correct certificates, as advised."""
 
     advice = (
-        ". Correct the SSL context that faust.App(...) is given: the authorities that it trusts (cafile), the names "
-        "that it checks, the certificate that it shows (load_cert_chain)"
+        ". Correct the certificates. The broker's must be valid today, name this address, and be signed by an "
+        "authority that the SSL context of faust.App(...) trusts (cafile). One of our own is what that context shows "
+        "(load_cert_chain)"
     )
 
 

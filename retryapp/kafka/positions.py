@@ -124,7 +124,7 @@ class Positions(KafkaAdmin):
 
     def _take(self, group: str, future: Future[Any], found: dict[Place, int | None]) -> bool:  # False: ask again
         doing = f"read the offsets of group {group}"
-        with self._naming(doing):
+        with self._naming(doing, right="Describe"):
             try:
                 places = future.result(self.timeout_s * 2).topic_partitions
             except KafkaException as error:
@@ -135,6 +135,8 @@ class Positions(KafkaAdmin):
             return False
         for place in places:
             if place.error is not None:
-                raise named_error(place.error, self.connection, doing=doing, topic=place.topic, tried_s=0.0)
+                raise named_error(
+                    place.error, self.connection, doing=doing, topic=place.topic, tried_s=0.0, right="Describe"
+                )
             found[place.topic, place.partition] = place.offset if place.offset >= 0 else None
         return True

@@ -201,9 +201,8 @@ def _refuse_or_note(error: KafkaError, connection: KafkaConnection, topic: str, 
         hints.append(error.str())
         del hints[:-3]
         return
-    raise named_error(error, connection, doing=f"read topic {topic}", topic=topic, tried_s=0.0) from KafkaException(
-        error
-    )
+    doing = f"read topic {topic}"
+    raise named_error(error, connection, doing=doing, topic=topic, tried_s=0.0, right="Read") from KafkaException(error)
 
 
 def _place(message: Message) -> tuple[int, int, int]:

@@ -84,7 +84,9 @@ def write_records(connection: KafkaConnection, topic: str, records: Iterable[Out
     if failures or unsent:
         error = KafkaException(failures[0] if failures else KafkaError(KafkaError.REQUEST_TIMED_OUT))
         doing = f"write to topic {topic}"
-        raise named_error(error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S) from error
+        raise named_error(
+            error, connection, doing=doing, topic=topic, tried_s=WRITE_TIMEOUT_S, right="Write"
+        ) from error
     return offsets
 
 
@@ -119,7 +121,7 @@ def write_together(connection: KafkaConnection, topic: str, records: Sequence[Ou
         began_s, pause_s = time.monotonic(), _PAUSE_S
         while (error := _try_transaction(connection, topic, records)) is not None:
             if error.args[0].name() not in _FENCED or time.monotonic() - began_s >= _PATIENCE_S:
-                raise named_error(error, connection, doing=doing, tried_s=WRITE_TIMEOUT_S) from error
+                raise named_error(error, connection, doing=doing, tried_s=WRITE_TIMEOUT_S, right="Write") from error
             time.sleep(random.SystemRandom().uniform(0, pause_s))
             pause_s = min(pause_s * 2, _MOST_PAUSE_S)
     finally:

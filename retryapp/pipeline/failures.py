@@ -21,7 +21,7 @@ _ADVICE: Final = {
     ),
     "No space left|Disk quota": "The disk is full: free space where the lake and Spark's temporary files are",
     "SaslAuthentication|TopicAuthorization|GroupAuthorization|SslAuthentication": (
-        "The broker refused access: correct the login or the rights in --client-config"
+        "The broker refused access: correct the login in --client-config, or grant it Read on these topics"
     ),
     "DELTA_INVALID_PROTOCOL_VERSION|DELTA_UNSUPPORTED_FEATURES|DELTA_FEATURES_PROTOCOL": (
         "The table was written by a newer Delta Lake: upgrade retryapp; nothing was changed"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from retryapp.core.errors import TopicMissingError
 from retryapp.core.topology import HandlerTopology, TopicRole
-from retryapp.kafka import KafkaAdmin, find_handlers
+from retryapp.kafka import GroupMissingError, KafkaAdmin, find_handlers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,24 +20,27 @@ class Life:
     station: str  # `retry`, `dlq` or `events`
     epoch: int = 1  # 1 for the first life of the name that was seen
     next: tuple[int | None, ...] = ()  # by partition: all before it is archived; None: not known
-    over: bool = False  # the topic was deleted, or this login could not see it
+    over: bool = False  # the topic was deleted, or the broker did not show it
 
 
 def find_sources(admin: KafkaAdmin, group: str, known: Iterable[Life] = ()) -> list[Life]:
     """Return a group's topics as they are, by name; ``known`` ones also where those that name their handler are gone.
 
     No two groups share one, so neither do their runs. Of what is archived nothing is said.
+
+    Raises:
+        GroupMissingError: the group has no topics there.
+        AccessDeniedError: a known topic is hidden from this login, which does not say whether it was deleted.
     """
     names = admin.topic_names()
     found = stations_of(find_handlers(admin, group), names)
     stations = {name: (topology.main, role.value) for name, (topology, role) in found.items()}
     lives = {life.topic: (life.main, life.station) for life in known}
     if not stations and not lives:
-        remedy = f"Group {group!r} has no handlers there: correct --group (the Faust app's id) or --broker"
-        raise TopicMissingError(f"{group}.*.dlq", admin.connection.bootstrap, remedy)
-    stations = {name: place for name, place in lives.items() if name in set(names)} | stations
+        raise GroupMissingError(group, admin.connection)
+    stations = lives | stations
     topics = []
-    for name, state in sorted(admin.describe_topics(stations).items()) if stations else ():
+    for name, state in sorted(admin.describe_topics(stations).items()):
         main, station = stations[name]
         unknown = (None,) * state.partitions
         topics.append(Life(topic=name, topic_id=state.topic_id, group=group, main=main, station=station, next=unknown))

@@ -51,7 +51,7 @@ def elsewhere(main: str, partition: int, location: str | None) -> PageError:
             409,
             "partition-elsewhere",
             f"partition {partition} of {main} is not on this worker, and its owner is not known here",
-            "It may be moving to another worker: ask again in a few seconds, or ask the other workers",
+            "It may be moving to another worker: ask again in a few seconds. A worker without pages has no address",
         )
     return PageError(
         307,
@@ -89,7 +89,8 @@ def not_ready(
     if silence is not None:
         message = f"{silence}; {message}" if waiting else silence
         hint = (
-            f"See whether it runs and can be reached from here; this worker goes on by itself once it answers: {home}"
+            "If no cause is named, see whether it runs and can be reached from here. This worker goes on by itself "
+            f"once it answers: {home}"
         )
     return PageError(503, "not-ready", message, hint, SOON)
 

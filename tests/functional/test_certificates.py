@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import faust
 import pytest
 import trustme
 
 from retryapp.kafka import KafkaAdmin, KafkaConnection
-from retryapp.kafka.errors import CertificateRefusedError
+from retryapp.kafka.errors import CertificateRefusedError, ContextRefusedError
+from retryapp.runtime.clients.security import prove_login
 from retryapp.runtime.machine.clock import SystemClock
 
 LOOPBACK = "127.0.0.1"
@@ -68,7 +70,12 @@ def test_what_is_wrong_with_a_certificate_is_named(tmp_path: Path, name: str) ->
         admin = KafkaAdmin(KafkaConnection(f"{LOOPBACK}:{port}", trusted), timeout_s=2)
         with pytest.raises(CertificateRefusedError) as raised:
             admin.topic_names()
+        context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        app = faust.App("billing", broker=f"kafka://{LOOPBACK}:{port}", broker_credentials=context)
+        with pytest.raises(ContextRefusedError) as worker:
+            prove_login(app, timeout_s=2)
     text = str(raised.value)
     assert f"certificate verify failed for {LOOPBACK}:{port}: " in text
-    assert expected in text
-    assert "Correct the certificates" in text
+    for said in (text, str(worker.value)):
+        assert expected in said
+        assert "Correct the certificates. The broker's must be valid today, name this address" in said

@@ -26,10 +26,12 @@ from harness.rights import CLOSED, KINDS, grant, rights_of_people
 from harness.secured import PASSWORD, USER, SecuredBroker, secured_broker
 
 from retryapp.broker.probe import free_ports
+from retryapp.cli._target import connect
 from retryapp.core.headers import decode_metadata
 from retryapp.core.lifecycle import Succeeded, decode_event
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import KafkaAdmin, KafkaConnection, read_topic
+from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaConnection, read_topic
+from retryapp.pipeline.sources import Life, find_sources
 
 ALL = AclBindingFilter(
     ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
@@ -266,6 +268,10 @@ def test_people_need_the_rights_that_the_docs_name(retryapp, secured, group, tmp
         return retryapp(*words, "--broker", secured.sasl, "--group", group, "--client-config", config, "--json")
 
     assert "grant this login DESCRIBE on the group's topics" in run("dead", "list").json["error"]["message"]
+    dlq = HandlerTopology(group=group, main=main).dlq
+    known = Life(topic=dlq, topic_id="before", group=group, main=main, station="dlq", next=(0,))
+    with pytest.raises(AccessDeniedError, match=f"could not describe topic {dlq} .* Needed: Describe"):
+        find_sources(KafkaAdmin(connect(secured.sasl, config)), group, [known])
     look, steer = (rights_of_people(to, billing=group, orders=main) for to in ("look", "steer"))
     grant(operator, look, "olga")
     wait_for(lambda: len(run("dead", "list").json.get("records", ())) == 3, "three are dead")

@@ -109,7 +109,9 @@ async def test_a_worker_without_a_broker_is_not_ready_and_says_since_when(site: 
     status, _, body = await site.get("/retries/ready")
     assert status == 503
     assert_shape(body, "not-ready")
-    assert json.loads(body)["error"]["message"] == "broker kafka-1:9092 has not answered for 12 s"
+    error = json.loads(body)["error"]
+    assert error["message"] == "broker kafka-1:9092 has not answered for 12 s"
+    assert error["hint"].startswith("If no cause is named, see whether it runs"), "a refused login is one, and says so"
     worker.parts["flights"][1] = replace(worker.parts["flights"][1], state="opening")
     message = json.loads((await site.get("/retries/ready"))[2])["error"]["message"]
     assert message == (

@@ -130,6 +130,33 @@ async def test_a_worker_of_another_release_is_shown(
     assert group.todo == []
 
 
+async def test_a_worker_of_an_earlier_release_that_says_less_is_named(
+    site: Site, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a rolling upgrade: its lanes are shown, and the totals are those that another worker has."""
+    worker.address = site.url
+    ask, other = _workers._json, busy_worker(site.url)
+
+    async def less(session: Any, headers: Any, address: str) -> Any:
+        answer = await ask(session, headers, address)
+        if address.startswith(site.url):
+            for each in answer.get("handlers", ()):
+                del each["group"]["rates"]
+            for each in answer.get("partitions", ()):
+                del each["circuits"]
+        return answer
+
+    monkeypatch.setattr(_workers, "_json", less)
+    named = f"{site.url} is of another version, and does not say all that is shown here"
+    alone = await Workers("billing", [site.url])._ask(NOW_MS)
+    assert (alone.handlers, alone.note, alone.workers) == ([], named, [site.url])
+    assert {lane["partition"] for lane in alone.lanes} == {0, 1, 4, 5}
+    async with serving(other) as url:
+        other.address = url
+        both = await Workers("billing", [site.url, url])._ask(NOW_MS)
+        assert (both.note, [each["main"] for each in both.handlers]) == (named, ["flights", "shop.orders"])
+
+
 async def test_workers_of_other_groups_are_passed_over(site: Site) -> None:
     """On one machine the ports are shared."""
     assert not (await Workers("other", [site.url])._ask(NOW_MS)).workers

@@ -23,7 +23,7 @@ from retryapp.cli._analyse import _check_folder, causes
 from retryapp.cli.main import run
 from retryapp.core.topology import HandlerTopology
 from retryapp.jvm import find_java
-from retryapp.kafka import TopicState
+from retryapp.kafka import AccessDeniedError, GroupMissingError, KafkaConnection, TopicState
 from retryapp.pipeline import sources
 from retryapp.pipeline.analysis import cuts
 from retryapp.pipeline.errors import JobFailedError, LakeUnusableError, OtherRunError, SparkMissingError
@@ -85,7 +85,7 @@ def test_what_retention_took_of_a_partition_that_was_added_is_a_gap(monkeypatch:
 
 
 def test_a_topic_that_was_away_for_a_run_is_read_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A login without rights does not see a topic. The gap is reported once; a new id is a new life."""
+    """As one that a broker did not show. The gap is reported once; a new id is a new life."""
     life = Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
     monkeypatch.setattr("retryapp.pipeline.positions.Positions", lambda _: Mock(begins=lambda _: {("t", 0): 0}))
     state = State(run_id="r", lives=(life,))
@@ -97,6 +97,18 @@ def test_a_topic_that_was_away_for_a_run_is_read_on_from_where_it_was(monkeypatc
         assert (start.positions, start.lives[0].epoch, start.gaps) == ({("t", 0): position}, epoch, ())
         (again,) = state.after("g", start.lives_at({("t", 0): 9}), "c", "r").lives
         assert (again.next, again.over) == ((9,), False)
+
+
+def test_a_topic_that_is_hidden_from_the_login_is_not_taken_for_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers list only what a login may describe, and refuse to describe the rest: else all would be reported lost."""
+    monkeypatch.setattr(sources, "find_handlers", lambda *_: ())
+    admin, life = Mock(), Life(topic="t", topic_id="id", group="g", main="m", station="dlq", next=(7,))
+    admin.topic_names.return_value, admin.connection = (), KafkaConnection("b:9094", {"security.protocol": "SSL"})
+    admin.describe_topics.side_effect = AccessDeniedError("describe topic t", "b:9094", "Topic authorization failed")
+    with pytest.raises(AccessDeniedError, match="describe topic t"):
+        sources.find_sources(admin, "g", (life,))
+    with pytest.raises(GroupMissingError, match="grant this login DESCRIBE on the group's topics"):
+        sources.find_sources(admin, "g")
 
 
 def test_a_main_topic_that_was_deleted_leaves_the_others_to_be_analysed(monkeypatch: pytest.MonkeyPatch) -> None:
