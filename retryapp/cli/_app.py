@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retryapp.cli.console import Given
 from retryapp.core.errors import ConfigurationError, NoHandlersError, RetryAppError, shown
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def load_application(spec: str) -> Retries:
         AppImportError: the module raised an exception.
         NoRetriesError: no ``Retries`` extends that app.
     """
+    Given.now().app_spec = spec
     module, _, attribute = spec.partition(":")
     if not module or module.startswith("."):  # a path: Python would take it for a relative import
         raise AppNotFoundError(spec, "no module is named")

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from retryapp.cli._options import LENGTH, Decorator, pair, pipeline_client_config
-from retryapp.cli._target import connect, reach
+from retryapp.cli._target import connect
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import on_signals, stderr_console
 from retryapp.jvm import spark_jars
+from retryapp.kafka import reach
 from retryapp.pipeline.session import SessionOptions, active_session, brought_along, start_session
 from retryapp.settings import load_settings
 

@@ -13,10 +13,9 @@ from retryapp.cli._options import Place
 from retryapp.core.errors import DamagedMetadataError, InvalidSettingError
 from retryapp.core.record import Origin, parse_failure_id
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka import GroupMissingError, KafkaAdmin, KafkaConnection, find_handlers, with_dead_letters
+from retryapp.kafka import GroupMissingError, KafkaConnection, find_handlers, reach, with_dead_letters
 from retryapp.lookup.decoding import Decoding, Show, undecoded
 
-REACH_S: Final = 5.0
 WHERE: Final = "say where to look: -A MODULE[:APP], or --broker HOST:PORT with --group NAME"
 
 
@@ -97,16 +96,6 @@ def resolve_failure(place: Place, failure: str) -> tuple[KafkaConnection, Handle
         raise click.UsageError("say where to look: -A MODULE[:APP], or --broker HOST:PORT")
     reach(connection)
     return connection, HandlerTopology(group=group, main=origin.topic), origin
-
-
-def reach(connection: KafkaConnection) -> KafkaAdmin:
-    """Return an administrator of a cluster that answers within ``REACH_S``.
-
-    Raises:
-        BrokerUnreachableError: no broker did.
-    """
-    KafkaAdmin(connection, timeout_s=REACH_S).cluster()
-    return KafkaAdmin(connection)
 
 
 def _read_client_config(path: Path) -> Mapping[str, str]:

@@ -14,8 +14,9 @@ import click
 from retryapp.cli._options import LENGTH, json_option, pipeline_client_config
 from retryapp.cli._output import instant, table
 from retryapp.cli._spark import lake_options, print_waiting, spark_job, wait_option
-from retryapp.cli._target import connect, reach
+from retryapp.cli._target import connect
 from retryapp.cli.console import emit
+from retryapp.kafka import reach
 from retryapp.lookup.instants import utc_text
 from retryapp.pipeline.remains import find_remains
 from retryapp.pipeline.session import SessionOptions

@@ -262,4 +262,4 @@ def _late_text(rates: Mapping[str, Any] | None) -> str:
     if rates is None or not rates["retries"]:
         return "-"
     late_ms = rates["late_p99_ms"]
-    return "p99 > 1m" if late_ms is None else f"p99 <= {late_ms:,.0f} ms"
+    return "p99 > 1m" if late_ms is None else f"p99 <= {length_text(round(late_ms))}"

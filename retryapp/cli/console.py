@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from rich.console import Console
 from typing_extensions import override
 
+from retryapp.core.text import with_app
 from retryapp.lookup.payloads import escaped_json, printable
 
 stderr_console = Console(stderr=True, soft_wrap=True)
@@ -64,9 +65,23 @@ def on_signals(handler: Callable[[int, FrameType | None], None], *numbers: int) 
             signal.signal(number, former)
 
 
+class Given:
+    """What commands that are suggested repeat of this command line."""
+
+    app_spec: str = ""
+
+    @staticmethod
+    def now() -> Given:
+        """Return that of the command that runs; of none outside."""
+        context = click.get_current_context(silent=True)
+        found = None if context is None else context.find_object(Given)
+        return Given() if found is None else found
+
+
 def emit(result: object, text: str, *, as_json: bool) -> None:
     """Print a result; nothing in a record, a message or a reason can steer the terminal."""
-    click.echo(escaped_json(to_json(result).decode()) if as_json else printable(text))
+    shown = escaped_json(to_json(result).decode()) if as_json else printable(text)
+    click.echo(with_app(shown, Given.now().app_spec))
 
 
 def emit_error(error_type: str, message: str, exit_code: int, *, as_json: bool) -> None:

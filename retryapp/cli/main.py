@@ -10,8 +10,9 @@ from importlib.metadata import version
 
 import click
 
-from retryapp.cli.console import ExitCode, emit_error
+from retryapp.cli.console import ExitCode, Given, emit_error
 from retryapp.core.errors import RetryAppError
+from retryapp.core.text import with_app
 
 SUBCOMMANDS = {
     "demo": "Watch real records fail and come back, on a real Kafka.",
@@ -73,9 +74,9 @@ def run(arguments: Sequence[str]) -> int:
         The exit code; all errors are reported and none is raised.
     """
     words = list(arguments)
-    as_json = "--json" in words
+    as_json, given = "--json" in words, Given()
     try:
-        result = cli.main(args=words, prog_name="retryapp", standalone_mode=False)
+        result = cli.main(args=words, prog_name="retryapp", standalone_mode=False, obj=given)
     except SystemExit as exit_:  # some libraries, and click on a closed pipe
         return exit_.code if isinstance(exit_.code, int) else ExitCode.FINDING
     except (click.Abort, KeyboardInterrupt):
@@ -93,7 +94,8 @@ def run(arguments: Sequence[str]) -> int:
     except RetryAppError as error:
         _show_traceback(words)
         notes = [f" ({note})" for note in getattr(error, "__notes__", ()) if note]  # file and line of the user's code
-        emit_error(type(error).__name__, "".join([str(error), *notes]), error.exit_code, as_json=as_json)
+        message = with_app("".join([str(error), *notes]), given.app_spec)
+        emit_error(type(error).__name__, message, error.exit_code, as_json=as_json)
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the process edge: an unforeseen error still ends with one clear line
         _show_traceback(words)

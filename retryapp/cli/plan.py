@@ -13,11 +13,10 @@ import click
 from retryapp.cli._app import load_handlers
 from retryapp.cli._options import app_option, json_option
 from retryapp.cli._output import table
-from retryapp.cli._target import reach
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import InvalidDurationError
-from retryapp.kafka import Action, Plan, PlanOptions, PlanStep, plan_topics
+from retryapp.kafka import Action, Plan, PlanOptions, PlanStep, plan_topics, reach
 from retryapp.kafka.acls import Pattern, acl_commands, needed_acls
 
 if TYPE_CHECKING:

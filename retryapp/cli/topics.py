@@ -9,11 +9,10 @@ import click
 
 from retryapp.cli._app import load_handlers
 from retryapp.cli._options import LENGTH, app_option, json_option
-from retryapp.cli._target import reach
 from retryapp.cli.console import ExitCode, Group, emit, stderr_console
 from retryapp.cli.plan import plan_facts, planned
 from retryapp.engine.handler.handler import Order
-from retryapp.kafka import PlanOptions, ensure_topics, grow_topics, plan_topics
+from retryapp.kafka import PlanOptions, ensure_topics, grow_topics, plan_topics, reach
 from retryapp.kafka.behind import Behind, wait_for_old
 
 if TYPE_CHECKING:

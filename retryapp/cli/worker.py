@@ -27,7 +27,11 @@ _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def _processes(text: str) -> int:
-    return min(usable_cores(), MAX_WORKERS) if text == "auto" else int(click.IntRange(1, MAX_WORKERS)(text))
+    if text == "auto":
+        return min(usable_cores(), MAX_WORKERS)
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_WORKERS:
+        raise ValueError(f"{text!r}: expected auto, or a number from 1 to {MAX_WORKERS}")
+    return int(text)
 
 
 @click.command(name="worker")

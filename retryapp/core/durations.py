@@ -86,3 +86,14 @@ def format_duration_ms(duration_ms: int) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts)
+
+
+def duration_text(duration_ms: float) -> str:
+    """Return any length for people, also where it is no duration of a policy.
+
+    >>> duration_text(5_400_000), duration_text(0), duration_text(-1_500)
+    ('1h30m', '0s', '-1s500ms')
+    """
+    length_ms = abs(int(duration_ms))
+    text = format_duration_ms(length_ms) if 0 < length_ms <= MAX_DURATION_MS else f"{length_ms // 1_000}s"
+    return f"-{text}" if duration_ms <= -1 else text

@@ -1,4 +1,4 @@
-r"""Text in headers: cut to a number of bytes, and encoded in ASCII.
+r"""Text in headers: cut to a number of bytes, and encoded in ASCII; and commands in messages.
 
 Free text is percent-encoded (RFC 3986) so that any URL decoder reads it back: ``%``, ``+``, control characters and
 everything outside ASCII become ``%XX`` of their UTF-8 bytes, the rest stays readable. Lone surrogates, which UTF-8 has
@@ -38,6 +38,15 @@ def cut_text(text: str, max_bytes: int) -> str:
 def cut_tail(text: str, max_bytes: int) -> str:
     """Keep the end of a text: at most ``max_bytes`` of UTF-8, cut on a character's boundary."""
     return _well_formed(text)[-max_bytes:].decode("utf-8", "ignore") if max_bytes > 0 else ""
+
+
+def with_app(text: str, spec: str) -> str:
+    """Have the commands that a text suggests name an application, as ``-A`` takes it: they can be run as printed.
+
+    >>> with_app("Run 'retryapp topics grow -A MODULE'", "shop.billing:app")
+    "Run 'retryapp topics grow -A shop.billing:app'"
+    """
+    return text.replace("-A MODULE ", f"-A {spec} ").replace("-A MODULE'", f"-A {spec}'") if spec else text
 
 
 def escape_text(text: str, max_bytes: int, *, in_list: bool = False) -> bytes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from retryapp.core.durations import MAX_DURATION_MS, parse_duration_ms
+from retryapp.core.durations import MAX_DURATION_MS, duration_text, parse_duration_ms
 from retryapp.core.errors import ConfigurationError, InvalidDurationError, PicklableError, shown
 from retryapp.core.metadata import MAX_EPOCH_MS
 
@@ -76,8 +76,12 @@ class RetryLater(PicklableError):  # noqa: N818 - a verdict that reads as one: r
         self.after_ms = None if at is not None else _wait_ms(after)
         self.at_ms = None if at is None else _instant_ms(at)
         self.text = text
-        asked = f"retry after {self.after_ms} ms" if at is None else f"retry at {self.at_ms} ms since 1970"
-        super().__init__(text or asked)
+        super().__init__(text or self._asked())
+
+    def _asked(self) -> str:
+        if self.at_ms is None:
+            return f"retry after {duration_text(self.after_ms or 0)}"
+        return f"retry at {datetime.fromtimestamp(self.at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
     def wait_ms(self, now_ms: int) -> int:
         return max(0, self.at_ms - now_ms) if self.at_ms is not None else self.after_ms or 0
@@ -103,7 +107,7 @@ class Defer(PicklableError):  # noqa: N818 - a verdict that reads as one: raise 
         """
         self.deadline_ms = _wait_ms(deadline)
         self.text = text
-        super().__init__(text or f"waits for its release for {self.deadline_ms} ms")
+        super().__init__(text or f"waits for its release for {duration_text(self.deadline_ms)}")
 
     def wait_ms(self, _now_ms: int) -> int:
         return self.deadline_ms

@@ -10,15 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message, Producer
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message, Producer
 
+from retryapp.core.durations import duration_text
 from retryapp.doctor.findings import Finding, ok, warning
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.connection import named_error
 
 MOST_SKEW_MS: Final = 1_000
 """With a larger difference workers deliver no retries until they have measured it again."""
-EXPECTED: Final = f"within {MOST_SKEW_MS} ms"
+EXPECTED: Final = f"within {duration_text(MOST_SKEW_MS)}"
 REMEDY: Final = "Run NTP (chrony, systemd-timesyncd) on brokers and workers, and check with 'chronyc tracking'"
 WHY: Final = (
     "workers correct for it with the broker's acknowledgements, and deliver no retries while the two suddenly differ "
@@ -39,7 +40,8 @@ class Measured:
 def judge_measured(measured: Measured) -> Finding:
     """Judge a measured difference; only what exceeds the uncertainty counts."""
     word = "ahead" if measured.ahead_ms >= 0 else "slow"
-    seen = f"the broker is {abs(measured.ahead_ms)} ms {word}, give or take {measured.within_ms} ms"
+    ahead, within = duration_text(abs(measured.ahead_ms)), duration_text(measured.within_ms)
+    seen = f"the broker is {ahead} {word}, give or take {within}"
     if abs(measured.ahead_ms) - measured.within_ms <= MOST_SKEW_MS:
         return ok("clock", seen, EXPECTED)
     return warning("clock", seen, expected=EXPECTED, why=WHY, remedy=REMEDY)
@@ -57,6 +59,7 @@ def measure(
         BrokerUnreachableError, KafkaRequestError: it did not work.
     """
     acknowledged: list[tuple[Message, int]] = []
+    refused: list[KafkaError] = []
     producer = connection.client(
         Producer,
         transactional_id=f"{group}.doctor",
@@ -65,12 +68,15 @@ def measure(
         allow_auto_create_topics=False,
         message_timeout_ms=int(timeout_s * 1000),
     )
-    doing = "write a record in a transaction"
+    doing = f"write to topic {topic} in a transaction"
     try:
         producer.init_transactions(timeout_s)
         producer.begin_transaction()
-        producer.produce(topic, b"", partition=0)  # the first one waits for metadata and connections
+        # the first one waits for metadata and connections
+        producer.produce(topic, b"", partition=0, on_delivery=lambda error, _: refused.append(error) if error else None)
         producer.flush(timeout_s)
+        if refused:
+            producer.commit_transaction(timeout_s)  # it raises why; another record, that the transaction has failed
         sent_ms = wall_ms()
         producer.produce(
             topic,

@@ -1,6 +1,6 @@
 """Topic administration and bounded reading over confluent-kafka, without joining a group."""
 
-from retryapp.kafka.admin import ClusterState, KafkaAdmin, TopicState
+from retryapp.kafka.admin import ClusterState, KafkaAdmin, TopicState, reach
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.discovery import GroupMissingError, dead_letter_topics, find_handlers, with_dead_letters
 from retryapp.kafka.errors import AccessDeniedError, ContextRefusedError, KafkaRequestError, LoginRefusedError
@@ -30,6 +30,7 @@ __all__ = [
     "fold_changelog",
     "grow_topics",
     "plan_topics",
+    "reach",
     "read_offsets",
     "read_record",
     "read_topic",

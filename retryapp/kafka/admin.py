@@ -41,6 +41,8 @@ EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-c
 LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 DEFAULT_TIMEOUT_S: Final = 15.0
+REACH_S: Final = 5.0
+"""How long a broker may take to answer at all, where somebody waits."""
 BROKER_DEFAULT: Final = -1  # replication factor that leaves the number to the broker
 
 REQUEST_TIMED_OUT: Final = -185  # the client library's _TIMED_OUT
@@ -366,6 +368,16 @@ class KafkaAdmin:
     def _note_error(self, error: KafkaError) -> None:
         self._hints.append(error.str())
         del self._hints[:-3]
+
+
+def reach(connection: KafkaConnection) -> KafkaAdmin:
+    """Return an administrator of a cluster that answers within ``REACH_S``.
+
+    Raises:
+        BrokerUnreachableError: no broker did.
+    """
+    KafkaAdmin(connection, timeout_s=REACH_S).cluster()
+    return KafkaAdmin(connection)
 
 
 def operation_names(listed: Iterable[Any] | None) -> frozenset[str] | None:

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Final
 
 from retryapp.core.control import Command
-from retryapp.core.errors import DamagedEventError
+from retryapp.core.errors import BrokerUnreachableError, DamagedEventError
 from retryapp.core.jobs import HandlerCommand, JobCommand
 from retryapp.core.lifecycle import Commanded, decode_event
 from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology
-from retryapp.kafka.admin import KafkaAdmin
+from retryapp.kafka.admin import KafkaAdmin, reach
 from retryapp.kafka.connection import KafkaConnection
 from retryapp.kafka.reader import follow_topic
 from retryapp.kafka.writer import write_records, write_together
 
 WAIT_S: Final = 30.0
 """How long an outcome is waited for, unless somebody says otherwise."""
+
+
+def reach_first(connection: KafkaConnection, _topology: HandlerTopology) -> None:
+    """Ask for an answer before commands are sent; blocks for a few seconds where there is none.
+
+    Raises:
+        BrokerUnreachableError: no broker answered, so nothing was sent.
+    """
+    with _saying("nothing was sent"):
+        reach(connection)
 
 
 def send_commands(
@@ -43,7 +53,7 @@ def send_commands(
     Raises:
         DamagedMetadataError: a failure id is none.
         TopicMissingError: the group has no control topic: no worker of this version has started yet.
-        BrokerUnreachableError: no broker answered; some of the commands may have been sent.
+        BrokerUnreachableError: no broker answered; it says whether commands were sent.
     """
     numbers = {command.id: parse_failure_id(command.failure_id)[1].partition for command in commands}
     records = [command.to_record(topology.control, numbers[command.id]) for command in commands]
@@ -80,12 +90,13 @@ def send_to_all(
 
     Raises:
         TopicMissingError: the group has no control topic.
-        BrokerUnreachableError: no broker answered; the command was sent, or not. Sent again, it does no harm.
+        BrokerUnreachableError: no broker answered; it says whether the command was sent. Sent again, it does no harm.
         AccessDeniedError: we may not write there, or not use the transactional id.
     """
     records = [command.to_record(topology.control, partition) for partition, command in commands.items()]
     wanted = {(partition, command.id) for partition, command in commands.items()}
-    KafkaAdmin(connection).offsets(topology.control, commands)  # it is there
+    with _saying("nothing was sent"):
+        KafkaAdmin(connection).offsets(topology.control, commands)  # it is there
 
     def write() -> None:
         write_together(connection, topology.control, records)
@@ -103,8 +114,10 @@ def _told(
 ) -> Iterator[tuple[int, Commanded]]:
     """Write, and yield the outcomes of commands (`wanted`: partition and id) as they come, with their partitions."""
     admin = KafkaAdmin(connection)
-    starts = {number: kept.stop for number, kept in admin.offsets(topology.events, partitions).items()}
-    write()
+    with _saying("nothing was sent"):
+        starts = {number: kept.stop for number, kept in admin.offsets(topology.events, partitions).items()}
+    with _saying("it is not known whether the command was sent"):
+        write()
     missing = {*wanted}
     until_s = time.monotonic() + wait_s
     with closing(follow_topic(connection, topology.events, starts)) as events:
@@ -119,4 +132,14 @@ def _told(
                 return
             elif time.monotonic() >= until_s:
                 break
-    admin.offsets(topology.events, partitions)  # it says so if no broker answers any more
+    with _saying("the command was sent, and its outcome is not known"):
+        reach(connection)
+
+
+@contextmanager
+def _saying(what: str) -> Iterator[None]:
+    """Have the error of a broker that does not answer say what was sent before it."""
+    try:
+        yield
+    except BrokerUnreachableError as error:
+        raise BrokerUnreachableError(error.bootstrap, f"{what}: {error.problem}") from error

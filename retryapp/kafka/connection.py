@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 client_log: Final = logging.getLogger("retryapp.kafka.client")
-"""Logger of librdkafka's own lines, hundreds a minute while a broker is down: shown at level DEBUG only."""
-client_log.addFilter(lambda line: line.levelno >= logging.CRITICAL or client_log.isEnabledFor(logging.DEBUG))
+"""Logger of librdkafka's own lines, hundreds a minute while a broker is down: shown at level DEBUG only.
+
+That goes for fatal ones, too: the call that they are about raises the same.
+"""
+client_log.addFilter(lambda _line: client_log.isEnabledFor(logging.DEBUG))
 
 SECRET_WORDS: Final = ("password", "secret", "ssl.key.pem", "oauthbearer.config", "sasl.jaas", "token", "keystore.key")
 """An option whose name has one of these is never shown."""

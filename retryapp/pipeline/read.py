@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from retryapp.kafka import KafkaConnection
 from retryapp.pipeline.positions import Offsets
 from retryapp.pipeline.schemas import RECORDS
-from retryapp.pipeline.security import java_options
+from retryapp.pipeline.security import source_options
 
 
 def offsets_json(positions: Offsets) -> str:
@@ -36,7 +36,7 @@ def read_range(spark: SparkSession, connection: KafkaConnection, begin: Offsets,
     for topic, partition in begin:
         partitions.setdefault(topic, []).append(partition)
     options = {
-        **{f"kafka.{name}": value for name, value in java_options(connection).items()},
+        **source_options(connection),
         "kafka.bootstrap.servers": connection.bootstrap,
         "kafka.isolation.level": "read_committed",  # the default reads records of aborted transactions too
         "includeHeaders": "true",

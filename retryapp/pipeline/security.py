@@ -1,4 +1,4 @@
-"""A cluster's security settings, from librdkafka's properties to those of Java's client.
+"""A cluster's client settings, from librdkafka's properties to those of Java's client.
 
 A property that begins with ``kafka.`` is meant for Java as it is, and wins; librdkafka never sees it.
 """
@@ -18,6 +18,21 @@ _LOGIN_MODULES: Final = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+
+
+_TIMEOUTS: Final = {"request.timeout.ms": "15000", "default.api.timeout.ms": "15000"}
+_PATIENCE: Final = {"fetchOffset.numRetries": "2", "kafkaConsumer.pollTimeoutMs": "30000"}
+
+
+def source_options(connection: KafkaConnection) -> dict[str, str]:
+    """Return the options of Spark's reader of Kafka: whom it asks, and how long it waits for an answer.
+
+    With Spark's own it says after minutes that no broker answers. Timeouts of the user's stay, both of them: Java
+    refuses a first one that is longer than the second.
+    """
+    java = java_options(connection)
+    timeouts = {} if _TIMEOUTS.keys() & java.keys() else _TIMEOUTS
+    return {**_PATIENCE, **{f"kafka.{name}": value for name, value in (java | timeouts).items()}}
 
 
 def java_options(connection: KafkaConnection) -> dict[str, str]:

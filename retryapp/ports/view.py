@@ -86,7 +86,7 @@ class PartitionInfo:
     state: str
     """`open`, `opening`, `closed`, or `ELSEWHERE`."""
     owner_url: str | None = None
-    """Page address of the worker that has it, when known."""
+    """Page address of the worker that has it, when known; of one without pages, a name that is no address."""
     pending: int | None = None
     """None: not known."""
     pending_by_tier: Mapping[str, int] = field(default_factory=dict)
@@ -123,6 +123,8 @@ class PartitionInfo:
     """What holds due records back although the lane is open: `pause`, `circuit` or `rate`; None: nothing."""
     blocked: str | None = None
     """What waits in the table and keeps records on the main topic, by the order of the handler; None: nothing."""
+    blocked_since_ms: int | None = None
+    """When the record that is next in the table failed first; None: not known, or nothing is blocked."""
     session: int = 0
     since_ms: int | None = None
     last_error: str | None = None

@@ -11,16 +11,19 @@ import asyncio
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from retryapp.core.causes import CauseCount, summed
 from retryapp.core.dead_index import IndexedLetter, newest_letter
-from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.errors import BrokerUnreachableError, RecordError
+from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import Part
 from retryapp.core.record import Origin, Record
 from retryapp.core.row_keys import STOPPED_MS, due_order, identity_of
+from retryapp.core.rows import decode_row
 from retryapp.core.topology import GROW, HandlerTopology
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
@@ -311,6 +314,7 @@ class RuntimeView:
         own = circuits.pop("", None)
         pending_behind, dead_behind = self._runtime.behind(main, number)
         is_open = lane.state is LaneState.OPEN
+        blocked = placed.engine.blocked if is_open else None
         seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
         return replace(
             self._numbers(placed, place),
@@ -330,7 +334,8 @@ class RuntimeView:
             jobs=dict(Counter(str(part.state) for part in commands.parts if not part.over)) if commands else {},
             circuit_cause="" if own is None else own.cause,
             holds_due=pace.holds_due if is_open else None,
-            blocked=placed.engine.blocked if is_open else None,
+            blocked=blocked,
+            blocked_since_ms=_first_failed_ms(placed, self._runtime.clock.wall_ms()) if blocked else None,
             session=lane.session,
             since_ms=seen.since_ms,
             last_error=seen.error,
@@ -375,6 +380,17 @@ def _circuits(placed: Placed, now_ms: int) -> dict[str, CircuitInfo]:
         )
         for name, gate in pace.gates.items()
     }
+
+
+def _first_failed_ms(placed: Placed, now_ms: int) -> int | None:
+    """Return when the record that is next in the table failed first: now, if it comes there now; None: not known."""
+    table = placed.transport.pending
+    if table is None or not (rows := table.page(None, 1)):
+        return now_ms
+    with suppress(RecordError):
+        metadata = decode_metadata(decode_row(rows[0][1]).headers)
+        return None if metadata is None else metadata.first_failed_ms
+    return None
 
 
 def _next_due_ms(pending: PendingTable, running: Collection[bytes]) -> int | None:

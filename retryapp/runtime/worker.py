@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import secrets
 import socket
 import sys
 import sysconfig
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, cast
 
+import click
 import faust
 from aiokafka.errors import GroupAuthorizationFailedError, InconsistentGroupProtocolError, InvalidSessionTimeoutError
 from faust.exceptions import AlreadyConfiguredWarning
@@ -23,10 +25,12 @@ from mode.utils.logging import level_number, setup_logging
 from pythonjsonlogger.json import JsonFormatter
 
 from retryapp.core.errors import InvalidSettingError, RetryAppError
+from retryapp.core.text import with_app
 from retryapp.kafka import AccessDeniedError, KafkaRequestError
 from retryapp.runtime.app import Runtime
 from retryapp.runtime.clients.security import addresses
 from retryapp.runtime.machine.place import WorkerPlace, claim_place, free_port, local_address
+from retryapp.runtime.observe.last_line import LastLine
 from retryapp.runtime.start import BriefStart, MetricsPort, announce, json_logging
 from retryapp.settings import Settings, load_settings
 
@@ -60,7 +64,8 @@ class RetryWorker(Worker):
                 self._metrics_port = free_port(app.conf.web_bind, settings.metrics_port + self.place.number - 1)
         except RetryAppError as exc:
             _leave(exc)
-        super().__init__(app, *args, **kwargs)
+        # Faust's command passes True, whatever the app has set
+        super().__init__(app, *args, **{**kwargs, "redirect_stdouts": app.conf.worker_redirect_stdouts})
         if settings.log_format == "json" and self.logging_config is None:
             self.logging_config = json_logging(level_number(self.loglevel))
         runtime = runtime_of(app)
@@ -111,6 +116,12 @@ class RetryWorker(Worker):
                 _leave(AccessDeniedError(doing, where, f"{exc}. Needed: Read"))
             remedy = "Stop those, or start again when they have left, or rename the app"
             _leave(KafkaRequestError(doing, where, f"members of it are other programs. {remedy}"))
+
+    def _setup_logging(self) -> None:
+        super()._setup_logging()
+        last_line = LastLine(lambda: self.crash_reason)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(last_line)
 
     async def on_startup_finished(self) -> None:
         """Spare garbage collections that find nothing, and waits of the event loop for threads that compute.
@@ -202,6 +213,10 @@ def _settle(app: faust.App, settings: Settings) -> WorkerPlace:
         if not chosen:
             conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"  # type: ignore[assignment]  # the setting takes text and turns it into a URL
         shown = f"pages {conf.canonical_url}/retries/"
+    elif not chosen:
+        # No address, but one name each: Faust keeps what a worker has by what it advertises, and a partition whose
+        # owner is not known needs action.
+        conf.canonical_url = f"no-pages:{secrets.token_hex(8)}"  # type: ignore[assignment]  # as above
     line = f"{conf.id} worker-{place.number}: data {place.path}, {shown}"
     if settings.log_format == "text":
         # before logging is set up; in one write, so that lines of several processes stay whole
@@ -227,9 +242,15 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _app_spec() -> str:
+    """Return which app Faust's command line was given."""
+    context = click.get_current_context(silent=True)
+    return "" if context is None else str(context.find_root().params.get("app") or "")
+
+
 def _leave(error: RetryAppError, where: str = "") -> NoReturn:
     logging.getLogger("retryapp").debug("Worker cannot start", exc_info=error)
-    line = f"{error} ({where})" if where else str(error)
+    line = with_app(f"{error} ({where})" if where else str(error), _app_spec())
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
         logging.getLogger("retryapp").critical(line, extra={"exit_code": int(error.exit_code)})
     else:

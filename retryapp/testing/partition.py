@@ -27,6 +27,7 @@ from typing import Any, Final, Protocol, Self
 
 from retryapp.core.control import Command, Verb, is_mark, named_by
 from retryapp.core.deduplicate import rule_of
+from retryapp.core.durations import duration_text
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import AnyCommand
 from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
@@ -85,7 +86,8 @@ class MemoryPartition:
         pools: for first deliveries and retries, shared by partitions of one handler; default: its own.
         destinations: topics that the handler publishes to; default: every name, with one partition.
         kept_ms: how long the main topic keeps records, for a handler with `payload="reference"`; default: no limit.
-        options: more fields of `Handler`, as `value_type`, `concurrency`, `order` and `deduplicate`.
+        options: more of what a handler is declared with, as `value`, `concurrency`, `order` and `deduplicate`; and
+            further fields of `Handler`.
     """
 
     @classmethod
@@ -132,6 +134,8 @@ class MemoryPartition:
         chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
         rule = options["deduplicate"] = rule_of(options.get("deduplicate"))
         options["order"] = Order(options.get("order", Order.NONE))
+        if "value" in options:  # as its declaration names it
+            options["value_type"] = options.pop("value")
         if isinstance(rate := options.get("rate_limit"), str):
             options["rate_limit"] = parse_rate(rate)
         topology: HandlerTopology = options.pop("topology", None) or HandlerTopology(
@@ -298,7 +302,7 @@ class MemoryPartition:
             if self._hung and (problem := self.handler.orphans.problem) is not None:
                 raise AssertionError(f"{self._left()}; a worker would have ended: {problem}")
             if now_ms - began_ms > longest_ms:
-                raise AssertionError(f"{self._left()} after {longest_ms} ms")
+                raise AssertionError(f"{self._left()} after {duration_text(longest_ms)}")
             if (state := (len(self.observer.seen), self.engine.in_flight)) != before:
                 before, changed_ms = state, now_ms
             step_ms = self._step_ms(now_ms, quiet_ms=now_ms - changed_ms)

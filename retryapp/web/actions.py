@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 from urllib.parse import parse_qs
 
 from aiohttp import web
@@ -17,19 +17,20 @@ from typing_extensions import override
 from retryapp.core.checks import problem_text
 from retryapp.core.control import MAX_COMMAND_BYTES, Command, Edit, Verb, named_by
 from retryapp.core.durations import parse_duration_ms
-from retryapp.core.errors import DamagedMetadataError, InvalidDurationError, shown
+from retryapp.core.errors import BrokerUnreachableError, DamagedMetadataError, InvalidDurationError, shown
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.record import parse_failure_id
-from retryapp.kafka.commands import send_commands
+from retryapp.kafka.commands import reach_first, send_commands
 from retryapp.lookup.instants import parse_instant
 from retryapp.lookup.records import Facts
 from retryapp.ports import PAGES_PREFIX
 from retryapp.web.access import COOKIE, Person, refuse_other_sites
-from retryapp.web.errors import PageError
+from retryapp.web.errors import SOON, PageError
 from retryapp.web.outcomes import address_of, outcome_facts
 from retryapp.web.page import Page, is_browser
 from retryapp.web.turns import Turns
 
+T = TypeVar("T")
 MAX_BODY_BYTES: Final = 16_384
 MOST_AT_ONCE: Final = 4
 """Commands of one worker's pages that wait for an answer."""
@@ -47,6 +48,7 @@ _Names: Final = TypeAdapter(Annotated[list[str], Field(min_length=1, max_length=
 _MOST_FIELDS: Final = 600
 _OF_ONE_BUTTON: Final = {"at": "reschedule", "for": "hold"}
 """Fields of a form with several buttons that belong to one of them."""
+_AGAIN: Final = "Once a broker answers, send it again: what was obeyed already is not done twice"
 
 
 class Action(Page):
@@ -64,6 +66,23 @@ class Action(Page):
     async def act(self, request: web.Request, sent: Mapping[str, str], person: Person) -> web.Response:
         raise NotImplementedError
 
+    async def send(self, turns: Turns, main: str, call: Callable[[], T]) -> T:
+        """Call what sends commands of a handler, in a thread, once a broker has answered.
+
+        Raises:
+            PageError: 503, no broker answers: it says whether something was sent.
+        """
+
+        def reach_and_call() -> T:
+            try:
+                self.answers.view.on_topics(main, reach_first)
+                return call()
+            except BrokerUnreachableError as error:
+                raise PageError(503, "no-broker", str(error), _AGAIN, SOON) from error
+
+        answer: T = await turns.take(reach_and_call)
+        return answer
+
 
 class CommandPage(Action):
     """Sends a command, waits for the worker that obeys or refuses it, and says which."""
@@ -79,7 +98,7 @@ class CommandPage(Action):
             raise PageError(400, "masked", "the edit has *** where something is masked", "Send what it replaces")
         places: Places = {}
         send = partial(self.answers.view.on_topics, main, send_commands, [command], wait_s=WAIT_S, places=places)
-        told = (await self.turns.take(send)).get(command.id)
+        told = (await self.send(self.turns, main, send)).get(command.id)
         facts: Facts = {"main": main, "verb": str(command.verb), **_outcome(main, command, told, places)}
         status = 202 if told is None else 200
         return await self.show(request, person, "outcome.html", facts, as_json=not is_browser(request), status=status)
@@ -106,7 +125,7 @@ class SelectionPage(Action):
         commands = [_command({**more, "failure_id": name}, person.name, main, now_ms) for name in dict.fromkeys(names)]
         places: Places = {}
         send = partial(self.answers.view.on_topics, main, send_commands, commands, wait_s=WAIT_S, places=places)
-        told = await CommandPage.turns.take(send)
+        told = await self.send(CommandPage.turns, main, send)
         records = [_outcome(main, command, told.get(command.id), places) for command in commands]
         done = all(each["outcome"] == "done" for each in records)
         facts: Facts = {"main": main, "verb": verb, "done": done, "records": records}

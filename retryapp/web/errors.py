@@ -51,7 +51,7 @@ def elsewhere(main: str, partition: int, location: str | None) -> PageError:
             409,
             "partition-elsewhere",
             f"partition {partition} of {main} is not on this worker, and its owner is not known here",
-            "It may be moving to another worker: ask again in a few seconds, or ask the other workers",
+            "It may be moving to another worker: ask again in a few seconds. A worker without pages has no address",
         )
     return PageError(
         307,

@@ -152,7 +152,7 @@ class _JobAction(Action):
         if not why or len(why) > MAX_WORDS:
             raise bad_sent("why", f"1 to {MAX_WORDS} characters: the reason, for the audit")
         call, place = self.order(info, sent, match, {"by": person.name, "why": why, "wait_s": WAIT_S}, person)
-        told: Told = await self.turns.take(call)
+        told: Told = await self.send(self.turns, info.main, call)
         self.answers.peers.ask_anew()
         said = outcomes(told)
         done = all(each["outcome"] == "done" for each in said)

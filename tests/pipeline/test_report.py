@@ -12,9 +12,9 @@ from pages import DAY_MS, EVIL, NOON_MS, facts
 
 pytest.importorskip("altair", reason="the report's charts need altair: pip install 'retryapp[spark]'")
 
-from retryapp.cli import _target
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
+from retryapp.kafka import admin
 from retryapp.pipeline.report.charts import MARKERS
 from retryapp.pipeline.report.facts import build
 from retryapp.pipeline.report.page import to_page
@@ -105,7 +105,7 @@ def test_what_deserves_action_comes_first() -> None:
 
 def test_every_command_that_the_page_names_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails of its broker only: advice that cannot be followed is none."""
-    monkeypatch.setattr(_target, "REACH_S", 0.2)
+    monkeypatch.setattr(admin, "REACH_S", 0.2)
     named = [
         words
         for entry in facts()["todo"]

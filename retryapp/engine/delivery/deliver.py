@@ -15,6 +15,7 @@ from retryapp.core.causes import cause_name
 from retryapp.core.classify import DeadReason, Failure
 from retryapp.core.control import MarkKind, is_open
 from retryapp.core.decide import Dead, Decision, RetryAt, SkipNow, for_free
+from retryapp.core.durations import duration_text
 from retryapp.core.errors import (
     DamagedMetadataError,
     NewerFormatError,
@@ -79,7 +80,8 @@ class HandlerTimeoutError(RetryAppError, TimeoutError):
 
     def __init__(self, handler: Handler) -> None:
         self.timeout_ms = handler.policy.timeout_ms
-        super().__init__(f"handler {handler.name} did not finish within {self.timeout_ms} ms (RetryPolicy(timeout=…))")
+        limit = duration_text(self.timeout_ms)
+        super().__init__(f"handler {handler.name} did not finish within {limit} (RetryPolicy(timeout=…))")
 
 
 class WorkerCrashedError(RetryAppError):
@@ -100,7 +102,8 @@ class ReleaseTimeoutError(RetryAppError, TimeoutError):
 
     def __init__(self, handler: str, waited_ms: int) -> None:
         self.waited_ms = waited_ms
-        super().__init__(f"nobody has released the record within {waited_ms} ms after handler {handler} raised Defer")
+        waited = duration_text(waited_ms)
+        super().__init__(f"nobody has released the record within {waited} after handler {handler} raised Defer")
 
 
 def outcome_of(run: Run, error: BaseException | None) -> Outcome:

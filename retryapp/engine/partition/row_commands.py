@@ -132,9 +132,17 @@ class RowCommands:
         counted_ms = self._context.pace.later_ms(*held, now_ms, row.circuit)
         free, metadata = released(row, metadata, now_ms, holds, counted_ms)
         due = "; ".join([_due_text(free.due_at_ms - now_ms), *self._context.pace.gates_of(free.circuit)])
+        if self._is_surplus(identity, free):
+            due = "it is dead at once, as overflow: more records of its key wait than may (max_sequence_size)"
+            due += "; deliveries are paused" if self._context.pace.paused else ""
         text = "it runs after the earlier records of its key" if free.held else due
         text = "somebody holds it on" if free.hold & OPERATOR else text
         return self._moved(free, metadata, identity, text)
+
+    def _is_surplus(self, identity: bytes, row: PendingRow) -> bool:
+        """Tell whether a row that waits is given up, as too many wait for it."""
+        lines = self._sequences
+        return lines is not None and not lines.waits_behind(identity, row.key) and lines.is_surplus(row)
 
     def go_on(self, row: PendingRow, identity: bytes) -> Effect:
         """Return the effect of letting a sequence go on behind its dead record."""

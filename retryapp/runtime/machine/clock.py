@@ -14,6 +14,7 @@ import time
 from mode.utils.logging import get_logger
 from typing_extensions import override
 
+from retryapp.core.durations import duration_text
 from retryapp.core.skew import BrokerSkew
 from retryapp.ports import Clock
 
@@ -74,12 +75,13 @@ class SystemClock(Clock):
             return
         if first:
             logger.warning(
-                "This machine's clock is %d ms %s the broker's. Due times go by the broker's; set the clock (NTP)",
-                abs(self.skew.correction_ms),
+                "This machine's clock is %s %s the broker's. Due times go by the broker's; set the clock (NTP)",
+                duration_text(abs(self.skew.correction_ms)),
                 "behind" if self.skew.correction_ms > 0 else "ahead of",
             )
         elif self.skew.trusted:
-            logger.warning("Due times go by the broker's time again: %d ms from ours", self.skew.correction_ms)
+            text = duration_text(self.skew.correction_ms)
+            logger.warning("Due times go by the broker's time again: %s from ours", text)
         else:
             logger.warning("The broker's clock and ours disagree: no due row is delivered until they agree")
 
@@ -98,7 +100,7 @@ class SystemClock(Clock):
         change_ms = system_ms - counted_ms - self._normal_ms
         if abs(change_ms) > MAX_SLEW_MS:
             self._normal_ms += change_ms
-            logger.warning("The system clock jumped by %d ms; due times ignore it", change_ms)
+            logger.warning("The system clock jumped by %s; due times ignore it", duration_text(change_ms))
         elif self._anchored_s is not None and now_s - self._anchored_s < ANCHOR_HOLDS_S:
             self._normal_ms += change_ms  # the broker's time leads
         else:

@@ -70,7 +70,7 @@ def test_what_a_handler_publishes_to_is_created_on_request_and_may_come_later(re
     assert missing.code == 1
     assert "6 topics are as required" in missing.out
     assert f"{out} does not exist. The handler of orders-{module} publishes to it" in missing.out
-    assert f"--topic {out} --partitions N, or 'retryapp topics create -A MODULE --create-main N')" in missing.out
+    assert f"--topic {out} --partitions N, or 'retryapp topics create -A {module} --create-main N')" in missing.out
 
 
 def test_the_plan_says_why(retryapp, module):

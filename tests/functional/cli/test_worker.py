@@ -14,6 +14,10 @@ import pytest
 from retryapp.cli import worker as cli_worker
 from retryapp.cli.console import ExitCode
 from retryapp.cli.main import run
+from retryapp.doctor.examine import Report
+from retryapp.doctor.findings import problem
+from retryapp.doctor.group import REMEDY
+from retryapp.kafka import AccessDeniedError
 
 PROGRAM = """
 import faust
@@ -63,7 +67,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     [
         ([], "no app is given"),
         (["wk_good", "--processes", "0"], "--processes"),
-        (["wk_good", "--processes", "many"], "--processes"),
+        (["wk_good", "--processes", "many"], "'--processes': 'many': expected auto, or a number from 1"),
         (["wk_good", "-A", "wk_empty"], "two apps are given"),
         (["wk_good", "--port", "7000", "--without-web"], "exclude each other"),
         (["wk_nowhere"], "no module 'wk_nowhere'"),
@@ -127,6 +131,25 @@ def test_a_plan_needs_handlers(retryapp: Callable[..., Any]) -> None:
     """An app without any is refused before a broker is asked."""
     done = retryapp("plan", "-A", "wk_empty")
     assert (done.code, "wk_empty has no handlers" in done.err) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize("app", ["wk_good", "wk_good:app"])
+def test_what_is_suggested_names_the_app_that_was_given(
+    app: str, retryapp: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In errors and in results, as text and as JSON: it can be run as it is printed."""
+
+    def refuse(_connection: object) -> None:
+        raise AccessDeniedError("list brokers", "b:9092", "no right")
+
+    finding = problem("group", "no READ", remedy=REMEDY)
+    monkeypatch.setattr("retryapp.cli.plan.reach", refuse)
+    monkeypatch.setattr("retryapp.cli.doctor.examine", lambda *_args, **_more: Report((finding,), reachable=True))
+    command = f"'retryapp plan -A {app} --acls'"
+    assert command in retryapp("plan", "-A", app).err
+    assert command in retryapp("plan", "-A", app, "--json").json["error"]["message"]
+    assert command in retryapp("doctor", "-A", app).out
+    assert command in retryapp("doctor", "-A", app, "--json").json["findings"][0]["remedy"]
 
 
 @pytest.fixture

@@ -61,6 +61,26 @@ async def pages(worker: FakeWorker, operators: Operators) -> AsyncIterator[Pages
         yield Pages(url, session)
 
 
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("command", REPLAY),
+        ("command/selection", {"verb": "replay", "why": "x", "failure_ids": [NAME]}),
+        ("command/handler", {"verb": "pause", "why": "x"}),
+    ],
+)
+async def test_while_no_broker_answers_nothing_is_sent(worker: FakeWorker, path: str, sent: Any) -> None:
+    """It is asked first: the answer says that nothing was sent, and what to do."""
+    worker.broker_down = True
+    async with pages(worker, Operators(local=Role.ADMIN)) as site:
+        status, body, headers = await site.post(sent, path=f"{BASE}/{path}")
+    error = json.loads(body)["error"]
+    assert (status, error["code"], headers["Retry-After"]) == (503, "no-broker", "2")
+    assert "nothing was sent: connection refused" in error["message"]
+    assert error["hint"].startswith("Once a broker answers, send it again")
+    assert (worker.commands, worker.asked) == ([], [])
+
+
 async def test_a_command_is_sent_and_its_outcome_told(worker: FakeWorker) -> None:
     """As JSON to programs; with the operator's name in the audit."""
     async with pages(worker, ANN) as site:

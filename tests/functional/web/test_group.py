@@ -441,3 +441,18 @@ async def test_letters_that_lie_there_no_more_are_shown_if_asked_for() -> None:
     async with serving(worker) as url:
         assert await walk(url, f"{BASE}/dead?format=json&limit=3") == [*range(36, -1, -4)]
         assert await walk(url, f"{BASE}/dead?format=json&limit=30&marked=1") == [*range(39, -1, -1)]
+
+
+async def test_a_worker_without_pages_is_an_owner_without_an_address() -> None:
+    """Nobody is asked or linked to, nobody needs to act, and sums say what they are without."""
+    worker = FakeWorker(infos=busy_worker().infos)
+    worker.parts = {MAIN: [partition(0, pending=3, dead=0), partition(1, state="elsewhere", owner_url="no-pages:ab")]}
+    worker.infos = worker.infos[:1]
+    async with serving(worker) as url:
+        index, shown = await facts(url, "/retries/"), await page(url, "/retries/")
+        partitions = (await facts(url))["partitions"]
+    assert (index["todo"], index["silent"], index["workers"]) == ([], [], [])
+    assert index["handlers"][0]["group"]["unknown_partitions"] == [1]
+    assert partitions[1]["owner_url"] is None
+    assert "Nothing in the partitions whose numbers are known here." in shown
+    assert "without partition 1" in shown

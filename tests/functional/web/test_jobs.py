@@ -404,6 +404,20 @@ async def test_a_partition_that_is_blocked_needs_action(site: Site, worker: Fake
     assert "later records wait for offset 1" in (await site.get("/retries/flights/"))[2]
 
 
+@pytest.mark.parametrize(
+    ("since_ms", "said"), [(60_000, []), (60_001, ["partition 0: later records wait for offset 0"])]
+)
+async def test_a_short_wait_for_a_record_needs_no_action(
+    site: Site, worker: FakeWorker, since_ms: int, said: list[str]
+) -> None:
+    """An ordered handler waits at each retry; the partition says so, the overview only where it goes on failing."""
+    blocked = {"blocked": "later records wait for offset 0", "blocked_since_ms": NOW_MS - since_ms}
+    worker.parts["flights"] = [partition(0, **blocked)]
+    todo = json.loads((await site.get("/retries/?format=json"))[2])["todo"]
+    assert [each["text"] for each in todo if "later records" in each["text"]] == said
+    assert "later records wait for offset 0" in (await site.get("/retries/flights/"))[2]
+
+
 async def test_a_job_that_is_over_needs_no_action(site: Site, worker: FakeWorker) -> None:
     """However its parts have ended: why stays on its own page, under its own word."""
     (job,) = [part for part in worker.remembered[MAIN][0] if part.paused]

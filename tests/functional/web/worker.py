@@ -198,6 +198,10 @@ class FakeWorker(RuntimeView):
     def on_topics(self, main: str, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
         return getattr(self, call.__name__)(main, *args, **more)
 
+    def reach_first(self, _main: str) -> None:
+        if self.broker_down:
+            raise BrokerUnreachableError("localhost:9092", "nothing was sent: connection refused")
+
     def send_commands(
         self, main: str, commands: Sequence[Command], *, wait_s: float, places: dict[str, tuple[int, int]]
     ) -> Mapping[str, Commanded]:

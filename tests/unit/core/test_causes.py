@@ -21,6 +21,8 @@ PAYLOAD: Final = "{'id': %d, 'name': %r, 'tags': [%d, 2], 'note': None}"
         ("HTTP 503: maintenance", "HTTP 503: maintenance"),
         ("500: boom", "500: boom"),
         ("ledger shard 7 is read-only", "ledger shard <number> is read-only"),
+        ("no answer within 1h30m", "no answer within <number>"),
+        ("no answer within 2m0.25s, after 1d2h3m4s5ms", "no answer within <number>, after <number>"),
         ('404: {"error": "no plane has the tail number N123AB"}', "404: <text>"),
         ("503, message='Service Unavailable', url='http://h:1/e'", "503, message=<value>, url=<value>"),
         ("404 Client Error: Not Found for url: https://h/1?x=1", "404 Client Error: Not Found for url: <url>"),

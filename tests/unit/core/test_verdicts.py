@@ -11,6 +11,7 @@ import pytest
 from retryapp.core.classify import classify
 from retryapp.core.errors import InvalidDurationError
 from retryapp.core.verdicts import Defer, InvalidInstantError, Reject, RetryLater, Unavailable
+from retryapp.engine.delivery.deliver import ReleaseTimeoutError
 
 MOSCOW = datetime(2026, 1, 1, 3, 0, 1, tzinfo=timezone(timedelta(hours=3)))
 
@@ -83,3 +84,14 @@ def test_verdicts_survive_pickling() -> None:
     assert (defer.deadline_ms, defer.text, str(defer)) == (3_600_000, "approval", "approval")
     away = pickle.loads(pickle.dumps(Unavailable("ledger")))  # noqa: S301 - our own bytes
     assert (away.circuit, away.text, str(away)) == ("ledger", "", "ledger is unavailable")
+
+
+def test_what_people_read_has_units() -> None:
+    """Not raw milliseconds, also where there is no wait, and for an instant."""
+    assert str(RetryLater("90s")) == "retry after 1m30s"
+    assert str(RetryLater(0)) == "retry after 0s"
+    assert str(RetryLater(at=1_760_000_000)) == "retry at 2025-10-09 08:53:20 UTC"
+    assert str(Defer("10m")) == "waits for its release for 10m"
+    assert str(ReleaseTimeoutError("charge", 600_000)) == (
+        "nobody has released the record within 10m after handler charge raised Defer"
+    )

@@ -81,6 +81,8 @@ async def test_a_plain_function_that_hangs_is_left_behind_at_its_time_out(
         clock.advance(1)
         metadata = the(await delivery)[1]
     assert metadata.error_type == "retryapp.HandlerTimeoutError"
+    assert "did not finish within " in metadata.error_message
+    assert " ms " not in metadata.error_message
     assert metadata.last_failed_ms - metadata.started_ms == 30_000
     assert (len(orphans), orphans.total, orphans.limit) == (MIN_ORPHANS, MIN_ORPHANS, MIN_ORPHANS)
     assert [(line.levelname, line.message, vars(line)["offset"], vars(line)["count"]) for line in caplog.records] == [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from retryapp.core.errors import BrokerUnreachableError, EnvironmentFault, InvalidSettingError, TopicMissingError
 from retryapp.kafka import AccessDeniedError, KafkaConnection, KafkaRequestError
-from retryapp.kafka.connection import named_error
+from retryapp.kafka.connection import client_log, named_error
 from retryapp.kafka.errors import CertificateRefusedError, LoginRefusedError
 
 SECRETS = {
@@ -163,3 +165,13 @@ def test_long_values_are_not_shown():
     shown = repr(KafkaConnection("b:9092", {"ssl.ca.pem": "x" * 200_000}))
     assert "(200000 characters)" in shown
     assert len(shown) < 200
+
+
+@pytest.mark.parametrize("level", [logging.ERROR, logging.CRITICAL])
+def test_the_clients_own_lines_are_for_those_who_debug(level: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Also a fatal one, as of a login that may not write: the call that it is about raises the same, with a remedy."""
+    client_log.log(level, "FATAL [retryapp#producer-1]: Fatal error: Broker: Cluster authorization failed")
+    assert caplog.messages == []
+    with caplog.at_level(logging.DEBUG, client_log.name):
+        client_log.log(level, "the same")
+    assert caplog.messages == ["the same"]

@@ -357,3 +357,11 @@ def test_copies_of_what_is_due_again_go_through_no_compacted_topic(policy, actio
     (step, *_) = plan_handler(topology, {"orders": main}, THREE, PlanOptions())
     assert step.action is action
     assert [problem.setting for problem in step.problems] == ["cleanup.policy"] * (action is Action.MISMATCH)
+
+
+def test_the_right_to_create_is_that_of_topics_which_a_start_may_create():
+    """Main topics and those that handlers declare to publish to; not one that only the command names."""
+    orders = HandlerTopology("billing", "orders", publishes=("receipts",))
+    rights = needed_acls([orders], create_main=True, publishes=("audit",))
+    assert {acl.name for acl in rights if acl.operation == "Create"} == {"billing.", "orders", "receipts"}
+    assert {acl.name for acl in needed_acls([orders]) if acl.operation == "Create"} == {"billing."}

@@ -10,7 +10,7 @@ import pytest
 from retryapp.core.errors import InvalidSettingError
 from retryapp.kafka import KafkaConnection
 from retryapp.kafka.connection import is_secret
-from retryapp.pipeline.security import java_options
+from retryapp.pipeline.security import java_options, source_options
 from retryapp.pipeline.session import REDACTED
 
 
@@ -71,3 +71,15 @@ def test_secrets_are_hidden_by_spark_and_by_us() -> None:
     shown = repr(KafkaConnection("b", {"kafka.sasl.jaas.config": "hush", "kafka.ssl.keystore.key": "hush"}))
     assert "hush" not in shown
     assert is_secret("kafka.ssl.keystore.key")
+
+
+def test_spark_does_not_wait_minutes_for_a_broker_that_is_gone() -> None:
+    """As long as our own client, or as the user says."""
+    options = source_options(KafkaConnection("b:9092"))
+    assert options["kafka.default.api.timeout.ms"] == options["kafka.request.timeout.ms"] == "15000"
+    attempts, poll_ms = int(options["fetchOffset.numRetries"]), int(options["kafkaConsumer.pollTimeoutMs"])
+    assert max(attempts * 15_000, poll_ms) <= 30_000
+    given = source_options(KafkaConnection("b:9092", {"request.timeout.ms": "40000", "security.protocol": "ssl"}))
+    assert given["kafka.request.timeout.ms"] == "40000"
+    assert "kafka.default.api.timeout.ms" not in given, "Java refuses one that is shorter"
+    assert given["kafka.security.protocol"] == "SSL"

@@ -71,7 +71,7 @@ def test_small_corrections_are_followed_as_long_as_no_broker_leads(machine: _Mac
 
 @pytest.mark.parametrize(
     ("ahead_ms", "warning"),
-    [(7_200_000, "71999.. ms behind"), (300, ""), (0, ""), (-300, ""), (-7_200_000, "720000. ms ahead of")],
+    [(7_200_000, "is 1h59m59s[0-9]+ms behind"), (300, ""), (0, ""), (-300, ""), (-7_200_000, "is 2h[0-9]ms ahead of")],
 )
 def test_the_brokers_time_leads(
     machine: _Machine, caplog: pytest.LogCaptureFixture, ahead_ms: int, warning: str

@@ -295,3 +295,20 @@ def test_a_handler_without_dead_letters_shows_what_ended(runtime: Runtime) -> No
     object.__setattr__(handler, "topology", replace(handler.topology, drop=True))
     (info,) = view.handlers()
     assert (info.discarded, "dlq" in info.topics) == (3, False)
+
+
+def test_since_when_a_partition_is_blocked_is_the_first_failure_of_what_is_next(runtime: Runtime, orders: Any) -> None:
+    """Not its last attempt: a record that fails every few seconds blocks its partition for ever."""
+    orders.transport.pending, orders.engine.blocked = MemoryPendingTable(), "later records wait for offset 0"
+    view = RuntimeView(runtime)
+    info = view.partition("orders", 0)
+    assert info is not None
+    assert info.blocked_since_ms == pytest.approx(runtime.clock.wall_ms(), abs=1_000), "its row is not written yet"
+    orders.transport.pending.write([waiting_row(0, due_at_ms=9_000, first_failed_ms=2_000, last_failed_ms=8_000)], 0)
+    seen = []
+    for blocked in ("later records wait for offset 0", None):
+        orders.engine.blocked = blocked
+        info = view.partition("orders", 0)
+        assert info is not None
+        seen.append((info.blocked, info.blocked_since_ms))
+    assert seen == [("later records wait for offset 0", 2_000), (None, None)]

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import click
 import faust
 import pytest
 from aiokafka.errors import InconsistentGroupProtocolError, InvalidSessionTimeoutError
@@ -19,9 +20,12 @@ from faust.worker import Worker
 
 from retryapp import Retries
 from retryapp.core.errors import InvalidSettingError, RetryAppError
+from retryapp.kafka import AccessDeniedError
+from retryapp.runtime import worker as worker_module
 from retryapp.runtime.machine.place import local_address
-from retryapp.runtime.worker import RetryWorker, _settle, user_line
+from retryapp.runtime.worker import RetryWorker, _leave, _settle, user_line
 from retryapp.settings import load_settings
+from retryapp.web.figures import web_url
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,20 @@ async def test_the_interpreter_is_set_for_retries_that_are_on_time(
         sys.setswitchinterval(interval_s)
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_a_handler_prints_is_logged_unless_the_app_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    """The command of Faust has the setting overruled."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(worker_module, "_settle", lambda _app, _settings: None)
+    monkeypatch.setattr(Worker, "__init__", lambda self, app, **options: given.update(options, self=self, app=app))
+    monkeypatch.setattr(RetryWorker, "logging_config", {}, raising=False)
+    monkeypatch.setattr(RetryWorker, "app", None, raising=False)
+    RetryWorker(faust.App("plain", worker_redirect_stdouts=wanted), redirect_stdouts=True)
+    assert given["redirect_stdouts"] is wanted
+
+
 @pytest.mark.parametrize(
     ("source", "line"),
     [
@@ -72,6 +90,15 @@ def test_the_users_own_line_is_named(tmp_path: Path, source: str, line: int) -> 
     with pytest.raises((ValueError, SyntaxError, RetryAppError)) as caught:
         runpy.run_path(str(path))
     assert user_line(caught.value) == f"{path}, line {line}"
+
+
+def test_what_a_worker_suggests_names_the_app_that_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """It can be run as it is printed, also where Faust's own command has started the worker."""
+    context = click.Context(click.Command("faust"))
+    context.params["app"] = "shop.billing"
+    with context, pytest.raises(SystemExit):
+        _leave(AccessDeniedError("join", "b:9092", "no right"))
+    assert "'retryapp plan -A shop.billing --acls'" in capsys.readouterr().err
 
 
 def settled(monkeypatch: pytest.MonkeyPatch, folder: Path, operators: str = "", **settings: Any) -> Any:
@@ -143,35 +170,39 @@ def test_a_worker_advertises_the_address_from_which_it_reaches_the_broker(
     assert local_address("nowhere.invalid:9092") is None
 
 
-def test_a_session_that_the_brokers_refuse_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_worker_without_pages_advertises_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The others' pages would ask it, show it as silent, and lead readers there. What the user has chosen stays."""
+    names = {str(settled(monkeypatch, tmp_path, web_enabled=False).canonical_url) for _ in range(2)}
+    assert len(names) == 2, "Faust keeps what a worker has by this name: two of one name were one worker"
+    assert [web_url(name) for name in names] == [None, None]
+    own = "https://retries.example/w1"
+    assert str(settled(monkeypatch, tmp_path, web_enabled=False, canonical_url=own).canonical_url) == own
+
+
+@pytest.mark.parametrize(
+    ("refused", "code", "text"),
+    [
+        (InvalidSessionTimeoutError, 2, r"setting broker_session_timeout='0\.5 s': the brokers refuse it"),
+        (InconsistentGroupProtocolError, 3,
+         "group billing on b:9092: members .* other programs.*start again when"),
+    ],
+)  # fmt: skip
+def test_what_the_brokers_refuse_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refused: type[Exception],
+    code: int,
+    text: str,
 ) -> None:
-    """It ended in a traceback and exit code 1, with which a supervisor starts the worker again and again."""
+    """One line with what to do; a traceback and exit code 1 have a supervisor start the worker again and again."""
 
     def stop(_self: Worker) -> None:
-        raise InvalidSessionTimeoutError
+        raise refused
 
     monkeypatch.setattr(Worker, "stop_and_shutdown", stop)
     worker = RetryWorker.__new__(RetryWorker)
-    worker.app = faust.App("billing", broker_session_timeout=0.5)
+    worker.app = faust.App("billing", broker="kafka://b:9092", broker_session_timeout=0.5)
     with pytest.raises(SystemExit) as end:
         worker.stop_and_shutdown()
-    assert end.value.code == 2
-    assert "setting broker_session_timeout='0.5 s': the brokers refuse it" in capsys.readouterr().err
-
-
-def test_a_group_of_other_programs_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As where the consumers that it replaces still run: one line with what to do, in place of a traceback."""
-
-    def stop(_self: Worker) -> None:
-        raise InconsistentGroupProtocolError
-
-    monkeypatch.setattr(Worker, "stop_and_shutdown", stop)
-    worker = RetryWorker.__new__(RetryWorker)
-    worker.app = faust.App("billing", broker="kafka://b:9092")
-    with pytest.raises(SystemExit) as end:
-        worker.stop_and_shutdown()
-    assert end.value.code == 3
-    assert re.search("group billing on b:9092: members .* other programs.*start again when", capsys.readouterr().err)
+    assert end.value.code == code
+    assert re.search(text, capsys.readouterr().err)

@@ -59,6 +59,14 @@ async def test_the_handler_under_test_may_be_any_function_that_a_worker_takes() 
     assert [record.value for record in orders.records("receipts")] == [b"paid"]
 
 
+async def test_a_value_is_decoded_as_in_a_declaration() -> None:
+    """By the same word."""
+    script = Script()
+    async with MemoryPartition(script, "5m", value=dict) as orders:
+        await orders.send(b'{"id": 1}')
+    assert [seen.value for seen in script.calls] == [{"id": 1}]
+
+
 async def test_a_partition_that_was_not_started_takes_no_records() -> None:
     """Where `async with` was forgotten nothing would run, and every assertion about dead letters would hold."""
     orders = MemoryPartition(Script("reject"), "5m")
