@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import MAIN, BankDownError, pass_time
+from doubles import MAIN, BankDownError, pass_time, serving
 from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, names, rows_marks, with_rows
 
 from retryapp import Unavailable
@@ -177,8 +177,7 @@ async def test_a_suspect_that_comes_late_runs_alone() -> None:
 
     transport = MemoryLaneTransport()
     options: dict[str, Any] = {"order": Order.KEY, "concurrency": 8, "transport": transport}
-    async with MemoryPartition(handle, "1s 1h", **options) as orders:
-        await orders.send(b"fail", b"slow", b"slow", key=b"a")
+    async with serving(handle, "1s 1h", b"fail", b"slow", b"slow", key=b"a", **options) as (orders, _):
         await orders.advance(500)
         await orders.send(b"kill", key=b"b")
         first = False

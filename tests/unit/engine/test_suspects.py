@@ -293,8 +293,7 @@ async def test_a_skipped_duplicate_is_not_among_the_suspects() -> None:
     gate = Gate()
     gate.let_all()
     rule = Deduplicate("header:event-id", window="1h")
-    async with MemoryPartition(gate, "1s", deduplicate=rule) as orders:
-        await orders.send(b"first", headers=(("event-id", b"e"),))
+    async with serving(gate, "1s", b"first", headers=(("event-id", b"e"),), deduplicate=rule) as (orders, _):
         await orders.advance(1_000)
     gate.open = False
     transport = orders.transport
@@ -437,8 +436,7 @@ async def test_a_record_that_runs_alone_does_so_until_its_session_has_ended() ->
     """Its lane is to close, and a row of the same session does not begin; its last transaction takes long."""
     first, second = Gate(), Gate()
     policy = RetryPolicy("30s", timeout="10m")
-    async with MemoryPartition(first, policy) as one:
-        await one.send(b"row")
+    async with serving(first, policy, b"row") as (one, _):
         first.let(b"row", BankDownError())
         await one.settle()
     one.transport.append(MAIN, None, b"alone")
