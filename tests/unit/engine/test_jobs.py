@@ -318,6 +318,15 @@ async def test_the_others_wait_for_the_canary() -> None:
         assert part_of(orders).state == "ended"
 
 
+async def test_a_job_goes_on_where_half_of_the_canary_fail() -> None:
+    """More than half have it pause."""
+    async with with_letters(20, "1h*1") as (orders, service):
+        service.down = {b"%d" % n for n in range(5)}
+        await begin(orders, canary=10)
+        await orders.to_rest()
+        assert (part_of(orders).state, part_of(orders).done) == ("ended", 20)
+
+
 async def test_a_job_pauses_itself_later_too() -> None:
     """When more than half of the last hundred fail."""
     async with with_letters(400, "1h*1") as (orders, service):
