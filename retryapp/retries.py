@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from datetime import datetime
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import faust
 from faust.types.agents import AgentT
@@ -40,7 +40,7 @@ from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import parse_rate
 from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology, Tiers, check_names, letters_topic
-from retryapp.engine.handler.handler import Delivery, Handler, HandlerSignatureError, Order
+from retryapp.engine.handler.handler import Delivery, Handler, HandlerSignatureError, Order, body_of
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
 from retryapp.kafka.commands import send_commands
@@ -479,16 +479,22 @@ class Retries:
 def _check_annotation(handler: Handler) -> None:
     """Refuse a function that says it takes another class than `value=` makes: each record would use up its attempts.
 
-    Only where both are sure: annotations may be anything, and pydantic makes other things of some types.
+    Only where both are sure: annotations may be anything, pydantic makes other things of some types, and a decorator
+    may hand on what it has made of the value.
     """
     made = handler.value_type
     if not isinstance(made, type) or not (made in (bytes, dict) or issubclass(made, BaseModel) or is_dataclass(made)):
         return
+    if hasattr(body_of(handler.function), "__wrapped__"):
+        return
     try:
         first = next(iter(inspect.signature(handler.function, eval_str=True).parameters.values()))
-        takes = first.annotation if handler.batch is None else (*get_args(first.annotation), first.empty)[0]
-        takes = get_origin(takes) or takes
-        known = takes not in (first.empty, Any, Union, UnionType)
+        takes, of = first.annotation, get_origin(first.annotation)
+        if handler.batch is not None:
+            takes = get_args(takes)[0] if isinstance(of, type) and issubclass(of, Iterable) else first.empty
+        of_model = getattr(takes, "__pydantic_generic_metadata__", {}).get("origin")
+        takes = of_model or get_origin(takes) or takes
+        known = takes not in (first.empty, Any, Annotated, Union, UnionType)
         differs = known and not issubclass(made, takes) and not issubclass(takes, made)
     except Exception:  # noqa: BLE001 - what cannot be evaluated or compared is no class: nothing is known
         return

@@ -124,7 +124,7 @@ class PartitionInfo:
     blocked: str | None = None
     """What waits in the table and keeps records on the main topic, by the order of the handler; None: nothing."""
     blocked_since_ms: int | None = None
-    """When the record that is next in the table failed first; None: not known, or nothing is blocked."""
+    """When the record that all others wait for failed first; None: not known, nothing is blocked, or by a cap."""
     session: int = 0
     since_ms: int | None = None
     last_error: str | None = None

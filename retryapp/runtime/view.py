@@ -25,6 +25,7 @@ from retryapp.core.record import Origin, Record
 from retryapp.core.row_keys import STOPPED_MS, due_order, identity_of
 from retryapp.core.rows import decode_row
 from retryapp.core.topology import GROW, HandlerTopology
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.lane.lane import LaneState
 from retryapp.engine.worker.placement import Placed
 from retryapp.kafka import KafkaConnection, read_record, read_topic
@@ -315,6 +316,7 @@ class RuntimeView:
         pending_behind, dead_behind = self._runtime.behind(main, number)
         is_open = lane.state is LaneState.OPEN
         blocked = placed.engine.blocked if is_open else None
+        in_line = self._runtime.served[main].handler.order is Order.PARTITION  # else a cap is reached, whatever is next
         seen = self._lanes.look(main, number, lane.session, str(lane.state), lane.last_error)
         return replace(
             self._numbers(placed, place),
@@ -335,7 +337,7 @@ class RuntimeView:
             circuit_cause="" if own is None else own.cause,
             holds_due=pace.holds_due if is_open else None,
             blocked=blocked,
-            blocked_since_ms=_first_failed_ms(placed, self._runtime.clock.wall_ms()) if blocked else None,
+            blocked_since_ms=_first_failed_ms(placed, self._runtime.clock.wall_ms()) if blocked and in_line else None,
             session=lane.session,
             since_ms=seen.since_ms,
             last_error=seen.error,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import faust
 import pytest
@@ -416,6 +416,9 @@ async def test_what_is_due_again_comes_through_the_main_topic_where_that_is_said
             retries.handler("c", policy="1h", redelivery="main", **more)(charge)  # type: ignore[arg-type]
 
 
+T = TypeVar("T")
+
+
 class Paid(BaseModel):
     """What `value=` may make."""
 
@@ -438,6 +441,34 @@ async def takes_bytes_or_null(_order: bytes | None) -> None: ...
 
 
 async def takes_anything(_order: Any) -> None: ...
+
+
+class Envelope(BaseModel, Generic[T]):
+    """A model of models."""
+
+    body: T
+
+
+async def takes_envelope(_order: Envelope[Any]) -> None: ...
+
+
+async def takes_annotated(_order: Annotated[bytes, "as it came"]) -> None: ...
+
+
+async def takes_annotated_list(_orders: Annotated[list[Paid], "of one partition"]) -> None: ...
+
+
+async def takes_list_or_null(_orders: list[Paid] | None) -> None: ...
+
+
+def parsed(function: Any) -> Any:
+    """Return a handler of bytes for a function of what they say."""
+
+    @functools.wraps(function)
+    async def parse(_order: bytes) -> None:
+        await function(Paid.model_validate_json(_order))
+
+    return parse
 
 
 async def takes_what_is_not_there(_order: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
@@ -474,6 +505,12 @@ async def test_a_function_that_takes_what_value_does_not_make_is_refused(
         (takes_dict, {"value": dict}),
         (takes_anything, {}),
         (takes_what_is_not_there, {}),
+        (takes_envelope, {"value": Envelope[Paid]}),
+        (takes_annotated, {}),
+        (takes_annotated_list, {"value": Paid, "batch": Batch()}),
+        (takes_list_or_null, {"value": Paid, "batch": Batch()}),
+        (parsed(takes_model), {}),
+        (functools.partial(parsed(takes_model)), {}),
         (lambda _order: None, {}),
         (print, {}),
     ],

@@ -288,7 +288,7 @@ class Handler:
         object.__setattr__(self, "_adapter", _adapter_of(self.value_type))
         object.__setattr__(self, "name", _name(self.function))
         object.__setattr__(self, "takes_delivery", _takes_delivery(self.name, self.function))
-        body = _body(self.function)
+        body = body_of(self.function)
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise HandlerSignatureError(self.name, "it is a generator (it has a yield), so calling it runs nothing")
         object.__setattr__(self, "is_async", inspect.iscoroutinefunction(body))
@@ -371,7 +371,8 @@ def _unwrapped(function: HandlerFunction) -> HandlerFunction:
     return function
 
 
-def _body(function: HandlerFunction) -> HandlerFunction:
+def body_of(function: HandlerFunction) -> HandlerFunction:
+    """Return what runs when a handler is called: the function in a partial, the `__call__` of an object."""
     function = _unwrapped(function)
     return function if inspect.isroutine(function) or inspect.isclass(function) else type(function).__call__
 

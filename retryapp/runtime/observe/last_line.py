@@ -16,7 +16,8 @@ from typing_extensions import override
 
 REFUSALS: Final = (GroupAuthorizationFailedError, InconsistentGroupProtocolError, InvalidSessionTimeoutError)
 """Errors that end a worker, whose last line names them: its group does not take it."""
-_LIBRARIES: Final = ("aiokafka.", "faust.", "mode.", "retryapp.runtime.")  # the last one: services of theirs
+_LIBRARIES: Final = ("aiokafka.", "faust.", "mode.", "retryapp.runtime.faust.", "retryapp.runtime.worker")
+"""The last ones: services of theirs. What ends the process otherwise says so in `retryapp.runtime.app`."""
 
 
 class LastLine(logging.Filter):

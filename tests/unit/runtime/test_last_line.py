@@ -30,6 +30,8 @@ def line(name: str, level: int, error: BaseException | None = None, *args: Any) 
         ("faust.transport.consumer", logging.ERROR, TOPIC, CLOSED, True),
         ("faust.transport.consumer", logging.WARNING, None, GROUP, True),
         ("retryapp.events", logging.ERROR, CLOSED, GROUP, True),
+        ("retryapp.runtime.app", logging.CRITICAL, None, GROUP, True),
+        ("retryapp.runtime.app", logging.ERROR, GROUP, None, True),
         ("billing.orders", logging.ERROR, GROUP, GROUP, True),
     ],
 )

@@ -20,6 +20,7 @@ from retryapp.core.jobs import Part, PartState
 from retryapp.core.lane_errors import HandOffRefusedError
 from retryapp.core.row_keys import parse_row_key
 from retryapp.engine.delivery.pace import Pace
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.handler.places import Places
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, PartitionInfo
@@ -299,6 +300,8 @@ def test_a_handler_without_dead_letters_shows_what_ended(runtime: Runtime) -> No
 
 def test_since_when_a_partition_is_blocked_is_the_first_failure_of_what_is_next(runtime: Runtime, orders: Any) -> None:
     """Not its last attempt: a record that fails every few seconds blocks its partition for ever."""
+    handler = runtime.served["orders"].handler
+    object.__setattr__(handler, "order", Order.PARTITION)
     orders.transport.pending, orders.engine.blocked = MemoryPendingTable(), "later records wait for offset 0"
     view = RuntimeView(runtime)
     info = view.partition("orders", 0)
@@ -312,3 +315,9 @@ def test_since_when_a_partition_is_blocked_is_the_first_failure_of_what_is_next(
         assert info is not None
         seen.append((info.blocked, info.blocked_since_ms))
     assert seen == [("later records wait for offset 0", 2_000), (None, None)]
+
+    object.__setattr__(handler, "order", Order.KEY)
+    orders.engine.blocked = "no new records come in"
+    info = view.partition("orders", 0)
+    assert info is not None
+    assert info.blocked_since_ms is None, "a cap is reached: what is next, and may be young, does not say since when"
