@@ -87,7 +87,7 @@ def measure(
         producer.flush(timeout_s)
         producer.abort_transaction(timeout_s)
     except KafkaException as error:
-        raise named_error(error, connection, doing=doing, topic=topic, tried_s=timeout_s) from error
+        raise named_error(error, connection, doing=doing, topic=topic, tried_s=timeout_s, right="Write") from error
     if not acknowledged or acknowledged[0][0].timestamp()[0] != TIMESTAMP_LOG_APPEND_TIME:
         silence = KafkaException("no acknowledgement with the broker's time")
         raise named_error(silence, connection, doing=doing, tried_s=timeout_s)

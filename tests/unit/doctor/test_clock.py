@@ -57,5 +57,7 @@ def test_a_login_that_may_not_write_is_told_so(monkeypatch: pytest.MonkeyPatch) 
     """The client says of the next record only that the transaction is in an erroneous state."""
     monkeypatch.setattr(clock, "Producer", Refused)
     monkeypatch.setattr(KafkaConnection, "client", lambda _self, kind, **more: kind(**more))
-    with pytest.raises(AccessDeniedError, match=r"could not write to topic g\.orders\.events .*authorization failed"):
+    with pytest.raises(
+        AccessDeniedError, match=r"could not write to topic g\.orders\.events .*authorization failed.*Needed: Write"
+    ):
         clock.measure(KafkaConnection("b:9092"), "g", "g.orders.events", wall_ms=lambda: 0, timeout_s=0)
