@@ -28,6 +28,7 @@ from retryapp.core.masking import Mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit
 from retryapp.core.record import Headers, Origin, idempotency_key
+from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.values import keyword_value_type
 from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
@@ -319,7 +320,11 @@ class Handler:
     def pace(self) -> str:
         """What holds its deliveries back, for people; empty where nothing does."""
         parts = [] if self.rate_limit is None else [f"retries {self.rate_limit.text} in the whole group"]
-        parts += [] if self.max_concurrent is None else [f"{self.max_concurrent} retries at once per worker"]
+        parts += (
+            []
+            if self.max_concurrent is None
+            else [f"{counted(self.max_concurrent, 'retry', 'retries')} at once per worker"]
+        )
         parts += [f"circuit {f'{name} ' * bool(name)}{breaker.text}" for name, breaker in self.breakers.items()]
         return "; ".join(parts)
 
