@@ -31,8 +31,8 @@ class LoginRefusedError(AccessDeniedError):
     """The cluster refused the login itself. Operator action: correct name, password or mechanism, as advised."""
 
     advice = (
-        ". Correct the login: name, password and mechanism in the credentials of faust.App(...), or in the file of "
-        "--client-config. A process reads them when it starts"
+        ". Correct the login: name, password and mechanism in the credentials of faust.App(...), in "
+        "Retries(admin_options=...), or in the file of --client-config. A process reads them when it starts"
     )
 
 

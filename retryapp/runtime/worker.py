@@ -113,7 +113,7 @@ class RetryWorker(Worker):
         except (GroupAuthorizationFailedError, InconsistentGroupProtocolError) as exc:
             doing, where = f"be a member of group {self.app.conf.id}", addresses(cast("faust.App", self.app))
             if isinstance(exc, GroupAuthorizationFailedError):
-                _leave(AccessDeniedError(doing, where, str(exc)))
+                _leave(AccessDeniedError(doing, where, f"{exc}. Needed: Read"))
             remedy = "Stop those, or start again when they have left, or rename the app"
             _leave(KafkaRequestError(doing, where, f"members of it are other programs. {remedy}"))
 

@@ -373,10 +373,10 @@ class Oracle:
             must(not story.held or story.again > 0, "I1", key_in(told["origin"]), "held twice")
             story.held, story.outcome_ms = True, now_ms
         elif told.get("kind") == SUPERSEDED:
-            origin = key_in(told["origin"])
+            story = self._story(origin := key_in(told["origin"]))
             check_replaced(self.stories, origin, told["by_offset"])
             self.named["a record was superseded"] += 1
-            self._end(origin, self._story(origin), SUPERSEDED, told["delivery"], now_ms)
+            self._end(origin, story, SUPERSEDED, told["delivery"], now_ms)
         elif told.get("kind") == "skipped":
             origin = key_in(told["origin"])
             story = self._story(origin)

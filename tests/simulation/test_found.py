@@ -54,6 +54,8 @@ FOUND = {
     "The judge took the time of the hold off, and the record for one that died too soon.",
     18892788: "A letter that is restored since its handler's lane has opened begins. "
     "The judge went by what was durable at the opening: there it was discarded.",
+    20292917: "A record may be replaced under a name of the former topic, which had none so far. "
+    "The judge looked for its story before it had taken that name.",
     22914702: "A deadline counts none of the last ten pauses. "
     "Five were remembered, so a record that was paused and held again and again died too soon.",
 }

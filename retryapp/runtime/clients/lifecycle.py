@@ -207,6 +207,8 @@ async def _end(client: AIOKafkaProducer | AIOKafkaConsumer, name: str) -> None:
     elif (error := stopping.exception()) is not None:
         why = repr(error)
     else:
+        if isinstance(client, AIOKafkaProducer):  # one that was fenced or refused has failed what it had not sent
+            _fail_batches(client._message_accumulator)
         return
     logger.info("Client %s did not stop by itself (%s): it is taken apart", name, why)
     stopping.cancel()

@@ -112,6 +112,8 @@ async def test_a_worker_without_a_broker_is_not_ready_and_says_since_when(site: 
     error = json.loads(body)["error"]
     assert error["message"] == "broker kafka-1:9092 has not answered for 12 s"
     assert error["hint"].startswith("If no cause is named, see whether it runs"), "a refused login is one, and says so"
+    journey = json.loads((await site.get(f"{BASE}/journey?id=billing/shop.orders@kq8G0bTz/0/77"))[2])["error"]
+    assert (journey["code"], journey["message"]) == ("try-again", worker.silent)
     worker.parts["flights"][1] = replace(worker.parts["flights"][1], state="opening")
     message = json.loads((await site.get("/retries/ready"))[2])["error"]["message"]
     assert message == (

@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientTopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    ProducerFenced,
+    TransactionalIdAuthorizationFailed,
+)
 
 from retryapp.ports import TopicPartition
 from retryapp.runtime.clients.lifecycle import end
@@ -118,6 +123,34 @@ async def test_a_producer_that_ends_in_a_transaction_leaves_no_error_for_the_log
     assert sent.exception() is not None
     assert committing.cancelled()
     del producer, sent, connections, committing
+    for _ in range(3):
+        gc.collect()
+        await asyncio.sleep(0)
+    assert unseen == []
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("error", [TransactionalIdAuthorizationFailed, ProducerFenced])
+async def test_a_producer_that_was_refused_leaves_no_error_for_the_log(
+    bootstrap: str, topic: TopicPartition, error: type[Exception]
+) -> None:
+    """The library fails what it has not sent, and ends by itself: the lane says why, in one line."""
+    unseen: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unseen.append(context))
+    producer = await started(bootstrap)
+
+    async def refused(_tps: Any) -> Any:
+        raise error
+
+    producer._sender._do_add_partitions_to_txn = refused
+    await producer.begin_transaction()
+    sent = await producer.send(topic.topic, b"v", partition=0)
+    with pytest.raises(error):
+        await asyncio.wait_for(sent, 2)
+    with pytest.raises(error):
+        producer._txn_manager.wait_for_transaction_end().result()
+    await ended(producer, list(producer.client._conns.values()))
+    del producer, sent
     for _ in range(3):
         gc.collect()
         await asyncio.sleep(0)

@@ -81,11 +81,6 @@ def test_a_dead_record_has_a_reason_and_no_due_time() -> None:
     assert decode_metadata(encode_metadata(DEAD)) == DEAD
 
 
-def test_unknown_headers_are_not_read() -> None:
-    """A name that is not known here does not damage the rest."""
-    assert decode_metadata((*WAITING_BYTES, ("retry-mood", b"good"), ("retry-mood", None))) == WAITING
-
-
 def test_tries_have_a_header_where_there_was_more_than_one() -> None:
     """Without it there was one; a value out of range is damage."""
     hot = replace(WAITING, hot_attempts=3)

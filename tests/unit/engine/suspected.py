@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from doubles import MAIN, BankDownError, Gate
+from doubles import MAIN, BankDownError, Gate, serving
 
 from retryapp.engine.partition.suspects import GATHER_S
 from retryapp.testing import MemoryLaneTransport, MemoryPartition
@@ -79,16 +79,15 @@ class Killer:
             return self.killed.is_set()
 
 
-async def with_rows(gate: Gate, count: int, policy: str = "1s 1h") -> MemoryLaneTransport:
-    """Return what a worker has left whose records have failed, all of them due now."""
-    async with MemoryPartition(gate, policy, concurrency=count) as orders:
-        await orders.send(*names(count))
+async def with_rows(count: int, policy: str = "1s 1h") -> tuple[Gate, MemoryLaneTransport]:
+    """Return a handler and what a worker has left whose records have failed, all of them due now."""
+    async with serving(Gate(), policy, *names(count), concurrency=count) as (orders, gate):
         for name in names(count):
             gate.let(name, BankDownError())
         await orders.settle()
         await orders.advance(1_000)
     gate.running.clear()
-    return orders.transport
+    return gate, orders.transport
 
 
 def disk_rows(transport: MemoryLaneTransport) -> list[tuple[bytes, bytes]]:

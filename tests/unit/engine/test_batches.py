@@ -79,8 +79,7 @@ async def test_what_has_an_outcome_keeps_it_when_the_time_is_up() -> None:
         if b"c" in values:
             raise BankDownError
 
-    async with MemoryPartition(handler, RetryPolicy("1h", timeout="10s"), batch=BATCH) as orders:
-        await orders.send(b"a", b"b", b"c", b"d")
+    async with serving(handler, RetryPolicy("1h", timeout="10s"), b"a", b"b", b"c", b"d", batch=BATCH) as (orders, _):
         await pass_time(orders, 10_000, 1_000)
         assert calls == [[b"a", b"b", b"c", b"d"], [b"a", b"b"], [b"c", b"d"]]
         assert (set(failed(orders)), orders.engine.in_flight) == ({b"c", b"d"}, 0)
@@ -99,8 +98,7 @@ async def test_a_batch_that_does_not_end_becomes_one_orphan() -> None:
             except asyncio.CancelledError:
                 continue
 
-    async with MemoryPartition(handler, RetryPolicy("1h", timeout="10s"), batch=BATCH) as orders:
-        await orders.send(b"a", b"b")
+    async with serving(handler, RetryPolicy("1h", timeout="10s"), b"a", b"b", batch=BATCH) as (orders, _):
         await orders.advance(50)
         await orders.advance(10_000)
         await orders.advance(2_000)
@@ -135,8 +133,7 @@ async def test_a_drain_begins_what_is_gathered_and_tries_no_halves() -> None:
     async with serving(Listed(), "1h", b"a", b"b", batch=BATCH) as (orders, handler):
         await orders.finish()
         assert (handler.calls, out(orders)) == ([[b"a", b"b"]], [b"a", b"b"])
-    async with MemoryPartition(handler, "1h", batch=BATCH, transport=orders.transport) as orders:
-        await orders.send(b"raise c", b"d")
+    async with serving(handler, "1h", b"raise c", b"d", batch=BATCH, transport=orders.transport) as (orders, _):
         await orders.finish()
         assert (handler.calls[1:], failed(orders)) == ([[b"raise c", b"d"]], {})
     async with MemoryPartition(handler, "1h", batch=BATCH, transport=orders.transport) as orders:
@@ -153,8 +150,7 @@ async def test_a_session_that_ends_leaves_no_outcome() -> None:
         calls.append(values)
         await asyncio.sleep(5)
 
-    async with MemoryPartition(handler, "1h", batch=BATCH) as orders:
-        await orders.send(*names(4))
+    async with serving(handler, "1h", *names(4), batch=BATCH) as (orders, _):
         opening = orders.transport.pause(Step.PROVE)
         orders.lane.fail(RuntimeError("lane"))
         await orders.settle()
@@ -185,8 +181,7 @@ async def test_a_plain_function_takes_lists_in_a_thread() -> None:
     def handler(values: list[bytes], deliveries: list[Delivery]) -> None:
         deliveries[values.index(b"b")].fail(BankDownError())
 
-    async with MemoryPartition(handler, "1h", batch=BATCH) as orders:
-        await orders.send(b"a", b"b", b"c", b"d")
+    async with serving(handler, "1h", b"a", b"b", b"c", b"d", batch=BATCH) as (orders, _):
         await orders.until(lambda: failed(orders) and not orders.engine.in_flight)
         assert set(failed(orders)) == {b"b"}
 
@@ -201,8 +196,7 @@ async def test_a_thread_that_hangs_counts_whatever_it_does_to_its_lists() -> Non
             deliveries.pop()
         end.wait(30)
 
-    async with MemoryPartition(handler, RetryPolicy("1h", timeout="10s"), batch=Batch(2)) as orders:
-        await orders.send(b"a", b"b")
+    async with serving(handler, RetryPolicy("1h", timeout="10s"), b"a", b"b", batch=Batch(2)) as (orders, _):
         await orders.advance(10_000)
         assert (len(orders.handler.orphans), orders.waiting) == (1, {"1h": 2})
         end.set()
@@ -284,8 +278,7 @@ async def test_a_mark_that_was_never_raised_names_the_line_that_made_it() -> Non
         except BankDownError as error:
             deliveries[1].fail(error)
 
-    async with MemoryPartition(handler, "1h", batch=Batch(2)) as orders:
-        await orders.send(b"a", b"b")
+    async with serving(handler, "1h", b"a", b"b", batch=Batch(2)) as (orders, _):
         first = handler.__code__.co_firstlineno
         seen = [seen.place for seen in orders.observer.seen if seen.event is Event.FAILED]
         assert [str(place).partition(" in ")[0] for place in seen] == [
@@ -302,8 +295,7 @@ async def test_a_handler_of_one_record_may_mark_it() -> None:
         if len(seen) < 3:
             delivery.fail(BankDownError())
 
-    async with MemoryPartition(handler, RetryPolicy("1h", hot="50ms")) as orders:
-        await orders.send(b"a")
+    async with serving(handler, RetryPolicy("1h", hot="50ms"), b"a") as (orders, _):
         await orders.advance(50)
         assert (seen, orders.waiting) == ([1, 2], {"1h": 1})
         await orders.to_rest()

@@ -266,8 +266,7 @@ async def test_a_dead_letter_and_a_result_are_visible_before_the_hung_record_end
         delivery.publish("results", value)  # type: ignore[attr-defined]
         await gate(value)
 
-    async with MemoryPartition(handle, HUNG, concurrency=3) as orders:
-        await orders.send(b"hung", b"dead", b"fine")
+    async with serving(handle, HUNG, b"hung", b"dead", b"fine", concurrency=3) as (orders, _):
         gate.let(b"dead", Reject("no order"))
         gate.let(b"fine")
         await looks(orders)

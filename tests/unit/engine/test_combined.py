@@ -106,8 +106,7 @@ def test_a_partition_that_stops_at_a_record_has_no_circuit() -> None:
 async def test_a_run_that_takes_too_long_is_a_time_out_for_rules() -> None:
     """As one that a client of the handler raises."""
     policy = RetryPolicy("1h", on=[retryable(TimeoutError, schedule="1s")], timeout="2s")
-    async with MemoryPartition(Gate(), policy) as orders:
-        await orders.send(b"a")
+    async with serving(Gate(), policy, b"a") as (orders, _):
         await orders.advance(2_000)
         assert orders.waiting == {"1s": 1}
 
@@ -159,8 +158,7 @@ async def test_lists_probe_and_are_all_done_after_an_outage() -> None:
     """A record that the circuit lets go later gathers in another list."""
     service = Service(BankDownError())
     names = [b"%02d" % number for number in range(30)]
-    async with MemoryPartition(service.all, "1s", circuit=BREAKER, batch=Batch(4, "20ms")) as orders:
-        await orders.send(*names)
+    async with serving(service.all, "1s", *names, circuit=BREAKER, batch=Batch(4, "20ms")) as (orders, _):
         await pass_time(orders, 20_000, 100)
         assert state(orders) is not CircuitState.CLOSED
         service.down = None

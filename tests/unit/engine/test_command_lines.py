@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from doubles import post
+from doubles import post, serving
 from test_commands import CONTROL, FIRST, Calls
 from test_jobs import begin, with_letters
 
@@ -28,8 +28,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def test_a_command_has_a_line_with_who_why_and_what_came_of_it(caplog: pytest.LogCaptureFixture) -> None:
     """Obeyed or refused; with states before and after it as fields; nothing in it forges another line."""
-    async with MemoryPartition(Calls(), "1h*3") as orders:
-        await orders.send(b"a secret", key=b"a key")
+    async with serving(Calls(), "1h*3", b"a secret", key=b"a key") as (orders, _):
         done = await orders.command("cancel", 0, by="ann", why="mended\nERROR \x1b[31m all is lost")
         await orders.command("cancel", 0, by="bob")
         await orders.obey(HandlerCommand(id="p", verb=HandlerVerb.PAUSE, by="ann", why="ledger migrates"))

@@ -61,8 +61,7 @@ async def test_retry_now_begins_the_next_attempt_at_once() -> None:
 )
 async def test_an_outcome_says_when_a_record_is_due(wait_ms: int, text: str) -> None:
     """As a person reads it, not in milliseconds; also further away than a duration may be."""
-    async with MemoryPartition(Calls(), "1h*3") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1h*3", b"one") as (orders, _):
         outcome = await orders.command("reschedule", 0, due_at_ms=orders.clock.wall_ms() + wait_ms)
         assert outcome["text"] == text
 
@@ -89,8 +88,7 @@ async def test_retry_now_names_what_still_holds_the_record_back(name: str) -> No
     async def handle(_value: bytes) -> None:
         raise Unavailable("ledger", "down") if "circuits" in more else ValueError("down")
 
-    async with MemoryPartition(handle, "1h*3", **more) as orders:
-        await orders.send(b"one")
+    async with serving(handle, "1h*3", b"one", **more) as (orders, _):
         for verb in verbs:
             await orders.obey(HandlerCommand(id=verb, verb=verb))
         told = await orders.command("retry-now", 0)
@@ -148,8 +146,7 @@ async def test_a_record_that_is_claimed_and_has_not_begun_does_not_begin() -> No
             await gate.wait()
         raise ValueError("down")
 
-    async with MemoryPartition(handle, "1s*3", concurrency=1) as orders:
-        await orders.send(b"one", b"two")
+    async with serving(handle, "1s*3", b"one", b"two", concurrency=1) as (orders, _):
         await orders.advance(1_000)
         assert calls[2:] == [(b"one", 2)]
         assert (await orders.command("cancel", 1))["refused"] is None
@@ -170,8 +167,7 @@ async def test_a_record_that_runs_is_cancelled_after_its_run_unless_that_succeed
         if delivery.attempt == 1 or value == b"bad":
             raise ValueError("down")
 
-    async with MemoryPartition(handle, "1s 1h 1h", concurrency=2) as orders:
-        await orders.send(b"bad", b"good")
+    async with serving(handle, "1s 1h 1h", b"bad", b"good", concurrency=2) as (orders, _):
         await orders.advance(1_000)
         for offset in (0, 1):
             assert (await orders.command("retry-now", offset))["refused"] == "running"
@@ -200,8 +196,7 @@ async def test_a_cancelled_run_that_a_crash_ends_is_not_run_again() -> None:
             await asyncio.Event().wait()
         raise ValueError("down")
 
-    async with MemoryPartition(handle, "1s 1h") as orders:
-        await orders.send(b"one")
+    async with serving(handle, "1s 1h", b"one") as (orders, _):
         await orders.advance(1_000)
         await orders.command("cancel", 0)
     async with MemoryPartition(handle, "1s 1h", transport=orders.transport) as orders:
@@ -253,8 +248,7 @@ async def test_a_crash_in_its_commit_neither_loses_nor_doubles_a_command(verb: V
     """Before and after the commit takes effect."""
     calls = Calls()
     more = {"due_at_ms": 1 << 41} if verb is Verb.RESCHEDULE else {}
-    async with MemoryPartition(calls, "1h 1h") as orders:
-        await orders.send(b"one")
+    async with serving(calls, "1h 1h", b"one") as (orders, _):
         if verb in OF_LETTERS:
             await orders.command("cancel", 0)
         if verb is Verb.RELEASE:
@@ -330,8 +324,7 @@ async def test_a_rejected_letter_of_a_null_value_comes_back_as_null() -> None:
         values.append(value)
         raise Reject("no")
 
-    async with MemoryPartition(handle, "1s") as orders:
-        await orders.send(None)
+    async with serving(handle, "1s", None) as (orders, _):
         await orders.command("replay", 0)
         assert values == [None, None]
 
@@ -346,8 +339,7 @@ async def test_a_cancelled_head_lets_its_followers_go(order: str) -> None:
         if value == b"1":
             raise ValueError("down")
 
-    async with MemoryPartition(handle, "1h*3", order=Order(order)) as orders:
-        await orders.send(b"1", b"2", b"3", key=b"k")
+    async with serving(handle, "1h*3", b"1", b"2", b"3", key=b"k", order=Order(order)) as (orders, _):
         assert seen == [b"1"]
         if order == "key":
             assert (await orders.command("retry-now", 1))["refused"] == "held"
@@ -366,8 +358,7 @@ async def test_a_replayed_record_goes_before_those_of_its_key_that_wait() -> Non
         if value in failing:
             raise Reject("no") if value == b"1" else ValueError("down")
 
-    async with MemoryPartition(handle, "1h*3", order=Order.KEY) as orders:
-        await orders.send(b"1", b"2", b"3", key=b"k")
+    async with serving(handle, "1h*3", b"1", b"2", b"3", key=b"k", order=Order.KEY) as (orders, _):
         assert seen == [b"1", b"2"]
         failing.clear()
         assert (await orders.command("replay", 0))["refused"] is None
@@ -396,8 +387,7 @@ async def test_a_replayed_record_that_took_too_long_runs_alone() -> None:
             await asyncio.sleep(3_600)
 
     policy = RetryPolicy("1s*1", timeout="5s")
-    async with MemoryPartition(handle, policy, batch=Batch(3, "50ms")) as orders:
-        await orders.send(b"slow", b"slow")
+    async with serving(handle, policy, b"slow", b"slow", batch=Batch(3, "50ms")) as (orders, _):
         await orders.to_rest()
         slow.set()
         sizes.clear()

@@ -95,8 +95,7 @@ async def test_whatever_handlers_raise_the_pool_keeps_its_worker_and_the_lane_it
     async def fail_async(value: bytes) -> None:
         fail(value)
 
-    async with MemoryPartition(fail if plain else fail_async, "5m", concurrency=1) as orders:
-        await orders.send(*[b"v"] * (len(errors) + 1))
+    async with serving(fail if plain else fail_async, "5m", *[b"v"] * (len(errors) + 1), concurrency=1) as (orders, _):
         await orders.until(lambda: orders.engine.in_flight == 0)
         await orders.advance(1_000)
         assert orders.transport.offsets[MAIN] == len(errors) + 1

@@ -19,6 +19,7 @@ from doubles import (
     make_context,
     make_record,
     pass_time,
+    serving,
     the,
 )
 
@@ -209,8 +210,7 @@ def said(record: Record, name: str, value: bytes) -> Headers:
 
 @pytest.fixture
 async def waiting() -> Record:
-    async with MemoryPartition(down, "1s 1h") as orders:
-        await orders.send(b"v", key=b"user-key")
+    async with serving(down, "1s 1h", b"v", key=b"user-key") as (orders, _):
         (record,) = orders.records(RETRY)
     return record
 

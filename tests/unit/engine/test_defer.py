@@ -73,8 +73,7 @@ async def test_at_the_deadline_the_attempt_has_failed_and_the_next_begins_at_onc
     """So the policy ends a record that nobody ever releases; its time is not counted by `max_elapsed`."""
     caller = Caller()
     with caplog.at_level(logging.WARNING, "retryapp.events"):
-        async with MemoryPartition(caller, RetryPolicy("1s*2", max_elapsed="10m")) as orders:
-            await orders.send(b"one")
+        async with serving(caller, RetryPolicy("1s*2", max_elapsed="10m"), b"one") as (orders, _):
             await orders.advance(HOUR_MS)
             assert caller.seen[1:] == [(b"one", 2, 3, False, "ReleaseTimeoutError")]
             await orders.command("release", caller.tokens[0])
@@ -90,8 +89,7 @@ async def test_a_rule_may_end_a_record_at_its_deadline() -> None:
     """It is a time-out like others."""
     caller = Caller()
     policy = RetryPolicy("1s*9", on=[non_retryable(ReleaseTimeoutError)])
-    async with MemoryPartition(caller, policy) as orders:
-        await orders.send(b"one")
+    async with serving(caller, policy, b"one") as (orders, _):
         await orders.to_rest()
         assert [letter.reason for letter in orders.dead_letters] == ["non-retryable"]
 
@@ -195,8 +193,7 @@ async def test_a_release_is_for_one_delivery() -> None:
         raise Defer("1h")
 
     gate = asyncio.Event()
-    async with MemoryPartition(handle, "1s*9") as orders:
-        await orders.send(b"one")
+    async with serving(handle, "1s*9", b"one") as (orders, _):
         name = "app/orders@kq8G0bTz/0/0"
         assert (await orders.command("release", token_of(name, 1)))["refused"] is None
         gate.set()
@@ -241,8 +238,7 @@ async def test_one_record_of_a_list_is_deferred() -> None:
                 delivery.fail(Defer("1h"))
 
     breaker = CircuitBreaker(failure_ratio=0.1, minimum_calls=2)
-    async with MemoryPartition(handle, "1s", batch=Batch(3, "10ms"), circuit=breaker) as orders:
-        await orders.send(b"one", b"two", b"three")
+    async with serving(handle, "1s", b"one", b"two", b"three", batch=Batch(3, "10ms"), circuit=breaker) as (orders, _):
         await orders.advance(20)
         assert orders.waiting == {"deferred": 1}
         await orders.command("release", 1)
@@ -259,8 +255,7 @@ async def test_time_for_which_both_hold_a_record_is_left_out_once() -> None:
             raise Defer("1h")
         raise ValueError("down")
 
-    async with MemoryPartition(handle, "1s*9") as orders:
-        await orders.send(b"one")
+    async with serving(handle, "1s*9", b"one") as (orders, _):
         first_ms = orders.clock.wall_ms()
         await orders.advance(1_000)
         await orders.advance(HOUR_MS // 4)

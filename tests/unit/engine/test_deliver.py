@@ -21,6 +21,7 @@ from doubles import (
     make_context,
     make_record,
     running_clock,
+    serving,
     the,
 )
 from pydantic import BaseModel, field_validator
@@ -371,8 +372,7 @@ async def test_what_is_masked_is_not_left_in_parts(secret: str) -> None:
             f"{'x' * 200}{card} {card!r} {json.dumps(card)} {json.dumps(card, ensure_ascii=False)}{'x' * 800}{card}"
         )
 
-    async with MemoryPartition(charge, "1s", mask=parse_mask("/card")) as orders:
-        await orders.send(json.dumps({"card": secret}).encode())
+    async with serving(charge, "1s", json.dumps({"card": secret}).encode(), mask=parse_mask("/card")) as (orders, _):
         await orders.to_rest()
         (letter,) = orders.dead_letters
         assert letter.error_message.startswith("x" * 200 + "***")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import BankDownError, problems
+from doubles import BankDownError, problems, serving
 
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.publication import FRESH_S, PROBLEM_S, REFUSED_S, Destination, TopicLook
@@ -49,8 +49,7 @@ async def test_a_topic_is_looked_at_once_in_a_while() -> None:
 async def test_a_topic_that_is_not_there_fails_the_attempt_and_is_found_once_it_is_made() -> None:
     """The partition goes on meanwhile, and nobody asks for each record."""
     topics = MemoryDestinations({"other": 1})
-    async with MemoryPartition(publish, "5s", destinations=topics) as orders:
-        await orders.send(b"1", b"other 2", b"3")
+    async with serving(publish, "5s", b"1", b"other 2", b"3", destinations=topics) as (orders, _):
         assert orders.waiting == {"5s": 2}
         assert problems(orders) == [f"publish to {OUT!r}: there is no such topic; create it first"] * 2
         assert topics.looked == [OUT, "other"]
@@ -63,8 +62,7 @@ async def test_a_topic_that_nobody_can_look_at_fails_the_attempt_and_is_looked_a
     """At once: who has answered before knows nothing of it."""
     topics = MemoryDestinations()
     topics.error = ConnectionError("no broker")
-    async with MemoryPartition(publish, DAY, destinations=topics) as orders:
-        await orders.send(b"1")
+    async with serving(publish, DAY, b"1", destinations=topics) as (orders, _):
         assert problems(orders) == [f"publish to {OUT!r}: it could not be looked at (no broker)"]
         topics.error = None
         await orders.send(b"2")
@@ -73,8 +71,7 @@ async def test_a_topic_that_nobody_can_look_at_fails_the_attempt_and_is_looked_a
 
 async def test_an_old_look_is_good_enough_while_nobody_can_tell() -> None:
     """The topic was there, and nothing speaks against it."""
-    async with MemoryPartition(publish, DAY) as orders:
-        await orders.send(b"1")
+    async with serving(publish, DAY, b"1") as (orders, _):
         orders.destinations.error = ConnectionError("no broker")
         await orders.advance(int(FRESH_S * 1_000))
         await orders.send(b"2", b"3")
@@ -125,8 +122,7 @@ async def test_a_topic_whose_broker_refuses_records_fails_attempts_not_the_lane(
     """The lane fails once; then the handlers are told, until the broker may have changed its mind."""
     clock = VirtualClock()
     transport = Choosy(clock)
-    async with MemoryPartition(publish, "40s", transport=transport) as orders:
-        await orders.send(b"1", b"other 2")
+    async with serving(publish, "40s", b"1", b"other 2", transport=transport) as (orders, _):
         await orders.advance(1_000)
         assert orders.waiting == {"40s": 1}
         assert problems(orders) == [f"publish to {OUT!r}: for no reason"]
@@ -144,8 +140,7 @@ async def test_a_size_that_the_broker_refuses_is_remembered() -> None:
     transport = Choosy(VirtualClock())
     transport.largest = 100
     topics = MemoryDestinations()
-    async with MemoryPartition(publish, DAY, transport=transport, destinations=topics) as orders:
-        await orders.send(b"x" * 200, b"x" * 100)
+    async with serving(publish, DAY, b"x" * 200, b"x" * 100, transport=transport, destinations=topics) as (orders, _):
         await orders.advance(1_000)
         assert (orders.waiting, count(orders)) == ({"1d": 1}, 1)
         assert "max.message.bytes" in problems(orders)[0]
@@ -155,8 +150,7 @@ async def test_after_a_failed_transaction_its_topics_are_looked_at_again() -> No
     """One that was deleted meanwhile fails attempts; its lane would try for ever."""
     transport, topics = Choosy(VirtualClock()), MemoryDestinations({OUT: 1})
     transport.refuses = None
-    async with MemoryPartition(publish, DAY, transport=transport, destinations=topics) as orders:
-        await orders.send(b"1")
+    async with serving(publish, DAY, b"1", transport=transport, destinations=topics) as (orders, _):
         transport.is_led, topics.topics = False, {}
         await orders.send(b"2")
         await orders.advance(1_000)
@@ -201,6 +195,5 @@ async def test_a_failure_of_the_handler_wins_over_what_it_published() -> None:
         record.publish("missing", value)
         raise BankDownError("no answer")
 
-    async with MemoryPartition(handler, DAY, destinations=MemoryDestinations({})) as orders:
-        await orders.send(b"1")
+    async with serving(handler, DAY, b"1", destinations=MemoryDestinations({})) as (orders, _):
         assert (problems(orders), orders.destinations.looked) == (["no answer"], [])

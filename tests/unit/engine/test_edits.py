@@ -56,8 +56,7 @@ async def test_an_edited_replay_has_the_new_bytes_and_tells_of_the_original() ->
 
 async def test_a_part_that_is_sent_as_it_was_is_not_called_edited() -> None:
     """A page sends the whole value, and a header that is to go may have another name."""
-    async with MemoryPartition(Calls(), "1s") as orders:
-        await orders.send(b"old", key=b"k", headers=(("trace", b"7"),))
+    async with serving(Calls(), "1s", b"old", key=b"k", headers=(("trace", b"7"),)) as (orders, _):
         for change, edited in (
             (Edit.of("new", value=b"old", headers={"trace": b"8"}), "headers"),
             (Edit.of("new", value=b"old", key=b"k", headers={"trace": b"8"}, drop=("trase",)), "nothing"),
@@ -80,8 +79,7 @@ async def test_null_and_empty_values_are_edited_apart() -> None:
 @pytest.mark.parametrize("order", ["key", "partition", "latest"])
 async def test_the_key_of_a_record_in_order_is_not_edited(order: str) -> None:
     """It would leave its line; its value may be."""
-    async with MemoryPartition(Calls(), "1s", order=Order(order)) as orders:
-        await orders.send(b"one", key=b"k")
+    async with serving(Calls(), "1s", b"one", key=b"k", order=Order(order)) as (orders, _):
         await orders.to_rest()
         facts: dict[str, Any] = {"force": True}
         assert (await orders.command("replay", 0, edit=Edit.of("keep", key=b"l"), **facts))["refused"] == "ordered"
@@ -90,8 +88,7 @@ async def test_the_key_of_a_record_in_order_is_not_edited(order: str) -> None:
 
 async def test_an_edit_that_cannot_be_done_changes_nothing() -> None:
     """Without a choice of the idempotency key, of nothing, of what a newer version knows, of bytes that are none."""
-    async with MemoryPartition(Calls(), "1s") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1s", b"one") as (orders, _):
         await orders.to_rest()
         for number, edit in enumerate(
             (
@@ -115,8 +112,7 @@ async def test_an_edit_that_cannot_be_done_changes_nothing() -> None:
 
 async def test_an_edited_record_that_fits_no_longer_is_refused() -> None:
     """Before anything is written."""
-    async with MemoryPartition(Calls(), "1s") as orders:
-        await orders.send(b"one")
+    async with serving(Calls(), "1s", b"one") as (orders, _):
         await orders.to_rest()
         object.__setattr__(orders.engine.context, "max_bytes", 3_000)
         outcome = await orders.command("replay", 0, edit=Edit.of("keep", value=b"x" * 3_000))

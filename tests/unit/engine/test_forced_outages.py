@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BankDownError, Gate, pass_time, tell
+from doubles import BankDownError, Gate, pass_time, serving, tell
 from test_pace import BREAKER, Service, outage, partition, state, told
 
 from retryapp import Defer, RetryPolicy
@@ -175,8 +175,7 @@ async def test_a_deadline_that_passes_in_an_outage_takes_the_place_of_no_probe()
         if delivery.number == 1:
             raise Defer("1s")
 
-    async with MemoryPartition(handle, "1h", circuit=BREAKER) as orders:
-        await orders.send(*(b"%d" % n for n in range(20)))
+    async with serving(handle, "1h", *(b"%d" % n for n in range(20)), circuit=BREAKER) as (orders, _):
         await tell(orders, OPEN)
         await pass_time(orders, 60_000, 10_000)
         await tell(orders, CLOSE)

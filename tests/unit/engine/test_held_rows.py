@@ -102,8 +102,7 @@ async def test_a_held_record_looks_to_its_handler_as_it_came() -> None:
         if value == b"head" and record.attempt == 1:
             raise BankDownError
 
-    async with MemoryPartition(handle, "1s", order=Order.KEY) as orders:
-        await orders.send(b"dead", key=b"a", headers=(("trace", b"1"),))
+    async with serving(handle, "1s", b"dead", key=b"a", headers=(("trace", b"1"),), order=Order.KEY) as (orders, _):
         (letter,) = orders.records("app.orders.dlq")
         await orders.send(b"head", key=b"a")
         await orders.send(b"copied", key=b"a", headers=letter.headers)
@@ -141,8 +140,7 @@ async def test_due_rows_behind_a_head_are_looked_through_once_not_for_each_of_th
 async def test_a_row_does_not_overtake_the_record_before_it_that_waits_for_the_offset() -> None:
     """The handler had no order when the row was written. No crash comes between the two turns."""
     gate, transport = Gate(), MemoryLaneTransport()
-    async with MemoryPartition(gate, "1s", concurrency=9, transport=transport) as orders:
-        await orders.send(b"hung", key=b"b")
+    async with serving(gate, "1s", b"hung", key=b"b", concurrency=9, transport=transport) as (orders, _):
         await orders.send(b"1", b"2", key=b"a")
         gate.let(b"2", BankDownError())
         await pass_time(orders, 400, 100)

@@ -103,8 +103,7 @@ async def test_a_replay_that_was_there_comes_before_what_waits_of_its_sequence(o
         if len(seen) == 2:
             raise ValueError("down")
 
-    async with MemoryPartition(handle, "1h", order=order) as orders:
-        await orders.send(b"dead", b"waits", key=b"a")
+    async with serving(handle, "1h", b"dead", b"waits", key=b"a", order=order) as (orders, _):
         assert (len(orders.dead_letters), orders.waiting) == (1, {"1h": 1})
     post(orders, Command(id="c1", verb=Verb.REPLAY, failure_id=FIRST))
     async with MemoryPartition(handle, "1h", order=order, transport=orders.transport) as orders:
@@ -151,8 +150,7 @@ async def test_a_good_command_waits_for_no_bad_ones(monkeypatch: pytest.MonkeyPa
         await settle(self)
 
     monkeypatch.setattr(Commands, "_settle", settling)
-    async with MemoryPartition(calls, "1h*3") as orders:
-        await orders.send(b"one")
+    async with serving(calls, "1h*3", b"one") as (orders, _):
         for number in range(10_000):
             value = single("", str(number)).replace(b"/0/", b"/1/") if number % 2 else b'{"v":2}'
             orders.transport.append(CONTROL, None, value)
@@ -203,8 +201,7 @@ async def test_a_cancelled_run_that_ends_while_a_topic_refuses_the_command_has_o
             await gate.wait()
         raise ValueError("down")
 
-    async with MemoryPartition(handle, "1s", order=order) as orders:
-        await orders.send(b"one", key=b"k")
+    async with serving(handle, "1s", b"one", key=b"k", order=order) as (orders, _):
         await orders.advance(1_000)
         refusing = Refusing(orders.transport, b"{")
         refusing.topics = ".events"
@@ -256,8 +253,7 @@ async def test_a_cancelled_record_has_one_end_wherever_its_worker_dies(
         if value == b"one" and (delivery.attempt == 1 or not fine):
             raise ValueError("down")
 
-    async with MemoryPartition(handle, "1s 1h", concurrency=1) as orders:
-        await orders.send(b"one")
+    async with serving(handle, "1s 1h", b"one", concurrency=1) as (orders, _):
         if waits == 1:
             orders.transport.append(TopicPartition("orders", 0), None, b"first")
         await orders.advance(1_000 if waits else 10)

@@ -114,8 +114,7 @@ async def test_what_somebody_has_decided_is_not_tried_again(error: Callable[[], 
     """A verdict, or a rule."""
     tries = Tries(9, error)
     policy = RetryPolicy("1h", hot="50ms*2", timeout="1s", on=non_retryable(ValueError))
-    async with MemoryPartition(tries, policy) as orders:
-        await orders.send(b"a")
+    async with serving(tries, policy, b"a") as (orders, _):
         assert tries.seen == [(1, 1)]
         assert orders.engine.in_flight == 0
         assert len(orders.dead_letters) + len(orders.waiting) == (0 if error is _skipped else 1)
@@ -125,8 +124,7 @@ async def test_what_does_not_decode_and_where_nothing_can_be_published_is_not_tr
     """It would fail alike."""
     async with serving(Tries(0), HOT, b"a", destinations=MemoryDestinations({})) as (orders, tries):
         assert (tries.seen, orders.waiting) == ([(1, 1)], {"1h": 1})
-    async with MemoryPartition(tries, HOT, value_type=int) as orders:
-        await orders.send(b"a")
+    async with serving(tries, HOT, b"a", value_type=int) as (orders, _):
         assert (tries.seen, len(orders.dead_letters)) == ([(1, 1)], 1)
         assert orders.dead_letters[0].hot_attempts == 1
 
@@ -140,16 +138,14 @@ async def test_all_tries_have_the_time_of_one_delivery() -> None:
         raise BankDownError
 
     begun: list[int] = []
-    async with MemoryPartition(slow, RetryPolicy("1h", hot="300ms*3", timeout="1s")) as orders:
-        await orders.send(b"a")
+    async with serving(slow, RetryPolicy("1h", hot="300ms*3", timeout="1s"), b"a") as (orders, _):
         await orders.advance(400)
         await orders.advance(300)
         assert (len(begun), orders.waiting) == (2, {})
         await orders.advance(300)
         (copy,) = orders.records("app.orders.retry")
         assert (len(begun), dict(copy.headers)["retry-error-type"]) == (2, b"retryapp.HandlerTimeoutError")
-    async with MemoryPartition(slow, RetryPolicy("1h", hot="600ms", timeout="1s")) as orders:
-        await orders.send(b"a")
+    async with serving(slow, RetryPolicy("1h", hot="600ms", timeout="1s"), b"a") as (orders, _):
         await orders.advance(400)
         assert (len(begun), orders.waiting) == (3, {"1h": 1})
 
@@ -162,8 +158,7 @@ async def test_the_time_in_the_handler_is_that_of_the_delivery_with_its_tries() 
         if value == b"400":
             raise BankDownError
 
-    async with MemoryPartition(slow, RetryPolicy("1h", hot="300ms", timeout="2s")) as orders:
-        await orders.send(b"400", b"200", b"9000")
+    async with serving(slow, RetryPolicy("1h", hot="300ms", timeout="2s"), b"400", b"200", b"9000") as (orders, _):
         await pass_time(orders, 4_000, 100)
         counts = zip((*DURATION_BOUNDS_S, None), orders.handler.durations.counts, strict=True)
         assert {bound: count for bound, count in counts if count} == {0.25: 1, 2.5: 2}
@@ -221,8 +216,7 @@ async def test_a_try_that_runs_in_a_drain_is_the_last_one() -> None:
     async def end() -> None:
         fail.set()
 
-    async with MemoryPartition(handler, HOT) as orders:
-        await orders.send(b"a")
+    async with serving(handler, HOT, b"a") as (orders, _):
         await orders.finish(drain_s=10, meanwhile=end)
         assert (begun, len(orders.records("app.orders.retry"))) == ([b"a"], 1)
 
@@ -240,8 +234,7 @@ async def test_a_wait_takes_one_runner_and_a_cancellation_of_somebody_else_ends_
         if value == b"a":
             raise BankDownError
 
-    async with MemoryPartition(handler, HOT, concurrency=2) as orders:
-        await orders.send(b"a", b"b", b"c")
+    async with serving(handler, HOT, b"a", b"b", b"c", concurrency=2) as (orders, _):
         assert seen == [b"a", b"b", b"c"]
         tasks[0].cancel()
         await orders.settle()
@@ -274,8 +267,7 @@ async def test_a_plain_function_is_tried_again_too() -> None:
         if delivery.hot_attempt == 1:
             raise BankDownError
 
-    async with MemoryPartition(handler, HOT) as orders:
-        await orders.send(b"a")
+    async with serving(handler, HOT, b"a") as (orders, _):
         await orders.until(lambda: seen == [1] and orders.engine._running and next(iter(orders.engine._running)).pause)
         await orders.advance(50)
         await orders.until(lambda: not orders.engine.in_flight)

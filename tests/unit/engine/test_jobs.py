@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from doubles import events_of, pass_time, post, reopen
+from doubles import events_of, pass_time, post, reopen, serving
 
 from retryapp import RetryPolicy, non_retryable, pausing
 from retryapp.core.control import LetterMark, MarkKind, Verb, mark_of
@@ -132,8 +132,7 @@ async def test_of_a_record_with_letters_on_several_topics_the_newest_is_replayed
     monkeypatch.setattr("retryapp.engine.partition.jobs.MOST_AT_ONCE", together)
     service, invalid = Service(), f"{DLQ}.invalid"
     policy = RetryPolicy("1h", on=non_retryable(KeyError, dead_letters="invalid"))
-    async with MemoryPartition(service, policy) as orders:
-        await orders.send(b"0")
+    async with serving(service, policy, b"0") as (orders, _):
         await orders.to_rest()
         service.fault = KeyError
         orders.transport.offsets[orders.engine.sources[0]] = 0
@@ -317,6 +316,15 @@ async def test_the_others_wait_for_the_canary() -> None:
         await orders.to_rest()
         assert sorted(map(int, set(service.again))) == list(range(50))
         assert part_of(orders).state == "ended"
+
+
+async def test_a_job_goes_on_where_half_of_the_canary_fail() -> None:
+    """More than half have it pause."""
+    async with with_letters(20, "1h*1") as (orders, service):
+        service.down = {b"%d" % n for n in range(5)}
+        await begin(orders, canary=10)
+        await orders.to_rest()
+        assert (part_of(orders).state, part_of(orders).done) == ("ended", 20)
 
 
 async def test_a_job_pauses_itself_later_too() -> None:

@@ -109,8 +109,7 @@ async def test_at_an_opening_rows_wait_until_the_main_topic_is_read() -> None:
     """Up to where it ended then; or for a bounded time, where that takes long."""
     for patient in (True, False):
         gate, transport = Gate(), MemoryLaneTransport()
-        async with MemoryPartition(gate, "1m 1m", transport=transport, **LATEST) as orders:
-            await orders.send(b"1", key=b"a")
+        async with serving(gate, "1m 1m", b"1", key=b"a", transport=transport, **LATEST) as (orders, _):
             await gate.end(orders, b"1", BankDownError())
         transport.clock.advance(120_000)
         transport.append(MAIN, b"b", b"other")

@@ -7,7 +7,7 @@ from typing import Any
 
 import faust
 import pytest
-from doubles import USER_HEADERS, events_of, failing, make_context, make_record
+from doubles import USER_HEADERS, events_of, failing, make_context, make_record, serving
 
 from retryapp import Delivery, Reject, Retries, RetryPolicy, Skip
 from retryapp.core.control import LetterMark, MarkKind
@@ -197,8 +197,7 @@ async def test_other_handlers_have_no_letter(retries: Retries) -> None:
 
 async def test_what_is_dropped_leaves_an_event_that_says_what_a_dead_letter_would() -> None:
     """After its attempts, at once where it is no use, and nothing else."""
-    async with MemoryPartition(failing(OSError("away")), "1s", topology=DROPPED) as orders:
-        await orders.send(b"v", key=b"k")
+    async with serving(failing(OSError("away")), "1s", b"v", key=b"k", topology=DROPPED) as (orders, _):
         await orders.to_rest()
         (event,) = events_of(orders, object)
         assert (event.kind, event.reason, event.attempt, event.delivery) == ("discarded", "exhausted", 2, 2)

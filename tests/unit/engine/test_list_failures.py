@@ -40,8 +40,7 @@ async def test_what_goes_well_in_between_shows_that_records_are_to_blame() -> No
     """Three that fail alike among others."""
     handler = Listed()
     values = [b"raise %d" % n if n in (3, 11, 15) else b"%d" % n for n in range(16)]
-    async with MemoryPartition(handler, "1h", batch=Batch(16)) as orders:
-        await orders.send(*values)
+    async with serving(handler, "1h", *values, batch=Batch(16)) as (orders, _):
         assert set(failed(orders)) == {b"raise 3", b"raise 11", b"raise 15"}
         assert len(out(orders)) == 13
 
@@ -50,8 +49,7 @@ async def test_what_fails_alike_three_times_over_fails_whole() -> None:
     """The service is down: five calls for a hundred records, and not two hundred."""
     handler = Listed()
     values = [b"raise %d" % n for n in range(100)]
-    async with MemoryPartition(handler, "1h", batch=Batch(100)) as orders:
-        await orders.send(*values)
+    async with serving(handler, "1h", *values, batch=Batch(100)) as (orders, _):
         assert [len(call) for call in handler.calls] == [100, 50, 50, 25, 25]
         assert {attempt for attempt, _ in failed(orders).values()} == {1}
         assert len(failed(orders)) == 100
@@ -118,7 +116,6 @@ async def test_what_is_about_a_record_is_never_said_of_another(error: Callable[[
     """A rejection is that of a record, however many are alike; unlike errors are not one cause."""
     kinds = [type(f"Odd{letter}Error", (Exception,), {}) for letter in "abcdefgh"]
     handler = Listed(lambda value: error(value) if error is Reject else kinds[value[-1] - 48]())
-    async with MemoryPartition(handler, "1h", batch=Batch(8)) as orders:
-        await orders.send(*(b"raise %d" % n for n in range(7)), b"7")
+    async with serving(handler, "1h", *(b"raise %d" % n for n in range(7)), b"7", batch=Batch(8)) as (orders, _):
         assert out(orders) == [b"7"]
         assert len(orders.dead_letters) + len(failed(orders)) == 7

@@ -19,6 +19,7 @@ from doubles import (
     make_context,
     make_record,
     reopen,
+    serving,
     settle,
     the,
 )
@@ -211,8 +212,7 @@ async def test_coroutines_that_swallow_their_cancellation_do_not_stop_the_record
     stubborn: Stubborn,
 ) -> None:
     """The pool is never short of a worker for longer than the two seconds."""
-    async with MemoryPartition(stubborn, TIMEOUT, concurrency=1) as orders:
-        await orders.send(b"a", b"fine")
+    async with serving(stubborn, TIMEOUT, b"a", b"fine", concurrency=1) as (orders, _):
         await orders.advance(30_000)
         assert stubborn.started == [b"a"]
         await orders.advance(2_000)
@@ -291,8 +291,7 @@ async def test_what_has_waited_does_not_begin_if_a_command_says_so(command: str,
         calls.append(value)
         raise BankDownError
 
-    async with MemoryPartition(handle, TIMEOUT, batch=batch) as orders:
-        await orders.send(b"a")
+    async with serving(handle, TIMEOUT, b"a", batch=batch) as (orders, _):
         await orders.advance(1)
         ends = crowd(orders.handler.orphans)
         await orders.advance(300_000)

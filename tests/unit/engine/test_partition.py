@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from doubles import EVENTS, SITE, BankDownError, down, events_of, pass_time
+from doubles import EVENTS, SITE, BankDownError, down, events_of, pass_time, serving
 
 from retryapp.core.record import Origin
 from retryapp.core.row_keys import identity_of, is_identity
@@ -25,8 +25,7 @@ async def test_progress_is_told_once_a_minute_and_at_the_end() -> None:
         if value == b"bad":
             raise BankDownError
 
-    async with MemoryPartition(handler, "1h") as orders:
-        await orders.send(b"good", b"bad")
+    async with serving(handler, "1h", b"good", b"bad") as (orders, _):
         await orders.advance(59_999)
         await orders.send(b"silent")
         assert orders.records(EVENTS) == []
@@ -61,8 +60,7 @@ async def test_a_retry_costs_the_broker_four_records_in_two_transactions() -> No
 
 async def test_observers_hear_of_each_step_with_its_facts() -> None:
     """In the order of a record's life."""
-    async with MemoryPartition(down, "1s") as orders:
-        await orders.send(b"a")
+    async with serving(down, "1s", b"a") as (orders, _):
         await orders.advance(1_250)
         told = [(o.event, o.attempt, o.tier, o.reason) for o in orders.observer.seen if o.failure_id is not None]
         assert told == [
@@ -82,8 +80,7 @@ async def test_observers_hear_of_each_step_with_its_facts() -> None:
 async def test_nothing_fires_by_a_clock_that_is_doubted() -> None:
     """Late is better than early; it goes on by itself once the clock is trusted."""
     clock = VirtualClock()
-    async with MemoryPartition(down, "1s", clock=clock) as orders:
-        await orders.send(b"a")
+    async with serving(down, "1s", b"a", clock=clock) as (orders, _):
         clock.trusted = False
         await orders.advance(500)
         clock.jump_wall(7_200_000)

@@ -57,8 +57,7 @@ async def test_it_stays_paused_over_a_restart() -> None:
     for forget in (False, True):
         if forget:
             orders.transport.broker.notes.clear()
-        async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
-            await orders.send(b"two")
+        async with serving(calls, "1s*3", b"two", transport=orders.transport) as (orders, _):
             await orders.advance(60_000)
             assert calls.begun == [b"one"]
     async with MemoryPartition(calls, "1s*3", transport=orders.transport) as orders:
@@ -111,8 +110,7 @@ async def test_what_runs_goes_on_and_what_waits_for_a_runner_does_not() -> None:
     """First deliveries that were taken in, and rows that were claimed."""
     calls = Calls()
     calls.gate = asyncio.Event()
-    async with MemoryPartition(calls, "1s*3", concurrency=1) as orders:
-        await orders.send(b"one", b"two", b"three")
+    async with serving(calls, "1s*3", b"one", b"two", b"three", concurrency=1) as (orders, _):
         await tell(orders, HandlerVerb.PAUSE)
         calls.failing = False
         calls.gate.set()
@@ -182,8 +180,7 @@ async def test_what_a_circuit_has_let_go_waits_for_its_runner_in_a_pause() -> No
     calls = Calls()
     calls.gate = asyncio.Event()
     calls.failing = False
-    async with MemoryPartition(calls, "1s*3", concurrency=1, circuit=CircuitBreaker()) as orders:
-        await orders.send(b"one", b"two", b"three")
+    async with serving(calls, "1s*3", b"one", b"two", b"three", concurrency=1, circuit=CircuitBreaker()) as (orders, _):
         await tell(orders, HandlerVerb.PAUSE)
         calls.gate.set()
         await orders.settle()

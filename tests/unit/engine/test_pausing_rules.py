@@ -97,8 +97,7 @@ async def test_it_stays_paused_over_a_restart() -> None:
     for forget in (False, True):
         if forget:
             orders.transport.broker.notes.clear()
-        async with MemoryPartition(calls, POLICY, transport=orders.transport) as orders:
-            await orders.send(b"two")
+        async with serving(calls, POLICY, b"two", transport=orders.transport) as (orders, _):
             await orders.advance(60_000)
             assert calls.begun == [b"one"]
     async with MemoryPartition(calls, POLICY, transport=orders.transport) as orders:
@@ -155,8 +154,7 @@ async def test_one_that_fails_between_a_resume_and_its_commit_pauses_again() -> 
     """The end of the former pause does not end the new one."""
     calls = Calls()
     calls.gates[b"slow"] = asyncio.Event()
-    async with MemoryPartition(calls, POLICY, concurrency=2) as orders:
-        await orders.send(b"slow", b"one")
+    async with serving(calls, POLICY, b"slow", b"one", concurrency=2) as (orders, _):
         assert len(told(orders)) == 1
         committing = orders.transport.pause(Step.COMMIT)
         with pytest.raises(AssertionError, match="no outcome"):
@@ -190,8 +188,7 @@ async def test_it_says_nothing_about_an_outage_and_is_not_tried_in_place() -> No
     calls = Calls()
     policy = RetryPolicy("1s*3", on=[pausing(LedgerClosedError)], hot="50ms*3")
     breaker = CircuitBreaker(minimum_calls=2)
-    async with MemoryPartition(calls, policy, circuit=breaker, concurrency=4) as orders:
-        await orders.send(b"one", b"two", b"three", b"four")
+    async with serving(calls, policy, b"one", b"two", b"three", b"four", circuit=breaker, concurrency=4) as (orders, _):
         assert calls.begun == [b"one"]
         for _ in range(4):
             await orders.advance(1_000)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from doubles import EVENTS, MAIN, BankDownError, Stubborn, problems
+from doubles import EVENTS, MAIN, BankDownError, Stubborn, problems, serving
 from pydantic import BaseModel, Field
 
 from retryapp.core.errors import LatePublishError, PublishRefusedError
@@ -75,8 +75,7 @@ async def test_a_plain_function_publishes_in_its_thread() -> None:
 
 async def test_only_the_attempt_that_was_fine_publishes() -> None:
     """Two fail and are dropped; the third one's result comes with the event that tells of it."""
-    async with MemoryPartition(publish_and_fail, "1s 2s") as orders:
-        await orders.send(b"order")
+    async with serving(publish_and_fail, "1s 2s", b"order") as (orders, _):
         await orders.advance(1_000)
         assert results(orders) == []
         await orders.advance(2_000)
@@ -108,8 +107,7 @@ async def test_an_attempt_that_took_too_long_publishes_nothing(swallows: bool) -
             except LatePublishError as exc:
                 errors.append(exc)
 
-    async with MemoryPartition(handler, RetryPolicy("1d", timeout="1s")) as orders:
-        await orders.send(b"order")
+    async with serving(handler, RetryPolicy("1d", timeout="1s"), b"order") as (orders, _):
         await orders.advance(1_000)
         await orders.advance(2_000)  # it is left to itself
         assert orders.waiting == {"1d": 1}
@@ -223,8 +221,7 @@ async def test_what_cannot_be_published_fails_the_attempt_with_its_name(
         elif known and topic in (topics.topics or ()):
             record.publish(topic, b"v", key=b"k")
 
-    async with MemoryPartition(handler, DAY, destinations=topics) as orders:
-        await orders.send(b"fine", b"bad", b"fine")
+    async with serving(handler, DAY, b"fine", b"bad", b"fine", destinations=topics) as (orders, _):
         assert (orders.waiting, orders.transport.offsets[MAIN]) == ({"1d": 1}, 3)
         (told,) = problems(orders)
         assert problem in told
@@ -253,8 +250,7 @@ async def test_one_attempt_publishes_no_more_than_a_transaction_can_carry(count:
         for _ in range(count):
             record.publish(OUT, bytes(size))
 
-    async with MemoryPartition(handler, DAY) as orders:
-        await orders.send(b"order")
+    async with serving(handler, DAY, b"order") as (orders, _):
         limit = MAX_RECORDS if problem == "records" else MAX_BYTES
         assert problems(orders) == [f"publish to {OUT!r}: one attempt publishes at most {limit} {problem}"]
 

@@ -51,8 +51,7 @@ async def test_a_record_comes_back_as_it_was_behind_its_copy(value: bytes | None
         if len(seen) < 3:
             raise ValueError
 
-    async with MemoryPartition(handle, "1s 10s", through_main=True) as orders:
-        await orders.send(value, key=b"k", headers=HEADERS)
+    async with serving(handle, "1s 10s", value, key=b"k", headers=HEADERS, through_main=True) as (orders, _):
         await orders.to_rest()
         found = copies(orders)
         assert (tally(orders).received, tally(orders).failed, tally(orders).skipped) == (1, 1, 0)
@@ -74,8 +73,7 @@ async def test_it_comes_behind_what_waits_on_the_main_topic() -> None:
             raise ValueError
         await going.wait()
 
-    async with MemoryPartition(handle, "1s", through_main=True, max_in_flight=2) as orders:
-        await orders.send(b"a")
+    async with serving(handle, "1s", b"a", through_main=True, max_in_flight=2) as (orders, _):
         await orders.send(*(b"%d" % n for n in range(6)))
         await orders.advance(1_000)
         assert (len(copies(orders)), order) == (1, [b"a", b"0"])

@@ -53,8 +53,7 @@ async def test_a_record_comes_again_as_it_was_and_no_copy_has_waited(value: byte
         if len(seen) < 3:
             raise ValueError
 
-    async with MemoryPartition(handle, "1s 10s", by_reference=True) as orders:
-        await orders.send(value, key=b"k", headers=HEADERS)
+    async with serving(handle, "1s 10s", value, key=b"k", headers=HEADERS, by_reference=True) as (orders, _):
         (row,) = rows(orders)
         assert (row.key, row.value, row.reference.size) == (b"k", b"", len(value or b"") + 1 + 27)
         await orders.to_rest()
@@ -104,8 +103,7 @@ async def test_another_record_in_its_place_is_never_delivered(to: Callable[[Reco
 async def test_a_damaged_batch_is_a_damaged_letter() -> None:
     """As at a first delivery."""
     damaged = partial(replace, value=b"", headers=(), key=None, damage=Damage(0, "a wrong checksum"))
-    async with MemoryPartition(Script("fail"), "1s", by_reference=True) as orders:
-        await orders.send(LARGE)
+    async with serving(Script("fail"), "1s", LARGE, by_reference=True) as (orders, _):
         change(orders, 0, damaged)
         await orders.to_rest()
         (metadata,) = orders.dead_letters
@@ -138,8 +136,7 @@ async def test_a_fault_of_the_broker_costs_no_attempt() -> None:
 async def test_what_would_wait_longer_than_the_topic_keeps_it_waits_as_a_copy() -> None:
     """Half of that time is for workers that are away; and a copy stays one."""
     script = Script("later 25h", "later 1h")
-    async with MemoryPartition(script, "1h*3", by_reference=True, kept_ms=2 * DAY_MS) as orders:
-        await orders.send(b"late")
+    async with serving(script, "1h*3", b"late", by_reference=True, kept_ms=2 * DAY_MS) as (orders, _):
         (late,) = rows(orders)
         change(orders, 0, None)
         await orders.advance(25 * 3_600_000)
@@ -225,8 +222,7 @@ async def test_a_topic_that_keeps_records_for_no_time_is_not_looked_at_all_the_t
     pages: list[int] = []
     page = MemoryPendingTable.page
     monkeypatch.setattr(MemoryPendingTable, "page", lambda *given: pages.append(1) or page(*given))
-    async with MemoryPartition(Script("fail"), "1h", kept_ms=0) as orders:
-        await orders.send(LARGE)
+    async with serving(Script("fail"), "1h", LARGE, kept_ms=0) as (orders, _):
         await orders.advance(600_000)
     assert 1 < len(pages) < 10
 
@@ -243,8 +239,7 @@ async def test_a_hold_that_begins_after_a_run_keeps_the_reference() -> None:
         if delivery.attempt < 3:
             raise ValueError
 
-    async with MemoryPartition(handle, "1s*3", by_reference=True) as orders:
-        await orders.send(LARGE)
+    async with serving(handle, "1s*3", LARGE, by_reference=True) as (orders, _):
         await orders.advance(1_000)
         await orders.command("hold", 0)
         gate.set()
@@ -258,8 +253,7 @@ async def test_a_hold_that_begins_after_a_run_keeps_the_reference() -> None:
 
 async def test_a_cancelled_record_is_whole_or_the_command_is_refused() -> None:
     """Its letter is the last that is seen of it."""
-    async with MemoryPartition(Script("fail", "fail"), "2h", by_reference=True) as orders:
-        await orders.send(b"there", b"gone")
+    async with serving(Script("fail", "fail"), "2h", b"there", b"gone", by_reference=True) as (orders, _):
         change(orders, 1, None)
         outcomes = [await orders.command("cancel", offset) for offset in (0, 1)]
         letters = orders.records(DEAD)

@@ -154,8 +154,7 @@ async def test_no_row_comes_back_after_its_outcome() -> None:
 
 async def test_a_command_waits_for_the_copy_of_its_row() -> None:
     """Else it would write the row as it was read before, without what it waits for."""
-    async with MemoryPartition(Script("fail", "fail"), POLICY, **OPTIONS) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail", "fail"), POLICY, b"a", **OPTIONS) as (orders, _):
         await orders.obey(PAUSE)
         await orders.advance(600_000)
         await orders.send(b"x")
@@ -182,8 +181,7 @@ async def test_a_command_waits_for_the_copy_of_its_row() -> None:
 
 async def test_a_second_hold_of_a_claimed_row_is_not_undone_by_its_copy() -> None:
     """It has another deadline, which is on its way when the copy is made."""
-    async with MemoryPartition(Script("fail"), POLICY, **OPTIONS) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), POLICY, b"a", **OPTIONS) as (orders, _):
         orders.transport.fail("records", ConnectionError("the leader is away"), times=2)  # type: ignore[arg-type]
         await orders.advance(HOUR_MS)
         await orders.obey(PAUSE)
@@ -220,8 +218,7 @@ async def test_what_is_too_large_for_our_topics_stays_a_reference() -> None:
 
 async def test_copies_wait_for_a_lane_that_is_slow() -> None:
     """They are as large as their records, and all may be unsafe at once."""
-    async with MemoryPartition(Script(*["fail"] * 80), POLICY, **OPTIONS) as orders:
-        await orders.send(*[LARGE] * 80)
+    async with serving(Script(*["fail"] * 80), POLICY, *[LARGE] * 80, **OPTIONS) as (orders, _):
         await orders.obey(PAUSE)
         await orders.advance(HOUR_MS)
         await orders.advance(1_000)
@@ -237,8 +234,7 @@ async def test_copies_wait_for_a_lane_that_is_slow() -> None:
 
 async def test_a_topic_that_keeps_records_for_less_time_now_is_heeded() -> None:
     """After the next start: what a row says is as old as its failure."""
-    async with MemoryPartition(Script("fail"), POLICY, by_reference=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), POLICY, b"a", by_reference=True) as (orders, _):
         await orders.obey(PAUSE)
     async with MemoryPartition(Script(), POLICY, transport=orders.transport, **OPTIONS) as orders:
         await orders.advance(HOUR_MS)
@@ -320,8 +316,7 @@ async def test_a_hold_that_ends_while_its_copy_is_on_the_way_keeps_the_copy(orde
 
 async def test_a_copy_that_begins_while_a_command_waits_is_waited_for_too() -> None:
     """The command waits for one before it about the same record."""
-    async with MemoryPartition(Script("fail"), RetryPolicy("1h"), by_reference=True) as orders:
-        await orders.send(b"a")
+    async with serving(Script("fail"), RetryPolicy("1h"), b"a", by_reference=True) as (orders, _):
         await orders.command("reschedule", 0, due_at_ms=orders.clock.wall_ms() + 9 * HOUR_MS)
     async with MemoryPartition(Script(), POLICY, transport=orders.transport, **OPTIONS) as orders:
         await orders.advance(HOUR_MS)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from doubles import Owner, deliver_once, failing, make_context, make_record, settle, the
+from doubles import Owner, deliver_once, failing, make_context, make_record, serving, settle, the
 
 from retryapp.core.record import Record
 from retryapp.engine.delivery.batches import make_pools
@@ -15,7 +15,7 @@ from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext, Run, RunAbortedError
 from retryapp.engine.lane.rounds import BEHIND_S, ROUND_S
 from retryapp.engine.lane.turn import Turn
-from retryapp.testing import MemoryPartition, VirtualClock
+from retryapp.testing import VirtualClock
 
 
 class TextExitsError(Exception):
@@ -107,8 +107,7 @@ async def test_a_task_that_is_cancelled_after_its_handler_spares_the_runner() ->
         kept.append(task)
         seen.append(value)
 
-    async with MemoryPartition(handler, "5m") as orders:
-        await orders.send(b"a")
+    async with serving(handler, "5m", b"a") as (orders, _):
         for _ in range(3):
             kept[-1].cancel()
             await orders.settle()
@@ -129,8 +128,7 @@ async def test_a_late_cancellation_that_hits_another_record_is_that_ones_failure
         if value == b"b":
             await gate.wait()
 
-    async with MemoryPartition(handler, "5m") as orders:
-        await orders.send(b"a", b"b", b"c")
+    async with serving(handler, "5m", b"a", b"b", b"c") as (orders, _):
         kept[0].cancel()
         await orders.settle()
         assert (orders.waiting, len(kept)) == ({"5m": 1}, 3)

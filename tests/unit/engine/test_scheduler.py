@@ -201,8 +201,7 @@ async def test_due_rows_pass_those_that_run_for_long_however_few_may_be_in_fligh
             await over.wait()
         done.append(value)
 
-    async with MemoryPartition(handle, "1s", concurrency=8, max_in_flight=8) as orders:
-        await orders.send(*[b"long"] * 5)
+    async with serving(handle, "1s", *[b"long"] * 5, concurrency=8, max_in_flight=8) as (orders, _):
         await orders.advance(900)
         await orders.send(*[b"short"] * 100)
         assert orders.waiting == {"1s": 105}

@@ -45,8 +45,7 @@ async def test_a_successor_begins_after_the_final_outcome_and_not_beside_an_orph
             goes_on.wait(20)
             raise Reject("too late")
 
-    async with MemoryPartition(hang, "1s", order=Order.KEY) as orders:
-        await orders.send(b"1", b"2", key=b"a")
+    async with serving(hang, "1s", b"1", b"2", key=b"a", order=Order.KEY) as (orders, _):
         await orders.until(hangs.is_set)
         orphans, hung = orders.handler.orphans, list[str | None]()
         orphans.on_hung = lambda: hung.append(orphans.problem)
@@ -166,8 +165,7 @@ async def test_rows_of_a_handler_without_an_order_are_claimed_in_order_once_it_h
     """Two of a key are due; the second one waits for the end of the first. And back: held rows run at once."""
     gate = Gate()
     transport = MemoryLaneTransport()
-    async with MemoryPartition(gate, "1s", concurrency=9, transport=transport) as orders:
-        await orders.send(b"1", b"2", b"3", key=b"a")
+    async with serving(gate, "1s", b"1", b"2", b"3", key=b"a", concurrency=9, transport=transport) as (orders, _):
         for value in (b"2", b"1", b"3"):
             gate.let(value, BankDownError())
             await orders.advance(10)
@@ -185,8 +183,7 @@ async def test_a_held_row_is_before_a_later_row_of_a_handler_without_an_order() 
     """The second record of a key had no outcome when the worker ended; the first and the third one have rows."""
     gate = Gate()
     transport = MemoryLaneTransport()
-    async with MemoryPartition(gate, "1s*5", concurrency=9, transport=transport) as orders:
-        await orders.send(b"1", b"2", b"3", key=b"a")
+    async with serving(gate, "1s*5", b"1", b"2", b"3", key=b"a", concurrency=9, transport=transport) as (orders, _):
         gate.let(b"1", BankDownError())
         gate.let(b"3", BankDownError())
         await pass_time(orders, 900, 100)

@@ -95,8 +95,7 @@ async def test_a_fault_of_ours_in_a_delivery_neither_ends_the_pool_nor_skips_the
         return real(*arguments)
 
     monkeypatch.setattr(engine_pool, "outcome_of", broken)
-    async with MemoryPartition(down, "5m") as orders:
-        await orders.send(b"a")
+    async with serving(down, "5m", b"a") as (orders, _):
         assert "a fault of ours" in str(orders.lane.last_error)
         await orders.advance(100)
         assert (len(calls), orders.waiting) == (2, {"5m": 1})
@@ -152,8 +151,7 @@ async def test_nothing_fires_while_the_partition_drains() -> None:
 @pytest.mark.parametrize(("grace_s", "more_s"), [(25.0, 2.0), (1.0, 1.0)])
 async def test_a_drain_takes_its_grace_once_and_little_more(stubborn: Stubborn, grace_s: float, more_s: float) -> None:
     """A handler that ignores its cancellation does not double the time that a stop takes."""
-    async with MemoryPartition(stubborn, "5m") as orders:
-        await orders.send(b"a")
+    async with serving(stubborn, "5m", b"a") as (orders, _):
         draining = asyncio.create_task(orders.engine.drain(grace_s))
         await orders.settle()
         await orders.advance(round(grace_s * 1000))

@@ -104,8 +104,7 @@ async def test_what_cannot_be_read_waits_for_the_offset(monkeypatch: pytest.Monk
 async def test_a_record_that_died_ahead_and_is_replayed_before_its_place_is_read_again_runs(order: Order) -> None:
     """Its row waits until the main topic is read that far, and nothing woke it then."""
     gate, more = Gate(), {"order": order, "concurrency": 8}
-    async with MemoryPartition(gate, HUNG, **more) as orders:
-        await orders.send(b"hung", key=b"a")
+    async with serving(gate, HUNG, b"hung", key=b"a", **more) as (orders, _):
         await orders.send(b"wrong", key=b"b")
         gate.let(b"wrong", Reject("wrong"))
         await looks(orders)

@@ -107,8 +107,7 @@ async def test_what_somebody_has_cancelled_stops_nothing() -> None:
             raise ValueError("down")
 
     seen: list[bytes] = []
-    async with MemoryPartition(fail, "1h*3", order=Order.KEY, holding=HOLD) as orders:
-        await orders.send(b"1", b"2", key=b"a")
+    async with serving(fail, "1h*3", b"1", b"2", key=b"a", order=Order.KEY, holding=HOLD) as (orders, _):
         await orders.command("cancel", 0)
         assert (seen, orders.waiting) == ([b"1", b"2"], {})
     async with serving(Bad(b"1"), "1s 10s", b"1", b"2", order=Order.KEY, holding=HOLD) as (orders, calls):

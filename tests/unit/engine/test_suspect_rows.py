@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from doubles import MAIN, BankDownError, Gate, pass_time
+from doubles import MAIN, BankDownError, pass_time, serving
 from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, names, rows_marks, with_rows
 
 from retryapp import Unavailable
@@ -20,8 +20,7 @@ from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
 
 async def test_suspect_rows_run_in_groups_in_due_order() -> None:
     """Two lives ended while the same rows were due."""
-    gate = Gate()
-    transport = await with_rows(gate, 8)
+    gate, transport = await with_rows(8)
     for _ in range(ENDS):
         async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=8):
             assert list(gate.running) == names(8)
@@ -55,8 +54,7 @@ async def test_a_row_that_kills_is_found_with_traffic_on_the_main_topic(at: int)
 
 async def test_other_rows_that_are_done_do_not_take_unclean_ends_back() -> None:
     """A row that is due in each life counts, whichever was due first."""
-    gate = Gate()
-    transport = await with_rows(gate, 4)
+    gate, transport = await with_rows(4)
     for name in (b"0", b"1"):
         async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=8) as orders:
             await gate.end(orders, name)
@@ -69,8 +67,7 @@ async def test_other_rows_that_are_done_do_not_take_unclean_ends_back() -> None:
 
 async def test_no_row_begins_beside_a_first_delivery_that_one_more_death_gives_up() -> None:
     """A row that is no suspect yet could end the worker in its place, and it would be dead for that."""
-    gate = Gate()
-    transport = await with_rows(gate, 1)
+    gate, transport = await with_rows(1)
     transport.append(MAIN, None, b"blamed")
     transport.broker.committed[MAIN], transport.broker.notes[MAIN] = 1, "s1:old@1"
     async with MemoryPartition(gate, "1s 1h", transport=transport, max_crashes=2) as orders:
@@ -84,8 +81,7 @@ async def test_no_row_begins_beside_a_first_delivery_that_one_more_death_gives_u
 
 async def test_no_first_delivery_begins_beside_a_row_that_one_more_death_gives_up() -> None:
     """The same the other way round."""
-    gate = Gate()
-    transport = await with_rows(gate, 1)
+    gate, transport = await with_rows(1)
     ((key, _),) = disk_rows(transport)
     due_ms, offset = place_of(key)
     transport.broker.notes[MAIN] = f"r0:old ws1:old@{due_ms}.{offset}"
@@ -100,8 +96,7 @@ async def test_no_first_delivery_begins_beside_a_row_that_one_more_death_gives_u
 
 async def test_a_row_that_was_alone_before_waits_for_no_copy_behind_first_deliveries() -> None:
     """They fill the room of the partition, so the copy of another row is not read before they have ended."""
-    gate = Gate()
-    transport = await with_rows(gate, 2)
+    gate, transport = await with_rows(2)
     ((key, _), _) = disk_rows(transport)
     due_ms, offset = place_of(key)
     async with MemoryPartition(gate, "1s 1h", transport=transport, through_main=True, max_in_flight=1) as orders:
@@ -121,8 +116,7 @@ async def test_a_row_that_was_alone_before_waits_for_no_copy_behind_first_delive
 
 async def test_a_row_that_was_not_due_after_all_keeps_its_count() -> None:
     """It is claimed again later; what it was held responsible for is not forgotten."""
-    gate = Gate()
-    transport = await with_rows(gate, 1)
+    gate, transport = await with_rows(1)
     (key, _), *_ = disk_rows(transport)
     due_ms = int.from_bytes(key[:8], "big")
     transport.broker.notes[MAIN] = f"r0:old ws2:old@{due_ms}.0"
@@ -141,8 +135,7 @@ async def test_a_row_that_was_not_due_after_all_keeps_its_count() -> None:
 
 async def test_suspects_that_are_settled_hold_nothing_up() -> None:
     """Their worker died before it had taken the mark back; that is done before another record runs."""
-    gate = Gate()
-    transport = await with_rows(gate, 2)
+    gate, transport = await with_rows(2)
     due_ms = int.from_bytes(disk_rows(transport)[0][0][:8], "big")
     transport.broker.notes[MAIN] = f"r0:old wg3:old@{due_ms + 1}.0-{due_ms + 1}.9"
     async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=2) as orders:
@@ -154,8 +147,7 @@ async def test_suspects_that_are_settled_hold_nothing_up() -> None:
 
 async def test_a_row_that_has_come_between_suspects_takes_no_place_of_theirs() -> None:
     """Two of three ran when their worker died; the third was read again, or is due at once by a command."""
-    gate = Gate()
-    transport = await with_rows(gate, 3)
+    gate, transport = await with_rows(3)
     due_ms = int.from_bytes(disk_rows(transport)[0][0][:8], "big")
     transport.broker.notes[MAIN] = f"r0:old wg2:old@{due_ms}.0-{due_ms}.3"
     del transport.batches[:]
@@ -185,8 +177,7 @@ async def test_a_suspect_that_comes_late_runs_alone() -> None:
 
     transport = MemoryLaneTransport()
     options: dict[str, Any] = {"order": Order.KEY, "concurrency": 8, "transport": transport}
-    async with MemoryPartition(handle, "1s 1h", **options) as orders:
-        await orders.send(b"fail", b"slow", b"slow", key=b"a")
+    async with serving(handle, "1s 1h", b"fail", b"slow", b"slow", key=b"a", **options) as (orders, _):
         await orders.advance(500)
         await orders.send(b"kill", key=b"b")
         first = False

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from doubles import MAIN, BankDownError, Gate, Refusing, committed, reopen
+from doubles import MAIN, BankDownError, Gate, Refusing, committed, reopen, serving
 from suspected import ENDS, GATHER_MS, Killer, disk_rows, found, marks, names, with_rows, without_life
 from test_beyond import noted
 
@@ -44,8 +44,7 @@ async def test_half_of_the_suspects_run_together_and_then_the_other_half() -> No
 @pytest.mark.parametrize("rows", [False, True])
 async def test_each_group_is_said_once(*, rows: bool) -> None:
     """Which records run by themselves, at most a few by their offsets, and why."""
-    gate = Gate()
-    transport = await with_rows(gate, 17) if rows else found("r1:old", *names(17))
+    gate, transport = await with_rows(17) if rows else (Gate(), found("r1:old", *names(17)))
     for _ in range(ENDS * rows):
         async with MemoryPartition(gate, "1s 1h", transport=transport, concurrency=17):
             pass
@@ -89,8 +88,7 @@ async def test_nothing_of_a_group_runs_before_its_mark_is_durable() -> None:
 
 async def test_a_group_is_made_of_those_that_there_are() -> None:
     """Nobody says that the log has no more of them: a short wait does."""
-    gate, transport = Gate(), found("r1:old", *names(6))
-    async with MemoryPartition(gate, transport=transport, concurrency=8) as orders:
+    async with serving(Gate(), "1s 10s", transport=found("r1:old", *names(6)), concurrency=8) as (orders, gate):
         await orders.advance(GATHER_MS - 1)
         assert list(gate.running) == []
         await orders.advance(1)
@@ -202,15 +200,14 @@ async def test_unclean_ends_count_while_a_record_of_the_first_one_waits() -> Non
 
 async def test_no_mark_moves_the_offset_past_a_record_that_waits_before_the_suspects() -> None:
     """A life that kept an order has marked them: an earlier record had waited for its sequence, and has no outcome."""
-    gate, transport = Gate(), found("g2:old@1-3<3", *names(4))
-    async with MemoryPartition(gate, transport=transport, concurrency=8) as orders:
+    async with serving(Gate(), "1s 10s", transport=found("g2:old@1-3<3", *names(4)), concurrency=8) as (orders, gate):
         await orders.advance(GATHER_MS)
         assert list(gate.running) == [b"1"]
         await gate.end(orders, b"1")
         assert ([*gate.running], committed(orders)) == ([b"2"], 0)
-        assert noted(transport) == {1: True}  # durable before the other half runs
+        assert noted(orders.transport) == {1: True}  # durable before the other half runs
     gate.running.clear()
-    async with MemoryPartition(gate, transport=transport, concurrency=8) as orders:
+    async with MemoryPartition(gate, transport=orders.transport, concurrency=8) as orders:
         gate.let_all()
         await orders.advance(GATHER_MS)
         await orders.advance(10_000)
@@ -243,8 +240,7 @@ async def test_a_clean_end_takes_the_mark_back() -> None:
 
 async def test_what_came_after_the_suspects_waits_for_them() -> None:
     """Beside them it could end the worker in their stead; once their outcomes are durable it runs as ever."""
-    gate, transport = Gate(), found("g2:old@0-2", *names(4))
-    async with MemoryPartition(gate, transport=transport, concurrency=4) as orders:
+    async with serving(Gate(), "1s 10s", transport=found("g2:old@0-2", *names(4)), concurrency=4) as (orders, gate):
         for name in (b"0", b"1"):
             assert list(gate.running) == [name]
             await gate.end(orders, name)
@@ -269,8 +265,7 @@ async def test_nothing_runs_before_the_burial_of_a_suspect_is_durable() -> None:
 @pytest.mark.parametrize("buried", [False, True], ids=["an outcome", "a burial"])
 async def test_nothing_else_runs_while_a_suspects_outcome_is_refused(rows: bool, buried: bool) -> None:
     """Its topic does not take it: the lane says so, and the next group starts once it is durable, and not before."""
-    gate = Gate()
-    transport = await with_rows(gate, 4, "1s") if rows else found("", *names(4))
+    gate, transport = await with_rows(4, "1s") if rows else (Gate(), found("", *names(4)))
     sign, first = "", 0
     if rows:
         sign, first = "w", int.from_bytes(disk_rows(transport)[0][0][:8], "big")
@@ -298,8 +293,7 @@ async def test_a_skipped_duplicate_is_not_among_the_suspects() -> None:
     gate = Gate()
     gate.let_all()
     rule = Deduplicate("header:event-id", window="1h")
-    async with MemoryPartition(gate, "1s", deduplicate=rule) as orders:
-        await orders.send(b"first", headers=(("event-id", b"e"),))
+    async with serving(gate, "1s", b"first", headers=(("event-id", b"e"),), deduplicate=rule) as (orders, _):
         await orders.advance(1_000)
     gate.open = False
     transport = orders.transport
@@ -442,8 +436,7 @@ async def test_a_record_that_runs_alone_does_so_until_its_session_has_ended() ->
     """Its lane is to close, and a row of the same session does not begin; its last transaction takes long."""
     first, second = Gate(), Gate()
     policy = RetryPolicy("30s", timeout="10m")
-    async with MemoryPartition(first, policy) as one:
-        await one.send(b"row")
+    async with serving(first, policy, b"row") as (one, _):
         first.let(b"row", BankDownError())
         await one.settle()
     one.transport.append(MAIN, None, b"alone")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doubles import BankDownError, pass_time
+from doubles import BankDownError, pass_time, serving
 
 from retryapp.ports import Event, TopicPartition
 from retryapp.testing import MemoryLaneTransport, MemoryPartition, Step
@@ -52,8 +52,7 @@ def faults(orders: MemoryPartition) -> list[str]:
 
 
 async def parked(calls: Calls) -> MemoryLaneTransport:
-    async with MemoryPartition(calls, "1m") as orders:
-        await orders.send(b"one")
+    async with serving(calls, "1m", b"one") as (orders, _):
         await orders.send(b"two")
     return orders.transport
 

@@ -272,8 +272,7 @@ async def test_a_resume_for_the_pause_of_a_rule_does_not_end_that_for_a_damaged_
     """It was there when the damage was found, and said nothing of it."""
     bank = Bank(b"closed", bad=b"1")
     policy = RetryPolicy("1h*3", on=[pausing(BankDownError)])
-    async with MemoryPartition(bank, policy, order=Order.KEY, holding=HOLD) as orders:
-        await orders.send(b"1", b"2", key=b"a")
+    async with serving(bank, policy, b"1", b"2", key=b"a", order=Order.KEY, holding=HOLD) as (orders, _):
         await orders.send(b"closed", key=b"b")
         damage(orders, 0)
     bank.down.clear()
@@ -289,8 +288,7 @@ async def test_a_resume_for_the_pause_of_a_rule_does_not_end_that_for_a_damaged_
 async def test_the_letter_of_a_damaged_row_is_newer_than_one_on_another_dead_letter_topic() -> None:
     """Nothing replays it, so there is none after it; its delivery may not be known, and was taken for the first."""
     bank, policy = Bank(b"0"), RetryPolicy("1h*3", on=non_retryable(ValueError, dead_letters="invalid"))
-    async with MemoryPartition(bank, policy) as orders:
-        await orders.send(b"0")
+    async with serving(bank, policy, b"0") as (orders, _):
         bank.fault = ValueError()
         await orders.advance(3_600_000)
         bank.fault = BankDownError()
@@ -307,8 +305,7 @@ async def test_the_letter_of_a_damaged_row_is_newer_than_one_on_another_dead_let
 async def test_the_letter_of_an_offset_that_was_set_back_is_newer_than_that_of_an_earlier_run(*, damaged: bool) -> None:
     """Whatever the numbers of the earlier one say, on another dead-letter topic: its deliveries were counted anew."""
     bank, policy = Bank(b"0"), RetryPolicy("1h*3", on=non_retryable(ValueError, dead_letters="invalid"))
-    async with MemoryPartition(bank, policy) as orders:
-        await orders.send(b"0")
+    async with serving(bank, policy, b"0") as (orders, _):
         if damaged:
             damage(orders, 0, version=True)
         await pass_time(orders, 18_000_000, 3_600_000)
