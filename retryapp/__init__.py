@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from retryapp.core.circuit import CircuitBreaker
     from retryapp.core.control import Edit
     from retryapp.core.deduplicate import Deduplicate
-    from retryapp.core.errors import RetryAppError
+    from retryapp.core.errors import RetryAppError, UndecodableError
     from retryapp.core.http import http_errors
     from retryapp.core.policy import RetryPolicy
     from retryapp.core.rules import non_retryable, pausing, retryable, skippable
@@ -38,6 +38,7 @@ __all__ = [
     "RetryPolicy",
     "Skip",
     "Unavailable",
+    "UndecodableError",
     "exp",
     "forever",
     "http_errors",
@@ -64,6 +65,7 @@ _HOME = {
     "RetryPolicy": "retryapp.core.policy",
     "Skip": "retryapp.core.verdicts",
     "Unavailable": "retryapp.core.verdicts",
+    "UndecodableError": "retryapp.core.errors",
     "exp": "retryapp.core.schedule",
     "forever": "retryapp.core.schedule",
     "http_errors": "retryapp.core.http",

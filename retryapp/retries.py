@@ -29,17 +29,16 @@ from retryapp.core.batch import Batch
 from retryapp.core.checks import check_count, check_kind, check_word, problem_text
 from retryapp.core.circuit import CircuitBreaker
 from retryapp.core.control import Command, Edit, Verb, named_by
-from retryapp.core.deduplicate import Deduplicate, EventId, rule_of
+from retryapp.core.deduplicate import Deduplicate, EventId
 from retryapp.core.durations import Duration, named_duration_ms
 from retryapp.core.errors import DamagedMetadataError, InvalidSettingError
-from retryapp.core.holding import Holding
 from retryapp.core.jobs import HANDLER_VERBS
 from retryapp.core.lifecycle import Commanded
 from retryapp.core.masking import UNMASKED, parse_mask
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.rates import parse_rate
 from retryapp.core.record import parse_failure_id
 from retryapp.core.topology import HandlerTopology, Tiers, check_names, letters_topic
+from retryapp.engine.handler.declared import handler_fields
 from retryapp.engine.handler.handler import Delivery, Handler, HandlerSignatureError, Order, body_of
 from retryapp.engine.handler.publish import Destinations
 from retryapp.kafka import KafkaConnection, PlanOptions
@@ -239,45 +238,28 @@ class Retries:
             InvalidSettingError: an argument is out of range.
         """
         check_word("dead_letters", dead_letters, ("topic", "drop"))
-        check_word("payload", payload, ("copy", "reference"))
-        check_word("redelivery", redelivery, ("direct", "main"))
-        check_word("order", order, Order)
         check_word("tiers", tiers, Tiers)
-        check_count("concurrency", concurrency)
-        check_count("max_in_flight", max_in_flight)
-        check_count("max_crashes", max_crashes)
-        if max_concurrent is not None:
-            check_count("max_concurrent", max_concurrent)
-        if max_in_flight < concurrency:
-            raise InvalidSettingError("max_in_flight", max_in_flight, f"expected at least concurrency={concurrency}")
-        named = 'a CircuitBreaker() for each name, as {"ledger": CircuitBreaker()}'
-        check_kind("circuits", circuits or {}, Mapping, named)
-        for name, breaker in (circuits or {}).items():
-            check_kind("circuits", name, str, named)
-            check_kind("circuits", breaker, CircuitBreaker, named)
-        for name, given, kind in (("batch", batch, Batch), ("circuit", circuit, CircuitBreaker)):
-            if given is not None:  # callers without type checks pass anything here
-                check_kind(name, given, kind, f"a {kind.__name__}(...), or None")
-        given_caps = {"max_sequences": max_sequences, "max_sequence_size": max_sequence_size}
-        caps = {name: cap for name, cap in given_caps.items() if cap is not None}
         return self._declare(
             topic,
             policy,
             {"tiers": Tiers(tiers), "publishes": publishes, "drop": dead_letters == "drop"},
-            value_type=value,
+            value=value,
             concurrency=concurrency,
             max_in_flight=max_in_flight,
             max_crashes=max_crashes,
-            rate_limit=None if rate_limit is None else parse_rate(rate_limit),
+            rate_limit=rate_limit,
             max_concurrent=max_concurrent,
             circuit=circuit,
-            circuits=dict(circuits or {}),
-            deduplicate=rule_of(deduplicate),
-            order=Order(order),
-            holding=Holding(on_dead=on_dead, overflow=overflow, **caps),
+            circuits=circuits,
+            deduplicate=deduplicate,
+            order=order,
+            on_dead=on_dead,
+            overflow=overflow,
+            max_sequences=max_sequences,
+            max_sequence_size=max_sequence_size,
             batch=batch,
-            by_reference=payload == "reference",
-            through_main=redelivery == "main",
+            payload=payload,
+            redelivery=redelivery,
         )
 
     def dead_letters(
@@ -312,12 +294,16 @@ class Retries:
         other = None if group == self.app.conf.id else group
         letters = letters_topic(self.topologies, topic, named, group=other)
         facts = {"publishes": publishes, "drop": True, "letters_of": topic, "letters_from": other}
-        return self._declare(letters, policy, facts, value_type=value, concurrency=concurrency)
+        return self._declare(letters, policy, facts, value=value, concurrency=concurrency)
 
     def _declare(
-        self, main: str, policy: RetryPolicy | str, names: Mapping[str, Any], **settings: Any
+        self, main: str, policy: RetryPolicy | str, names: Mapping[str, Any], **given: Any
     ) -> Callable[[F], F]:
         chosen = policy if isinstance(policy, RetryPolicy) else RetryPolicy.parse(policy)
+        settings = handler_fields(**given)
+        concurrency = settings["concurrency"]
+        if (most := settings.get("max_in_flight", concurrency)) < concurrency:
+            raise InvalidSettingError("max_in_flight", most, f"expected at least concurrency={concurrency}")
         publishes, rule = names["publishes"], settings.get("deduplicate")
         check_kind("topic", main, str, "the name of one topic, as text")  # callers without type checks pass a list
         if isinstance(publishes, str) or not isinstance(publishes, Iterable):
@@ -325,7 +311,6 @@ class Retries:
         publishes = tuple(publishes)
         for each in publishes:
             check_kind("publishes", each, str, "names of topics, as text")
-        check_count("concurrency", settings["concurrency"])
         if names["drop"] and chosen.dead_letters:
             named = ", ".join(chosen.dead_letters)
             problem = "a rule names it, and with dead_letters='drop' there is no dead-letter topic: remove one of them"

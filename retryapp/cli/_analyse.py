@@ -24,6 +24,7 @@ from retryapp.cli._spark import (
     wait_option,
 )
 from retryapp.cli.console import ExitCode, emit, emit_error, stderr_console
+from retryapp.core.text import counted
 from retryapp.kafka import KafkaAdmin, KafkaConnection, find_handlers
 from retryapp.ledger import take_ledger
 from retryapp.pipeline.session import SessionOptions
@@ -116,15 +117,15 @@ def analyse(
                 if compare_ledger:
                     compared = _compare(spark, opened, connection, taken)
                 if page is not None:
-                    counted = compared.counted if compared is not None and compared.at_rest else None
-                    shown = collect(spark, opened, now_ms=now_ms(), within_ms=DAY_MS, counted=counted)
+                    sums = compared.counted if compared is not None and compared.at_rest else None
+                    shown = collect(spark, opened, now_ms=now_ms(), within_ms=DAY_MS, counted=sums)
     except KeyboardInterrupt:
         message = "interrupted: what was archived stays, and a rerun continues"
         emit_error("Interrupted", message, ExitCode.INTERRUPTED, as_json=as_json)
         return ExitCode.INTERRUPTED
     news = "" if analysed.is_new else ", nothing new"
     parts = [
-        f"{analysed.journeys:,} journeys{news}, in {analysed.elapsed_ms / 1_000:.1f} s",
+        f"{counted(analysed.journeys, 'journey')}{news}, in {analysed.elapsed_ms / 1_000:.1f} s",
         _checks(analysed.verdicts),
     ]
     facts = {"lake": opened.uri, **asdict(analysed), "sound": analysed.is_sound}

@@ -20,6 +20,7 @@ from retryapp.core.checks import problem_text
 from retryapp.core.classify import DeadReason
 from retryapp.core.control import Refusal, Verb
 from retryapp.core.jobs import LetterFilter, Part, PartState
+from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
 from retryapp.kafka import KafkaConnection
 from retryapp.lookup.jobs import Order, Told, begin, job_facts, outcomes, parts_of, passed, summed
@@ -153,13 +154,15 @@ def begin_job(
         return ExitCode.FINE if found.letters else ExitCode.FINDING
     if not yes:
         click.echo(_preview_text(verb, found), err=True)
-        click.confirm(f"{verb} {found.letters} letters{f' at {rate}' if rate else ''}?", abort=True, err=True)
+        click.confirm(
+            f"{verb} {counted(found.letters, 'letter')}{f' at {rate}' if rate else ''}?", abort=True, err=True
+        )
     said = outcomes(begin(connection, topology, order, found.scope, wait_s=wait_ms / 1000))
     refused = [each["text"] for each in said if each["outcome"] == "refused"]
     queued = sum(each["outcome"] == "queued" for each in said)
     if refused or queued or detach:
         begun = len(said) - len(refused) - queued
-        text = f"job {order.id} has begun on {begun} of {len(said)} partitions"
+        text = f"job {order.id} has begun on {begun} of {counted(len(said), 'partition')}"
         text += f", {queued} wait for a worker" if queued else ""
         text += "".join(f"\nrefused: {each}" for each in dict.fromkeys(refused))
         emit({"job": order.id, "preview": found.facts, "begun": begun, "queued": queued, "refused": refused},
@@ -238,7 +241,7 @@ def _preview_text(verb: Verb, found: Preview) -> str:
         f"; {count} are {word} and {'refused' if word in NO_REPLAY.values() else 'stay so'}"
         for word, count in sorted((+found.done).items())
     )
-    text = f"{verb}: {found.letters} letters{done}"
+    text = f"{verb}: {counted(found.letters, 'letter')}{done}"
     if found.done[Refusal.CRASHED]:
         text += "\ncrashed: no job replays what ended its workers; replay each alone, by its failure id with --force"
     if not found.letters:

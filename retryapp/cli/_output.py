@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from retryapp.cli.console import ExitCode, emit
+from retryapp.core.text import counted
 from retryapp.lookup.instants import relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
 from retryapp.lookup.records import Listed
@@ -72,7 +73,7 @@ def list_text(listed: Listed, columns: Mapping[str, str], now_ms: int, *, of: st
 
 def undecoded_text(listed: Listed) -> list[str]:
     """Return a line about values in which no field was looked for, if there are such."""
-    return [f"The decoder failed for {listed.undecoded} values: not searched"] if listed.undecoded else []
+    return [f"The decoder failed for {counted(listed.undecoded, 'value')}: not searched"] if listed.undecoded else []
 
 
 def _cell(facts: Mapping[str, Any], name: str, now_ms: int) -> str:
@@ -133,7 +134,7 @@ def _headers(title: str, headers: Sequence[Mapping[str, Any]]) -> list[str]:
 def _payload(name: str, payload: Payload | None) -> list[str]:
     if payload is None:
         return [f"{name} (no longer on the topic)"]
-    heading, decoded = f"{name} ({payload.kind.value}, {payload.size_bytes} bytes)", payload.decoded
+    heading, decoded = f"{name} ({payload.kind.value}, {counted(payload.size_bytes, 'byte')})", payload.decoded
     if payload.truncated:
         heading += f", the first {len(payload.content)}; the whole with --raw"
     if decoded is not None:

@@ -16,6 +16,7 @@ from retryapp.cli._output import instant, table
 from retryapp.cli._spark import lake_options, print_waiting, spark_job, wait_option
 from retryapp.cli._target import connect
 from retryapp.cli.console import emit
+from retryapp.core.text import counted
 from retryapp.kafka import reach
 from retryapp.lookup.instants import utc_text
 from retryapp.pipeline.remains import find_remains
@@ -55,7 +56,9 @@ def expire(*, age_ms: int, lake: str, session: SessionOptions, wait_s: float, as
     before = date.fromisoformat(utc_text(SystemClock().wall_ms() - age_ms)[:10])
     with _upkeep(lake, session, wait_s) as upkeep:
         rows = upkeep.expire(before)
-    emit({"before": before.isoformat(), "rows": rows}, f"{rows:,} rows before {before} deleted", as_json=as_json)
+    emit(
+        {"before": before.isoformat(), "rows": rows}, f"{counted(rows, 'row')} before {before} deleted", as_json=as_json
+    )
 
 
 @click.command()
@@ -68,7 +71,7 @@ def vacuum(*, hours: int, lake: str, session: SessionOptions, wait_s: float, as_
     """Remove the files that no longer belong to the archive. Waits for archive runs, and they wait."""
     with _upkeep(lake, session, wait_s) as upkeep:
         upkeep.vacuum(hours)
-    emit({"hours": hours}, f"files unused for {hours} hours removed", as_json=as_json)
+    emit({"hours": hours}, f"files unused for {counted(hours, 'hour')} removed", as_json=as_json)
 
 
 @click.command()
@@ -138,7 +141,9 @@ def erase(
             raise click.UsageError("--broker, --group and --client-config need the key")
         with _upkeep(lake, session, wait_s) as upkeep:
             resumed = upkeep.resume_erasures()
-        lines = [f"{erased.rows:,} rows of the key with the hash {erased.key_hash} erased" for erased in resumed]
+        lines = [
+            f"{counted(erased.rows, 'row')} of the key with the hash {erased.key_hash} erased" for erased in resumed
+        ]
         emit({"erasures": resumed}, "\n".join(lines) or "no interrupted erasure found", as_json=as_json)
         return
     if bool(groups) != (broker is not None):
@@ -148,8 +153,8 @@ def erase(
     with _upkeep(lake, session, wait_s) as upkeep:
         erased = upkeep.erase(raw)
     remains = [] if admin is None else [part for group in groups for part in find_remains(admin, group, raw)]
-    lines = [f"{erased.rows:,} rows erased; records of the key that are still on topics will not be archived"]
+    lines = [f"{counted(erased.rows, 'row')} erased; records of the key that are still on topics will not be archived"]
     for part in remains:
         until = "without a limit" if part.expires_ms is None else f"until {utc_text(part.expires_ms)}"
-        lines.append(f"  {part.topic} keeps {part.records:,} records of the key {until}")
+        lines.append(f"  {part.topic} keeps {counted(part.records, 'record')} of the key {until}")
     emit({**asdict(erased), "remains": remains}, "\n".join(lines), as_json=as_json)

@@ -16,6 +16,7 @@ from retryapp.broker.kept import KeptBroker, broker_status, start_kept_broker, s
 from retryapp.broker.node import Broker, BrokerFailedError
 from retryapp.cli._options import json_option
 from retryapp.cli.console import ExitCode, Group, emit, on_signals, stderr_console
+from retryapp.core.text import counted
 from retryapp.jvm import Jar, JarList, kafka_jars, missing_jars
 from retryapp.jvm import Progress as JarProgress
 from retryapp.settings import load_settings
@@ -124,7 +125,8 @@ def download_progress(jars: JarList | None = None, what: str = "Apache Kafka") -
         return
     total = sum(jar.size for jar in missing)
     stderr_console.print(
-        f"{what} {wanted.version}: downloading {len(missing)} jars, {total / 1e6:.0f} MB, from Maven Central, once"
+        f"{what} {wanted.version}: downloading {counted(len(missing), 'jar')}, {total / 1e6:.0f} MB, "
+        "from Maven Central, once"
     )
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=stderr_console, transient=True) as bar:

@@ -12,8 +12,8 @@ from retryapp.cli._app import load_handlers
 from retryapp.cli._options import app_option, json_option
 from retryapp.cli._output import table
 from retryapp.cli.console import ExitCode, emit
+from retryapp.core.text import counted
 from retryapp.doctor import Finding, Report, Severity, Subject, examine
-from retryapp.doctor.findings import counted
 from retryapp.runtime.machine.clock import SystemClock
 from retryapp.settings import load_settings
 

@@ -14,6 +14,7 @@ from retryapp.cli._steer import audit_options
 from retryapp.cli.console import ExitCode, Group, emit
 from retryapp.core.control import JOB_ID
 from retryapp.core.jobs import MOST_NAMED, JobVerb
+from retryapp.core.text import counted
 from retryapp.lookup.jobs import job_facts, parts_of, passed, progress_facts, read_refused, summed, tell_job
 
 
@@ -91,7 +92,8 @@ def refused(*, job: str, place: Place, as_json: bool) -> ExitCode:
     letters, total = read_refused(connection, topology, job, parts).letters, summed(parts).refused.total()
     rows = [[each["failure_id"] or "-", each["refused"], each["text"]] for each in letters]
     text = f"{table(['failure id', 'refused', ''], rows)}\n" if rows else ""
-    text += f"{len(letters)} of {total} letters, refused or as before; each partition names its first {MOST_NAMED:,}"
+    text += f"{len(letters)} of {counted(total, 'letter')}, refused or as before; "
+    text += f"each partition names its first {MOST_NAMED:,}"
     emit({"job": job, "refused": total, "letters": letters}, text, as_json=as_json)
     return ExitCode.FINE
 

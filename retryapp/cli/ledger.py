@@ -11,6 +11,7 @@ from retryapp.cli._options import Place, json_option, place_options, when
 from retryapp.cli._output import table
 from retryapp.cli._target import resolve
 from retryapp.cli.console import ExitCode, emit, stderr_console
+from retryapp.core.text import counted
 from retryapp.ledger import Balance, Ledger, Problem, take_ledger
 from retryapp.lookup.instants import utc_text
 from retryapp.runtime.machine.clock import SystemClock
@@ -105,15 +106,15 @@ def _notes(ledger: Ledger) -> list[str]:
         lines.append(f"{whole.on_hold:,} of the records that wait are on hold: not tried before somebody releases them")
     if whole.expired_offsets:
         lines.append(
-            f"unknown (expired): the first {whole.expired_offsets:,} offsets of {ledger.main} are no longer kept; "
-            "records received there are not counted"
+            f"unknown (expired): {counted(whole.expired_offsets, 'offset')} at the start of {ledger.main}, "
+            "no longer kept; records received there are not counted"
         )
     if whole.unread_offsets:
-        lines.append(f"{whole.unread_offsets:,} offsets are not read by the group yet")
+        lines.append(f"not read by the group yet: {counted(whole.unread_offsets, 'offset')}")
     if whole.copies:
         lines.append(
-            f"{whole.copies:,} records of {ledger.main} are not counted: copies of others that were due again, or what "
-            "became of dead letters"
+            f"not counted: {counted(whole.copies, 'record')} of {ledger.main}, copies of others that were due again, "
+            "or what became of dead letters"
         )
     if ledger.forgotten:
         numbers = ", ".join(map(str, ledger.forgotten))
@@ -122,7 +123,7 @@ def _notes(ledger: Ledger) -> list[str]:
             "changelog"
         )
     if ledger.unread_events:
-        lines.append(f"{ledger.unread_events:,} records of the events topic are of an unknown type")
+        lines.append(f"of an unknown type: {counted(ledger.unread_events, 'record')} of the events topic")
     return ["\n".join(lines)] if lines else []
 
 

@@ -24,6 +24,7 @@ from retryapp.cli._spark import (
 from retryapp.cli._upkeep import erase, expire, gaps, vacuum
 from retryapp.cli.broker import download_progress
 from retryapp.cli.console import ExitCode, Group, emit, stderr_console
+from retryapp.core.text import counted
 from retryapp.jvm import ensure_jars, spark_jars
 from retryapp.kafka import KafkaAdmin, KafkaConnection
 from retryapp.pipeline.errors import HeldError
@@ -217,8 +218,8 @@ def _progress(group: str) -> Iterator[OnProgress]:
 
 
 def progress_text(progress: Archived) -> str:
-    parts = [f"{progress.rows:,} rows", f"{progress.rows_per_s:,.0f}/s"]
-    parts.append(f"{progress.behind:,} offsets behind")
+    parts = [f"{counted(progress.rows, 'row')}", f"{progress.rows_per_s:,.0f}/s"]
+    parts.append(f"{counted(progress.behind, 'offset')} behind")
     if progress.rows_per_s > 0:
         parts.append(f"about {progress.behind / progress.rows_per_s:,.0f} s left")
     return ", ".join(parts)
@@ -244,7 +245,7 @@ def archived_facts(result: Archived) -> dict[str, Any]:
 
 def archived_text(result: Archived) -> str:
     lines = [
-        f"{result.group}: {result.rows:,} records of {result.topics} topics archived in "
+        f"{result.group}: {counted(result.rows, 'record')} of {counted(result.topics, 'topic')} archived in "
         f"{result.elapsed_ms / 1_000:.1f} s ({result.rows_per_s:,.0f}/s)"
         f"{', then interrupted: a rerun continues' if result.interrupted else ''}"
     ]

@@ -16,6 +16,7 @@ from retryapp.cli._output import table
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.durations import format_duration_ms
 from retryapp.core.errors import InvalidDurationError
+from retryapp.core.text import counted
 from retryapp.kafka import Action, Plan, PlanOptions, PlanStep, plan_topics, reach
 from retryapp.kafka.acls import Pattern, acl_commands, needed_acls
 
@@ -232,7 +233,8 @@ def _reasons(plan: Plan) -> str:
 
 def _summary(plan: Plan) -> str:
     if plan.refused:
-        return f"{len(plan.refused)} of {len(plan.steps)} topics prevent the application from starting"
+        verb = "prevents" if len(plan.refused) == 1 else "prevent"
+        return f"{len(plan.refused)} of {counted(len(plan.steps), 'topic')} {verb} the application from starting"
     if plan.to_create:
         return f"{len(plan.to_create)} to create: a worker does it when it starts; 'retryapp topics create' does it now"
     return "all topics are as required"

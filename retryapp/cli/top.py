@@ -16,6 +16,7 @@ from retryapp.cli._target import Target, resolve
 from retryapp.cli._workers import Group, Workers, group_table
 from retryapp.cli.console import ExitCode, emit
 from retryapp.core.errors import BrokerUnreachableError
+from retryapp.core.text import counted
 from retryapp.kafka import AccessDeniedError, KafkaAdmin, KafkaRequestError
 from retryapp.kafka.errors import CertificateRefusedError
 from retryapp.runtime.machine.clock import SystemClock
@@ -102,8 +103,8 @@ class _Watch:
             note = f"no worker's pages answer at {self._looked_at} (--url says where they are)"
         elif missing > 0:
             note = (
-                f"no pages of {missing} of {self._members} members found at {self._looked_at}; --url names others. "
-                "Their figures are missing"
+                f"no pages of {missing} of {counted(self._members, 'member')} found at {self._looked_at}; "
+                "--url names others. Their figures are missing"
             )
         else:
             return group

@@ -39,6 +39,7 @@ from retryapp.core.durations import Duration, format_duration_ms, named_duration
 from retryapp.core.errors import InvalidSettingError
 from retryapp.core.rates import RateLimit, parse_rate
 from retryapp.core.row_keys import queue_of
+from retryapp.core.text import counted
 
 MAX_CIRCUITS: Final = 16
 """Of one handler, with names: each is a metric's label, and what is forced open is written with every transaction."""
@@ -186,10 +187,14 @@ class CircuitBreaker:
         }
         return (
             f"opens for {times['break_for']} when {self.failure_ratio:g} of {self.minimum_calls} or more records "
-            f"fail in {times['sampling']}; {self.probes} probes; ramp {times['ramp']}; "
+            f"fail in {times['sampling']}; {counted(self.probes, 'probe')}; ramp {times['ramp']}; "
             f"attempts free for {times['max_open']}"
             + ("" if self.rate_limit is None else f"; retries {self.rate_limit.text}")
-            + ("" if self.max_concurrent is None else f"; {self.max_concurrent} retries at once per worker")
+            + (
+                ""
+                if self.max_concurrent is None
+                else f"; {counted(self.max_concurrent, 'retry', 'retries')} at once per worker"
+            )
         )
 
 
@@ -414,7 +419,7 @@ class Circuit:
     def _judge_probes(self, now_ms: float, cause: str) -> Transition | None:
         fatal = self.breaker.failure_ratio * self.breaker.probes
         if len(self._failed) >= fatal:
-            return self._open(now_ms, f"{len(self._failed)} of {self.breaker.probes} probes failed: {cause}")
+            return self._open(now_ms, f"{len(self._failed)} of {counted(self.breaker.probes, 'probe')} failed: {cause}")
         if len(self._fine) > self.breaker.probes - fatal:
             self._calls.clear()
             self._tokens, self._filled_ms = 1.0, now_ms

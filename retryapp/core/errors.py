@@ -8,8 +8,8 @@ value, what was expected and what to do. ``exit_code`` is a command's exit code 
 * 3: the surroundings are not as needed (``EnvironmentFault``),
 * 4: this process must start again (``LaneError``).
 
-Names of error types travel in headers and in policies, so none of them moves to another module. Those of lanes, which
-no record has, are in `core.lane_errors`.
+Names of error types travel in headers and in policies, so none of them moves to another module, and those that users
+import from ``retryapp`` are named so. Those of lanes, which no record has, are in `core.lane_errors`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class PicklableError(Exception):
 
 class RetryAppError(PicklableError):
     """Root of all errors that retryapp raises by name."""
+
+    __module__ = "retryapp"  # records and policies name it as people import it
 
     exit_code: ClassVar[int] = 1
     """What a command exits with when this error ends it."""
@@ -334,6 +336,8 @@ class RecordError(RetryAppError):
 
 class UndecodableError(RecordError):
     """A record's value cannot be decoded into what the handler takes. Reason ``undecodable``; the bytes are kept."""
+
+    __module__ = "retryapp"  # records and policies name it as people import it
 
     def __init__(self, expected: str, problem: str) -> None:
         self.expected = expected

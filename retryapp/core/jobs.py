@@ -40,6 +40,7 @@ from retryapp.core.hops import Outgoing
 from retryapp.core.masking import parts_of, places_of
 from retryapp.core.metadata import MAX_EPOCH_MS, RetryMetadata
 from retryapp.core.record import Headers
+from retryapp.core.text import counted
 
 JOB_AGE_MS: Final = 24 * 3_600_000
 """How long the start of a job waits for a worker, by the broker's time; an older one is refused."""
@@ -269,7 +270,7 @@ class Part(BaseModel):
     def text(self) -> str:
         """What it has done, for people."""
         refused = "".join(f", {count} {word}" for word, count in sorted(self.refused.items()))
-        return f"{self.done} done{refused}; {self.looked} letters looked at"
+        return f"{self.done} done{refused}; {counted(self.looked, 'letter')} looked at"
 
 
 class Level(BaseModel):

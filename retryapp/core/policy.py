@@ -17,6 +17,7 @@ from retryapp.core.durations import MAX_DURATION_MS, Duration, format_duration_m
 from retryapp.core.errors import InvalidDurationError, InvalidPolicyError
 from retryapp.core.rules import ErrorClass, Rule, schedule_of
 from retryapp.core.schedule import MAX_RETRIES, Schedule, parse_schedule
+from retryapp.core.text import counted
 
 DIGEST_CHARS: Final = 12
 
@@ -209,7 +210,8 @@ def _attempts(given: int | None, schedule: Schedule, rules: tuple[Rule, ...]) ->
         raise InvalidPolicyError(
             "max_attempts",
             given,
-            f"the schedule {schedule.text!r} has {schedule.retries} delays, so {attempts} attempts; leave it out",
+            f"the schedule {schedule.text!r} has {counted(schedule.retries, 'delay')}, so {attempts} attempts; "
+            f"leave it out",
         )
     if isinstance(number, bool) or not isinstance(number, int) or not 2 <= number <= MAX_RETRIES + 1:
         raise InvalidPolicyError("max_attempts", given, f"expected a whole number from 2 to {MAX_RETRIES + 1}")

@@ -239,7 +239,10 @@ def parse_schedule(text: str) -> Schedule:
         InvalidPolicyError: the message names the part that is wrong.
     """
     given: object = text  # callers without type checks pass numbers here
-    if not isinstance(given, str) or not given.strip():
+    if not isinstance(given, str):
+        form = "a schedule is text, with one delay and its unit for each retry, as '300s' or '5m 10m'"
+        raise InvalidPolicyError("schedule", text, f"{form}; {_FORMS}")
+    if not given.strip():
         raise InvalidPolicyError("schedule", text, f"there is no delay; {_FORMS}")
     if ";" in given:
         raise InvalidPolicyError("schedule", text, "no ';' here: RetryPolicy.parse() takes a whole policy as text")

@@ -28,6 +28,15 @@ def _percent(found: re.Match[bytes]) -> bytes:
     return b"%%%02X" % found[0][0]
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "topic"), counted(2_000, "topic"), counted(2, "retry", "retries")
+    ('1 topic', '2,000 topics', '2 retries')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def cut_text(text: str, max_bytes: int) -> str:
     """Keep the beginning of a text: at most ``max_bytes`` of UTF-8, cut on a character's boundary."""
     if len(text) <= max_bytes and text.isascii():

@@ -30,6 +30,8 @@ class InvalidInstantError(InvalidDurationError):
 class Reject(Exception):  # noqa: N818 - a verdict that reads as one: raise Reject("why")
     """The record is wrong for good: dead letter at once, reason ``rejected``, with this text as its message."""
 
+    __module__ = "retryapp"  # records and policies name it as people import it
+
     def __init__(self, text: str = "") -> None:
         """Args: text: why, in a few words; no payload and no secrets, it is stored with the dead letter."""
         self.text = text
@@ -38,6 +40,8 @@ class Reject(Exception):  # noqa: N818 - a verdict that reads as one: raise Reje
 
 class Skip(Exception):  # noqa: N818 - a verdict that reads as one: raise Skip("why")
     """The record needs no handling: it is settled, and a ``skipped`` event has this text as its ``why``."""
+
+    __module__ = "retryapp"  # records and policies name it as people import it
 
     def __init__(self, text: str = "") -> None:
         """Args: text: why, in a few words; no payload and no secrets, it is stored with the event."""
@@ -55,6 +59,8 @@ class RetryLater(PicklableError):  # noqa: N818 - a verdict that reads as one: r
             duration, or longer than ten years.
         InvalidInstantError: ``at`` is no aware datetime and no epoch time.
     """
+
+    __module__ = "retryapp"  # records and policies name it as people import it
 
     def __init__(
         self,
@@ -98,6 +104,8 @@ class Defer(PicklableError):  # noqa: N818 - a verdict that reads as one: raise 
         InvalidDurationError: ``deadline`` is negative, no number, no duration, or longer than ten years.
     """
 
+    __module__ = "retryapp"  # records and policies name it as people import it
+
     def __init__(self, deadline: float | timedelta | str, text: str = "") -> None:
         """Set how long it waits.
 
@@ -118,6 +126,8 @@ class Unavailable(PicklableError):  # noqa: N818 - a verdict that reads as one: 
 
     While that circuit is not closed, it spends no attempt, and the record waits until the circuit lets it try again.
     """
+
+    __module__ = "retryapp"  # records and policies name it as people import it
 
     def __init__(self, circuit: str, text: str = "") -> None:
         """Name the service.

@@ -62,15 +62,6 @@ def problem(name: str, seen: str, *, expected: str = "", why: str = "", remedy: 
     return Finding(name=name, severity=Severity.PROBLEM, seen=seen, expected=expected, why=why, remedy=remedy)
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number of things in words.
-
-    >>> counted(1, "topic"), counted(2, "topic")
-    ('1 topic', '2 topics')
-    """
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def numbers(partitions: list[int]) -> str:
     """Return partition numbers in words, the first ten of them."""
     more = f" and {len(partitions) - 10} more" if len(partitions) > 10 else ""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
-from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem
+from retryapp.doctor.findings import Finding, note, numbers, ok, problem
 from retryapp.kafka import TopicState
 from retryapp.kafka.acls import Acl, Pattern, Resource
 
@@ -47,7 +48,7 @@ def judge_group(name: str, group: Any, *, partitions: int) -> Finding:
         why = "members join or leave; if it stays so, one of them does not answer"
         return note(subject, seen, expected="stable", why=why, remedy="Look again in a minute")
     if members > partitions > 0:
-        expected = f"{partitions} members or fewer (partitions)"
+        expected = f"{counted(partitions, 'member')} or fewer (partitions)"
         return note(subject, seen, expected=expected, why="the others are only on standby")
     return ok(subject, seen)
 
@@ -115,7 +116,7 @@ def _summaries(
             "offsets.retention.minutes to at least downtime",
         )
     if new and not forgotten:
-        yield note(name, f"none yet for {len(new)} of {partitions} partitions", why="a worker sets them")
+        yield note(name, f"none yet for {len(new)} of {counted(partitions, 'partition')}", why="a worker sets them")
 
 
 def _reset(group: str, place: str, target: str) -> str:

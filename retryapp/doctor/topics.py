@@ -7,8 +7,9 @@ from itertools import groupby
 
 from retryapp.core.durations import MAX_DURATION_MS, format_duration_ms
 from retryapp.core.jobs import Level
+from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
-from retryapp.doctor.findings import Finding, counted, note, numbers, ok, problem, warning
+from retryapp.doctor.findings import Finding, note, numbers, ok, problem, warning
 from retryapp.kafka import Action, Plan, PlanStep, TopicState
 
 
@@ -116,7 +117,7 @@ def _replicas(name: str, state: TopicState) -> Iterator[Finding]:
     if short:
         yield problem(
             name,
-            f"fewer than {least} replicas in sync of partition {numbers(short)}",
+            f"fewer than {counted(least, 'replica')} in sync of partition {numbers(short)}",
             expected=f"min.insync.replicas={least} or more",
             why="writes are refused until a replica is back",
             remedy="Bring the brokers that have them back",
@@ -125,7 +126,7 @@ def _replicas(name: str, state: TopicState) -> Iterator[Finding]:
         always = ", and always by brokers before Kafka 3.7" if least > state.replication else ""
         yield warning(
             name,
-            f"min.insync.replicas={least} with {state.replication} replicas",
+            f"min.insync.replicas={least} with {counted(state.replication, 'replica')}",
             expected="fewer than there are replicas",
             why=f"writes are refused while one broker is away{always}",
             remedy="Add replicas with kafka-reassign-partitions.sh, or lower it with kafka-configs.sh",

@@ -22,6 +22,7 @@ from typing import Final
 
 from retryapp.core.lifecycle import Progress
 from retryapp.core.record import Origin, failure_id
+from retryapp.core.text import counted
 from retryapp.ledger.journey import WHOLE, Cut, Fate, Fault, Journey, Problem, follow, kept_since
 from retryapp.ledger.traces import Station, Told, Topics, Trace, pack, unpack
 
@@ -142,7 +143,8 @@ class PartitionCount:
         """Compare the committed offset of the main topic with its first kept and its end offset."""
         where = f"{self._topics.main}[{self.partition}]"
         if committed < begin:
-            text = f"{begin - committed} offsets of {where} from committed offset {committed} on were deleted unread"
+            gone = counted(begin - committed, "offset")
+            text = f"deleted unread from committed offset {committed} of {where} on: {gone}"
             self._problem(Fault.DELETED, text)
         elif committed > end:
             text = f"committed offset {committed} of {where} is past its end offset {end}: recreated or truncated topic"
@@ -231,14 +233,14 @@ class PartitionCount:
         # a batch that could not be read counts as one for the workers
         inside = [r for r in self._damaged if told.from_offset <= r[0] < told.to_offset]
         if not inside and each.seen != told.received:
-            text = f"workers received {told.received} records in {where}, the topic has {each.seen}"
+            text = f"workers received {counted(told.received, 'record')} in {where}, the topic has {each.seen}"
             self._problem(Fault.COUNTS, text, where=(each.where,))
         skipped = _between(self._skipped, told)
         if skipped < told.skipped and self._cut.keeps([self._topics.events], told.from_ms):
-            text = f"{told.skipped} records were skipped in {where}, {skipped} of them left a trace"
+            text = f"{counted(told.skipped, 'record')} skipped in {where}, {skipped} left a trace"
             self._problem(Fault.COUNTS, text, where=(each.where,))
         traced, expected = _between(self._offsets, told), told.failed + told.held
-        came = "failed or were held" if told.held else "failed"
+        came = "failed or held" if told.held else "failed"
         if traced < expected:
             missing = min(expected - traced, each.fine)
             self.balance.done -= missing
@@ -246,15 +248,16 @@ class PartitionCount:
                 self.balance.unknown += missing
                 return
             self.balance.lost += missing
-            text = f"{expected} records {came} in {where}, {traced} of them left a trace"
+            text = f"{counted(expected, 'record')} {came} in {where}, {traced} left a trace"
             self._problem(Fault.LOST, text, where=(each.where,))
         elif traced > expected:
-            text = f"{expected} records {came} in {where}, and {traced} have traces of a failure"
+            text = f"{counted(expected, 'record')} {came} in {where}, {traced} with traces of a failure"
             self._problem(Fault.COUNTS, text, where=(each.where,))
 
     def _tell_ahead(self, ahead: list[tuple[int, Trace]], committed: int) -> None:
         if ahead and committed == 0:
-            text = f"{len(ahead)} records are on the group's topics, without a committed offset of {self._topics.main}"
+            records = counted(len(ahead), "record")
+            text = f"{records} on the group's topics, without a committed offset of {self._topics.main}"
             self._problem(Fault.OFFSETS, text, where=(self._cut.place(ahead[0][1]),))
             return
         for offset, last in ahead:

@@ -17,6 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from typing_extensions import override
 
 from retryapp.core.errors import RetryAppError
+from retryapp.core.text import counted
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import ELSEWHERE, Event
 from retryapp.runtime.app import Runtime
@@ -75,7 +76,7 @@ async def announce(runtime: Runtime, pages: str | None, metrics: str | None, on_
         while (waiting := _waiting(runtime)) is None:  # noqa: ASYNC110 - what it consists of has no event
             await asyncio.sleep(_LOOK_S)
         facts = {"partitions": len(waiting), "waiting": sum(waiting)}
-        text = f"retryapp.ready: {facts['partitions']} partitions, {facts['waiting']} waiting"
+        text = f"retryapp.ready: {counted(facts['partitions'], 'partition')}, {facts['waiting']} waiting"
         text += "" if pages is None else f", pages at {pages}"
         text += "" if metrics is None else f", metrics at {metrics}"
         logger.info(text, extra=facts)

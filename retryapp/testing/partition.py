@@ -26,32 +26,33 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from retryapp.core.control import Command, Verb, is_mark, named_by
-from retryapp.core.deduplicate import rule_of
 from retryapp.core.durations import duration_text
 from retryapp.core.headers import decode_metadata
 from retryapp.core.jobs import AnyCommand
 from retryapp.core.metadata import STOPPED_TIER, RetryMetadata
 from retryapp.core.policy import RetryPolicy
-from retryapp.core.rates import parse_rate
 from retryapp.core.record import Headers, Origin, Record, failure_id
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.batches import make_pools
 from retryapp.engine.delivery.pace import Pace
 from retryapp.engine.delivery.pool import DeliveryPool
 from retryapp.engine.delivery.run import DeliveryContext
+from retryapp.engine.handler.declared import handler_fields
 from retryapp.engine.handler.handler import Handler, HandlerFunction, Order
 from retryapp.engine.handler.publish import Destinations
 from retryapp.engine.lane.lane import Lane, LaneLimits, LaneState
 from retryapp.engine.lane.site import LaneSite
 from retryapp.engine.lane.turn import Turn
 from retryapp.engine.partition.partition import PartitionEngine
-from retryapp.ports import Random, TopicPartition
+from retryapp.ports import Event, Observation, Random, TopicPartition
 from retryapp.testing.clock import ScriptedRandom, VirtualClock
 from retryapp.testing.destinations import MemoryDestinations
 from retryapp.testing.lane import MemoryLaneTransport
 from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.tables import MemoryPendingTable
 
+MOST_PUBLISHED: Final = 10_000
+"""Records that a handler may publish to its own main topic while it comes to rest."""
 _ROUNDS = 200
 _IDLE_ROUNDS = 3
 _LOOK_MS = 1_000
@@ -88,6 +89,9 @@ class MemoryPartition:
         kept_ms: how long the main topic keeps records, for a handler with `payload="reference"`; default: no limit.
         options: more of what a handler is declared with, as `value`, `concurrency`, `order` and `deduplicate`; and
             further fields of `Handler`.
+
+    Raises:
+        InvalidSettingError, InvalidPolicyError: an argument is out of range, as in a declaration.
     """
 
     @classmethod
@@ -131,13 +135,9 @@ class MemoryPartition:
         kept_ms: int | None = None,
         **options: Any,
     ) -> None:
-        chosen = RetryPolicy.parse(policy) if isinstance(policy, str) else policy
-        rule = options["deduplicate"] = rule_of(options.get("deduplicate"))
-        options["order"] = Order(options.get("order", Order.NONE))
-        if "value" in options:  # as its declaration names it
-            options["value_type"] = options.pop("value")
-        if isinstance(rate := options.get("rate_limit"), str):
-            options["rate_limit"] = parse_rate(rate)
+        chosen = policy if isinstance(policy, RetryPolicy) else RetryPolicy.parse(policy)
+        options = handler_fields(**options)
+        rule = options.get("deduplicate")
         topology: HandlerTopology = options.pop("topology", None) or HandlerTopology(
             group,
             main,
@@ -291,10 +291,12 @@ class MemoryPartition:
 
         Raises:
             AssertionError: that takes more than `longest_ms`, as where a pause, a hold or a stopped sequence waits for
-                a command; the partition does not run; or a worker would have ended, as runs of the handler hang.
+                a command; the handler publishes to its own main topic without end; the partition does not run; or a
+                worker would have ended, as runs of the handler hang.
         """
         began_ms = changed_ms = self.clock.wall_ms()
         before: tuple[int, int] | None = None
+        looked, published = len(self.observer.seen), 0
         while not self._at_rest():
             now_ms = self.clock.wall_ms()
             if self._task is None or self._task.done():
@@ -303,6 +305,10 @@ class MemoryPartition:
                 raise AssertionError(f"{self._left()}; a worker would have ended: {problem}")
             if now_ms - began_ms > longest_ms:
                 raise AssertionError(f"{self._left()} after {duration_text(longest_ms)}")
+            published += self._published_to_main(self.observer.seen[looked:])
+            looked = len(self.observer.seen)
+            if published > MOST_PUBLISHED:
+                raise AssertionError(f"{self._left()}; the handler published {published} records to its own main topic")
             if (state := (len(self.observer.seen), self.engine.in_flight)) != before:
                 before, changed_ms = state, now_ms
             step_ms = self._step_ms(now_ms, quiet_ms=now_ms - changed_ms)
@@ -317,6 +323,10 @@ class MemoryPartition:
         if self.lane.state is not LaneState.OPEN or self.lane.busy:
             return False
         return not (self.engine.in_flight or self.waiting or self._unread())
+
+    def _published_to_main(self, seen: list[Observation]) -> int:
+        own = (each.count for each in seen if each.event is Event.PUBLISHED and each.topic == self.handler.main)
+        return sum(own)
 
     def _unread(self) -> int:
         main = self._site.main

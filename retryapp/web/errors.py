@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from retryapp.core.errors import RetryAppError, shown
+from retryapp.core.text import counted
 from retryapp.ports import HandlerInfo, PartitionInfo
 
 NAMED_LANES: Final = 5
@@ -81,7 +82,10 @@ def not_ready(
     if waiting:
         names = [_lane_text(info, item, now_ms) for info, item in waiting[:NAMED_LANES]]
         names += [f"and {len(waiting) - NAMED_LANES} more"] if len(waiting) > NAMED_LANES else []
-        message = f"{len(waiting)} of {lanes} lanes of this worker are not open or stalled: {'; '.join(names)}"
+        verb = "is" if len(waiting) == 1 else "are"
+        message = (
+            f"{len(waiting)} of {counted(lanes, 'lane')} of this worker {verb} not open or stalled: {'; '.join(names)}"
+        )
         hint = f"Lanes retry by themselves; an idle one waits for the next assignment. Ask again, or see {home}"
     elif silence is None:
         message = "this worker waits for its partitions: for its first assignment, or for the end of a rebalance"

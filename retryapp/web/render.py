@@ -17,6 +17,7 @@ from markupsafe import Markup
 from retryapp.core.durations import parse_duration_ms
 from retryapp.core.errors import InvalidDurationError
 from retryapp.core.record import idempotency_key
+from retryapp.core.text import counted
 from retryapp.lookup.instants import iso_text, length_text, relative_text, utc_text
 from retryapp.lookup.payloads import Payload, printable
 
@@ -54,6 +55,7 @@ def environment() -> Environment:
     )
     env.filters.update(
         clean=lambda value: printable(str(value)),
+        counted=counted,
         count=lambda value: "-" if value is None else f"{value:,}",
         idempotency_key=idempotency_key,
         iso=iso_text,

@@ -92,7 +92,7 @@ def test_what_deserves_action_comes_first() -> None:
     titles = [entry["title"] for entry in shown["todo"]]
     assert titles[:3] == [
         "Check failed: no attempt was early",
-        "37 dead letters leave billing.orders.dlq within 24 hours",
+        "billing.orders.dlq loses 37 dead letters within 24 hours",
         "Possible outage: PaymentsDown",
     ]
     assert titles[-1] == "Warning: records can be read"
@@ -143,7 +143,7 @@ def test_causes_say_what_has_changed() -> None:
     assert len(entries) == 2
     assert entries[0]["title"].startswith("Came back: ValidationError")
     assert "bob resolved it on 2030-03-14. " in entries[0]["text"]
-    assert "7 records in the time before. " in entries[1]["text"]
+    assert "In the time before: 7. " in entries[1]["text"]
     page = to_page(shown)
     assert "ignored by ann: known" in page
     assert page.count('class="mark regressed"') == 1

@@ -39,7 +39,7 @@ _VERBS: Final = (
 _LEVELS: Final = ("outage-open", "outage-close", "outage-close", "handler-resume")
 _ENDS: Final = {"handler-resume": "handler-pause", "outage-close": "outage-open"}
 """What takes back what."""
-_SAYS: Final = re.compile(r"(\d+) done.*; (\d+) letters looked at$")
+_SAYS: Final = re.compile(r"(\d+) done.*; (\d+) letters? looked at$")
 """What a part has done, behind why it has ended."""
 _HOLDS: Final = ("hold",) * 6 + ("release",) * 2
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
 import pytest
 
 import retryapp
+from retryapp.core.traces import qualified_name
 
 
 def test_the_public_names_are_these() -> None:
@@ -28,6 +30,7 @@ def test_the_public_names_are_these() -> None:
         "RetryPolicy",
         "Skip",
         "Unavailable",
+        "UndecodableError",
         "exp",
         "forever",
         "http_errors",
@@ -44,6 +47,16 @@ def test_the_public_names_are_these() -> None:
 def test_each_public_name_can_be_loaded(name: str) -> None:
     """Every name leads to something of that name."""
     assert getattr(retryapp, name).__name__ == name
+
+
+def test_public_errors_are_named_as_they_are_imported() -> None:
+    """In headers, causes and texts of policies: `retryapp.Reject`."""
+    public = [getattr(retryapp, name) for name in retryapp.__all__]
+    errors = [each for each in public if isinstance(each, type) and issubclass(each, Exception)]
+    assert len(errors) == 9
+    for each in errors:
+        assert qualified_name(each) == f"retryapp.{each.__name__}"
+        assert pickle.loads(pickle.dumps(each)) is each  # noqa: S301 - our own bytes
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

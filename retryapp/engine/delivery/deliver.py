@@ -45,7 +45,7 @@ from retryapp.core.record import Headers, failure_id
 from retryapp.core.row_keys import identity_of
 from retryapp.core.rows import ALONE, encode_row
 from retryapp.core.rules import ErrorClass
-from retryapp.core.text import cut_text
+from retryapp.core.text import counted, cut_text
 from retryapp.engine.delivery.damage import (
     bury_cancelled,
     bury_damaged,
@@ -90,8 +90,8 @@ class WorkerCrashedError(RetryAppError):
     def __init__(self, handler: str, times: int) -> None:
         self.times = times
         super().__init__(
-            f"{times} workers ended while this record ran alone in handler {handler} (killed, out of memory, exit): "
-            f"it is not run again (max_crashes)"
+            f"{counted(times, 'worker')} ended while this record ran alone in handler {handler} (killed, out of "
+            f"memory, exit): it is not run again (max_crashes)"
         )
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, Final
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
@@ -27,6 +28,7 @@ from retryapp.core.masking import Mask
 from retryapp.core.policy import RetryPolicy
 from retryapp.core.rates import RateLimit
 from retryapp.core.record import Headers, Origin, idempotency_key
+from retryapp.core.text import counted
 from retryapp.core.topology import HandlerTopology
 from retryapp.core.values import keyword_value_type
 from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
@@ -318,7 +320,11 @@ class Handler:
     def pace(self) -> str:
         """What holds its deliveries back, for people; empty where nothing does."""
         parts = [] if self.rate_limit is None else [f"retries {self.rate_limit.text} in the whole group"]
-        parts += [] if self.max_concurrent is None else [f"{self.max_concurrent} retries at once per worker"]
+        parts += (
+            []
+            if self.max_concurrent is None
+            else [f"{counted(self.max_concurrent, 'retry', 'retries')} at once per worker"]
+        )
         parts += [f"circuit {f'{name} ' * bool(name)}{breaker.text}" for name, breaker in self.breakers.items()]
         return "; ".join(parts)
 
@@ -338,8 +344,7 @@ class Handler:
         try:
             return self._adapter.validate_python(None) if value is None else self._adapter.validate_json(value)
         except (ValidationError, ValueError, RecursionError) as exc:
-            type_name = getattr(self.value_type, "__name__", str(self.value_type))
-            raise UndecodableError(type_name, _problem(exc)) from None  # the cause quotes the value
+            raise UndecodableError(_type_text(self.value_type), _problem(exc)) from None  # the cause quotes the value
 
 
 def _adapter_of(value_type: Any) -> TypeAdapter[Any] | None:
@@ -354,6 +359,19 @@ def _adapter_of(value_type: Any) -> TypeAdapter[Any] | None:
     except PydanticUserError as error:
         problem = f"{expected}; take others as bytes, and decode them in the handler ({error.message.splitlines()[0]})"
         raise InvalidSettingError("value", value_type, problem) from error
+
+
+def _type_text(declared: Any) -> str:
+    """Return a type as its declaration writes it, without modules and annotations: ``list[Order]``, ``Card | Cash``."""
+    origin, arguments = get_origin(declared), get_args(declared)
+    if origin is Annotated:
+        return _type_text(arguments[0])
+    if origin in (Union, UnionType):
+        return " | ".join(map(_type_text, arguments))
+    if not isinstance(declared, type) and not hasattr(declared, "__name__"):
+        return "..." if declared is ... else repr(declared)  # a value, as in Literal["card"]
+    name: str = "None" if declared is NoneType else declared.__name__
+    return f"{name}[{', '.join(map(_type_text, arguments))}]" if arguments else name
 
 
 def _problem(exc: Exception) -> str:

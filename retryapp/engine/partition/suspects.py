@@ -28,6 +28,7 @@ from typing import Final
 from retryapp.core.lane_errors import LaneClosedError
 from retryapp.core.marks import SUSPECT_AFTER, Kind, Mark, Place, Suspected, after, place_of, rows_text
 from retryapp.core.row_keys import parse_row_key, queue_in
+from retryapp.core.text import counted
 from retryapp.engine.delivery.alone import STILL_S
 from retryapp.engine.delivery.deliver import crashed
 from retryapp.engine.delivery.run import Claim, DeliveryContext, Run
@@ -247,7 +248,8 @@ class Suspects:
             named += f" and {len(group) - MOST_NAMED} more"
         if len(group) == 1:
             most = self._context.handler.max_crashes
-            text = f"may have killed its worker: it runs alone, and is dead as crashed if {most} workers die of that"
+            deaths = f"{counted(most, 'worker')} {'dies' if most == 1 else 'die'} of that"
+            text = f"may have killed its worker: it runs alone, and is dead as crashed if {deaths}"
             text += f"; so far {crashes}" if crashes else ""
             text += "; nothing else begins in its worker" if self._context.alone.still else ""
         else:

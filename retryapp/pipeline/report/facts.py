@@ -9,6 +9,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from retryapp.core.text import counted
 from retryapp.pipeline.analysis import figures
 from retryapp.pipeline.analysis.causes import SHOWN, causes, timeline
 from retryapp.pipeline.analysis.checks import freshness
@@ -143,6 +144,6 @@ def _headline(totals: Mapping[str, int]) -> str:
     more = [f", {totals[name]:,} {name}" for name in _MORE if totals[name]]
     more += [f"; {totals[name]:,} {name}" for name in _BESIDE if totals[name]]
     return (
-        f"{totals['failed']:,} records failed: {totals['recovered']:,} recovered, {totals['pending']:,} waiting, "
-        f"{totals['dead']:,} dead{''.join(more)}"
+        f"{counted(totals['failed'], 'record')} failed: {totals['recovered']:,} recovered, "
+        f"{totals['pending']:,} waiting, {totals['dead']:,} dead{''.join(more)}"
     )

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from retryapp.core.causes import cause_name
 from retryapp.core.classify import DeadReason
+from retryapp.core.text import counted
 from retryapp.lookup.instants import utc_text
 
 LATE_MS: Final = 60_000  # 99 in 100 attempts should begin within this after they are due
@@ -26,7 +27,7 @@ _REMEDIES: Final[Mapping[str | None, str]] = {
 }
 _CHANGES: Final = {
     "new": "It is new. ",
-    "more": "{before:,} records in the time before. ",
+    "more": "In the time before: {before:,}. ",
     "regressed": "{who} resolved it on {decided}. ",
 }
 _REFUSED: Final = "Fix the producer, or the handler or policy that takes no such records."
@@ -69,7 +70,7 @@ def _at_risk(facts: Mapping[str, Any]) -> Iterator[Entry]:
         when = "24 hours" if row["within_day"] else "7 days"
         level, title = (
             "act" if row["within_day"] else "look",
-            f"{soon:,} dead letters leave {row['topic']} within {when}",
+            f"{row['topic']} loses {counted(soon, 'dead letter')} within {when}",
         )
         text = f"Save what you still need. {_STAYS} Afterwards only the archive has them."
         yield _entry(level, title, text, _command(facts, "dead list", row))
@@ -82,8 +83,8 @@ def _outages(facts: Mapping[str, Any]) -> Iterator[Entry]:
         names = ", ".join(cause["template"] or _short(cause["error_type"]) for cause in row["causes"])
         text = (
             f"Since {utc_text(row['from_ms'])[:19]} UTC {row['share']:.0%} of the first deliveries from {row['main']} "
-            f"fail ({row['usual']:.0%} before): {row['records']:,} records. Check the service behind them. Waiting "
-            f"records are retried automatically."
+            f"fail ({row['usual']:.0%} before): {counted(row['records'], 'record')}. Check the service behind "
+            f"them. Waiting records are retried automatically."
         )
         yield _entry("act", f"Possible outage: {names}", text, _command(facts, "pending list", row))
 
@@ -99,10 +100,11 @@ def _causes(facts: Mapping[str, Any]) -> Iterator[Entry]:
     deadly = [row for row in open_ones if row["dead"] and row not in back]
     for row in [*back[:MANY], *deadly[:MANY]]:
         name = cause_name(_short(row["error_type"]), None, row["template"])
-        dead = f"{row['dead']:,} dead {'record' if row['dead'] == 1 else 'records'}, {row['reason']}"
+        dead = f"{counted(row['dead'], 'dead record')}, {row['reason']}"
         title = f"Came back: {name}" if row in back else f"{dead}: {name}"
         what = _CHANGES.get(row["change"], "").format(**row, decided=utc_text(row["decided_ms"] or 0)[:10])
-        text = f"In {row['main']}; {row['failures']:,} failed attempts. {what}{_REMEDIES.get(row['reason'], _REFUSED)}"
+        text = f"In {row['main']}; {counted(row['failures'], 'failed attempt')}. {what}"
+        text += _REMEDIES.get(row["reason"], _REFUSED)
         if not row["dead"]:  # of what came back nothing has died yet: there is no dead letter to show
             yield _entry("look", title, text, _command(facts, "pending list", row))
             continue

@@ -15,13 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Final
+from typing import Final, get_args
 
 from typing_extensions import override
 
 from retryapp.core.causes import cause_id, cause_name
-from retryapp.core.classify import DeadReason
-from retryapp.core.verdicts import Reject
+from retryapp.core.classify import DeadReason, Verdict
+from retryapp.core.traces import qualified_name
 from retryapp.lookup.instants import iso_text
 from retryapp.ports import Event, Observation, Observer
 
@@ -76,6 +76,8 @@ _SUMMED: Final = {
 _DEADLY: Final = frozenset({Event.DEAD, Event.DISCARDED, Event.LETTER_FAILED})
 _UNSHOWN: Final = "dead_without_line"
 _DECIDED: Final = frozenset({DeadReason.REJECTED, DeadReason.NON_RETRYABLE})  # by handler or policy: no fault of ours
+
+_VERDICTS: Final = frozenset(map(qualified_name, get_args(Verdict)))  # raised to decide: no fault to warn of
 
 _RENAMED: Final = {"message": "error_message", "trace": "error_trace"}
 _FIELDS: Final = {
@@ -146,9 +148,10 @@ class LogObserver(Observer):
             del self._causes[oldest]
         self._causes[cause] = now_s
         if seen_s is None or now_s - seen_s >= CAUSE_S:
-            verdict = (failed.error_type or "").startswith(f"{Reject.__module__}.")  # raised to decide
             name = cause_name(failed.error_type or "?", failed.place, failed.message or "")
-            self._log(logging.INFO if verdict else NEW_CAUSE[1], NEW_CAUSE[0], failed, cause=name)
+            self._log(
+                logging.INFO if failed.error_type in _VERDICTS else NEW_CAUSE[1], NEW_CAUSE[0], failed, cause=name
+            )
 
     def _log(self, level: int, event_id: str, observation: Observation, **more: str) -> None:
         if self._logger.isEnabledFor(level):

@@ -9,6 +9,8 @@ from typing import Final
 
 from typing_extensions import override
 
+from retryapp.core.text import counted
+
 EVERY_S: Final = 60.0  # how often the same line is shown
 LOGGERS: Final = (
     "retryapp.runtime.app",
@@ -40,7 +42,7 @@ class Seldom(logging.Filter):
             self._shown.clear()
         self._shown[line] = (now_s, 0)
         if hidden:
-            record.msg = f"{line} ({hidden} times more in the last {now_s - (shown_s or 0):.0f} s)"
+            record.msg = f"{line} ({counted(hidden, 'time')} more in the last {now_s - (shown_s or 0):.0f} s)"
             record.args = ()  # not None: the formatter of Faust's workers takes that for an argument
         return True
 

@@ -62,7 +62,7 @@ def test_values_are_shown_and_searched_decoded(retryapp: Callable, shop, decodin
         assert {record["failure_id"] for record in found["records"]} == names
         assert found["undecoded"] == (place[0] == "-A")
     listed = retryapp(kind, "list", "-A", decoding_app, "--field", "/name=ann").out
-    assert "The decoder failed for 1 values: not searched" in listed
+    assert "The decoder failed for 1 value: not searched" in listed
 
 
 def test_a_job_says_that_it_does_not_decode(retryapp: Callable, shop, decoding_app: str) -> None:

@@ -178,7 +178,7 @@ def test_what_the_main_topic_no_longer_keeps_is_unknown(retryapp: Callable[..., 
     whole = ledger.total
     assert (whole.received, whole.done, whole.pending, whole.dead, whole.expired_offsets) == (5, 2, 1, 2, 1)
     assert (
-        f"unknown (expired): the first 1 offsets of {shop.topology.main} are no longer kept"
+        f"unknown (expired): 1 offset at the start of {shop.topology.main}, no longer kept;"
         in retryapp("ledger", *shop.place).out
     )
     book.delete(shop.topology.retry_topics[0], 4)
@@ -260,7 +260,7 @@ def test_retry_topics_of_other_delays_are_found(shop, book: _Book):
     failed, missing = ledger.problems
     assert (failed.fault, failed.text) == (
         "counts",
-        f"4 records failed in {shop.topology.main}[0]@0 to 5, and 6 have traces of a failure",
+        f"4 records failed in {shop.topology.main}[0]@0 to 5, 6 with traces of a failure",
     )
     assert (missing.fault, missing.offset) == ("gap", 5)
 

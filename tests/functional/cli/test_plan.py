@@ -28,7 +28,7 @@ def test_from_nothing_to_topics_that_are_fine(retryapp, module, bootstrap):
     assert first.code == 1
     assert f"orders-{module} does not exist" in first.out
     assert f"(kafka-topics.sh --bootstrap-server {bootstrap} --create --topic orders-{module} " in first.out
-    assert "1 of 1 topics prevent the application from starting" in first.out
+    assert "1 of 1 topic prevents the application from starting" in first.out
     assert "\npolicy 5m*2 30m*3 1h; timeout=5m\nretries 50/s in the whole group\n" in first.out
 
     refused = retryapp("topics", "create", "-A", module, "--json")

@@ -118,7 +118,7 @@ async def test_a_worker_without_a_broker_is_not_ready_and_says_since_when(site: 
     message = json.loads((await site.get("/retries/ready"))[2])["error"]["message"]
     assert message == (
         "broker kafka-1:9092 has not answered for 12 s; "
-        "1 of 5 lanes of this worker are not open or stalled: flights[1] of flights.enrich is opening"
+        "1 of 5 lanes of this worker is not open or stalled: flights[1] of flights.enrich is opening"
     )
 
 

@@ -145,7 +145,7 @@ def test_reject_speaks_for_itself_wherever_it_stands() -> None:
         failure = classify(error, [retryable(Reject)])
         assert failure.reason_if_dead is DeadReason.REJECTED
         assert failure.message == "negative"
-        assert failure.error_type == "retryapp.core.verdicts.Reject"
+        assert failure.error_type == "retryapp.Reject"
 
 
 def test_retry_later_gives_its_wait_wherever_it_stands() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import retryapp
 from retryapp.core import errors, lane_errors
 from retryapp.core.errors import DamagedEventError, DamagedMetadataError, DamagedRowError, RetryAppError
 from retryapp.core.lifecycle import (
@@ -229,7 +230,8 @@ def test_errors_are_named_by_where_they_are_imported_from() -> None:
     """Their names stand in headers of records and in policies: moving one to another module must not rename it."""
     for name, each in vars(errors).items():
         if inspect.isclass(each) and issubclass(each, Exception):
-            assert qualified_name(each) == f"retryapp.core.errors.{name}"
+            home = "retryapp" if name in retryapp.__all__ else "retryapp.core.errors"
+            assert qualified_name(each) == f"{home}.{name}"
 
 
 def test_a_long_value_is_cut_in_messages() -> None:

@@ -35,6 +35,14 @@ def test_n_delays_make_n_plus_one_attempts() -> None:
     assert policy.timeout_ms == 300_000
 
 
+def test_one_delay_is_one() -> None:
+    """It had 1 delays."""
+    with pytest.raises(InvalidPolicyError, match="has 1 delay, so 2 attempts"):
+        RetryPolicy("5m", max_attempts=3)
+    with pytest.raises(InvalidPolicyError, match="has 2 delays, so 3 attempts"):
+        RetryPolicy("5m*2", max_attempts=4)
+
+
 @pytest.mark.parametrize(
     ("field", "options"),
     [

@@ -80,6 +80,14 @@ def test_a_wrong_text_is_refused_with_the_part_that_is_wrong(text: str, named: s
     assert repr(text) in str(caught.value)
 
 
+@pytest.mark.parametrize("given", [["5m", "10m"], 300, None])
+def test_what_is_no_text_is_told_what_a_schedule_is(given: object) -> None:
+    """It was said to have no delay."""
+    with pytest.raises(InvalidPolicyError, match=r"a schedule is text, .* as '300s' or '5m 10m'") as caught:
+        parse_schedule(given)  # type: ignore[arg-type]
+    assert caught.value.value == given
+
+
 def test_jitter_shortens_by_its_share() -> None:
     """At jitter 0.2 the shortest delay is 80 % of the nominal one."""
     schedule = exp("10s", jitter=0.2, retries=3)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 from doubles import deliver_once, make_context, make_record, the
+from pydantic import BaseModel, Field
 
+from retryapp.core.errors import UndecodableError
 from retryapp.engine.handler.handler import Delivery, HandlerSignatureError
 from retryapp.testing import MemoryPartition
 
@@ -170,3 +173,34 @@ async def test_bytes_that_may_be_null_are_bytes() -> None:
             await orders.send(value)
         await orders.to_rest()
     assert taken == values
+
+
+class Card(BaseModel):
+    """A value."""
+
+    kind: Literal["card"]
+
+
+class Cash(BaseModel):
+    """Another one."""
+
+    kind: Literal["cash"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "name"),
+    [
+        (dict, "dict"),
+        (Card, "Card"),
+        (list[Card], "list[Card]"),
+        (dict[str, list[Card | None]], "dict[str, list[Card | None]]"),
+        (Card | Cash, "Card | Cash"),
+        (Annotated[Card | Cash, Field(discriminator="kind")], "Card | Cash"),
+        (tuple[Literal["a"], int | None], "tuple[Literal['a'], int | None]"),
+        (tuple[int, ...], "tuple[int, ...]"),
+    ],
+)
+def test_a_value_that_cannot_be_decoded_is_not_of_its_declared_type(declared: Any, name: str) -> None:
+    """It was not `list`, or not `Annotated`."""
+    with pytest.raises(UndecodableError, match=rf"^value is not {re.escape(name)}: "):
+        make_context(note, value_type=declared).handler.decode(b'"secret"')

@@ -73,7 +73,7 @@ async def test_the_handler_sees_the_record_and_why_it_died(retries: Retries) -> 
             told = delivery.letter
             assert told is not None
             assert (told.reason, told.attempts, told.rule, told.damage) == ("rejected", 1, None, None)
-            assert (told.error_type, told.error_message) == ("retryapp.core.verdicts.Reject", "no such customer")
+            assert (told.error_type, told.error_message) == ("retryapp.Reject", "no such customer")
             assert told.origin is not None
             assert (told.origin.topic, told.origin.partition, told.origin.offset) == ("orders", 0, 0)
             assert told.first_failed_ms == told.last_failed_ms is not None

@@ -197,7 +197,7 @@ async def test_what_handler_or_policy_decided_is_no_error(
     reason: str, observer: LogObserver, logged: pytest.LogCaptureFixture
 ) -> None:
     """Its line has no traceback, and `Reject` is no cause to warn of."""
-    rejected = replace(SCHEDULED, error_type="retryapp.core.verdicts.Reject", reason=reason, trace="File ...")
+    rejected = replace(SCHEDULED, error_type="retryapp.Reject", reason=reason, trace="File ...")
     observer.observe(replace(rejected, event=Event.FAILED, reason=None, trace=None))
     observer.observe(replace(rejected, event=Event.DEAD))
     assert [(record.message, record.levelno) for record in logged.records] == [
@@ -206,6 +206,14 @@ async def test_what_handler_or_policy_decided_is_no_error(
         ("retryapp.dead_lettered", logging.WARNING),
     ]
     assert not hasattr(logged.records[-1], "error_trace")
+
+
+async def test_a_handler_that_took_too_long_has_decided_nothing(
+    observer: LogObserver, logged: pytest.LogCaptureFixture
+) -> None:
+    """Although its error has a public name, as verdicts have."""
+    observer.observe(replace(SCHEDULED, event=Event.FAILED, error_type="retryapp.HandlerTimeoutError"))
+    assert (logged.records[0].message, logged.records[0].levelno) == ("retryapp.new_cause", logging.WARNING)
 
 
 async def test_people_read_due_times_as_times(observer: LogObserver, logged: pytest.LogCaptureFixture) -> None:

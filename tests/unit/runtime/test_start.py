@@ -54,5 +54,5 @@ async def test_the_start_line_waits_for_stores_that_break_and_for_numbers(
     runtime.assigned = True
     with caplog.at_level(logging.INFO, logger="retryapp"):
         await announce(runtime, None, None, lambda: ended.append(True))
-    assert [record.message for record in caplog.records] == ["retryapp.ready: 1 partitions, 7 waiting"]
+    assert [record.message for record in caplog.records] == ["retryapp.ready: 1 partition, 7 waiting"]
     assert ended == [True]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import faust
 import pytest
 from pydantic import BaseModel
 
 from retryapp import Delivery, Retries, RetryPolicy
+from retryapp.core.errors import ConfigurationError
+from retryapp.core.holding import Holding
 from retryapp.testing import MemoryPartition, Script
 
 
@@ -109,3 +112,35 @@ async def test_event_ids_may_be_named_without_a_declaration() -> None:
     async with MemoryPartition(script, deduplicate="header:event-id") as orders:
         await orders.send(b"a", b"a", headers=(("event-id", b"e"),))
         assert len(script.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"batch": 5}, r"batch=5: expected a Batch\(\.\.\.\), or None"),
+        ({"circuit": True}, "circuit=True: expected a CircuitBreaker"),
+        ({"circuits": ["ledger"]}, "circuits=.*expected a CircuitBreaker"),
+        ({"order": "keys"}, "order='keys': expected one of none, key, latest, partition"),
+        ({"concurrency": "4"}, "concurrency='4': expected a whole number"),
+        ({"rate_limit": 50}, "rate_limit=50: expected a whole number for each second"),
+        ({"order": "key", "on_dead": "stop"}, "on_dead='stop': expected one of release, hold"),
+        ({"payload": "link"}, "payload='link': expected one of copy, reference"),
+        ({"policy": 300}, "policy=300: expected a RetryPolicy or its text"),
+    ],
+)
+def test_what_a_declaration_refuses_is_refused_in_the_same_words(wrong: dict[str, Any], problem: str) -> None:
+    """It was an error of ours, without the argument's name."""
+    retries = Retries(faust.App("shop", broker="kafka://127.0.0.1:1", store="memory://"))
+    with pytest.raises(ConfigurationError, match=problem) as refused:
+        MemoryPartition(charge, **wrong)
+    with pytest.raises(ConfigurationError) as declared:
+        retries.handler("orders", **{"policy": "5m", **wrong})(charge)
+    assert str(refused.value) == str(declared.value)
+
+
+async def test_a_partition_takes_the_arguments_of_a_declaration() -> None:
+    """Some were known by the names of fields only."""
+    more: dict[str, Any] = {"order": "key", "on_dead": "hold", "max_sequence_size": 3, "rate_limit": "50/s"}
+    orders = MemoryPartition(charge, "5m", payload="reference", **more)
+    assert orders.handler.by_reference
+    assert orders.handler.holding == Holding(on_dead="hold", max_sequence_size=3)
