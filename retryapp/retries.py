@@ -479,7 +479,8 @@ def _check_annotation(handler: Handler) -> None:
             takes = get_args(takes)[0] if isinstance(of, type) and issubclass(of, Iterable) else first.empty
         of_model = getattr(takes, "__pydantic_generic_metadata__", {}).get("origin")
         takes = of_model or get_origin(takes) or takes
-        known = takes not in (first.empty, Any, Annotated, Union, UnionType)
+        # a name that is evaluated may be found in the module, where the function has a class of this name around it
+        known = takes not in (first.empty, Any, Annotated, Union, UnionType) and takes.__name__ != made.__name__
         differs = known and not issubclass(made, takes) and not issubclass(takes, made)
     except Exception:  # noqa: BLE001 - what cannot be evaluated or compared is no class: nothing is known
         return

@@ -517,3 +517,14 @@ async def test_a_function_that_takes_what_value_does_not_make_is_refused(
 )
 async def test_an_annotation_that_fits_or_says_nothing_is_taken(function: Any, settings: dict[str, Any]) -> None:
     Retries(new_app()).handler("orders", policy=POLICY, **settings)(function)
+
+
+async def test_a_class_around_the_function_is_not_taken_for_one_of_the_module() -> None:
+    """Annotations are text here: their names are looked up in the module, where another class has this one."""
+
+    class Paid(BaseModel):
+        number: int
+
+    async def charge(_order: Paid) -> None: ...
+
+    Retries(new_app()).handler("orders", policy=POLICY, value=Paid)(charge)
