@@ -16,6 +16,7 @@ _UNPRINTABLE: Final = re.compile(rb"[^\x20-\x7e]")
 _OFTEN_ESCAPED: Final = tuple((bytes((code,)), b"%%%02X" % code) for code in b"%+\n")
 _PARTS_LISTS: Final = tuple((bytes((code,)), b"%%%02X" % code) for code in b",:")
 _ESCAPED: Final = re.compile(rb"(?:[\x20-\x24\x26-\x2a\x2c-\x7e]|%[0-9A-Fa-f]{2})*")
+_SUGGESTED: Final = re.compile(r"('retryapp [a-z -]+ -A )MODULE(?=[ '])")
 _SHORT: Final = 80
 _REMEMBERED: Final = 1_024
 
@@ -54,8 +55,10 @@ def with_app(text: str, spec: str) -> str:
 
     >>> with_app("Run 'retryapp topics grow -A MODULE'", "shop.billing:app")
     "Run 'retryapp topics grow -A shop.billing:app'"
+    >>> with_app("a record that says -A MODULE itself", "billing")
+    'a record that says -A MODULE itself'
     """
-    return text.replace("-A MODULE ", f"-A {spec} ").replace("-A MODULE'", f"-A {spec}'") if spec else text
+    return _SUGGESTED.sub(lambda command: command[1] + spec, text) if spec else text
 
 
 def escape_text(text: str, max_bytes: int, *, in_list: bool = False) -> bytes:
