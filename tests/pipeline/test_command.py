@@ -143,7 +143,7 @@ def test_what_is_missing_is_named(command: Command, connection: KafkaConnection,
     for words in (("gaps",), ("report",), ("causes",), ("vacuum",), ("status", *where)):
         says("no archive yet. Run 'retryapp pipeline archive'", 3, "TableMissingError", *words)
     assert not (tmp_path / "lake").exists()
-    says("--group", 3, "TopicMissingError", "archive", *where)
+    says("--group", 3, "GroupMissingError", "archive", *where)
     says("no archive yet", 3, "TableMissingError", "vacuum")
     says("no analysis yet. Run 'retryapp pipeline analyse'", 3, "TableMissingError", "causes")
     says(

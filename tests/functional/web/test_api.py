@@ -120,15 +120,19 @@ def explore(operation: Any, mode: Any, checks: list[Any]) -> set[int]:
     return statuses
 
 
+def no_fault_of_ours(_context: Any, response: Any, _case: Any) -> None:
+    """Refuse a 500; a 503 is an answer that the document names, as of a partition that opens."""
+    assert response.status_code != 500
+
+
 @pytest.mark.extended
 def test_whatever_is_asked_is_answered_as_the_document_says(worker: FakeWorker) -> None:
     """Requests that fit the document, and others: never a 500, always a status, type and facts that it names."""
     import schemathesis  # takes a second
-    from schemathesis.checks import not_a_server_error
     from schemathesis.generation import GenerationMode
     from schemathesis.specs.openapi import checks as known
 
-    checks = [not_a_server_error, known.content_type_conformance, known.response_schema_conformance,
+    checks = [no_fault_of_ours, known.content_type_conformance, known.response_schema_conformance,
               known.status_code_conformance, known.unsupported_method]  # fmt: skip
     fit(worker)
     with Served(worker) as served:

@@ -16,6 +16,7 @@ from retryapp.core.row_keys import identity_of, row_key
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.core.topology import HandlerTopology
 from retryapp.engine.delivery.pace import Pace
+from retryapp.engine.handler.handler import Order
 from retryapp.engine.handler.orphans import MIN_ORPHANS, Orphans
 from retryapp.engine.lane.lane import LaneState
 from retryapp.ports import Event, Observation, Row
@@ -81,7 +82,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RocksPendi
 def view(tables: list[RocksPendingTable]) -> RuntimeView:
     clock = VirtualClock(NOW_MS)
     policy = SimpleNamespace(max_attempts=5)
-    handler = SimpleNamespace(orphans=Orphans(MIN_ORPHANS), topology=HandlerTopology("app", "orders"), policy=policy)
+    topology = HandlerTopology("app", "orders")
+    handler = SimpleNamespace(orphans=Orphans(MIN_ORPHANS), topology=topology, policy=policy, order=Order.NONE)
     served = {"orders": SimpleNamespace(partitions=PARTITIONS, lacking=(), topic_id="kq8G0bTz", handler=handler)}
     runtime: Any = SimpleNamespace(
         app=SimpleNamespace(conf=SimpleNamespace(canonical_url="http://127.0.0.1:6066")),
