@@ -421,12 +421,12 @@ def released(
     free = replace(free, since_ms=now_ms) if row.hold else free  # what it has waited so far is counted here
     if free.held:  # it waits for earlier records of its sequence, as before
         return replace(free, due_at_ms=MAX_EPOCH_MS, revision=row.revision + 1), metadata
-    later = counted_from(metadata, counted_ms) if row.hold else metadata
+    later = counting_from(metadata, counted_ms) if row.hold else metadata
     later = replace(later, tier=RELEASED) if by_token else later
     return due_anew(free, later, now_ms if by_token else max(now_ms, metadata.due_at_ms or 0)), later
 
 
-def counted_from(metadata: RetryMetadata, counted_ms: int) -> RetryMetadata:
+def counting_from(metadata: RetryMetadata, counted_ms: int) -> RetryMetadata:
     """Return the metadata of a record that somebody has held: ``max_elapsed`` counts from a later time."""
     return replace(metadata, counted_from_ms=clamped(counted_ms))
 

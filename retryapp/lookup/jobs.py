@@ -119,7 +119,7 @@ def outcomes(told: Told) -> list[dict[str, Any]]:
 
 
 def passed(part: Part) -> int:
-    """Return how many of the refused letters need nobody to act."""
+    """Return how many of the refused letters need no action: they were done with before."""
     return sum(count for word, count in part.refused.items() if word in _PASSED)
 
 

@@ -52,7 +52,7 @@ from retryapp.testing.observer import RecordingObserver
 from retryapp.testing.tables import MemoryPendingTable
 
 MOST_PUBLISHED: Final = 10_000
-"""Records that a handler may publish to its own main topic while it comes to rest."""
+"""Records that a handler may publish to its own main topic before `to_rest` gives up."""
 _ROUNDS = 200
 _IDLE_ROUNDS = 3
 _LOOK_MS = 1_000

@@ -27,8 +27,8 @@ from retryapp.core.hops import (
     Outgoing,
     after_failure,
     arriving,
-    counted_from,
     counted_from_ms,
+    counting_from,
     restore,
     to_row,
     to_tier,
@@ -200,7 +200,7 @@ def _expired(run: Run, metadata: RetryMetadata) -> Turn:
     context, due_at_ms = run.context, metadata.due_at_ms or 0
     now_ms = run.started_ms = context.clock.wall_ms()
     held = counted_from_ms(metadata), run.record.timestamp_ms, due_at_ms  # since another hold ended, or its delivery
-    run.metadata = counted_from(metadata, context.pace.later_ms(*held, now_ms, run.circuit))
+    run.metadata = counting_from(metadata, context.pace.later_ms(*held, now_ms, run.circuit))
     error = ReleaseTimeoutError(context.handler.name, max(0, due_at_ms - metadata.last_failed_ms))
     decision = decision_of(run, judge(error, run, now_ms), now_ms)
     if isinstance(decision, RetryAt):

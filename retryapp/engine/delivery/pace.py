@@ -382,9 +382,9 @@ class Pace:
 
         What nothing was to be tried in is left out once (`away_ms` from then on), also before and in the hold.
         """
-        spells_ms = [self.away_ms(each, now_ms, circuit) for each in (counted_ms, since_ms, until_ms)]
-        since_counts_ms = max(0, since_ms - counted_ms - spells_ms[0] + spells_ms[1])
-        counts_ms = since_counts_ms + max(0, now_ms - until_ms - spells_ms[2])
+        away_ms, from_hold_ms, after_ms = (self.away_ms(at, now_ms, circuit) for at in (counted_ms, since_ms, until_ms))
+        before_counts_ms = max(0, since_ms - counted_ms - (away_ms - from_hold_ms))
+        counts_ms = before_counts_ms + max(0, now_ms - until_ms - after_ms)
         later_ms = now_ms - counts_ms
         while (earlier_ms := now_ms - counts_ms - self.away_ms(later_ms, now_ms, circuit)) < later_ms:
             later_ms = earlier_ms

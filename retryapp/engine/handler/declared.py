@@ -28,8 +28,9 @@ def handler_fields(**given: Any) -> dict[str, Any]:
         InvalidSettingError: an argument is none: callers without type checks pass anything here.
     """
     fields = {_CALLED_OTHERWISE.get(name, name): value for name, value in given.items()}
-    for name in _WORDS.keys() & fields:
-        check_word(name, fields[name], _WORDS[name])
+    for name, words in _WORDS.items():
+        if name in fields:
+            check_word(name, fields[name], words)
     for name in _COUNTS:
         if name in fields and (name != "max_concurrent" or fields[name] is not None):
             check_count(name, fields[name])

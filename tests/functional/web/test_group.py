@@ -444,7 +444,7 @@ async def test_letters_that_lie_there_no_more_are_shown_if_asked_for() -> None:
 
 
 async def test_a_worker_without_pages_is_an_owner_without_an_address() -> None:
-    """Nobody is asked or linked to, nobody needs to act, and sums say what they are without."""
+    """No page asks it or links to it, nothing needs action, and sums name the partitions that they lack."""
     worker = FakeWorker(infos=busy_worker().infos)
     worker.parts = {MAIN: [partition(0, pending=3, dead=0), partition(1, state="elsewhere", owner_url="no-pages:ab")]}
     worker.infos = worker.infos[:1]

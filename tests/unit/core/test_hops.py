@@ -16,8 +16,8 @@ from retryapp.core.headers import decode_metadata, encode_metadata
 from retryapp.core.hops import (
     Outgoing,
     after_failure,
-    counted_from,
     counted_from_ms,
+    counting_from,
     due_anew,
     failures_in_a_row,
     next_counted_ms,
@@ -195,9 +195,9 @@ def test_a_replay_starts_attempts_and_the_deadline_again() -> None:
 def test_holds_and_failures_for_free_do_not_move_the_first_failure() -> None:
     """An erasure meanwhile is about this record, too; `max_elapsed` counts neither."""
     free = after(AGAIN, attempt=0, failed_ms=10_000)
-    spent = after(AGAIN, attempt=1, failed_ms=20_000, previous=counted_from(free, 15_000))
+    spent = after(AGAIN, attempt=1, failed_ms=20_000, previous=counting_from(free, 15_000))
     assert (spent.first_failed_ms, counted_from_ms(spent)) == (10_000, 20_000)
-    held = after(AGAIN, attempt=2, failed_ms=90_000, previous=counted_from(spent, 52_000))
+    held = after(AGAIN, attempt=2, failed_ms=90_000, previous=counting_from(spent, 52_000))
     assert (held.first_failed_ms, held.counted_from_ms) == (10_000, 52_000)
     again = replace(held, attempt=0, delivery=4, replays=1, tier=hops.REPLAY)
     assert after(AGAIN, attempt=1, failed_ms=95_000, previous=again).first_failed_ms == 95_000

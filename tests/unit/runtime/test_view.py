@@ -299,7 +299,7 @@ def test_a_handler_without_dead_letters_shows_what_ended(runtime: Runtime) -> No
 
 
 def test_since_when_a_partition_is_blocked_is_the_first_failure_of_what_is_next(runtime: Runtime, orders: Any) -> None:
-    """Not its last attempt: a record that fails every few seconds blocks its partition for ever."""
+    """By its first failure: one that fails every few seconds would never seem old by its last."""
     handler = runtime.served["orders"].handler
     object.__setattr__(handler, "order", Order.PARTITION)
     orders.transport.pending, orders.engine.blocked = MemoryPendingTable(), "later records wait for offset 0"
