@@ -31,6 +31,8 @@ ENDLESS = 1_000
 SETTLE_S = 120.0
 FROM_COPIES = {Fault.TWICE, Fault.AHEAD, Fault.COUNTS}
 """What the ledger finds where records of ours are there twice: no fault of the group's."""
+FROM_LOST_COMMITS = {Fault.GAP}
+"""What it finds besides where the broker has taken back the copy of a failure, and kept its row."""
 
 
 def now_ms() -> int:
@@ -295,5 +297,6 @@ class Act:
         verdict: dict[str, Any] = json.loads(done.stdout)
         ledger = take_ledger(self.stage.connection, topology)
         excused = FROM_COPIES if self.copied or self.strangers else set()
+        excused |= FROM_LOST_COMMITS if dropped else set()
         verdict["ledger"] = [str(problem) for problem in ledger.problems if problem.fault not in excused][:12]
         return {**verdict, "notes": self.notes}
