@@ -30,6 +30,7 @@ from retryapp.ports.flow import (
 from retryapp.ports.tables import DeadLetterTable, DeadRow, PendingTable, SeenTable
 from retryapp.ports.view import (
     ELSEWHERE,
+    LATE_MS,
     PAGES_PREFIX,
     Activity,
     CauseTrends,
@@ -43,6 +44,7 @@ from retryapp.ports.view import (
 
 __all__ = [
     "ELSEWHERE",
+    "LATE_MS",
     "PAGES_PREFIX",
     "Acks",
     "Activity",

@@ -11,6 +11,8 @@ from retryapp.core.dead_index import IndexedLetter
 PAGES_PREFIX: Final = "/retries"
 ELSEWHERE: Final = "elsewhere"
 """State of a partition of another worker."""
+LATE_MS: Final = 60_000
+"""A record that is due for longer is late; one that others have waited for longer needs somebody to look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,11 @@ class PartitionInfo:
     last_error: str | None = None
     """Why its lane is not open, or was closed last; kept when the lane is open again."""
     last_error_ms: int | None = None
+
+    def is_blocked_long(self, now_ms: int) -> bool:
+        """Tell whether it is blocked for longer than the waits that an order brings with it by itself."""
+        since_ms = self.blocked_since_ms
+        return self.blocked is not None and (since_ms is None or now_ms - since_ms > LATE_MS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

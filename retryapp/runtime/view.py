@@ -254,9 +254,11 @@ class RuntimeView:
 
     def gauges(self, lags: Mapping[str, Sequence[PartitionLag]] | None = None) -> Gauges:
         """Return what the metrics show of this moment; the lags are those that the broker told."""
-        runtime = self._runtime
+        runtime, parts = self._runtime, self._all_partitions()
+        now_ms = runtime.clock.wall_ms()
         return Gauges(
-            partitions=self._all_partitions(),
+            partitions=parts,
+            blocked={main: sum(info.is_blocked_long(now_ms) for info in infos) for main, infos in parts.items()},
             orphans={main: len(served.handler.orphans) for main, served in runtime.served.items()},
             durations={main: served.handler.durations for main, served in runtime.served.items()},
             causes={main: summed(chain.from_iterable(self.causes(main).values())) for main in runtime.served},

@@ -12,12 +12,10 @@ from retryapp.core.metadata import STOPPED_TIER
 from retryapp.core.row_keys import BEFORE_STOPPED
 from retryapp.lookup.jobs import by_job, summed
 from retryapp.lookup.records import Facts, known_sum
-from retryapp.ports import ELSEWHERE, PAGES_PREFIX, PartitionInfo
+from retryapp.ports import ELSEWHERE, LATE_MS, PAGES_PREFIX, PartitionInfo
 from retryapp.web.figures import OPEN, Rates, open_circuits
 from retryapp.web.render import due_text, spaced
 
-LATE_MS: Final = 60_000
-"""A record that is due for longer is late; one that others have waited for longer needs somebody to look."""
 MANY_PER_MIN: Final = 20
 """Fewer failures than this are no sign that all deliveries fail."""
 _STALLED, _PAUSED, _CIRCUIT, _FAILING, _JOB, _LATE, _DEAD, _NEWS = range(8, 0, -1)
@@ -61,17 +59,12 @@ def _of_partitions(infos: Sequence[PartitionInfo], now_ms: int) -> Iterator[tupl
         what = f"{count:,} sequences have" if count > 1 else "a sequence has"
         text = f"{what} stopped behind dead records ({_named(stopped)}): replay, discard or release them"
         yield _CIRCUIT, text, f"pending?after={BEFORE_STOPPED.hex()}"
-    if blocked := [item for item in infos if item.blocked and _is_old(item.blocked_since_ms, now_ms)]:
+    if blocked := [item for item in infos if item.is_blocked_long(now_ms)]:
         others = f"; blocked as well: {_named(blocked[1:])}" if blocked[1:] else ""
         yield _LATE, f"{_named(blocked[:1])}: {blocked[0].blocked}{others}", "pending"
     dues = [item.next_due_ms for item in infos if item.next_due_ms is not None]
     if dues and now_ms - min(dues) > LATE_MS:
         yield _LATE, f"the oldest waiting record is {spaced(due_text(min(dues), now_ms))}", "pending"
-
-
-def _is_old(since_ms: int | None, now_ms: int) -> bool:
-    """Tell whether a partition is blocked for longer than the waits that an order brings with it by itself."""
-    return since_ms is None or now_ms - since_ms > LATE_MS
 
 
 def paused_text(infos: Sequence[PartitionInfo]) -> str | None:

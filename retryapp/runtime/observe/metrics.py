@@ -125,6 +125,10 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "Partitions here whose circuit is in a state; the name of the handler's own is empty.",
         ("handler", "circuit", "state"),
     ),
+    "blocked_partitions": (
+        "Partitions here that keep records on the main topic: a cap is reached, or for more than a minute all wait for one.",
+        ("handler",),
+    ),
     "paused_partitions": ("Partitions here whose handler somebody has paused.", ("handler",)),
     "job_parts": (
         "Partitions here that have a part of a job to do, by its state; each job counts.",
@@ -147,6 +151,8 @@ class Gauges:
     """What a worker has at one moment. Mappings are by main topic."""
 
     partitions: Mapping[str, Sequence[PartitionInfo]]
+    blocked: Mapping[str, int] = field(default_factory=dict)
+    """Partitions that are blocked for long (``PartitionInfo``)."""
     orphans: Mapping[str, int] = field(default_factory=dict)
     """Runs that go on although they were given up (``engine.handler.orphans``)."""
     durations: Mapping[str, Durations] = field(default_factory=dict)
@@ -383,6 +389,7 @@ def _add_handlers(add: Callable[..., None], gauges: Gauges, tiers: Mapping[str, 
         for name in sorted({name for name, _ in circuits}):
             for state in CircuitState:
                 add("circuits", circuits[name, state], handler, name, state.value)
+        add("blocked_partitions", gauges.blocked.get(handler, 0), handler)
         add("paused_partitions", sum(info.paused is not None for info in here), handler)
         for going in (PartState.RUNNING, PartState.PAUSED):
             add("job_parts", sum(info.jobs.get(going, 0) for info in here), handler, going.value)

@@ -307,17 +307,19 @@ def test_since_when_a_partition_is_blocked_is_the_first_failure_of_what_is_next(
     info = view.partition("orders", 0)
     assert info is not None
     assert info.blocked_since_ms == pytest.approx(runtime.clock.wall_ms(), abs=1_000), "its row is not written yet"
+    assert view.gauges().blocked == {"orders": 0}, "it has failed this minute: that is how the order works"
     orders.transport.pending.write([waiting_row(0, due_at_ms=9_000, first_failed_ms=2_000, last_failed_ms=8_000)], 0)
     seen = []
     for blocked in ("later records wait for offset 0", None):
         orders.engine.blocked = blocked
         info = view.partition("orders", 0)
         assert info is not None
-        seen.append((info.blocked, info.blocked_since_ms))
-    assert seen == [("later records wait for offset 0", 2_000), (None, None)]
+        seen.append((info.blocked, info.blocked_since_ms, view.gauges().blocked))
+    assert seen == [("later records wait for offset 0", 2_000, {"orders": 1}), (None, None, {"orders": 0})]
 
     object.__setattr__(handler, "order", Order.KEY)
     orders.engine.blocked = "no new records come in"
     info = view.partition("orders", 0)
     assert info is not None
     assert info.blocked_since_ms is None, "a cap is reached: what is next, and may be young, does not say since when"
+    assert view.gauges().blocked == {"orders": 1}
