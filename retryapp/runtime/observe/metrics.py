@@ -126,7 +126,7 @@ _GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("handler", "circuit", "state"),
     ),
     "blocked_partitions": (
-        "Partitions here that keep records on the main topic: a cap is reached, or for more than a minute all wait for one.",
+        "Partitions here that take no new records: a cap is reached, or for over a minute all wait for one record.",
         ("handler",),
     ),
     "paused_partitions": ("Partitions here whose handler somebody has paused.", ("handler",)),
