@@ -23,6 +23,7 @@ from faust.exceptions import AlreadyConfiguredWarning
 from faust.worker import Worker
 from mode.utils.logging import level_number, setup_logging
 from pythonjsonlogger.json import JsonFormatter
+from typing_extensions import override
 
 from retryapp.core.errors import InvalidSettingError, RetryAppError
 from retryapp.core.text import with_app
@@ -119,9 +120,10 @@ class RetryWorker(Worker):
 
     def _setup_logging(self) -> None:
         super()._setup_logging()
-        last_line = LastLine(lambda: self.crash_reason)
+        last_line, named = LastLine(lambda: self.crash_reason), NamedApp(_app_spec())
         for handler in logging.getLogger().handlers:
             handler.addFilter(last_line)
+            handler.addFilter(named)
 
     async def on_startup_finished(self) -> None:
         """Spare garbage collections that find nothing, and waits of the event loop for threads that compute.
@@ -154,6 +156,24 @@ class RetryWorker(Worker):
 
     async def _sentinel_task(self) -> None:
         await asyncio.sleep(0)  # Faust sleeps a second
+
+
+class NamedApp(logging.Filter):
+    """Has the commands that our log lines suggest name the app that this worker was started with."""
+
+    def __init__(self, spec: str) -> None:
+        super().__init__()
+        self._spec = spec
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rewrite a line, and show it; as a filter of `logging`."""
+        if record.levelno >= logging.WARNING and record.name.startswith("retryapp"):
+            record.msg, record.args = record.getMessage(), ()
+            for name, value in vars(record).items():
+                if isinstance(value, str):
+                    setattr(record, name, with_app(value, self._spec))
+        return True
 
 
 def end_faust_on_named_errors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import re
 import runpy
 import sys
@@ -23,7 +24,7 @@ from retryapp.core.errors import InvalidSettingError, RetryAppError
 from retryapp.kafka import AccessDeniedError
 from retryapp.runtime import worker as worker_module
 from retryapp.runtime.machine.place import local_address
-from retryapp.runtime.worker import RetryWorker, _leave, _settle, user_line
+from retryapp.runtime.worker import NamedApp, RetryWorker, _leave, _settle, user_line
 from retryapp.settings import load_settings
 from retryapp.web.figures import web_url
 
@@ -90,6 +91,21 @@ def test_the_users_own_line_is_named(tmp_path: Path, source: str, line: int) -> 
     with pytest.raises((ValueError, SyntaxError, RetryAppError)) as caught:
         runpy.run_path(str(path))
     assert user_line(caught.value) == f"{path}, line {line}"
+
+
+def test_what_a_running_worker_logs_names_the_app_that_it_was_given(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Operators copy commands out of a log; what a record's error says itself stays, and so do the user's own lines."""
+    monkeypatch.setattr(caplog.handler, "filters", [NamedApp("shop.billing:app")])
+    told = "no topic: run 'retryapp topics grow -A MODULE'"
+    logging.getLogger("retryapp.events").warning("retryapp.lane_failed", extra={"error_message": told})
+    logging.getLogger("retryapp.runtime.app").warning("%s, 100 %%", told)
+    logging.getLogger("billing").warning(told)
+    lane, line, theirs = caplog.records
+    assert vars(lane)["error_message"] == "no topic: run 'retryapp topics grow -A shop.billing:app'"
+    assert line.getMessage() == "no topic: run 'retryapp topics grow -A shop.billing:app', 100 %"
+    assert theirs.getMessage() == told
 
 
 def test_what_a_worker_suggests_names_the_app_that_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
