@@ -167,7 +167,7 @@ class Act:
             headers: of the record.
             producer: one of the caller's own.
         """
-        name = f"r{self.published}"
+        name, at_ms = f"r{self.published}", now_ms()
         number = self.published % self.partitions
         self.published += 1
         raw = json.dumps({"id": name, **facts}).encode() if facts is not None else value
@@ -177,13 +177,19 @@ class Act:
                 raise RuntimeError(f"{name} was not taken: {error}")
             self._write(
                 "input",
-                partition=message.partition(), offset=message.offset(), timestamp_ms=message.timestamp()[1],
+                partition=message.partition(), offset=message.offset(), timestamp_ms=at_ms,
                 id=name, fate=fate, reasons=reasons, key=b64(key), value=b64(raw),
                 headers=[(header, b64(content)) for header, content in headers],
             )  # fmt: skip
 
         (producer or self._producer).produce(
-            self.topic, raw, key=key, headers=list(headers), partition=number, on_delivery=noted
+            self.topic,
+            raw,
+            key=key,
+            headers=list(headers),
+            partition=number,
+            on_delivery=noted,
+            timestamp=at_ms,  # the report of a batch that was sent again has that of its last record
         )
 
     def wider(self) -> None:

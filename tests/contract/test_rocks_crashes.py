@@ -16,6 +16,7 @@ from retryapp.core.record import Origin
 from retryapp.core.row_keys import identity_of, parse_row_key, row_key
 from retryapp.core.rows import PendingRow, encode_row
 from retryapp.ports import Row
+from retryapp.runtime.stores import store
 from retryapp.runtime.stores.pending import RocksPendingTable
 from retryapp.runtime.stores.store import Store, StoreIdentity
 
@@ -65,16 +66,23 @@ def serve_and_die(path: Path) -> None:
     die()
 
 
+def never_open(path: Path) -> None:
+    """Open a store that RocksDB does not come back from."""
+    store.OPEN_S = 1.0  # type: ignore[misc]
+    filled(path, 0)
+
+
 def die() -> None:
     """End this process as `kill -9` does: nothing is closed, nothing is flushed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(what: str, path: Path) -> None:
-    """Run one of the above in a process of its own, which must die."""
+def run(what: str, path: Path, exit_code: int = -signal.SIGKILL) -> str:
+    """Run one of the above in a process of its own, which must die; return what it says."""
     code = f"import runpy; m = runpy.run_path({__file__!r}); from pathlib import Path; m[{what!r}](Path({str(path)!r}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.returncode == exit_code, done.stderr
+    return done.stderr
 
 
 def offsets(table: RocksPendingTable) -> Iterator[int]:
@@ -164,3 +172,21 @@ def test_the_log_is_spared_only_until_the_next_logged_write(tmp_path: Path, monk
         store.write(store.batch(), 0, logged=logged)
         assert len(flushed) == flushes
     store.close()
+
+
+def test_a_store_that_never_opens_ends_its_process_and_the_next_one_drops_it(tmp_path: Path) -> None:
+    """One bit of its manifest is enough. All threads stood still, and so they did after each restart."""
+    path = tmp_path / "3"
+    filled(path, 1).close()
+    (manifest,) = path.glob("MANIFEST-*")
+    raw = bytearray(manifest.read_bytes())
+    second = 7 + int.from_bytes(raw[4:6], "little")  # checksum, length, type
+    raw[second + 6] ^= 4
+    manifest.write_bytes(raw)
+    assert "in _open" in run("never_open", path, 1)
+    table = filled(path, 1)
+    assert (len(list(offsets(table))), table.next_offset) == (SLICE, SLICE)
+    table.close()
+    again = filled(path, 0)
+    assert again.next_offset == SLICE
+    again.close()

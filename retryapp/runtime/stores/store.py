@@ -10,6 +10,7 @@ causes with 0x04.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import shutil
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from rocksdict import (
     BlockBasedOptions,
@@ -40,6 +41,9 @@ _META = b"\x02meta"
 _HELD_HERE = "lock hold by"  # RocksDB's words (a path may contain LOCK)
 FORMAT_VERSION = 7
 """Layout of the tables' keys and values; a store of another one is dropped and rebuilt from its topic."""
+OPEN_S: Final = 60.0
+"""The longest that a store may take to open; with a full log of writes it takes some seconds."""
+_STDERR: Final = 2  # Faust replaces `sys.stderr`
 
 
 def _unlogged() -> WriteOptions:
@@ -134,7 +138,10 @@ class Store:
         self._unlogged = False  # a batch was written past the write-ahead log and may be in memory only
         self._identity = identity
         meta: StoreMeta | None = None
-        if path.exists():
+        if path.exists() and self._opening.exists():
+            self.dropped = "the process that opened it last did not come back from that"
+            self._forget(self.dropped)
+        elif path.exists():
             try:
                 self._db = db = self._open()
                 meta = self._read_meta(db)
@@ -144,9 +151,7 @@ class Store:
                     raise _named(path, exc) from exc
                 self.dropped = f"it could not be opened ({exc})"
             if self.dropped is not None:
-                logger.warning("Local store %s dropped and rebuilt: %s", path, self.dropped)
-                self.drop()
-                self.failed = False
+                self._forget(self.dropped)
                 meta = None
         self.meta = meta or StoreMeta(**asdict(identity), used_ms=now_ms)
         if self._db is None:
@@ -257,9 +262,30 @@ class Store:
             self.failed = True
             logger.warning("Store %s did not close, it is dropped: %s", self.path, exc)
 
+    @property
+    def _opening(self) -> Path:
+        """A file that is there while the store is being opened."""
+        return self.path.with_name(f"{self.path.name}.opening")
+
+    def _forget(self, why: str) -> None:
+        logger.warning("Local store %s dropped and rebuilt: %s", self.path, why)
+        self.drop()
+        self.failed = False
+
     def _open(self) -> Rdict:
+        """Open the folder.
+
+        RocksDB never comes back from some damage, as one bit in the type of a record of its manifest, and the whole
+        process stands still meanwhile. So it is ended after `OPEN_S`, and whoever opens the store next drops it.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        return Rdict(str(self.path), options=_options())
+        self._opening.touch()
+        faulthandler.dump_traceback_later(OPEN_S, exit=True, file=_STDERR)
+        try:
+            return Rdict(str(self.path), options=_options())
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            self._opening.unlink(missing_ok=True)
 
     def _broken(self, exc: Exception) -> DiskFullError | StoreBrokenError:
         self.failed = True
